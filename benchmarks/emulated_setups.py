@@ -70,12 +70,12 @@ class Setup:
 
     @property
     def tensor_parallel(self) -> int:
-        named = [
+        sizes = [
             hold.partition("=")[2]
             for hold in self.holds
             if hold.startswith("vllm_tensor_parallel_size=")
         ]
-        return int(named[0]) if named else 1
+        return int(sizes[0]) if sizes else 1
 
     @property
     def _batch(self) -> int:
@@ -89,8 +89,8 @@ class Setup:
 CHECKPOINTING, PLAIN = "gradient_checkpointing=true", "gradient_checkpointing=false"
 
 
-def _sharded(kind: str, *more: str) -> tuple[str, ...]:
-    return (f"sharding={kind}", *more)
+def _sharded(kind: str, *holds: str) -> tuple[str, ...]:
+    return (f"sharding={kind}", *holds)
 
 
 def _colocated(
@@ -262,10 +262,10 @@ _ROWS = tuple(
         tuning=tuning,
         micro_batch=micro_batch,
         completion=512,
-        holds=(kept,),
+        holds=(checkpointing,),
         late=late,
     )
-    for model, gpus, tuning, micro_batch, kept, late in (
+    for model, gpus, tuning, micro_batch, checkpointing, late in (
         ("Qwen2.5-0.5B", SMALL, "full", 8, PLAIN, True),
         ("Qwen2.5-0.5B", SMALL, "full", 8, CHECKPOINTING, False),
         ("Qwen2.5-3B", "A100-80G", "full", 2, CHECKPOINTING, False),
@@ -309,9 +309,9 @@ _PAIRS = tuple(
         micro_batch=micro_batch,
         prompt=256,
         completion=256,
-        holds=(kept,),
+        holds=(checkpointing,),
     )
-    for model, gpus, tuning, micro_batch, kept in (
+    for model, gpus, tuning, micro_batch, checkpointing in (
         ("Qwen2.5-0.5B", SMALL, "full", 4, PLAIN),
         ("Qwen2.5-3B", SMALL, "lora", 2, CHECKPOINTING),
         ("Qwen2.5-7B", "A100-80G", "lora", 2, CHECKPOINTING),
@@ -372,10 +372,10 @@ _TWO_CARDS = tuple(
         tuning=tuning,
         micro_batch=2,
         completion=completion,
-        holds=_sharded(kind, *more),
+        holds=_sharded(kind, *holds),
         late=late,
     )
-    for model, gpus, method, tuning, completion, kind, more, late in (
+    for model, gpus, method, tuning, completion, kind, holds, late in (
         ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "ddp", (CHECKPOINTING,), False),
         ("Qwen2.5-1.5B", TWO, "sft", "lora", 512, "ddp", (PLAIN,), False),
         ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero1", (CHECKPOINTING,), False),
@@ -435,9 +435,9 @@ _ENGINES = tuple(
         micro_batch=4,
         prompt=512,
         completion=32,
-        holds=(*_colocated(share, sleep=sleep), kept),
+        holds=(*_colocated(share, sleep=sleep), checkpointing),
     )
-    for model, gpus, method, tuning, share, sleep, kept in (
+    for model, gpus, method, tuning, share, sleep, checkpointing in (
         ("Qwen2.5-0.5B", SMALL, "grpo", "full", 0.3, True, PLAIN),
         ("Qwen2.5-0.5B", SMALL, "grpo", "lora", 0.9, True, CHECKPOINTING),
         ("Qwen2.5-0.5B", SMALL, "rloo", "full", 0.4, False, CHECKPOINTING),
@@ -494,10 +494,10 @@ _KINDS = tuple(
         micro_batch=micro_batch,
         prompt=256,
         completion=completion,
-        holds=_sharded(kind, *more),
+        holds=_sharded(kind, *holds),
         late=kind == "fsdp1",
     )
-    for kind, method, tuning, micro_batch, completion, more in (
+    for kind, method, tuning, micro_batch, completion, holds in (
         ("zero3", "grpo", "full", 4, 16, (CHECKPOINTING,)),
         ("fsdp2", "grpo", "lora", 4, 16, (CHECKPOINTING,)),
         ("zero2", "grpo", "full", 4, 16, (CHECKPOINTING,)),
@@ -530,9 +530,13 @@ _SHARES = tuple(
         micro_batch=4,
         prompt=256,
         completion=32,
-        holds=(*sharded, *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel), kept),
+        holds=(
+            *sharded,
+            *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel),
+            checkpointing,
+        ),
     )
-    for model, gpus, method, tuning, sharded, share, sleep, tensor_parallel, kept in (
+    for model, gpus, method, tuning, sharded, share, sleep, tensor_parallel, checkpointing in (
         ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.3, False, 1, PLAIN),
         ("Llama-3.2-1B", SMALL, "grpo", "full", (), 0.6, True, 1, CHECKPOINTING),
         ("gemma-3-1b-it", SMALL, "grpo", "lora", (), 0.4, True, 1, CHECKPOINTING),
@@ -556,9 +560,14 @@ _SERVER = tuple(
         micro_batch=4,
         prompt=256,
         completion=32,
-        holds=("use_vllm=true", "vllm_mode=server", f"vllm_gpu_memory_utilization={share}", kept),
+        holds=(
+            "use_vllm=true",
+            "vllm_mode=server",
+            f"vllm_gpu_memory_utilization={share}",
+            checkpointing,
+        ),
     )
-    for method, tuning, share, kept in (
+    for method, tuning, share, checkpointing in (
         ("grpo", "full", 0.5, CHECKPOINTING),
         ("rloo", "lora", 0.9, PLAIN),
     )
@@ -573,7 +582,9 @@ def _mixed(*groups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     placed = [
         ((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)
     ]
-    return tuple(setup for _, setup in sorted(placed, key=lambda one: one[0]))
+    return tuple(
+        setup for _, setup in sorted(placed, key=lambda place_and_setup: place_and_setup[0])
+    )
 
 
 LARGE = ("7B", "8B", "9b", "14B", "24B", "27b", "30B", "32B", "70B", "72B", "phi-4", "OLMo", "Lite")
@@ -583,11 +594,11 @@ LARGE = ("7B", "8B", "9b", "14B", "24B", "27b", "30B", "32B", "70B", "72B", "phi
 def _ordered(setups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return quick ones first, engines last, and those on one machine together within a window."""
 
-    def slowness(one: Setup) -> int:
+    def slowness(setup: Setup) -> int:
         return (
             2
-            if "use_vllm=true" in one.holds
-            else int(any(word in one.model for word in LARGE) or one.cards > 2)
+            if "use_vllm=true" in setup.holds
+            else int(any(word in setup.model for word in LARGE) or setup.cards > 2)
         )
 
     by_time = sorted(setups, key=slowness)
@@ -595,7 +606,7 @@ def _ordered(setups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     return tuple(
         setup
         for window in windows
-        for setup in sorted(window, key=lambda one: (slowness(one), one.gpus))
+        for setup in sorted(window, key=lambda setup: (slowness(setup), setup.gpus))
     )
 
 

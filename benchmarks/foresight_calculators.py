@@ -85,11 +85,11 @@ def _model(name: str) -> Any:
         )
 
 
-def beside(case: Case, line: Mapping[str, Any]) -> dict[str, Any]:
+def with_estimates(case: Case, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of the table with the calculators' estimates of torch's peak."""
     measured = case.row["measured"]["torch_max_allocated_bytes"]
-    found = {
+    compared = {
         name: {"predicted": value, "error": round(value / measured - 1, 6)}
         for name, value in estimates(case).items()
     }
-    return {**line, "calculators": found}
+    return {**line, "calculators": compared}

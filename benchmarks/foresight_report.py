@@ -50,9 +50,9 @@ def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
     if abs(line["torch_max_allocated"]["error"]) > LOOKED_INTO:
         return {"reason": "unexplained: torch's own peak is off"}
     fuller = [
-        other
-        for other in rows
-        if _is_smaller(other, line) and other["nvidia_smi_used"]["measured"] > shown["measured"]
+        smaller
+        for smaller in rows
+        if _is_smaller(smaller, line) and smaller["nvidia_smi_used"]["measured"] > shown["measured"]
     ]
     return {"reason": _given_back(line, fuller[-1]) if fuller else UNEXPLAINED}
 
@@ -64,32 +64,35 @@ UNEXPLAINED = (
 ALIKE = ("environment", "model", "gpus", "tuning", "framework_config")
 
 
-def _is_smaller(other: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+def _is_smaller(candidate: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
     """The same run with a smaller micro-batch."""
-    same = "nvidia_smi_used" in other and all(other[fact] == line[fact] for fact in ALIKE)
-    return same and bool(other["micro_batch"] < line["micro_batch"])
+    same = "nvidia_smi_used" in candidate and all(candidate[fact] == line[fact] for fact in ALIKE)
+    return same and bool(candidate["micro_batch"] < line["micro_batch"])
 
 
-def _given_back(line: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _given_back(line: Mapping[str, Any], smaller_row: Mapping[str, Any]) -> str:
     shown, smaller = (
         line["nvidia_smi_used"]["measured"] / GIB,
-        other["nvidia_smi_used"]["measured"] / GIB,
+        smaller_row["nvidia_smi_used"]["measured"] / GIB,
     )
     return (
         f"nvidia-smi showed {smaller - shown:.2f} GiB less than at a micro-batch of"
-        f" {other['micro_batch']} ({other['id']}: {smaller:.2f}): torch ran out of room here and"
-        f" gave its cache back. The replay needs {line['torch_max_reserved_predicted'] / GIB:.2f}"
+        f" {smaller_row['micro_batch']} ({smaller_row['id']}: {smaller:.2f}): torch ran out of room"
+        " here and gave its cache back. The replay needs"
+        f" {line['torch_max_reserved_predicted'] / GIB:.2f}"
         " of the card, which just goes in, so that it keeps all"
     )
 
 
 def versions(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the versions of all environments that responded."""
-    found: dict[str, set[str]] = {}
+    versions_by_name: dict[str, set[str]] = {}
     for answer in answers:
         for name, version in (answer.get("trace") or {}).get("versions", {}).items():
-            found.setdefault(name, set()).add(version)
-    return {name: ", ".join(sorted(several)) for name, several in sorted(found.items())}
+            versions_by_name.setdefault(name, set()).add(version)
+    return {
+        name: ", ".join(sorted(installed)) for name, installed in sorted(versions_by_name.items())
+    }
 
 
 def _errors(kind: str, rows: Iterable[Mapping[str, Any]]) -> list[float]:
@@ -121,42 +124,42 @@ def _bar(
 
 def _calculators(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how far public calculators are from torch's peak, on the same rows."""
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row.get("calculators", {})):
         errors = sorted(abs(row["calculators"][name]["error"]) for row in rows)
-        found[name] = {
+        summaries[name] = {
             "median": round(statistics.median(errors), 6),
             "within 10%": round(sum(error <= 0.1 for error in errors) / len(errors), 4),
             "worst": errors[-1],
         }
-    return found
+    return summaries
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rows": len(rows)}
+    figures: dict[str, Any] = {"rows": len(rows)}
     for kind in KINDS:
         errors = sorted(_errors(kind, rows))
         if errors:
             at = min(len(errors) - 1, round(0.95 * (len(errors) - 1)))
-            found[kind] = {
+            figures[kind] = {
                 "median": round(statistics.median(errors), 6),
                 "95%": round(errors[at], 6),
                 "worst": round(errors[-1], 6),
             }
-    return found
+    return figures
 
 
 def _verdicts(decided: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ooms = [one for one in decided if one["outcome"] == "oom"]
-    fits = [one for one in decided if one["outcome"] == "fit"]
-    wrong = [one["id"] for one in ooms if one["verdict"] is True]
-    refused = [one["id"] for one in fits if one["verdict"] is False]
+    ooms = [row for row in decided if row["outcome"] == "oom"]
+    fits = [row for row in decided if row["outcome"] == "fit"]
+    wrong = [row["id"] for row in ooms if row["verdict"] is True]
+    refused = [row["id"] for row in fits if row["verdict"] is False]
     return {
         "out_of_memory": len(ooms),
         "called_a_fit": wrong,
         "fits": len(fits),
         "refused": refused,
-        "open": sum(one["verdict"] is None for one in decided),
+        "open": sum(row["verdict"] is None for row in decided),
         "met": not wrong and len(refused) <= 0.05 * len(fits),
     }
 
@@ -179,28 +182,28 @@ def readable(document: Mapping[str, Any]) -> str:
         "|---|---|---|---|",
     ]
     for kind, bar in document["bars"].items():
-        asked = f"median <= {bar['median']:.1%}, {bar['share']:.0%} within {bar['within']:.0%}"
-        found = (
+        bound = f"median <= {bar['median']:.1%}, {bar['share']:.0%} within {bar['within']:.0%}"
+        reached = (
             f"{bar.get('median_found', float('nan')):.3%}, {bar.get('share_found', 0):.1%} of"
             f" {bar['rows']}"
         )
-        lines.append(f"| {kind} | {asked} | {found} | {'met' if bar['met'] else 'NOT MET'} |")
-    other = document["nvidia_smi_used_where_nothing_is_known_of_the_machine"]
-    found = (
-        f"{other.get('median_found', float('nan')):.3%}, {other.get('share_found', 0):.1%} of"
-        f" {other['rows']}"
+        lines.append(f"| {kind} | {bound} | {reached} | {'met' if bar['met'] else 'NOT MET'} |")
+    unknown = document["nvidia_smi_used_where_nothing_is_known_of_the_machine"]
+    reached = (
+        f"{unknown.get('median_found', float('nan')):.3%}, {unknown.get('share_found', 0):.1%} of"
+        f" {unknown['rows']}"
     )
     lines.append(
-        f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {found} | |"
+        f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {reached} | |"
     )
-    said = document["verdicts"]
-    found = (
-        f"{len(said['called_a_fit'])} of {said['out_of_memory']}; {len(said['refused'])} of"
-        f" {said['fits']}; {said['open']} open"
+    verdicts = document["verdicts"]
+    reached = (
+        f"{len(verdicts['called_a_fit'])} of {verdicts['out_of_memory']};"
+        f" {len(verdicts['refused'])} of {verdicts['fits']}; {verdicts['open']} open"
     )
-    met = "met" if said["met"] else "NOT MET"
+    met = "met" if verdicts["met"] else "NOT MET"
     lines.append(
-        f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {found} |"
+        f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {reached} |"
         f" {met} |"
     )
     parts = [
@@ -216,11 +219,11 @@ def readable(document: Mapping[str, Any]) -> str:
 def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
     if not document["calculators"]:
         return []
-    own = sorted(_errors("torch_max_allocated", document["rows"]))
-    ours = {
-        "median": statistics.median(own),
-        "within 10%": sum(one <= 0.1 for one in own) / len(own),
-        "worst": own[-1],
+    errors = sorted(_errors("torch_max_allocated", document["rows"]))
+    autotune = {
+        "median": statistics.median(errors),
+        "within 10%": sum(error <= 0.1 for error in errors) / len(errors),
+        "worst": errors[-1],
     }
     lines = [
         (
@@ -236,9 +239,10 @@ def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
         "| | median error | within 10% | worst |",
         "|---|---|---|---|",
     ]
-    for name, one in {"autotune": ours, **document["calculators"]}.items():
+    for name, figures in {"autotune": autotune, **document["calculators"]}.items():
         lines.append(
-            f"| {name} | {one['median']:.3%} | {one['within 10%']:.1%} | {one['worst']:.1%} |"
+            f"| {name} | {figures['median']:.3%} | {figures['within 10%']:.1%} |"
+            f" {figures['worst']:.1%} |"
         )
     return lines
 
@@ -248,17 +252,17 @@ def _classes(document: Mapping[str, Any]) -> list[str]:
         "| class | rows | torch allocated: median, 95%, worst | nvidia-smi: median, 95%, worst |",
         "|---|---|---|---|",
     ]
-    for name, found in document["classes"].items():
-        figures = [_three(found.get(kind)) for kind in KINDS]
-        lines.append(f"| {name} | {found['rows']} | {figures[0]} | {figures[1]} |")
+    for name, summary in document["classes"].items():
+        figures = [_three(summary.get(kind)) for kind in KINDS]
+        lines.append(f"| {name} | {summary['rows']} | {figures[0]} | {figures[1]} |")
     return lines
 
 
-def _three(found: Mapping[str, float] | None) -> str:
+def _three(summary: Mapping[str, float] | None) -> str:
     return (
         ""
-        if found is None
-        else ", ".join(f"{found[name]:.2%}" for name in ("median", "95%", "worst"))
+        if summary is None
+        else ", ".join(f"{summary[name]:.2%}" for name in ("median", "95%", "worst"))
     )
 
 
@@ -280,7 +284,7 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
             *map(_estimate, row["calculators"].values()),
             _figure(row.get(KINDS[1])),
         ]
-        said = row.get("error") or row.get("reason", "")
+        remark = row.get("error") or row.get("reason", "")
         cells = [
             f"[{row['id']}]({row['url']})",
             name,
@@ -288,37 +292,37 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
             setting,
             row["micro_batch"],
             *figures,
-            said,
+            remark,
         ]
         lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
     return lines
 
 
-def _figure(found: Mapping[str, float] | None) -> str:
-    if found is None:
+def _figure(comparison: Mapping[str, float] | None) -> str:
+    if comparison is None:
         return ""
-    return f"{found['predicted'] / GIB:.2f}, {found['measured'] / GIB:.2f}, {found['error']:+.2%}"
+    predicted, measured = comparison["predicted"] / GIB, comparison["measured"] / GIB
+    return f"{predicted:.2f}, {measured:.2f}, {comparison['error']:+.2%}"
 
 
-def _estimate(found: Mapping[str, float]) -> str:
-    return f"{found['predicted'] / GIB:.2f}, {found['error']:+.0%}"
+def _estimate(comparison: Mapping[str, float]) -> str:
+    return f"{comparison['predicted'] / GIB:.2f}, {comparison['error']:+.0%}"
 
 
 def _decisions(document: Mapping[str, Any]) -> list[str]:
     lines = ["| row | was | predicted | on |", "|---|---|---|---|"]
-    for one in document["decided"]:
-        verdict = {True: "fit", False: "does not fit", None: "depends"}[one["verdict"]]
-        reasons = [*one.get("depends_on", ()), *_at_lengths(one)]
-        lines.append(f"| {one['id']} | {one['outcome']} | {verdict} | {'; '.join(reasons)} |")
+    for row in document["decided"]:
+        verdict = {True: "fit", False: "does not fit", None: "depends"}[row["verdict"]]
+        reasons = [*row.get("depends_on", ()), *_at_lengths(row)]
+        lines.append(f"| {row['id']} | {row['outcome']} | {verdict} | {'; '.join(reasons)} |")
     return lines
 
 
-def _at_lengths(one: Mapping[str, Any]) -> list[str]:
+def _at_lengths(row: Mapping[str, Any]) -> list[str]:
     """Return the verdict of a verl row at GSM8K's lengths, which are no fact of the row."""
-    found = one.get("at_gsm8k_lengths")
-    if found is None:
+    interval = row.get("at_gsm8k_lengths")
+    if interval is None:
         return []
-    verdict = {True: "fits", False: "does not fit", None: "undecided"}[found["verdict"]]
-    return [
-        f"at GSM8K's lengths {verdict}, {found['low'] / GIB:.0f} to {found['high'] / GIB:.0f} GiB"
-    ]
+    verdict = {True: "fits", False: "does not fit", None: "undecided"}[interval["verdict"]]
+    low, high = interval["low"] / GIB, interval["high"] / GIB
+    return [f"at GSM8K's lengths {verdict}, {low:.0f} to {high:.0f} GiB"]

@@ -63,7 +63,7 @@ def _measure(folder: Path) -> dict[str, Any]:
     first_seconds, first = _preflight(folder)
     assert first["fits"] and first["from_record"] is None, first
     hits = [_preflight(folder) for _ in range(HITS)]
-    assert all(told["from_record"] for _, told in hits)
+    assert all(document["from_record"] for _, document in hits)
     return {
         "schema": 1,
         "machine": machine.facts(first["versions"]),
@@ -71,7 +71,7 @@ def _measure(folder: Path) -> dict[str, Any]:
             "measured": round(first_seconds, 2),
             "from the record": _spread([seconds for seconds, _ in hits]),
             "of which inside, asking the training environment for its versions among it": _spread(
-                [told["elapsed_seconds"] for _, told in hits]
+                [document["elapsed_seconds"] for _, document in hits]
             ),
             "an interpreter that does nothing": _spread(
                 [_seconds([sys.executable, "-c", "pass"], folder)[0] for _ in range(HITS)]
@@ -94,12 +94,12 @@ def _project(folder: Path) -> None:
 
 
 def _preflight(folder: Path) -> tuple[float, dict[str, Any]]:
-    seconds, said = _seconds([sys.executable, "-m", "autotune", *ASKED], folder)
-    told: dict[str, Any] = json.loads(said)
-    return seconds, told
+    seconds, output = _seconds([sys.executable, "-m", "autotune", *ASKED], folder)
+    document: dict[str, Any] = json.loads(output)
+    return seconds, document
 
 
-def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
+def _seconds(command: Sequence[str], folder: Path) -> tuple[float, str]:
     environment = {
         **os.environ,
         "XDG_DATA_HOME": str(folder / "data"),
@@ -108,7 +108,7 @@ def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
     }
     began = time.monotonic()
     done = subprocess.run(
-        words,
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -119,12 +119,12 @@ def equal_runs(limits: EngineLimits) -> list[list[Request]]:
 
 def main() -> int:
     options = _arguments()
-    kept = (
+    earlier = (
         json.loads(options.keep.read_text())
         if options.keep and options.keep.is_file()
         else {"lines": [], "versions": {}}
     )
-    lines, versions = kept["lines"], kept["versions"]
+    lines, versions = earlier["lines"], earlier["versions"]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         subprocess.run(
@@ -148,8 +148,8 @@ def main() -> int:
             usual = at_full_speed(runs, len(suite))
             cost = fitted(equal, usual[: len(equal)], limits)
             lines += [
-                compared(limits, cost, *each)
-                for each in zip(DRAWS, drawn, usual[len(equal) :], strict=True)
+                compared(limits, cost, *draw_and_run)
+                for draw_and_run in zip(DRAWS, drawn, usual[len(equal) :], strict=True)
             ]
             if options.keep:
                 options.keep.write_text(json.dumps({"lines": lines, "versions": versions}))
@@ -213,8 +213,8 @@ def generated(
         [sys.executable, "-W", "ignore", str(HERE / "rollout_engine.py"), str(task), str(answer)],
         check=True,
     )
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+    measured_runs: dict[str, Any] = json.loads(answer.read_text())
+    return measured_runs
 
 
 def at_full_speed(runs: Sequence[Sequence[Sequence[float]]], count: int) -> list[np.ndarray]:
@@ -222,13 +222,13 @@ def at_full_speed(runs: Sequence[Sequence[Sequence[float]]], count: int) -> list
     best speed.
     """
     best = np.quantile(np.concatenate([np.array(run)[:, 1] for run in runs]), 0.02)
-    found = []
+    times = []
     for place in range(count):
         repeats = [np.array(run) for run in runs[place::count]]
-        found.append(
-            np.median([each[:, 0] * best / _smooth(each[:, 1]) for each in repeats], axis=0)
+        times.append(
+            np.median([repeat[:, 0] * best / _smooth(repeat[:, 1]) for repeat in repeats], axis=0)
         )
-    return found
+    return times
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -237,8 +237,8 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, 9), axis=1)
 
 
-def _counted(passes: list[Pass], one: Pass) -> float:
-    passes.append(one)
+def _counted(passes: list[Pass], engine_pass: Pass) -> float:
+    passes.append(engine_pass)
     return 0.0
 
 
@@ -255,10 +255,10 @@ def fitted(
         passes: list[Pass] = []
         simulate(requests, limits, functools.partial(_counted, passes))
         first = 0
-        for one in passes:
-            rows.append(features(one))
-            spent.append(float(np.mean(seconds[first : first + one.repeats])))
-            first += one.repeats
+        for engine_pass in passes:
+            rows.append(features(engine_pass))
+            spent.append(float(np.mean(seconds[first : first + engine_pass.repeats])))
+            first += engine_pass.repeats
         if first != len(seconds):
             raise SystemExit(
                 f"{len(seconds)} passes were measured and {first} simulated for runs of equal"
@@ -268,8 +268,13 @@ def fitted(
     return np.linalg.lstsq(matrix / target[:, None], np.ones(len(target)), rcond=None)[0]
 
 
-def features(one: Pass) -> list[float]:
-    return [1.0, float(one.decoding), float(one.context), float(one.prefilled)]
+def features(engine_pass: Pass) -> list[float]:
+    return [
+        1.0,
+        float(engine_pass.decoding),
+        float(engine_pass.context),
+        float(engine_pass.prefilled),
+    ]
 
 
 def compared(
@@ -279,10 +284,10 @@ def compared(
     requests: Sequence[Request],
     measured: np.ndarray,
 ) -> dict[str, Any]:
-    def seconds(one: Pass) -> float:
-        return float(cost @ features(one))
+    def seconds(engine_pass: Pass) -> float:
+        return float(cost @ features(engine_pass))
 
-    found, spent = simulate(requests, limits, seconds), float(measured.sum())
+    simulation, spent = simulate(requests, limits, seconds), float(measured.sum())
     # What the lengths add: the same requests, all at the mean length.
     mean = round(sum(request.completion for request in requests) / len(requests))
     level = [
@@ -300,14 +305,17 @@ def compared(
         "prompt": figures[2],
         "mean_completion": mean,
         "longest_completion": max(request.completion for request in requests),
-        "predicted_seconds": round(found.seconds, 4),
+        "predicted_seconds": round(simulation.seconds, 4),
         "measured_seconds": round(spent, 4),
-        "error": round(found.seconds / spent - 1, 4),
-        "predicted_passes": found.passes,
+        "error": round(simulation.seconds / spent - 1, 4),
+        "predicted_passes": simulation.passes,
         "measured_passes": len(measured),
-        "preemptions": found.preemptions,
+        "preemptions": simulation.preemptions,
         "error_at_the_mean_length": round(
-            simulate(level, limits, lambda one: float(cost @ features(one))).seconds / spent - 1, 4
+            simulate(level, limits, lambda engine_pass: float(cost @ features(engine_pass))).seconds
+            / spent
+            - 1,
+            4,
         ),
     }
 
@@ -343,16 +351,16 @@ def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     sets: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         sets.setdefault(tuple(line[name] for name in DRAW), []).append(line)
-    found = []
+    losses = []
     for members in sets.values():
         chosen = min(members, key=lambda line: line["predicted_seconds"])
-        found.append(
+        losses.append(
             round(
                 chosen["measured_seconds"] / min(line["measured_seconds"] for line in members) - 1,
                 4,
             )
         )
-    return found
+    return losses
 
 
 def without_the_fastest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -367,17 +375,17 @@ def twins(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the ratios of measured seconds of two engines that made the same passes: larger
     limits that neither reached.
     """
-    found = []
-    for one, other in itertools.combinations(lines, 2):
-        same = all(one[name] == other[name] for name in (*DRAW, "measured_passes"))
+    ratios = []
+    for first, second in itertools.combinations(lines, 2):
+        same = all(first[name] == second[name] for name in (*DRAW, "measured_passes"))
         if (
             same
-            and one["engine"]["max_num_seqs"] == other["engine"]["max_num_seqs"]
-            and not (one["preemptions"] or other["preemptions"])
+            and first["engine"]["max_num_seqs"] == second["engine"]["max_num_seqs"]
+            and not (first["preemptions"] or second["preemptions"])
         ):
-            ratio = one["measured_seconds"] / other["measured_seconds"]
-            found.append(round(max(ratio, 1 / ratio), 4))
-    return found
+            ratio = first["measured_seconds"] / second["measured_seconds"]
+            ratios.append(round(max(ratio, 1 / ratio), 4))
+    return ratios
 
 
 def _share_within(losses: Sequence[float]) -> float:
@@ -390,7 +398,7 @@ def readable(document: Mapping[str, Any]) -> str:
         ", ".join(f"{name} {version}" for name, version in ran["versions"].items()),
         document["losses_of_predicted_best"],
     )
-    others = document["losses_of_predicted_best_of_the_others"]
+    other_losses = document["losses_of_predicted_best_of_the_others"]
     near = sum(loss <= BEST_WITHIN for loss in losses)
     lines = [
         "# Simulated and measured rollouts",
@@ -423,10 +431,11 @@ def readable(document: Mapping[str, Any]) -> str:
             " each; of the others the predicted"
         ),
         (
-            f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of"
-            f" {len(others)} draws, at most"
+            f"one is within {BEST_WITHIN:.0%} in"
+            f" {sum(loss <= BEST_WITHIN for loss in other_losses)} of"
+            f" {len(other_losses)} draws, at most"
         ),
-        f"{max(others):.1%} slower.",
+        f"{max(other_losses):.1%} slower.",
         *_twins_line(document["rows"]),
         "",
         (
@@ -457,7 +466,7 @@ def _twins_line(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios = twins(lines)
     if not ratios:
         return []
-    low, high = (f"{each - 1:.0%}" for each in (min(ratios), max(ratios)))
+    low, high = (f"{ratio - 1:.0%}" for ratio in (min(ratios), max(ratios)))
     return [
         (
             f"Engines of the same sequences that made exactly the same passes differ by {low} to"

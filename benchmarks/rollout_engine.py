@@ -99,10 +99,10 @@ def generate(
 
 def fixed_computation() -> int:
     """Half a millisecond of an interpreter's work."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for number in range(4000):
-        found[number % 97] = found.get(number % 89, 0) + number
-    return len(found)
+        counts[number % 97] = counts.get(number % 89, 0) + number
+    return len(counts)
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ ABOUT = {
 }
 
 
-def page(found: Mapping[str, Mapping[str, Any]]) -> str:
-    parts = [_part(name, about, found[name]) for name, about in ABOUT.items() if name in found]
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    parts = [_part(name, about, results[name]) for name, about in ABOUT.items() if name in results]
     return (
         "\n\n".join(["# How the search scales", "`make bench-scale`, part by part.", *parts]) + "\n"
     )
@@ -54,7 +54,7 @@ def _where(part: Mapping[str, Any]) -> str:
 
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {one}" for key, one in value.items())
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
     return str(value)
 
 

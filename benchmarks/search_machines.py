@@ -79,13 +79,15 @@ class Optimum:
         """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
             speeds = {
-                one.id: speed
-                for one in tier.candidates
-                if (speed := machine.mean_speed(one)) is not None
+                candidate.id: speed
+                for candidate in tier.candidates
+                if (speed := machine.mean_speed(candidate)) is not None
             }
             if speeds:
                 return cls(
-                    max(speeds.values()), frozenset(one.id for one in tier.candidates), speeds
+                    max(speeds.values()),
+                    frozenset(candidate.id for candidate in tier.candidates),
+                    speeds,
                 )
         return None
 
@@ -183,7 +185,7 @@ class Simulated:
             cycles.append(usual * this_probe * self._scatter())
             self.now += cycles[-1]
             if len(cycles) < plan.timed_cycles and _hopeless(
-                [truth.tokens / one for one in cycles], plan
+                [truth.tokens / seconds for seconds in cycles], plan
             ):
                 break
         phases = {
@@ -260,24 +262,24 @@ class Simulated:
 
 def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
     """Return the message of a framework for this failure, shortened."""
-    asked, free, total = (
+    request, free, total = (
         f"{numbers.get(name, 0) / GIB:.2f} GiB"
         for name in ("asked_bytes", "free_bytes", "total_bytes")
     )
     if cause == "kv_cache" and "asked_length" in numbers:
         length, longest = numbers["asked_length"], numbers["longest_length"]
         return (
-            f"ValueError: max seq len ({length}) needs {asked} of KV cache, {free} available;"
+            f"ValueError: max seq len ({length}) needs {request} of KV cache, {free} available;"
             f" maximum length {longest}"
         )
     if cause == "engine_startup":
         return (
             f"ValueError: Free memory on device ({free} of {total}) on startup is less than desired"
-            f" ({asked})"
+            f" ({request})"
         )
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {total} in all, of"
-        f" which {free} is free."
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {request}. {total} in all,"
+        f" of which {free} is free."
     )
 
 
@@ -346,10 +348,16 @@ def load_costs(
     """Return the load seconds by load; where no measurement of a load had to load, the longest
     of any.
     """
-    seen: dict[str, list[float]] = defaultdict(list)
-    for one in candidates:
-        seen[one.load_key].extend(
-            row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0
+    costs_by_load: dict[str, list[float]] = defaultdict(list)
+    for candidate in candidates:
+        costs_by_load[candidate.load_key].extend(
+            row["cost"]["load_seconds"]
+            for row in rows[candidate.id]
+            if row["cost"]["load_seconds"] > 0
         )
-    longest = max((statistics.median(costs) for costs in seen.values() if costs), default=1.0)
-    return {key: statistics.median(costs) if costs else longest for key, costs in seen.items()}
+    longest = max(
+        (statistics.median(costs) for costs in costs_by_load.values() if costs), default=1.0
+    )
+    return {
+        key: statistics.median(costs) if costs else longest for key, costs in costs_by_load.items()
+    }

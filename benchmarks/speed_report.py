@@ -31,22 +31,23 @@ BARS = {"median": 0.06, "within_20_percent": 0.95, "order": 0.97, "inside": 0.80
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
-    known = [row for row in rows if "predicted" in row]
-    development = [row for row in known if not row["held_back"]]
-    held_back = [row for row in known if row["held_back"]]
+    predicted_rows = [row for row in rows if "predicted" in row]
+    development = [row for row in predicted_rows if not row["held_back"]]
+    held_back = [row for row in predicted_rows if row["held_back"]]
     figures = {
-        "all": summary(known),
+        "all": summary(predicted_rows),
         "development": summary(development),
         "held_back": summary(held_back),
     }
     calibrating = development or held_back
     calibrated = one_row_calibration(held_back, calibrating, SAME_JOB)
-    found = figures["held_back"]
+    held_back_figures = figures["held_back"]
     met = {
-        "median": found["median"] <= BARS["median"],
-        "within_20_percent": found["within_20_percent"] >= BARS["within_20_percent"],
-        "order": found["order"]["right"] >= BARS["order"] * found["order"]["pairs"],
-        "inside": found["inside"] >= BARS["inside"],
+        "median": held_back_figures["median"] <= BARS["median"],
+        "within_20_percent": held_back_figures["within_20_percent"] >= BARS["within_20_percent"],
+        "order": held_back_figures["order"]["right"]
+        >= BARS["order"] * held_back_figures["order"]["pairs"],
+        "inside": held_back_figures["inside"] >= BARS["inside"],
         "calibrated": calibrated["median"] <= BARS["calibrated"] * calibrated["median_before"],
     }
     return {
@@ -61,12 +62,14 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
         "calibrated_by_one_row_of_the_model": one_row_calibration(
             held_back, calibrating, ("model",)
         ),
-        "repeated_rows": repeated(known),
+        "repeated_rows": repeated(predicted_rows),
         "bars": {**BARS, "met": met},
-        "bars_met": all(met.values()) and len(known) == len(rows),
-        "classes": {name: summary(several) for name, several in grouped(known, "class").items()},
+        "bars_met": all(met.values()) and len(predicted_rows) == len(rows),
+        "classes": {
+            name: summary(group) for name, group in grouped(predicted_rows, "class").items()
+        },
         "models_and_gpus": {
-            name: summary(several) for name, several in grouped(known, "model", "gpus").items()
+            name: summary(group) for name, group in grouped(predicted_rows, "model", "gpus").items()
         },
         "rows": list(rows),
     }
@@ -101,15 +104,15 @@ def order(
     right.
     """
     pairs = [
-        (one, other)
-        for one, other in combinations(rows, 2)
-        if all(one[fact] == other[fact] for fact in facts)
-        and max(one["measured"], other["measured"])
-        >= distinct * min(one["measured"], other["measured"])
+        (first, second)
+        for first, second in combinations(rows, 2)
+        if all(first[fact] == second[fact] for fact in facts)
+        and max(first["measured"], second["measured"])
+        >= distinct * min(first["measured"], second["measured"])
     ]
     right = sum(
-        (one["measured"] < other["measured"]) == (one["predicted"] < other["predicted"])
-        for one, other in pairs
+        (first["measured"] < second["measured"]) == (first["predicted"] < second["predicted"])
+        for first, second in pairs
     )
     return {"pairs": len(pairs), "right": right}
 
@@ -124,9 +127,9 @@ def one_row_calibration(
     """
     before, after = [], []
     for row in rows:
-        for other in calibrating:
-            if other is not row and all(other[fact] == row[fact] for fact in facts):
-                corrected = row["predicted"] * other["measured"] / other["predicted"]
+        for calibration in calibrating:
+            if calibration is not row and all(calibration[fact] == row[fact] for fact in facts):
+                corrected = row["predicted"] * calibration["measured"] / calibration["predicted"]
                 before.append(abs(row["error"]))
                 after.append(abs(corrected / row["measured"] - 1))
     if not after:
@@ -140,10 +143,10 @@ def one_row_calibration(
 
 def repeated(rows: Sequence[Row]) -> dict[str, Any]:
     """Differences of rows measured twice, half a year apart, with other releases."""
-    groups = [several for several in grouped(rows, *REPEATED).values() if len(several) > 1]
+    groups = [group for group in grouped(rows, *REPEATED).values() if len(group) > 1]
     apart = [
-        max(one["measured"] for one in several) / min(one["measured"] for one in several) - 1
-        for several in groups
+        max(row["measured"] for row in group) / min(row["measured"] for row in group) - 1
+        for group in groups
     ]
     return (
         {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)}
@@ -153,14 +156,14 @@ def repeated(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(", ".join(str(row[fact]) for fact in facts), []).append(row)
-    return dict(sorted(found.items()))
+        groups.setdefault(", ".join(str(row[fact]) for fact in facts), []).append(row)
+    return dict(sorted(groups.items()))
 
 
 def readable(document: Mapping[str, Any]) -> str:
-    held, ran = document["figures"]["held_back"], document["ran_on"]
+    held_back, ran = document["figures"]["held_back"], document["ran_on"]
     versions = ", ".join(f"{name} {version}" for name, version in ran.get("versions", {}).items())
     lines = [
         "# Predicted and measured training speed",
@@ -171,8 +174,8 @@ def readable(document: Mapping[str, Any]) -> str:
             f" {ran.get('cpu')}; {versions}."
         ),
         (
-            f"{held['rows']} of {len(document['rows'])} rows were held back during development."
-            " Error: predicted / measured - 1."
+            f"{held_back['rows']} of {len(document['rows'])} rows were held back during"
+            " development. Error: predicted / measured - 1."
         ),
         "",
         (
@@ -181,18 +184,18 @@ def readable(document: Mapping[str, Any]) -> str:
         ),
         "|---|---|---|---|---|---|---|---|",
         *(
-            _summary_line(name.replace("_", " "), found)
-            for name, found in document["figures"].items()
+            _summary_line(name.replace("_", " "), figures)
+            for name, figures in document["figures"].items()
         ),
-        *(_summary_line(name, found) for name, found in document["classes"].items()),
+        *(_summary_line(name, figures) for name, figures in document["classes"].items()),
         *(
-            _summary_line(f"{name} GPUs", found)
-            for name, found in document["models_and_gpus"].items()
+            _summary_line(f"{name} GPUs", figures)
+            for name, figures in document["models_and_gpus"].items()
         ),
         "",
         *_calibration_lines(document),
         "",
-        f"Bars, on the {held['rows']} rows held back: "
+        f"Bars, on the {held_back['rows']} rows held back: "
         + ", ".join(
             f"{name.replace('_', ' ')} {'met' if met else 'missed'}"
             for name, met in document["bars"]["met"].items()
@@ -247,12 +250,12 @@ def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _order_lines(held: Mapping[str, Any]) -> list[str]:
+def _order_lines(held_back: Mapping[str, Any]) -> list[str]:
     """Return the order of pairs that differ by more than repeated rows do, and of those that one
     search compares.
     """
     beyond, job = (
-        f"{held[name]['right']} of {held[name]['pairs']}"
+        f"{held_back[name]['right']} of {held_back[name]['pairs']}"
         for name in ("order_beyond_noise", "order_in_a_job")
     )
     least = f"{LARGEST_DIFFERENCE - 1:.0%}"
@@ -265,14 +268,15 @@ def _order_lines(held: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _summary_line(name: str, found: Mapping[str, Any]) -> str:
-    if not found["rows"]:
+def _summary_line(name: str, figures: Mapping[str, Any]) -> str:
+    if not figures["rows"]:
         return f"| {name} | 0 | | | | | | |"
-    pairs = found["order"]
+    pairs = figures["order"]
     ordered = f"{pairs['right']} of {pairs['pairs']}"
     return (
-        f"| {name} | {found['rows']} | {found['median']:.1%} | {found['within_20_percent']:.0%} |"
-        f" {found['worst']:.1%} | {ordered} | {found['inside']:.0%} | {found['interval']} |"
+        f"| {name} | {figures['rows']} | {figures['median']:.1%} |"
+        f" {figures['within_20_percent']:.0%} | {figures['worst']:.1%} | {ordered} |"
+        f" {figures['inside']:.0%} | {figures['interval']} |"
     )
 
 

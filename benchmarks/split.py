@@ -40,12 +40,12 @@ def main() -> int:
     chosen = parser.parse_args().reports
     reports = yaml.safe_load(REPORTS.read_text())["reports"]
     path = RESULTS / "split.json"
-    kept = {row["id"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    rows = {row["id"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
     for report in reports:
         if not chosen or report["id"] in chosen:
-            kept[report["id"]] = compared(report)
-            print(_line(kept[report["id"]]), flush=True)
-            _write([one["id"] for one in reports], kept)
+            rows[report["id"]] = compared(report)
+            print(_line(rows[report["id"]]), flush=True)
+            _write([report["id"] for report in reports], rows)
     return 0
 
 
@@ -94,19 +94,19 @@ def _predicted(
         return _figures(service.predict(candidate_of_job(request)))
 
 
-def _figures(found: Prediction) -> dict[str, Any]:
-    rate = found.ranking_rate
+def _figures(prediction: Prediction) -> dict[str, Any]:
+    rate = prediction.ranking_rate
     assert rate is not None
-    seconds = found.seconds_at_lengths or {}
+    seconds = prediction.seconds_at_lengths or {}
     document: dict[str, Any] = {
         "tokens_per_second": round(rate.value, 1),
         "low": round(rate.low, 1),
         "high": round(rate.high, 1),
-        "seconds": {name: round(one.value, 1) for name, one in seconds.items()},
+        "seconds": {name: round(phase_seconds.value, 1) for name, phase_seconds in seconds.items()},
     }
-    if found.pipeline:
+    if prediction.pipeline:
         document["pipeline"] = {
-            name: round(getattr(found.pipeline, name).value, 1)
+            name: round(getattr(prediction.pipeline, name).value, 1)
             for name in ("generation", "training")
         }
     return document

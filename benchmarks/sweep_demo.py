@@ -131,7 +131,8 @@ def _sweep(
             # Shuffled anew in each round, loads apart: a machine that warms up or slows down must
             # not favour a place in the row.
             order = sorted(
-                shuffle.sample(list(candidates), len(candidates)), key=lambda one: one.load_key
+                shuffle.sample(list(candidates), len(candidates)),
+                key=lambda candidate: candidate.load_key,
             )
             for last, candidate in zip([None, *order], order, strict=False):
                 if last is None or last.load_key != candidate.load_key:

@@ -29,11 +29,11 @@ def bench(out: Path, *arguments: str) -> None:
         str(out),
         *arguments,
     ]
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         command,
         cwd=ROOT,
-        env=here,
+        env=environment,
         capture_output=True,
         text=True,
         timeout=1000,
@@ -108,11 +108,11 @@ def test_started_again_it_measures_nothing_twice(out: Path) -> None:
 @pytest.mark.long
 def test_the_search_is_held_against_defaults_and_bisection(tmp_path: Path) -> None:
     bench(tmp_path, "--parts", "search", "--minutes", "4")
-    found = read(tmp_path, "search")["found"]
-    assert found["autotune run"]["status"] == "ok", found["autotune run"]
-    assert found["by hand"]["probes"] >= 2
-    assert found["compared"]["over_by_hand"] is not None
-    assert found["compared"]["gpu_minutes"] > 0
+    comparison = read(tmp_path, "search")["found"]
+    assert comparison["autotune run"]["status"] == "ok", comparison["autotune run"]
+    assert comparison["by hand"]["probes"] >= 2
+    assert comparison["compared"]["over_by_hand"] is not None
+    assert comparison["compared"]["gpu_minutes"] > 0
 
 
 def test_quantised_weights_are_measured_or_refused_with_a_reason(tmp_path: Path) -> None:

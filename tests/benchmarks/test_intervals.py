@@ -22,15 +22,15 @@ def study(*ratios: float) -> dict[str, Any]:
     probe = {"seconds": seconds, "tokens": tokens}
     return {
         "pairs": [
-            [probe, {"seconds": [one / ratio for one in seconds], "tokens": tokens}]
+            [probe, {"seconds": [duration / ratio for duration in seconds], "tokens": tokens}]
             for ratio in ratios
         ]
     }
 
 
 def test_pairs_far_apart_do_not_overlap_and_near_ones_do() -> None:
-    found = summary([study(1.0, 1.01, 1.0, 0.99, 1.01, 1.0, 3.0, 1.0)], confirmed=0)
-    assert (found["pairs"], found["overlapping"]) == (8, 7)
+    result = summary([study(1.0, 1.01, 1.0, 0.99, 1.01, 1.0, 3.0, 1.0)], confirmed=0)
+    assert (result["pairs"], result["overlapping"]) == (8, 7)
 
 
 def test_a_spread_is_learned_from_the_pair_and_as_many_others_as_a_search_confirms() -> None:
@@ -52,6 +52,6 @@ def test_unsteady_studies_have_wider_intervals() -> None:
 @pytest.mark.skipif(not RESULTS.exists(), reason="no result is committed yet")
 def test_the_committed_result_is_that_of_its_studies() -> None:
     stored = json.loads(RESULTS.read_text())
-    found = summary(stored["studies"], confirmed=CONFIRMED)
-    assert found == stored["result"]["finalists"]
-    assert found["overlapping"] >= 0.95 * found["pairs"]
+    result = summary(stored["studies"], confirmed=CONFIRMED)
+    assert result == stored["result"]["finalists"]
+    assert result["overlapping"] >= 0.95 * result["pairs"]

@@ -29,13 +29,13 @@ MICRO = "per_device_train_batch_size"
 
 def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     case = next(case for case in CASES if case.name == name)
-    asked = pose(case)
-    shape = Shape.of(asked.job.task.workload.model.config)
+    posed = pose(case)
+    shape = Shape.of(posed.job.task.workload.model.config)
     dice = random.Random(seed)
     formulas = Machine(
-        shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
+        shape, gpu_of(case), case.hardware.count, posed.job.memory_limit_bytes, Quirks.drawn(dice)
     )
-    return asked, Simulated(
+    return posed, Simulated(
         formulas,
         memory_level=1.0,
         speed_level=1.0,
@@ -43,15 +43,17 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     )
 
 
-def beside(asked: Posed, one: Candidate, **changes: object) -> Candidate | None:
+def changed(posed: Posed, candidate: Candidate, **changes: object) -> Candidate | None:
     """The candidate that differs in these knobs alone."""
     loose = ("gradient_accumulation_steps",)
-    wanted = {name: value for name, value in {**one.knobs, **changes}.items() if name not in loose}
+    knobs = {
+        name: value for name, value in {**candidate.knobs, **changes}.items() if name not in loose
+    }
     return next(
         (
-            other
-            for other in asked.candidates
-            if {k: v for k, v in other.knobs.items() if k not in loose} == wanted
+            neighbour
+            for neighbour in posed.candidates
+            if {k: v for k, v in neighbour.knobs.items() if k not in loose} == knobs
         ),
         None,
     )
@@ -76,10 +78,10 @@ def test_the_parameter_count_is_the_models_own(case: str) -> None:
 
 @pytest.mark.parametrize("case", ["qwen2.5-1.5b-lora-l4", "qwen2.5-7b-full-4xa100-80g"])
 def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
-    asked, machine = machine_of(case)
+    posed, machine = machine_of(case)
     pairs = [
-        (one, beside(asked, one, **{MICRO: 2 * int(one.settings[MICRO] or 0)}))
-        for one in asked.candidates
+        (candidate, changed(posed, candidate, **{MICRO: 2 * int(candidate.settings[MICRO] or 0)}))
+        for candidate in posed.candidates
     ]
     compared = [
         (machine.truth(small), machine.truth(large)) for small, large in pairs if large is not None
@@ -91,41 +93,51 @@ def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
 
 
 def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_it_else() -> None:
-    for case, other, saves in (
+    for case, strategy, saves in (
         ("qwen2.5-7b-full-4xa100-80g", "zero2", True),
         ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),
     ):
-        asked, machine = machine_of(case)
-        one = next(
-            one
-            for one in asked.candidates
-            if one.knobs.get("use_vllm") and one.knobs["sharding"] == "zero3"
+        posed, machine = machine_of(case)
+        sharded = next(
+            candidate
+            for candidate in posed.candidates
+            if candidate.knobs.get("use_vllm") and candidate.knobs["sharding"] == "zero3"
         )
-        without = beside(asked, one, sharding=other)
+        without = changed(posed, sharded, sharding=strategy)
         assert without is not None
-        assert (machine.truth(one).peak_bytes < machine.truth(without).peak_bytes) is saves
+        assert (machine.truth(sharded).peak_bytes < machine.truth(without).peak_bytes) is saves
 
 
 def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_little_is_slow() -> None:
-    asked, machine = machine_of("qwen2.5-7b-lora-a100-80g")
+    posed, machine = machine_of("qwen2.5-7b-lora-a100-80g")
     engines = [
-        one for one in asked.candidates if one.knobs.get("use_vllm") and one.settings[MICRO] == 1
+        candidate
+        for candidate in posed.candidates
+        if candidate.knobs.get("use_vllm") and candidate.settings[MICRO] == 1
     ]
-    by_share = {one.knobs["vllm_gpu_memory_utilization"]: machine.truth(one) for one in engines}
+    by_share = {
+        candidate.knobs["vllm_gpu_memory_utilization"]: machine.truth(candidate)
+        for candidate in engines
+    }
     assert (
         by_share[0.2].cause == "kv_cache"
         or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
     )
     assert by_share[0.4].cause is None
     measured = machine.measure(
-        next(one for one in engines if machine.truth(one).cause is None), SHORT_PROBE
+        next(candidate for candidate in engines if machine.truth(candidate).cause is None),
+        SHORT_PROBE,
     )
     assert measured.outcome == "ok"
 
 
 def test_a_failed_probe_says_what_the_messages_say() -> None:
-    asked, machine = machine_of("qwen2.5-1.5b-lora-l4")
-    failing = next(one for one in asked.candidates if machine.truth(one).cause == "activations")
+    posed, machine = machine_of("qwen2.5-1.5b-lora-l4")
+    failing = next(
+        candidate
+        for candidate in posed.candidates
+        if machine.truth(candidate).cause == "activations"
+    )
     measured = machine.measure(failing, SHORT_PROBE)
     assert measured.outcome.is_out_of_memory
     assert measured.failure is not None
@@ -136,9 +148,9 @@ def test_a_failed_probe_says_what_the_messages_say() -> None:
 
 @pytest.mark.parametrize("rival", [name for name in RIVALS if name != "GP"])
 def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: str) -> None:
-    asked, machine = machine_of("qwen2.5-3b-lora-a100-40g", seed=3)
-    space = asked.job.space
-    optimum = Optimum.of(machine, space, asked.candidates)
+    posed, machine = machine_of("qwen2.5-3b-lora-a100-40g", seed=3)
+    space = posed.job.space
+    optimum = Optimum.of(machine, space, posed.candidates)
     assert optimum is not None
     assert len(optimum.speeds) > 10
     probes = run(
@@ -146,15 +158,15 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
         Arena(
             machine=machine,
             space=space,
-            candidates=asked.candidates,
+            candidates=posed.candidates,
             most=12,
         ),
         seed=3,
     )
     assert 1 <= len(probes) <= 12
-    assert len({one.candidate.id for one in probes}) == len(probes)
-    assert all(0 <= optimum.share(one.candidate) <= 1 for one in probes)
-    assert any(optimum.share(one.candidate) > 0 for one in probes)
+    assert len({probe.candidate.id for probe in probes}) == len(probes)
+    assert all(0 <= optimum.share(probe.candidate) <= 1 for probe in probes)
+    assert any(optimum.share(probe.candidate) > 0 for probe in probes)
 
 
 @pytest.mark.slow
@@ -173,7 +185,7 @@ def test_a_few_studies_of_every_setup_are_in_order() -> None:
 
 def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> None:
     name = "qwen2.5-1.5b-lora-l4"
-    asked, near = machine_of(name)
+    posed, near = machine_of(name)
     case = next(case for case in CASES if case.name == name)
     quirks = replace(
         near._formulas.quirks,
@@ -190,8 +202,8 @@ def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> No
         seed=0,
     )
     slower = []
-    for one in asked.candidates:
-        before, after = near.truth(one), far.truth(one)
+    for candidate in posed.candidates:
+        before, after = near.truth(candidate), far.truth(candidate)
         assert after.peak_bytes == before.peak_bytes and after.tokens < before.tokens
         if before.cause is None:
             slower.append(
