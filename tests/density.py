@@ -56,9 +56,9 @@ class Count:
     conditionals: int = 0
     vague_names: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
-        return Count(**{name: mine[name] + theirs[name] for name in mine})
+    def __add__(self, addend: Count) -> Count:
+        counts, added = dataclasses.asdict(self), dataclasses.asdict(addend)
+        return Count(**{name: counts[name] + added[name] for name in counts})
 
     def rates(self) -> dict[str, float]:
         """Return the figures that the limits are about."""

@@ -31,17 +31,17 @@ SETTINGS = {
 def make_project(folder: Path, **settings: object) -> Path:
     """`train.yaml`, `model/` and `prompts/` in the folder; the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = [sys.executable, str(MADE_UP), str(folder / "model")]
+    command = [sys.executable, str(MADE_UP), str(folder / "model")]
     subprocess.run(
-        made,
+        command,
         check=True,
         capture_output=True,
         timeout=200,
         env=environment(),
     )
     write_prompts(folder, longest=6)
-    named = {"model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out"}
-    (folder / "train.yaml").write_text(yaml.safe_dump({**named, **SETTINGS, **settings}))
+    paths = {"model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out"}
+    (folder / "train.yaml").write_text(yaml.safe_dump({**paths, **SETTINGS, **settings}))
     return folder / "train.yaml"
 
 

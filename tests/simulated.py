@@ -105,7 +105,7 @@ class ToyTrainer:
     def trained_defaults(
         self,
         stated: Knobs,
-        rest: Mapping[str, object],
+        settings: Mapping[str, object],
         space: SearchSpace,
         python: Path,
     ) -> Knobs:

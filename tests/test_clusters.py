@@ -74,9 +74,9 @@ def test_they_ask_for_what_there_is(name: str) -> None:
     assert len(called) == 1
     command = autotune_command.get_command(None, "run")  # type: ignore[arg-type]
     assert command is not None
-    known = {option for parameter in command.params for option in parameter.opts}
+    options = {option for parameter in command.params for option in parameter.opts}
     flags = {word for word in shlex.split(called[0].partition(" run ")[2]) if word.startswith("--")}
-    assert {"--executor", "--gpus", "--budget"} <= flags <= known
+    assert {"--executor", "--gpus", "--budget"} <= flags <= options
 
 
 SRUN = """#!/bin/bash

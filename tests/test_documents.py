@@ -96,17 +96,17 @@ def test_every_block_says_what_it_is() -> None:
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_the_program_would_take_it(page: str, line: str) -> None:
-    for words in _programs(line):
-        _CHECKS[words[0]](words[1:])
+    for command_line in _programs(line):
+        _CHECKS[command_line[0]](command_line[1:])
 
 
 def _programs(line: str) -> list[list[str]]:
     """The programs of one line, without what the shell itself takes: pipes, and files that are
     written.
     """
-    words = shlex.split(re.sub(r"2>&1", "", line), comments=True)
+    tokens = shlex.split(re.sub(r"2>&1", "", line), comments=True)
     programs: list[list[str]] = [[]]
-    for word in words:
+    for word in tokens:
         if word in ("|", "&&", ";"):
             programs.append([])
         elif word in (">", "<", ">>"):
@@ -116,60 +116,68 @@ def _programs(line: str) -> list[list[str]]:
         else:
             programs[-1].append(word)
     assert all(programs), line
-    return [_without_variables(words) for words in programs]
+    return [_without_variables(command_line) for command_line in programs]
 
 
-def _without_variables(words: list[str]) -> list[str]:
-    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        words = words[1:]
-    return words
+def _without_variables(tokens: list[str]) -> list[str]:
+    while re.fullmatch(r"[A-Z_]+=.*", tokens[0]):
+        tokens = tokens[1:]
+    return tokens
 
 
-def _parsed(words: list[str]) -> None:
+def _parsed(tokens: list[str]) -> None:
     context = click.Context(autotune_command, info_name="autotune")
     command: click.Command = autotune_command
     while isinstance(command, click.Group):
-        found = command.get_command(context, words[0])
-        assert found is not None, words
-        command, words = found, words[1:]
-    command.make_context(command.name, words, parent=context)
+        subcommand = command.get_command(context, tokens[0])
+        assert subcommand is not None, tokens
+        command, tokens = subcommand, tokens[1:]
+    command.make_context(command.name, tokens, parent=context)
 
 
-def _makes(words: list[str]) -> None:
+def _makes(targets_and_variables: list[str]) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= set(
         re.findall(
             r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE
         )
     )
-    assert {word for word in words if "=" not in word and not word.startswith("-")} <= targets
+    assert {
+        word for word in targets_and_variables if "=" not in word and not word.startswith("-")
+    } <= targets
 
 
-def _installs(words: list[str]) -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert words[0] in ("install", "download")
-    named = {extra for word in words for extra in re.findall(r"\[([\w,-]+)\]", word)}
-    assert {extra for extras in named for extra in extras.split(",")} <= set(known)
+def _installs(arguments: list[str]) -> None:
+    extras_of_project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert arguments[0] in ("install", "download")
+    extras_of_command = {
+        extra for word in arguments for extra in re.findall(r"\[([\w,-]+)\]", word)
+    }
+    assert {extra for extras in extras_of_command for extra in extras.split(",")} <= set(
+        extras_of_project
+    )
 
 
-def _scripts(words: list[str]) -> None:
-    if words[0] == "-m":
-        assert words[1] in ("autotune.cli.reference_pages", "pytest", "tests.fuzz"), words
+def _scripts(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        assert arguments[1] in ("autotune.cli.reference_pages", "pytest", "tests.fuzz"), arguments
         return
-    script = ROOT / words[0]
-    assert script.is_file(), words
-    flags = [word for word in words[1:] if word.startswith("--")]
+    script = ROOT / arguments[0]
+    assert script.is_file(), arguments
+    flags = [word for word in arguments[1:] if word.startswith("--")]
     assert all(f'"{flag}"' in script.read_text() for flag in flags), (
         f"{script} does not know one of {flags}"
     )
 
 
-def _is_written(words: list[str]) -> None:
-    assert words[0] in WRITTEN
+def _is_written(tokens: list[str]) -> None:
+    assert tokens[0] in WRITTEN
 
 
-def _is_there(words: list[str]) -> None:
-    assert any((ROOT / "examples" / "pipelines" / word).is_file() for word in words), words
+def _is_there(tokens: list[str]) -> None:
+    assert any((ROOT / "examples" / "pipelines" / word).is_file() for word in tokens), tokens
 
 
 _CHECKS = {
@@ -181,8 +189,8 @@ _CHECKS = {
     "xdg-open": _is_written,
     "sh": _is_there,
     "sbatch": _is_there,
-    "torchrun": lambda words: None,
-    "tee": lambda words: None,
+    "torchrun": lambda tokens: None,
+    "tee": lambda tokens: None,
 }
 """Check for each program. Programs before a pipe into autotune belong to the user."""
 
@@ -226,13 +234,13 @@ def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -
 
 def test_the_files_that_the_architecture_names_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(
+    paths = set(
         re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text)
     )
     roots = (ROOT, ROOT / "autotune")
-    assert {name for name in named if not any((root / name).exists() for root in roots)} <= {
+    assert {name for name in paths if not any((root / name).exists() for root in roots)} <= {
         "autotune/frameworks/NAME.py",
         "NAME.yaml",
         "recommendation.json",
     }
-    assert len(named) > 40
+    assert len(paths) > 40

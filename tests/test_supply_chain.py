@@ -42,7 +42,7 @@ def test_there_are_few() -> None:
 
 @pytest.mark.parametrize("needed", [*CORE, *OUR_EXTRAS], ids=str)
 def test_each_is_bounded_below_and_above(needed: Requirement) -> None:
-    operators = {one.operator for one in needed.specifier}
+    operators = {specifier.operator for specifier in needed.specifier}
     assert operators & {">=", "=="} and operators & {"<", "=="}, f"{needed} is open at one end"
 
 
@@ -53,7 +53,9 @@ def test_no_version_with_a_known_hole_may_be_chosen(package: str) -> None:
     for identifier, mended in ADVISORIES[package]:
         for needed in allowed:
             lowest = min(
-                Version(one.version) for one in needed.specifier if one.operator in (">=", "==")
+                Version(specifier.version)
+                for specifier in needed.specifier
+                if specifier.operator in (">=", "==")
             )
             assert lowest >= Version(mended), (
                 f"{needed} allows versions with {identifier}, mended in {mended}"
@@ -79,8 +81,8 @@ def test_nothing_is_imported_that_is_not_declared() -> None:
     declared = {canonicalize_name(needed.name) for needed in [*CORE, *OUR_EXTRAS]}
     owners = packages_distributions()
     for file, module in _imports():
-        found = {canonicalize_name(owner) for owner in owners.get(module, [module])}
-        assert found & declared, (
+        distributions = {canonicalize_name(owner) for owner in owners.get(module, [module])}
+        assert distributions & declared, (
             f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
         )
 
@@ -109,7 +111,7 @@ def test_no_other_index_can_shadow_a_name_and_nothing_unpinned_is_installed() ->
             assert line == "PIP_INSTALL := $(BIN)/python -m pip install --no-deps", line
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pinned = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text()
-    assert all(f"{Requirement(one).name}==" in pinned for one in build), (
+    assert all(f"{Requirement(requirement).name}==" in pinned for requirement in build), (
         "an installation without build isolation needs them"
     )
 
@@ -123,16 +125,16 @@ def _everything() -> list[Requirement]:
 
 def _licence(name: str) -> str | None:
     try:
-        told = distribution(name).metadata
+        metadata = distribution(name).metadata
     except PackageNotFoundError:
         return None
     kinds = [
         line.split("::")[-1]
-        for line in told.get_all("Classifier") or []
+        for line in metadata.get_all("Classifier") or []
         if line.startswith("License")
     ]
     return " ".join(
-        [told.get("License-Expression") or "", *kinds, (told.get("License") or "")[:60]]
+        [metadata.get("License-Expression") or "", *kinds, (metadata.get("License") or "")[:60]]
     )
 
 
