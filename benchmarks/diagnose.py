@@ -123,9 +123,10 @@ def confusion(chosen: Sequence[Case]) -> str:
     pairs = Counter((case.cause, case.answer) for case in chosen)
     lines = [f"{'is':<20} logs  told"]
     for cause in sorted({case.cause for case in chosen}):
-        count_by_answer = {
-            name: count for (is_, name), count in sorted(pairs.items()) if is_ == cause
-        }
+        count_by_answer = {}
+        for (is_, name), count in sorted(pairs.items()):
+            if is_ == cause:
+                count_by_answer[name] = count
         lines.append(
             f"{cause:<20} {sum(count_by_answer.values()):>4} "
             f" {', '.join(f'{name} {count}' for name, count in count_by_answer.items())}"
@@ -155,7 +156,9 @@ def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
 def _table() -> str:
     """Return a digest of the failure tables and of the code that reads them."""
     parts = ("failures/*.py", "failures/tables/*.yaml", "diagnosis/*.py")
-    files = [file for part in parts for file in sorted((ROOT / "autotune").glob(part))]
+    files = []
+    for part in parts:
+        files.extend(sorted((ROOT / "autotune").glob(part)))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 

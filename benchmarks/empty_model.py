@@ -51,16 +51,14 @@ def _tensors(folder: Path, quantised: Mapping[str, Any] | None) -> Iterator[Tens
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
     packed = {}
     if quantised and quantised["quant_method"] == "gptq":
-        layers = [
-            (name, module)
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-        ]
-        packed = {
-            f"{name}.weight": module
-            for name, module in layers
-            if module is not model.get_output_embeddings()
-        }
+        layers = []
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear):
+                layers.append((name, module))
+        packed = {}
+        for name, module in layers:
+            if module is not model.get_output_embeddings():
+                packed[f"{name}.weight"] = module
     for name, parameter in model.named_parameters():
         if name in packed and quantised:
             yield from _packed(

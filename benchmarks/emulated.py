@@ -80,14 +80,14 @@ def main() -> int:
     earlier = [] if options.earlier is None else json.loads(options.earlier.read_text())["rows"]
     raw.take_over(earlier)
     failed = report.failed_rows(earlier)
-    chosen = [
-        setup
-        for setup in SETUPS
-        if not options.names or any(word in setup.name for word in options.names)
-    ]
-    versions = {
-        name: version for name, version in environment.versions(python, PACKAGES).items() if version
-    }
+    chosen = []
+    for setup in SETUPS:
+        if not options.names or any(word in setup.name for word in options.names):
+            chosen.append(setup)
+    versions = {}
+    for name, version in environment.versions(python, PACKAGES).items():
+        if version:
+            versions[name] = version
     facts = machine.facts(versions)
     print(json.dumps(facts), file=sys.stderr)
     rows: dict[str, Line] = {}

@@ -267,10 +267,9 @@ def command(
 ) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
-    arguments = [
-        f"{name}={shlex.quote(value)}"
-        for name, value in {**launch.environment, **setup.environment}.items()
-    ]
+    arguments = []
+    for name, value in {**launch.environment, **setup.environment}.items():
+        arguments.append(f"{name}={shlex.quote(value)}")
     arguments += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
     return ["bash", "-c", "env " + " ".join(arguments).replace(OUT, str(folder))]
 
@@ -284,23 +283,24 @@ def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
 
 
 def _emulated(rehearsal: Rehearsed) -> dict[str, Any]:
-    processes = [
-        {
-            "role": process.role,
-            "rank": process.rank,
-            "card": card,
-            "peak_bytes": peak,
-            "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
-            "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-            "phase_peak_bytes": {
-                name: peaks[card]
-                for name, peaks in process.phase_peak_bytes.items()
-                if card in peaks
-            },
-        }
-        for process in rehearsal.report.processes
-        for card, peak in process.peak_bytes.items()
-    ]
+    processes = []
+    for process in rehearsal.report.processes:
+        for card, peak in process.peak_bytes.items():
+            processes.append(
+                {
+                    "role": process.role,
+                    "rank": process.rank,
+                    "card": card,
+                    "peak_bytes": peak,
+                    "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+                    "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+                    "phase_peak_bytes": {
+                        name: peaks[card]
+                        for name, peaks in process.phase_peak_bytes.items()
+                        if card in peaks
+                    },
+                }
+            )
     return {
         "cards": rehearsal.report.card_peak_bytes,
         "processes": processes,

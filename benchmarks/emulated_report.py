@@ -92,9 +92,9 @@ def lines_of(row: Row) -> list[Row]:
             "vllm_max_model_length": blocks["max_model_length"],
         }
     )
-    figures = {
-        name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")
-    }
+    figures = {}
+    for name in ("allocated", "reserved", "device"):
+        figures[name] = (row.get(name) or {}).get("emulated")
     phases = {name: pair["emulated"] for name, pair in row.get("phases", {}).items()}
 
     def line(kind: str, peaks: Mapping[str, int | None]) -> Row:
@@ -256,9 +256,10 @@ def _phases(
         if driver_phase in driver["phase_peak_bytes"] and phase in emulated:
             emulated[phase] = driver["phase_peak_bytes"][driver_phase]
     predicted = {phase["name"]: _charged(phase, outside) for phase in prediction["phases"]}
-    comparisons = {
-        name: _beside(predicted[name], emulated[name]) for name in predicted if emulated.get(name)
-    }
+    comparisons = {}
+    for name in predicted:
+        if emulated.get(name):
+            comparisons[name] = _beside(predicted[name], emulated[name])
     return {name: comparison for name, comparison in comparisons.items() if comparison is not None}
 
 
@@ -301,7 +302,10 @@ def _counts(rows: Sequence[Row], compared: Sequence[Row]) -> dict[str, int]:
 
 
 def _bars(rows: Sequence[Row]) -> dict[str, Any]:
-    phases = [phase for row in rows if _has_engine(row) for phase in row["phases"].values()]
+    phases = []
+    for row in rows:
+        if _has_engine(row):
+            phases.extend(row["phases"].values())
     blocks = [row["kv_blocks"] for row in rows]
     return {
         "allocated": _bar([row["allocated"] for row in rows], ALLOCATED["within"]),

@@ -70,11 +70,10 @@ class Setup:
 
     @property
     def tensor_parallel(self) -> int:
-        sizes = [
-            hold.partition("=")[2]
-            for hold in self.holds
-            if hold.startswith("vllm_tensor_parallel_size=")
-        ]
+        sizes = []
+        for hold in self.holds:
+            if hold.startswith("vllm_tensor_parallel_size="):
+                sizes.append(hold.partition("=")[2])
         return int(sizes[0]) if sizes else 1
 
     @property
@@ -579,9 +578,10 @@ WINDOW = 12
 
 def _mixed(*groups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return all in an order in which any beginning of it has its part of each group."""
-    placed = [
-        ((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)
-    ]
+    placed = []
+    for group in groups:
+        for index, setup in enumerate(group):
+            placed.append(((index + 0.5) / len(group), setup))
     return tuple(
         setup for _, setup in sorted(placed, key=lambda place_and_setup: place_and_setup[0])
     )

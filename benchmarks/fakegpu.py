@@ -189,11 +189,10 @@ def _text_config(name: str) -> dict[str, Any]:
 
 
 def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
-    line = {
-        name: value
-        for name, value in run.row.items()
-        if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning")
-    }
+    line = {}
+    for name, value in run.row.items():
+        if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning"):
+            line[name] = value
     if "error" in answer:
         return {**line, "error": answer["error"]}
     try:
@@ -210,10 +209,9 @@ def emulated(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """Return torch's peak of the same step on an emulated card; nothing for several GPUs."""
     if options.python is None or run.row["gpus"] > 1:
         return {}
-    settings = {
-        name: run.row[name]
-        for name in ("method", "nested", "checkpointing", "accumulation", "length")
-    }
+    settings = {}
+    for name in ("method", "nested", "checkpointing", "accumulation", "length"):
+        settings[name] = run.row[name]
     command = [
         str(options.python),
         str(HERE / "fakegpu_loop.py"),

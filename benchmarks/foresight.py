@@ -63,12 +63,13 @@ def main() -> int:
     )
     ended = [case for case in cases if "outcome" in case.row["measured"]]
     measured = [case for case in cases if case not in ended]
-    compared = [
-        calculators.with_estimates(
-            case, predicted.compare(case, traces.get(case.key), _beside(choice, case))
+    compared = []
+    for case in measured:
+        compared.append(
+            calculators.with_estimates(
+                case, predicted.compare(case, traces.get(case.key), _beside(choice, case))
+            )
         )
-        for case in measured
-    ]
     decided = [verdicts.decide(case, traces) for case in verdict_cases]
     decided += [predicted.decide(case, traces.get(case.key)) for case in ended]
     reused = sum(answer.get("kept", False) for answer in traces.values())

@@ -63,10 +63,9 @@ def decide(case: Case, answer: Mapping[str, Any] | None) -> dict[str, Any]:
             "verdict": None,
             "depends_on": [(answer or {}).get("error", "not followed")],
         }
-    peaks = [
-        prediction.peak_memory_bytes
-        for prediction in predictions(case, msgspec.convert(answer["trace"], Trace))
-    ]
+    peaks = []
+    for prediction in predictions(case, msgspec.convert(answer["trace"], Trace)):
+        peaks.append(prediction.peak_memory_bytes)
     room = gpu_named(case.row["gpu"]).memory_mib * MIB
     low, high = max(peak.low for peak in peaks), max(peak.high for peak in peaks)
     verdict = None if low <= room < high else high <= room

@@ -49,11 +49,13 @@ def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
         return {}
     if abs(line["torch_max_allocated"]["error"]) > LOOKED_INTO:
         return {"reason": "unexplained: torch's own peak is off"}
-    fuller = [
-        smaller
-        for smaller in rows
-        if _is_smaller(smaller, line) and smaller["nvidia_smi_used"]["measured"] > shown["measured"]
-    ]
+    fuller = []
+    for smaller in rows:
+        if (
+            _is_smaller(smaller, line)
+            and smaller["nvidia_smi_used"]["measured"] > shown["measured"]
+        ):
+            fuller.append(smaller)
     return {"reason": _given_back(line, fuller[-1]) if fuller else UNEXPLAINED}
 
 

@@ -317,14 +317,14 @@ def _gpu(row: Mapping[str, Any]) -> catalog.Gpu:
             next(gpu for gpu in catalog.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068
         )
     name = GPUS[row["gpu"]] if row["gpu"] or row["gpu_gb"] != 96 else "H20"
-    gpus = [
-        gpu for gpu in catalog.gpus() if gpu.name.replace("-", "").startswith(name.replace("-", ""))
-    ]
-    sized = [
-        gpu
-        for gpu in gpus
-        if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]
-    ]
+    gpus = []
+    for gpu in catalog.gpus():
+        if gpu.name.replace("-", "").startswith(name.replace("-", "")):
+            gpus.append(gpu)
+    sized = []
+    for gpu in gpus:
+        if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]:
+            sized.append(gpu)
     return (sized or gpus)[0]
 
 

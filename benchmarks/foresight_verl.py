@@ -72,11 +72,10 @@ def predicted(row: Mapping[str, Any], model: str) -> Prediction:
 
 def request_of(row: Mapping[str, Any], model: str) -> ParsedRequest:
     """Return the row's settings as the product reads them."""
-    settings = {
-        PLAIN.get(name, name): value
-        for name, value in row["config"].items()
-        if name not in NOT_SETTINGS
-    }
+    settings = {}
+    for name, value in row["config"].items():
+        if name not in NOT_SETTINGS:
+            settings[PLAIN.get(name, name)] = value
     if row["lora_rank"]:
         settings["actor_rollout_ref.model.lora_rank"] = row["lora_rank"]
     gpu = GPUS.get(str(row["gpu"]), row["gpu"])

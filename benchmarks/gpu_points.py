@@ -190,12 +190,13 @@ def predict(
     """The predicted figures of every measured point of this setup; where there are none, why
     not.
     """
-    candidates = {
-        key_of(setup, candidate): candidate for candidate in _all_rungs(setup, understood)
-    }
-    unpredicted = {
-        key: candidate for key, candidate in candidates.items() if _lacks_prediction(record, key)
-    }
+    candidates = {}
+    for candidate in _all_rungs(setup, understood):
+        candidates[key_of(setup, candidate)] = candidate
+    unpredicted = {}
+    for key, candidate in candidates.items():
+        if _lacks_prediction(record, key):
+            unpredicted[key] = candidate
     if not unpredicted:
         return
     why = "a CPU's limit binds the whole process tree, of which a trace knows one part"

@@ -97,7 +97,8 @@ def _run(
         "--fresh",
         "--json",
     ]
-    typed += [word for hold in (*setup.holds, *lengths) for word in ("--hold", hold)]
+    for hold in (*setup.holds, *lengths):
+        typed.extend(("--hold", hold))
     typed += ["--space", space] if space else []
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *typed, "--out", folder],

@@ -130,10 +130,9 @@ def measured_study(
     loads = [os.getloadavg()[0]]
     probes = {candidate.id: _speed(executor, candidate, SHORT_PROBE) for candidate in chosen}
     loads.append(os.getloadavg()[0])
-    again = {
-        candidate.id: _speed(executor, candidate, LONG_PROBE)
-        for candidate in chance.sample(chosen, len(chosen))
-    }
+    again = {}
+    for candidate in chance.sample(chosen, len(chosen)):
+        again[candidate.id] = _speed(executor, candidate, LONG_PROBE)
     loads.append(os.getloadavg()[0])
     pairs = [[_record(probes[candidate.id]), _record(again[candidate.id])] for candidate in chosen]
     return {
@@ -194,9 +193,9 @@ def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair,
     """Yield each pair with the spread that a search would have learned that confirmed this
     candidate and the next ones, `confirmed` together.
     """
-    pairs: Sequence[Pair] = [
-        (speed_of(probe), speed_of(confirmation)) for probe, confirmation in study["pairs"]
-    ]
+    pairs: Sequence[Pair] = []
+    for probe, confirmation in study["pairs"]:
+        pairs.append((speed_of(probe), speed_of(confirmation)))
     for place, pair in enumerate(pairs):
         confirmed_places = {(place + step) % len(pairs) for step in range(confirmed)}
         yield (
@@ -228,7 +227,9 @@ def overlap(
 
 def summary(studies: Sequence[Mapping[str, Any]], *, confirmed: int) -> dict[str, Any]:
     """Return the share of pairs whose intervals overlap, and the intervals' width."""
-    pairs = [pair for study in studies for pair in spreads(study, confirmed=confirmed)]
+    pairs = []
+    for study in studies:
+        pairs.extend(spreads(study, confirmed=confirmed))
     widths = [spread.half_width(probe) for (probe, _), spread in pairs]
     return {
         "pairs": len(pairs),

@@ -212,11 +212,10 @@ def emulated(
 
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run the recipe's settings once with a tiny model on a CPU."""
-    settings = {
-        name: value
-        for name, value in recipe.settings.items()
-        if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
-    }
+    settings = {}
+    for name, value in recipe.settings.items():
+        if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm")):
+            settings[name] = value
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
     settings |= (
         {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}

@@ -234,11 +234,10 @@ def _result(
 ) -> dict[str, Any]:
     rigs = [probe.measurement.cost.total_seconds for probe in probes]
     apart_seconds = [measurement.cost.total_seconds for measurement in apart]
-    further = [
-        p.measurement.cost.total_seconds
-        for p in probes
-        if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts
-    ]
+    further = []
+    for p in probes:
+        if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts:
+            further.append(p.measurement.cost.total_seconds)
     versions = next((dict(p.measurement.versions) for p in probes if p.measurement.versions), {})
     return {
         "about": "one search on rigs, and the same probes with one process per candidate",

@@ -147,10 +147,8 @@ def main() -> int:
             versions, runs = answer["versions"], answer["runs"]
             usual = at_full_speed(runs, len(suite))
             cost = fitted(equal, usual[: len(equal)], limits)
-            lines += [
-                compared(limits, cost, *draw_and_run)
-                for draw_and_run in zip(DRAWS, drawn, usual[len(equal) :], strict=True)
-            ]
+            for draw_and_run in zip(DRAWS, drawn, usual[len(equal) :], strict=True):
+                lines.append(compared(limits, cost, *draw_and_run))
             if options.keep:
                 options.keep.write_text(json.dumps({"lines": lines, "versions": versions}))
             print(
@@ -176,10 +174,9 @@ def draw(
 ) -> list[Request]:
     """Draw completions from a lognormal distribution, cut at the longest length."""
     chance, middle = random.Random(seed), math.log(mean) - sigma**2 / 2
-    lengths = [
-        max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma)))))
-        for _ in range(count)
-    ]
+    lengths = []
+    for _ in range(count):
+        lengths.append(max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma))))))
     return [
         Request(
             prompt=prompt,
@@ -290,14 +287,15 @@ def compared(
     simulation, spent = simulate(requests, limits, seconds), float(measured.sum())
     # What the lengths add: the same requests, all at the mean length.
     mean = round(sum(request.completion for request in requests) / len(requests))
-    level = [
-        Request(
-            prompt=request.prompt,
-            completion=mean,
-            group=request.group,
+    level = []
+    for request in requests:
+        level.append(
+            Request(
+                prompt=request.prompt,
+                completion=mean,
+                group=request.group,
+            )
         )
-        for request in requests
-    ]
     return {
         "engine": asdict(limits),
         "requests": len(requests),

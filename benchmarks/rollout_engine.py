@@ -48,10 +48,9 @@ def main() -> int:
         **blocks,
     )
     engine = llm.llm_engine
-    answers = [
-        generate(engine, SamplingParams, requests, task["vocabulary"], run)
-        for run, requests in enumerate(task["runs"])
-    ]
+    answers = []
+    for run, requests in enumerate(task["runs"]):
+        answers.append(generate(engine, SamplingParams, requests, task["vocabulary"], run))
     import vllm
 
     Path(sys.argv[2]).write_text(
@@ -73,12 +72,13 @@ def generate(
     """
     for number, request in enumerate(requests):
         first = 1000 * run + 7 * request["group"]
-        prompt = [
-            3
-            + (first * 31 + place * 17 + place * place * (request["group"] + run + 1))
-            % (vocabulary - 3)
-            for place in range(request["prompt"])
-        ]
+        prompt = []
+        for place in range(request["prompt"]):
+            prompt.append(
+                3
+                + (first * 31 + place * 17 + place * place * (request["group"] + run + 1))
+                % (vocabulary - 3)
+            )
         sampling = parameters(
             temperature=1.0,
             max_tokens=request["completion"],

@@ -439,9 +439,9 @@ def stored_results() -> dict[str, Any]:
 
 
 def surroundings() -> dict[str, Any]:
-    versions = {
-        name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")
-    }
+    versions = {}
+    for name in ("optuna", "sqlalchemy", "numpy", "ray"):
+        versions[name] = importlib.metadata.version(name)
     # What else the machine was doing makes every wall-clock figure worse, and the seconds of the
     # processor less so.
     return {

@@ -108,13 +108,12 @@ def _arguments() -> argparse.Namespace:
 def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, int]]:
     """Setup, searcher, seed; one setup after the other, so that each is read once."""
     names_of_run = set(arguments.only or ())
-    tasks = [
-        (setup_name, who, seed)
-        for setup_name in names(worse=arguments.worse)
-        for who in (WORSE_ORDER if arguments.worse else ORDER)
-        if _is_wanted(setup_name, who, names_of_run) and not (arguments.quick and who in SLOW)
-        for seed in range(_seeds(setup_name, who, seeds, arguments))
-    ]
+    tasks = []
+    for setup_name in names(worse=arguments.worse):
+        for who in WORSE_ORDER if arguments.worse else ORDER:
+            if _is_wanted(setup_name, who, names_of_run) and not (arguments.quick and who in SLOW):
+                for seed in range(_seeds(setup_name, who, seeds, arguments)):
+                    tasks.append((setup_name, who, seed))
     if not tasks:
         raise SystemExit(
             "nothing to run: results/search holds no predictions and no tables, or --only names"
@@ -245,21 +244,18 @@ def _check(results: Sequence[Result]) -> None:
     and no share is above 1.
     """
     autotunes = [result for result in results if result.searcher == OURS]
-    wrong = [
-        f"{result.setup} seed {result.seed}: nothing_fits"
-        for result in autotunes
-        if result.nothing_fits and result.feasible
-    ]
-    wrong += [
-        f"{result.setup} {result.searcher} seed {result.seed}: share {result.share}"
-        for result in results
-        if not 0 <= result.share <= 1
-    ]
-    wrong += [
-        f"{result.setup} seed {result.seed}: recommended what does not truly fit"
-        for result in autotunes
-        if result.feasible and result.share == 0
-    ]
+    wrong = []
+    for result in autotunes:
+        if result.nothing_fits and result.feasible:
+            wrong.append(f"{result.setup} seed {result.seed}: nothing_fits")
+    for result in results:
+        if not 0 <= result.share <= 1:
+            wrong.append(
+                f"{result.setup} {result.searcher} seed {result.seed}: share {result.share}"
+            )
+    for result in autotunes:
+        if result.feasible and result.share == 0:
+            wrong.append(f"{result.setup} seed {result.seed}: recommended what does not truly fit")
     if wrong:
         raise SystemExit("\n".join(wrong))
     print(f"{len(results)} studies, {len(autotunes)} of them autotune's: all in order")

@@ -64,12 +64,11 @@ def five_thousand() -> dict[str, float]:
         speed_level=1.0,
         seed=0,
     )
-    predictions = {
-        candidate.id: _made_up(
+    predictions = {}
+    for candidate in candidates:
+        predictions[candidate.id] = _made_up(
             candidate.id, machine.truth(candidate), dice, posed_search.job.memory_limit_bytes
         )
-        for candidate in candidates
-    }
     job = replace(posed_search.job, sampler="value")
     began = time.process_time()
     study = open_study(job, candidates, posed_search.baseline, predictions=predictions)

@@ -188,10 +188,9 @@ class Simulated:
                 [truth.tokens / seconds for seconds in cycles], plan
             ):
                 break
-        phases = {
-            name: seconds * sum(cycles) / truth.cycle_seconds
-            for name, seconds in truth.by_phase.items()
-        }
+        phases = {}
+        for name, seconds in truth.by_phase.items():
+            phases[name] = seconds * sum(cycles) / truth.cycle_seconds
         return Speed(
             completion_tokens=truth.tokens,
             cycle_seconds=tuple(cycles),
@@ -232,10 +231,9 @@ class Simulated:
         truth: Truth,
         cost: Cost,
     ) -> Measurement:
-        numbers = {
-            name: round(value * self._bytes) if name.endswith("_bytes") else value
-            for name, value in truth.numbers.items()
-        }
+        numbers = {}
+        for name, value in truth.numbers.items():
+            numbers[name] = round(value * self._bytes) if name.endswith("_bytes") else value
         row = (
             {"engine_startup": "vllm_reservation", "kv_cache": "vllm_kv_too_small"}.get(
                 truth.cause or ""

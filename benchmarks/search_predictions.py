@@ -79,10 +79,9 @@ def write(case: Case) -> None:
         "figures": _all_titles(),
         "failures": failures,
     }
-    rows = [
-        [*_key(posed, candidate.knobs), *_figures(predictions[candidate.id], failures)]
-        for candidate in _foreseen(posed)
-    ]
+    rows = []
+    for candidate in _foreseen(posed):
+        rows.append([*_key(posed, candidate.knobs), *_figures(predictions[candidate.id], failures)])
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
     file_of(case).write_text(
@@ -138,10 +137,9 @@ def _key(posed: Posed, knobs: Any) -> list[Any]:
 
 def _figures(prediction: Prediction, failures: list[str]) -> list[Any]:
     peak, rate = prediction.peak_memory_bytes, prediction.tokens_per_second
-    sizes = [
-        round(value / MIB)
-        for value in (peak.value, peak.low, peak.high, prediction.torch_peak_allocated_bytes.value)
-    ]
+    sizes = []
+    for value in (peak.value, peak.low, peak.high, prediction.torch_peak_allocated_bytes.value):
+        sizes.append(round(value / MIB))
     failure = None if prediction.failure is None else failures.index(prediction.failure)
     return [*sizes, *_rounded(rate), failure, *_seconds(prediction), *_peaks(prediction)]
 

@@ -61,11 +61,10 @@ def bars(
     happen, over `everything`.
     """
     autotunes = [result for result in results if result.searcher == OURS]
-    simulated = [
-        result
-        for result in everything or results
-        if result.searcher == OURS and not result.setup.startswith("table_")
-    ]
+    simulated = []
+    for result in everything or results:
+        if result.searcher == OURS and not result.setup.startswith("table_"):
+            simulated.append(result)
     figures, best, rival = summary(autotunes), *_best_rival(results)
     beyond = [result.probes - result.probes_to_97 for result in autotunes if result.probes_to_97]
     missed = sum(result.nothing_fits and result.feasible for result in simulated)
@@ -150,11 +149,10 @@ def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
         rows.append(
             _bar(f"second studies with at most {SECOND_PROBES} probes", within, ">=", MOST_STUDIES)
         )
-    misled = [
-        result
-        for result in autotunes
-        if result.first_choice is not None and result.first_choice < MISLED
-    ]
+    misled = []
+    for result in autotunes:
+        if result.first_choice is not None and result.first_choice < MISLED:
+            misled.append(result)
     if misled:
         soon = _rate(
             result.noticed_after is not None and result.noticed_after <= NOTICED_WITHIN
@@ -221,11 +219,11 @@ def markdown(document: Mapping[str, Any]) -> str:
         "| bar | value | must be | |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} |"
-        f" {'pass' if b['passed'] else 'FAIL'} |"
-        for b in document["bars"]
-    ]
+    for b in document["bars"]:
+        lines.append(
+            f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} |"
+            f" {'pass' if b['passed'] else 'FAIL'} |"
+        )
     lines += ["", "## All together", "", *_table(document["overall"])]
     for name, rows in document["by_setup"].items():
         lines += [
@@ -247,11 +245,10 @@ def _not_run(names: Sequence[str]) -> str:
 
 def _met(some: Sequence[Mapping[str, Any]]) -> str:
     """The bars of one setup in a sentence."""
-    missed = [
-        f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}"
-        for b in some
-        if not b["passed"]
-    ]
+    missed = []
+    for b in some:
+        if not b["passed"]:
+            missed.append(f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}")
     return (
         f"{len(some) - len(missed)} of {len(some)} bars"
         f" met{'; missed: ' if missed else ''}{'; '.join(missed)}."

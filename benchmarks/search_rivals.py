@@ -97,11 +97,10 @@ def run(
     """
     try:
         for tier in tiers_of(arena.space, arena.candidates):
-            fitting = [
-                candidate
-                for candidate in tier.candidates
-                if arena.machine.mean_speed(candidate) is not None
-            ]
+            fitting = []
+            for candidate in tier.candidates:
+                if arena.machine.mean_speed(candidate) is not None:
+                    fitting.append(candidate)
             if fitting:
                 arena.probe(first := safest(fitting))
                 rival(arena, list(tier.candidates), first, random.Random(seed))
@@ -180,15 +179,15 @@ def _optuna(
     dice: random.Random,
 ) -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    moving = [
-        knob
-        for knob in arena.space.knobs
-        if len({str(candidate.knobs.get(knob.name)) for candidate in tier}) > 1
-    ]
-    choices = {
-        knob.name: list(dict.fromkeys(str(candidate.knobs.get(knob.name)) for candidate in tier))
-        for knob in moving
-    }
+    moving = []
+    for knob in arena.space.knobs:
+        if len({str(candidate.knobs.get(knob.name)) for candidate in tier}) > 1:
+            moving.append(knob)
+    choices = {}
+    for knob in moving:
+        choices[knob.name] = list(
+            dict.fromkeys(str(candidate.knobs.get(knob.name)) for candidate in tier)
+        )
     numeric = {name: values for name, values in choices.items() if _are_numbers(values)}
 
     def place(candidate: Candidate, name: str) -> float | str:
@@ -201,9 +200,9 @@ def _optuna(
         """
         probe = arena.probe(candidate)
         fitting = [probe.speed for probe in arena.probes if probe.fits]
-        values: dict[str, optuna.distributions.BaseDistribution] = {
-            name: _distribution(choices[name]) for name in choices
-        }
+        values: dict[str, optuna.distributions.BaseDistribution] = {}
+        for name in choices:
+            values[name] = _distribution(choices[name])
         study.add_trial(
             optuna.trial.create_trial(
                 params={name: place(candidate, name) for name in choices},
@@ -259,11 +258,10 @@ def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate
     """
     groups: dict[str, list[Candidate]] = {}
     for candidate in sorted(tier, key=lambda candidate: _moved(candidate, first)):
-        shape = {
-            name: value
-            for name, value in candidate.knobs.items()
-            if name not in (MICRO, "gradient_accumulation_steps")
-        }
+        shape = {}
+        for name, value in candidate.knobs.items():
+            if name not in (MICRO, "gradient_accumulation_steps"):
+                shape[name] = value
         groups.setdefault(str(shape), []).append(candidate)
     for members in groups.values():
         yield sorted(members, key=lambda candidate: int(candidate.settings[MICRO] or 0))
@@ -308,11 +306,10 @@ def first_fit(
     """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest
     micro-batch below it.
     """
-    fixed = {
-        name: value
-        for name, value in first.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    }
+    fixed = {}
+    for name, value in first.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            fixed[name] = value
 
     def is_small(candidate: Candidate) -> bool:
         return candidate.settings[MICRO] == first.settings[MICRO] and bool(
@@ -334,16 +331,14 @@ def first_fit(
         )
     )
     chosen = next((candidate for candidate in engines if _below(arena.probe(candidate))), first)
-    shape = {
-        name: value
-        for name, value in chosen.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    }
-    ladder = [
-        candidate
-        for candidate in tier
-        if all(candidate.knobs.get(name) == value for name, value in shape.items())
-    ]
+    shape = {}
+    for name, value in chosen.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            shape[name] = value
+    ladder = []
+    for candidate in tier:
+        if all(candidate.knobs.get(name) == value for name, value in shape.items()):
+            ladder.append(candidate)
     for candidate in sorted(ladder, key=lambda candidate: -int(candidate.settings[MICRO] or 0)):
         if _below(arena.probe(candidate)):
             return
@@ -371,11 +366,10 @@ def deepspeed_grid(
     outer: dict[str, dict[str, list[Candidate]]] = {}
     for ladder in _ladders(tier, first):
         for candidate in ladder:
-            shape = {
-                name: v
-                for name, v in candidate.knobs.items()
-                if name not in (MICRO, "gradient_accumulation_steps", "sharding")
-            }
+            shape = {}
+            for name, v in candidate.knobs.items():
+                if name not in (MICRO, "gradient_accumulation_steps", "sharding"):
+                    shape[name] = v
             outer.setdefault(str(shape), {}).setdefault(
                 str(candidate.settings.get("sharding")), []
             ).append(candidate)

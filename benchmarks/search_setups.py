@@ -213,10 +213,9 @@ def _table(name: str) -> Setup:
     by_knobs: dict[str, list[dict[str, Any]]] = {}
     for row in stored["rows"]:
         by_knobs.setdefault(json.dumps(row["knobs"], sort_keys=True), []).append(row)
-    rows = {
-        candidate.id: by_knobs[json.dumps(dict(candidate.knobs), sort_keys=True)]
-        for candidate in posed_table.candidates
-    }
+    rows = {}
+    for candidate in posed_table.candidates:
+        rows[candidate.id] = by_knobs[json.dumps(dict(candidate.knobs), sort_keys=True)]
     loads = load_costs(posed_table.candidates, rows)
     return Setup(
         name, "measured", posed_table, {}, lambda seed: Replayed(rows, limit, loads, seed=seed)

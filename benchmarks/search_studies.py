@@ -271,10 +271,9 @@ def _along(
     optimum: Optimum | None,
 ) -> dict[str, Any]:
     """Return the figures read from the probes in their order."""
-    shares = [
-        _share(optimum, _incumbent(posed_setup, probes[: count + 1]))
-        for count in range(len(probes))
-    ]
+    shares = []
+    for count in range(len(probes)):
+        shares.append(_share(optimum, _incumbent(posed_setup, probes[: count + 1])))
     reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
     high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
     first = _first_choice(posed_setup, optimum)
@@ -299,16 +298,14 @@ def _along(
 def _first_choice(posed_setup: Setup, optimum: Optimum | None) -> float | None:
     """Return the share of what prediction alone would choose: the fastest that is not refused."""
     members = optimum.members if optimum else frozenset()
-    predictions = [
-        posed_setup.predictions[candidate.id]
-        for candidate in posed_setup.posed.candidates
-        if candidate.id in members and candidate.id in posed_setup.predictions
-    ]
-    rates = {
-        prediction.candidate_id: prediction.tokens_per_second.value
-        for prediction in predictions
-        if prediction.fits is not False and prediction.tokens_per_second
-    }
+    predictions = []
+    for candidate in posed_setup.posed.candidates:
+        if candidate.id in members and candidate.id in posed_setup.predictions:
+            predictions.append(posed_setup.predictions[candidate.id])
+    rates = {}
+    for prediction in predictions:
+        if prediction.fits is not False and prediction.tokens_per_second:
+            rates[prediction.candidate_id] = prediction.tokens_per_second.value
     if optimum is None or not rates:
         return None
     return optimum.speeds.get(max(rates, key=lambda name: rates[name]), 0.0) / optimum.speed

@@ -103,13 +103,12 @@ def order(
     """Pairs of rows that share the facts and whose measured speeds differ, and those ordered
     right.
     """
-    pairs = [
-        (first, second)
-        for first, second in combinations(rows, 2)
-        if all(first[fact] == second[fact] for fact in facts)
-        and max(first["measured"], second["measured"])
-        >= distinct * min(first["measured"], second["measured"])
-    ]
+    pairs = []
+    for first, second in combinations(rows, 2):
+        if all(first[fact] == second[fact] for fact in facts) and max(
+            first["measured"], second["measured"]
+        ) >= distinct * min(first["measured"], second["measured"]):
+            pairs.append((first, second))
     right = sum(
         (first["measured"] < second["measured"]) == (first["predicted"] < second["predicted"])
         for first, second in pairs
@@ -144,10 +143,11 @@ def one_row_calibration(
 def repeated(rows: Sequence[Row]) -> dict[str, Any]:
     """Differences of rows measured twice, half a year apart, with other releases."""
     groups = [group for group in grouped(rows, *REPEATED).values() if len(group) > 1]
-    apart = [
-        max(row["measured"] for row in group) / min(row["measured"] for row in group) - 1
-        for group in groups
-    ]
+    apart = []
+    for group in groups:
+        apart.append(
+            max(row["measured"] for row in group) / min(row["measured"] for row in group) - 1
+        )
     return (
         {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)}
         if apart

@@ -61,14 +61,12 @@ def _write(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def compared(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report's row: speeds of the split run divided by those of the colocated one."""
-    facts = {
-        name: report[name]
-        for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported")
-    }
-    predicted = {
-        mode: _predicted({**report["run"], "gpus": report["gpus"]}, report, mode)
-        for mode in ("colocated", "split")
-    }
+    facts = {}
+    for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported"):
+        facts[name] = report[name]
+    predicted = {}
+    for mode in ("colocated", "split"):
+        predicted[mode] = _predicted({**report["run"], "gpus": report["gpus"]}, report, mode)
     ratio = predicted["split"]["tokens_per_second"] / predicted["colocated"]["tokens_per_second"]
     right = side(ratio) == side(report["reported"])
     return {**facts, "predicted": round(ratio, 3), "right_side": right, "runs": predicted}

@@ -159,11 +159,10 @@ def _measure(executor: Executor, candidate: Candidate) -> Measurement:
 
 
 def _row(understood: ParsedRequest, candidate: Candidate) -> dict[str, Any]:
-    knobs = {
-        name: value
-        for name, value in candidate.knobs.items()
-        if len(understood.job.space[name].choices) > 1
-    }
+    knobs = {}
+    for name, value in candidate.knobs.items():
+        if len(understood.job.space[name].choices) > 1:
+            knobs[name] = value
     learning = learning_values(understood.job.space, candidate)
     return {
         "id": candidate.id,

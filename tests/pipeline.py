@@ -48,7 +48,7 @@ def make_project(folder: Path, **settings: object) -> Path:
 def write_prompts(folder: Path, *, longest: int) -> None:
     """Rows of 1 to `longest` words."""
     (folder / "prompts").mkdir(exist_ok=True)
-    rows = [
-        json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n" for row in range(32)
-    ]
+    rows = []
+    for row in range(32):
+        rows.append(json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n")
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))

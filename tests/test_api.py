@@ -73,11 +73,10 @@ def test_typed_flags_mean_the_same(arguments: dict[str, Any]) -> None:
     command = autotune_command.get_command(click.Context(autotune_command), "run")
     assert command is not None
     parameters = command.make_context("run", typed(flags)).params
-    values = {
-        field.name: parameters[field.name]
-        for field in dataclasses.fields(Flags)
-        if field.name in parameters
-    }
+    values = {}
+    for field in dataclasses.fields(Flags):
+        if field.name in parameters:
+            values[field.name] = parameters[field.name]
     assert Flags(**values) == flags
 
 

@@ -72,11 +72,10 @@ def _flags_of(
 
 def codes() -> dict[str, Any]:
     """Return the exit codes, by name and by status of a document."""
-    code_by_name = {
-        name: code
-        for name, code in vars(exit_codes).items()
-        if name.isupper() and isinstance(code, int)
-    }
+    code_by_name = {}
+    for name, code in vars(exit_codes).items():
+        if name.isupper() and isinstance(code, int):
+            code_by_name[name] = code
     return {
         "names": code_by_name,
         "run": run.EXITS,

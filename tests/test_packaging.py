@@ -44,14 +44,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_data_file(wheel: Path) -> None:
     shipped = set(zipfile.ZipFile(wheel).namelist())
-    package = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "autotune").rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".typed")
-    }
-    spaces = {
-        f"autotune/{path.relative_to(ROOT)}" for path in (ROOT / "search_spaces").glob("*.yaml")
-    }
+    package = set()
+    for path in (ROOT / "autotune").rglob("*"):
+        if path.suffix in (".py", ".yaml", ".json", ".typed"):
+            package.add(str(path.relative_to(ROOT)))
+    spaces = set()
+    for path in (ROOT / "search_spaces").glob("*.yaml"):
+        spaces.add(f"autotune/{path.relative_to(ROOT)}")
     assert spaces
     assert package | spaces <= shipped
 
@@ -156,7 +155,10 @@ def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
 
 def test_constraints_pin_what_the_extras_ask_for() -> None:
     files = (ROOT / ".ci" / "constraints" / name for name in ("cpu.txt", "torch-cpu.txt"))
-    lines = [line.removesuffix(" \\") for file in files for line in file.read_text().splitlines()]
+    lines = []
+    for file in files:
+        for line in file.read_text().splitlines():
+            lines.append(line.removesuffix(" \\"))
     pinned = dict(line.split("==") for line in lines if "==" in line)
     assert pinned["torch"].endswith("+cpu")
     pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}

@@ -40,15 +40,20 @@ def test_the_shell_script_can_be_started_and_slurm_reads_its_options_first() -> 
 def test_the_workflow_calls_what_there_is() -> None:
     flow = yaml.safe_load((FOLDER / "workflow.yml").read_text())
     assert set(flow["jobs"]) == {"predict", "train"}
-    runs = [
-        step["run"] for task in flow["jobs"].values() for step in task["steps"] if "run" in step
-    ]
+    runs = []
+    for task in flow["jobs"].values():
+        for step in task["steps"]:
+            if "run" in step:
+                runs.append(step["run"])
     commands = [line.split() for line in runs if line.startswith("autotune ")]
     assert [command_line[1] for command_line in commands] == ["predict", "preflight"]
     for command_line in commands:
         command = autotune_command.get_command(None, command_line[1])  # type: ignore[arg-type]
         assert command is not None
-        options = {option for parameter in command.params for option in parameter.opts}
+        options = set()
+        for parameter in command.params:
+            for option in parameter.opts:
+                options.add(option)
         flags = (
             {word for word in command_line[: command_line.index("--")] if word.startswith("--")}
             if "--" in command_line

@@ -87,9 +87,10 @@ def test_what_is_said_of_the_failing_one(
             cause.startswith(f"{fact}, which is not given") for cause in prediction.depends_on
         )
     # Not of torch's cache: torch gives its free blocks back before it runs out of memory.
-    bytes_by_part = {
-        part: size for part, size in prediction.breakdown.items() if part != "fragmentation"
-    }
+    bytes_by_part = {}
+    for part, size in prediction.breakdown.items():
+        if part != "fragmentation":
+            bytes_by_part[part] = size
     assert max(bytes_by_part, key=lambda part: bytes_by_part[part]) == scenario.document["blames"]
     assert worst(ways).prediction.fits is not True, (
         "with the most of what is unknown it is not sure to fit"

@@ -111,15 +111,17 @@ def test_no_other_index_can_shadow_a_name_and_nothing_unpinned_is_installed() ->
             assert line == "PIP_INSTALL := $(BIN)/python -m pip install --no-deps", line
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pinned = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text()
-    assert all(f"{Requirement(requirement).name}==" in pinned for requirement in build), (
-        "an installation without build isolation needs them"
-    )
+    for requirement in build:
+        assert f"{Requirement(requirement).name}==" in pinned, (
+            "an installation without build isolation needs them"
+        )
 
 
 def _everything() -> list[Requirement]:
-    extras = [
-        Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts
-    ]
+    extras = []
+    for texts in PROJECT["optional-dependencies"].values():
+        for text in texts:
+            extras.append(Requirement(text))
     return [*CORE, *extras]
 
 
@@ -128,11 +130,10 @@ def _licence(name: str) -> str | None:
         metadata = distribution(name).metadata
     except PackageNotFoundError:
         return None
-    kinds = [
-        line.split("::")[-1]
-        for line in metadata.get_all("Classifier") or []
-        if line.startswith("License")
-    ]
+    kinds = []
+    for line in metadata.get_all("Classifier") or []:
+        if line.startswith("License"):
+            kinds.append(line.split("::")[-1])
     return " ".join(
         [metadata.get("License-Expression") or "", *kinds, (metadata.get("License") or "")[:60]]
     )

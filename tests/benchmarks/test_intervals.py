@@ -34,9 +34,9 @@ def test_pairs_far_apart_do_not_overlap_and_near_ones_do() -> None:
 
 
 def test_a_spread_is_learned_from_the_pair_and_as_many_others_as_a_search_confirms() -> None:
-    repeats = [
-        spread.repeats for _, spread in spreads(study(1.0, 1.1, 1.0, 1.1), confirmed=CONFIRMED)
-    ]
+    repeats = []
+    for _, spread in spreads(study(1.0, 1.1, 1.0, 1.1), confirmed=CONFIRMED):
+        repeats.append(spread.repeats)
     assert repeats == [CONFIRMED] * 4
     assert [spread.repeats for _, spread in spreads(study(1.0, 1.1), confirmed=0)] == [0, 0]
 

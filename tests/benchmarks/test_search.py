@@ -46,9 +46,10 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
 def changed(posed: Posed, candidate: Candidate, **changes: object) -> Candidate | None:
     """The candidate that differs in these knobs alone."""
     loose = ("gradient_accumulation_steps",)
-    knobs = {
-        name: value for name, value in {**candidate.knobs, **changes}.items() if name not in loose
-    }
+    knobs = {}
+    for name, value in {**candidate.knobs, **changes}.items():
+        if name not in loose:
+            knobs[name] = value
     return next(
         (
             neighbour
@@ -79,13 +80,18 @@ def test_the_parameter_count_is_the_models_own(case: str) -> None:
 @pytest.mark.parametrize("case", ["qwen2.5-1.5b-lora-l4", "qwen2.5-7b-full-4xa100-80g"])
 def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
     posed, machine = machine_of(case)
-    pairs = [
-        (candidate, changed(posed, candidate, **{MICRO: 2 * int(candidate.settings[MICRO] or 0)}))
-        for candidate in posed.candidates
-    ]
-    compared = [
-        (machine.truth(small), machine.truth(large)) for small, large in pairs if large is not None
-    ]
+    pairs = []
+    for candidate in posed.candidates:
+        pairs.append(
+            (
+                candidate,
+                changed(posed, candidate, **{MICRO: 2 * int(candidate.settings[MICRO] or 0)}),
+            )
+        )
+    compared = []
+    for small, large in pairs:
+        if large is not None:
+            compared.append((machine.truth(small), machine.truth(large)))
     assert len(compared) > 100
     for small, large in compared:
         if small.cause is None and large.cause is None:
@@ -110,15 +116,13 @@ def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_i
 
 def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_little_is_slow() -> None:
     posed, machine = machine_of("qwen2.5-7b-lora-a100-80g")
-    engines = [
-        candidate
-        for candidate in posed.candidates
-        if candidate.knobs.get("use_vllm") and candidate.settings[MICRO] == 1
-    ]
-    by_share = {
-        candidate.knobs["vllm_gpu_memory_utilization"]: machine.truth(candidate)
-        for candidate in engines
-    }
+    engines = []
+    for candidate in posed.candidates:
+        if candidate.knobs.get("use_vllm") and candidate.settings[MICRO] == 1:
+            engines.append(candidate)
+    by_share = {}
+    for candidate in engines:
+        by_share[candidate.knobs["vllm_gpu_memory_utilization"]] = machine.truth(candidate)
     assert (
         by_share[0.2].cause == "kv_cache"
         or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]

@@ -56,12 +56,11 @@ def main() -> None:
 
 def _rows(options: argparse.Namespace, stored: results.Results) -> list[tuple[ExecutorKind, Fault]]:
     """Return the rows to run, place by place."""
-    requested = [
-        (place, fault)
-        for place in PLACES
-        for fault in FAULTS
-        if place in options.places and (not options.only or fault.name in options.only)
-    ]
+    requested = []
+    for place in PLACES:
+        for fault in FAULTS:
+            if place in options.places and (not options.only or fault.name in options.only):
+                requested.append((place, fault))
     return [
         (place, fault)
         for place, fault in requested

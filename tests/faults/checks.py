@@ -86,11 +86,9 @@ def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[
                 scene.ranks * speed_of(trial.candidate.knobs)
             ):
                 wrong.append(f"trial {trial.number} has a speed that was not measured")
-    wrong += [
-        f"{name} was recorded {count} times and begun {begun[name]}"
-        for name, count in recorded.items()
-        if count > begun[name]
-    ]
+    for name, count in recorded.items():
+        if count > begun[name]:
+            wrong.append(f"{name} was recorded {count} times and begun {begun[name]}")
     twice = [name for name, count in well.items() if count > finished[name]]
     return wrong + [
         f"{name} was recorded ok {well[name]} times and done {finished[name]}" for name in twice
@@ -105,11 +103,10 @@ def fastest_left_out(study: Sequence[RecordedTrial]) -> list[str]:
         key=lambda candidate: speed_of(candidate.knobs),
         default=None,
     )
-    short = [
-        trial.measurement
-        for trial in study
-        if trial.candidate == fastest and trial.purpose != "confirm"
-    ]
+    short = []
+    for trial in study:
+        if trial.candidate == fastest and trial.purpose != "confirm":
+            short.append(trial.measurement)
     ended = sum(measurement.ended_from_outside for measurement in short)
     decided = any(measurement.outcome is not Outcome.INTERRUPTED for measurement in short)
     wrong = 0 < ended < MAX_ATTEMPTS and not decided
@@ -135,16 +132,14 @@ def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial
     if last is None:
         error = next((line["text"] for line in events if "error" in line), "no message")
         return [f"no answer ({error})"]
-    failed = {
-        trial.candidate.id
-        for trial in study
-        if trial.purpose == "confirm" and trial.measurement.outcome is not Outcome.OK
-    }
-    well = [
-        trial
-        for trial in study
-        if trial.measurement.outcome is Outcome.OK and trial.candidate.id not in failed
-    ]
+    failed = set()
+    for trial in study:
+        if trial.purpose == "confirm" and trial.measurement.outcome is not Outcome.OK:
+            failed.add(trial.candidate.id)
+    well = []
+    for trial in study:
+        if trial.measurement.outcome is Outcome.OK and trial.candidate.id not in failed:
+            well.append(trial)
     best = max(well, key=lambda trial: speed_of(trial.candidate.knobs), default=None)
     if best is None or last["answer"] != best.candidate.id:
         return [f"it recommends {last['answer']}, and the fastest is {best and best.candidate.id}"]
@@ -157,17 +152,15 @@ def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial
 
 def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]:
     """Return what is wrong with the messages to the user: none matches, or one is a traceback."""
-    texts = [
-        str(line[key])
-        for line in events
-        for key in ("note", "evidence", "text", "fault")
-        if line.get(key)
-    ]
-    wrong = [
-        f"not one sentence: {text!r}"
-        for text in texts
-        if "\n" in text.strip() or "Traceback" in text
-    ]
+    texts = []
+    for line in events:
+        for key in ("note", "evidence", "text", "fault"):
+            if line.get(key):
+                texts.append(str(line[key]))
+    wrong = []
+    for text in texts:
+        if "\n" in text.strip() or "Traceback" in text:
+            wrong.append(f"not one sentence: {text!r}")
     return (
         wrong
         if any(re.search(pattern, text) for text in texts)
@@ -177,7 +170,8 @@ def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]
 
 def leaked_slots(events: Sequence[dict[str, Any]], slots: int) -> list[str]:
     given_up = [line["note"] for line in events if "Going on without" in line.get("note", "")]
-    few = [
-        f"{line['slots']} slots of {slots}" for line in events if line.get("slots", slots) != slots
-    ]
+    few = []
+    for line in events:
+        if line.get("slots", slots) != slots:
+            few.append(f"{line['slots']} slots of {slots}")
     return [*given_up, *few]

@@ -188,7 +188,11 @@ def _end(
         assert scene.driver is not None
         scene.driver.kill()
         return "hanging"
-    ends = [key for line in scene.events(name) for key in ("answer", "error") if key in line]
+    ends = []
+    for line in scene.events(name):
+        for key in ("answer", "error"):
+            if key in line:
+                ends.append(key)
     return "killed" if code == -signal.SIGKILL else ends[-1] if ends else "nothing"
 
 
@@ -223,17 +227,17 @@ def _judge(
     states: Any,
 ) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
-    strange = [
-        f"trial {trial.number} ended {trial.measurement.outcome}"
-        for trial in study
-        if trial.measurement.outcome not in allowed
-    ]
-    open_still = [
-        f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]
-    ]
-    files = [
-        f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-probe-*")
-    ]
+    strange = []
+    for trial in study:
+        if trial.measurement.outcome not in allowed:
+            strange.append(f"trial {trial.number} ended {trial.measurement.outcome}")
+    open_still = []
+    for name in ("RUNNING", "WAITING"):
+        if states[name]:
+            open_still.append(f"{states[name]} trials are {name}")
+    files = []
+    for folder in (scene.folder / "scratch").glob("autotune-probe-*"):
+        files.append(f"{folder.name} was left")
     return [
         *strange,
         *open_still,

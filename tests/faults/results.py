@@ -80,11 +80,10 @@ class Results:
 
     def runs(self, fault: Fault, place: str) -> float:
         """Return the number of runs of this very fault; infinity if there is a reason for none."""
-        rows = [
-            row
-            for row in self._kept.rows
-            if (row.fault, row.place, row.how) == (fault.name, place, fault.how)
-        ]
+        rows = []
+        for row in self._kept.rows:
+            if (row.fault, row.place, row.how) == (fault.name, place, fault.how):
+                rows.append(row)
         return max(
             (float("inf") if row.left_out is not None else row.runs for row in rows), default=0
         )
@@ -96,15 +95,13 @@ class Results:
         for former in self._kept.rows if added else ():
             if (former.fault, former.place) == (row.fault, row.place):
                 row = _together(former, row)
-        other_rows = [
-            stored
-            for stored in self._kept.rows
-            if (stored.fault, stored.place) != (row.fault, row.place)
-        ]
-        order = {
-            (fault.name, place): number
-            for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)
-        }
+        other_rows = []
+        for stored in self._kept.rows:
+            if (stored.fault, stored.place) != (row.fault, row.place):
+                other_rows.append(stored)
+        order = {}
+        for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS):
+            order[(fault.name, place)] = number
         listed = [stored for stored in [*other_rows, row] if (stored.fault, stored.place) in order]
         self._kept.rows = sorted(listed, key=lambda stored: order[stored.fault, stored.place])
         if self._file is not None:
@@ -147,10 +144,9 @@ def row_of(
 
 
 def _together(former: Row, row: Row) -> Row:
-    runs = {
-        name: getattr(former, name) + getattr(row, name)
-        for name in ("runs", "survived", "lost", "orphans", "wrong")
-    }
+    runs = {}
+    for name in ("runs", "survived", "lost", "orphans", "wrong"):
+        runs[name] = getattr(former, name) + getattr(row, name)
     # The mean of both medians, by their runs; the higher load.
     seconds = (
         (former.median_seconds or 0) * former.runs + (row.median_seconds or 0) * row.runs
@@ -189,16 +185,17 @@ ABOUT = (Path(__file__).parent / "about.md").read_text()
 def page(contents: Kept) -> str:
     """The table for readers."""
     played = [row for row in contents.rows if row.left_out is None]
-    nothing = [
-        f"- {row.fault}, {row.place}: {row.left_out}."
-        for row in contents.rows
-        if row.left_out is not None
-    ]
-    wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
-    machines = {
-        machine: f"{number}"
-        for number, machine in enumerate(dict.fromkeys(row.where for row in played), start=1)
-    }
+    nothing = []
+    for row in contents.rows:
+        if row.left_out is not None:
+            nothing.append(f"- {row.fault}, {row.place}: {row.left_out}.")
+    wrong = []
+    for row in played:
+        for text in row.wrong:
+            wrong.append(f"- {row.fault}, {row.place}, {text}")
+    machines = {}
+    for number, machine in enumerate(dict.fromkeys(row.where for row in played), start=1):
+        machines[machine] = f"{number}"
     return (
         "\n".join(
             [

@@ -30,7 +30,10 @@ def rows(parts: dict[str, Any], *names: str) -> list[dict[str, Any]]:
     """Return the points that ended well and have a prediction: only there both figures cover a
     whole step.
     """
-    all_rows = [row for name in names if name in parts for row in parts[name]["rows"]]
+    all_rows = []
+    for name in names:
+        if name in parts:
+            all_rows.extend(parts[name]["rows"])
     return [row for row in all_rows if row["outcome"] == "ok" and row["predicted"]]
 
 
@@ -40,11 +43,10 @@ def off(
     predicted: str,
 ) -> float:
     """The median of the relative distances."""
-    pairs = [
-        (row[measured], row["predicted"][predicted]["value"])
-        for row in rows
-        if row[measured] is not None
-    ]
+    pairs = []
+    for row in rows:
+        if row[measured] is not None:
+            pairs.append((row[measured], row["predicted"][predicted]["value"]))
     assert pairs
     return statistics.median(abs(predicted - real) / real for real, predicted in pairs)
 

@@ -111,10 +111,9 @@ def distance(first: dict[str, Any], second: dict[str, Any]) -> float:
 
     names = sorted(first["gradient"])
     assert names == sorted(second["gradient"])
-    flat = [
-        torch.cat([answer["gradient"][name].flatten() for name in names])
-        for answer in (first, second)
-    ]
+    flat = []
+    for answer in (first, second):
+        flat.append(torch.cat([answer["gradient"][name].flatten() for name in names]))
     assert float(flat[0].norm()) > 1e-6, "the batch would show no difference"
     return float((flat[0] - flat[1]).norm() / flat[0].norm())
 
@@ -171,8 +170,7 @@ def test_the_attention_kernel_is_neutral(step: Step) -> None:
 
 
 def test_reentrant_checkpointing_is_neutral(step: Step) -> None:
-    ways = [
-        step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}})
-        for way in (False, True)
-    ]
+    ways = []
+    for way in (False, True):
+        ways.append(step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}}))
     check_same_step(*ways, "DistributedDataParallel")

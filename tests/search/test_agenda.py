@@ -62,17 +62,17 @@ def foreseen(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Predic
 
 
 def best_speed(job: Job, machine: Machine) -> float:
-    fitting = [
-        candidate
-        for candidate in legal_candidates(job, TRAINER)
-        if machine.need(candidate) <= machine.limit_bytes
-    ]
-    preferred = [
-        candidate
-        for candidate in fitting
-        if candidate.knobs["num_generations"] == 8
-        and candidate.knobs["max_completion_length"] == 64
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, TRAINER):
+        if machine.need(candidate) <= machine.limit_bytes:
+            fitting.append(candidate)
+    preferred = []
+    for candidate in fitting:
+        if (
+            candidate.knobs["num_generations"] == 8
+            and candidate.knobs["max_completion_length"] == 64
+        ):
+            preferred.append(candidate)
     return max(machine.speed(candidate) for candidate in preferred)
 
 
@@ -102,16 +102,15 @@ def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path)
     completed = foreseen(job, machine)
     baseline = baseline_candidate(job, TRAINER)
     assert baseline is not None
-    doubtful = {
-        name: (
+    doubtful = {}
+    for name, prediction in completed.items():
+        doubtful[name] = (
             prediction
             if name == baseline.id
             else replace(
                 prediction, peak_memory_bytes=prediction.peak_memory_bytes.scaled(5.0), fits=None
             )
         )
-        for name, prediction in completed.items()
-    }
     _, probes = search(job, machine, predictions=doubtful)
     assert probes[0].trial.candidate == baseline
 
@@ -243,11 +242,10 @@ def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 1000, space)
     answer, _ = search(job, machine)
     assert answer.winner is not None
-    fitting = [
-        candidate
-        for candidate in legal_candidates(job, TRAINER)
-        if machine.need(candidate) <= machine.limit_bytes
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, TRAINER):
+        if machine.need(candidate) <= machine.limit_bytes:
+            fitting.append(candidate)
     assert answer.learning["max_completion_length"] == max(
         int(candidate.knobs["max_completion_length"] or 0) for candidate in fitting
     )

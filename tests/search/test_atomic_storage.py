@@ -119,10 +119,8 @@ def test_a_trial_names_its_driver_from_its_first_row(trials: TrialWriter) -> Non
     begun = [trials.begin("me") for _ in range(3)]
     stored = trials.study.get_trials()
     assert [trial.number for trial in stored] == [trial.number for trial in begun] == [0, 1, 2]
-    assert all(
-        trial.state is TrialState.RUNNING and trial.user_attrs == {"driver": "me"}
-        for trial in stored
-    )
+    for trial in stored:
+        assert trial.state is TrialState.RUNNING and trial.user_attrs == {"driver": "me"}
 
 
 def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:

@@ -102,22 +102,24 @@ def _search(
 def test_a_gain_within_the_noise_keeps_the_baseline(tmp_path: Path) -> None:
     """The fastest of three equal rivals is mistaken for a gain no more often than once in ten."""
     job = toy_job(tmp_path, _space("zero2", "ddp", "zero3", "none"), 900 * MIB, storage="memory://")
-    machines = [
-        Noisy(
-            limit_bytes=900 * MIB,
-            noise=0.05,
-            dice=random.Random(seed),
+    machines = []
+    for seed in range(20):
+        machines.append(
+            Noisy(
+                limit_bytes=900 * MIB,
+                noise=0.05,
+                dice=random.Random(seed),
+            )
         )
-        for seed in range(20)
-    ]
     answers = [_search(job, machine) for machine in machines]
-    keeping = [
-        answer
-        for answer in answers
-        if answer.winner
-        and answer.baseline
-        and answer.winner.candidate == answer.baseline.candidate
-    ]
+    keeping = []
+    for answer in answers:
+        if (
+            answer.winner
+            and answer.baseline
+            and answer.winner.candidate == answer.baseline.candidate
+        ):
+            keeping.append(answer)
     assert len(keeping) >= 18
     for answer in keeping:
         assert (

@@ -42,9 +42,9 @@ def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
 
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
-    measurements = [
-        (candidate, MACHINE.measure(candidate, SHORT_PROBE)) for candidate in candidates
-    ]
+    measurements = []
+    for candidate in candidates:
+        measurements.append((candidate, MACHINE.measure(candidate, SHORT_PROBE)))
     return [
         Trial(
             number=0,
@@ -83,11 +83,10 @@ def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float)
 def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back() -> None:
     predictions = foreseen(1.2, off=0.1)  # everything is predicted to need a fifth too much
     before = surrogate(predictions).estimate([])
-    wrongly = [
-        p
-        for p, candidate in enumerate(CANDIDATES)
-        if before.refused[p] and MACHINE.need(candidate) <= MACHINE.limit_bytes
-    ]
+    wrongly = []
+    for p, candidate in enumerate(CANDIDATES):
+        if before.refused[p] and MACHINE.need(candidate) <= MACHINE.limit_bytes:
+            wrongly.append(p)
     assert wrongly, "the case must hold false refusals"
     after = surrogate(predictions).estimate(
         measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8])
@@ -181,15 +180,16 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
             seconds=None,
         ),
     )
-    predictions = [
-        replace(
-            foreseen(1.0)[candidate.id],
-            peak_memory_bytes=half,
-            phases=phases,
-            training_devices=1,
+    predictions = []
+    for candidate in CANDIDATES:
+        predictions.append(
+            replace(
+                foreseen(1.0)[candidate.id],
+                peak_memory_bytes=half,
+                phases=phases,
+                training_devices=1,
+            )
         )
-        for candidate in CANDIDATES
-    ]
     trial = measured([CANDIDATES[0]])[0]
     trainer, server = (
         DeviceMemory(

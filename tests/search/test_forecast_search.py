@@ -39,12 +39,13 @@ def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(
     job, machine, answer = ask(tmp_path, limit)
     assert answer.winner is not None and answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
-    surely = [
-        candidate
-        for candidate in legal_candidates(job, ToyTrainer())
-        if machine.need(candidate) * 1.1 <= machine.limit_bytes
-        and preferred.items() <= candidate.knobs.items()
-    ]
+    surely = []
+    for candidate in legal_candidates(job, ToyTrainer()):
+        if (
+            machine.need(candidate) * 1.1 <= machine.limit_bytes
+            and preferred.items() <= candidate.knobs.items()
+        ):
+            surely.append(candidate)
     assert machine.speed(answer.winner.candidate) == max(
         machine.speed(candidate) for candidate in surely
     )
@@ -157,9 +158,9 @@ def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
     assert {"max_completion_length": 32} in [way["change"] for way in ways]
     learning = [way["learning"] for way in ways]
     assert learning == sorted(learning)  # type: ignore[type-var]
-    assert all(way["ratio"] is None for way in ways if way["learning"]), (
-        "speeds of unlike learning are not compared"
-    )
+    for way in ways:
+        if way["learning"]:
+            assert way["ratio"] is None, "speeds of unlike learning are not compared"
 
 
 def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> None:
@@ -168,10 +169,9 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     refuted = trainer.complete({**origin.knobs, "batch": 4}, job.task)
-    changes = [
-        way.change
-        for way in ways_to_fit(_request(job, trainer), origin, oracle, refuted=[refuted.id])
-    ]
+    changes = []
+    for way in ways_to_fit(_request(job, trainer), origin, oracle, refuted=[refuted.id]):
+        changes.append(way.change)
     assert {"batch": 2} in changes and {"batch": 4} not in changes
 
 
@@ -244,11 +244,10 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
     origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     ways_to_fit(_request(job, trainer), origin, oracle)
-    batches = [
-        candidate.knobs["batch"]
-        for candidate in oracle.predicted[1:]
-        if candidate.knobs == {**origin.knobs, "batch": candidate.knobs["batch"]}
-    ]
+    batches = []
+    for candidate in oracle.predicted[1:]:
+        if candidate.knobs == {**origin.knobs, "batch": candidate.knobs["batch"]}:
+            batches.append(candidate.knobs["batch"])
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
 

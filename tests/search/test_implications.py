@@ -81,10 +81,8 @@ def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
         fits = machine.need(candidate) <= machine.limit_bytes
         assert not (implications.impossible[index] and fits)
         assert not (implications.possible[index] and not fits)
-    assert all(
-        implications.impossible[row] or implications.possible[row]
-        for row in TABLE.rows_of(measured)
-    )
+    for row in TABLE.rows_of(measured):
+        assert implications.impossible[row] or implications.possible[row]
 
 
 @given(
@@ -112,14 +110,10 @@ def test_incremental_implications_equal_those_computed_at_once(
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(candidate: Candidate) -> None:
     machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[candidate.id]
-    assert all(
-        machine.need(CANDIDATES[row]) >= machine.need(candidate)
-        for row in np.flatnonzero(TABLE.demanding_at_least(index))
-    )
-    assert all(
-        machine.need(CANDIDATES[row]) <= machine.need(candidate)
-        for row in np.flatnonzero(TABLE.demanding_at_most(index))
-    )
+    for row in np.flatnonzero(TABLE.demanding_at_least(index)):
+        assert machine.need(CANDIDATES[row]) >= machine.need(candidate)
+    for row in np.flatnonzero(TABLE.demanding_at_most(index)):
+        assert machine.need(CANDIDATES[row]) <= machine.need(candidate)
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -169,19 +163,22 @@ def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() 
 
 
 def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:
-    pairs = [(share, sleeps) for share in (0.3, 0.5) for sleeps in (True, False)]
-    loads = [
-        {"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps}
-        for share, sleeps in pairs
-    ]
-    awake_or_not = [
-        Candidate(
-            knobs=load,
-            settings=load,
-            load=load,
+    pairs = []
+    for share in (0.3, 0.5):
+        for sleeps in (True, False):
+            pairs.append((share, sleeps))
+    loads = []
+    for share, sleeps in pairs:
+        loads.append({"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps})
+    awake_or_not = []
+    for load in loads:
+        awake_or_not.append(
+            Candidate(
+                knobs=load,
+                settings=load,
+                load=load,
+            )
         )
-        for load in loads
-    ]
     table, failed = CandidateTable(SPACE, awake_or_not), awake_or_not[0]
     starting = Failure(
         evidence="no blocks",

@@ -91,11 +91,10 @@ def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
         ]
     )
     kernels = Kernels(table, figures=figures)
-    ends = {
-        candidate.knobs["share"]: index
-        for index, candidate in enumerate(table.candidates)
-        if _is_beside(candidate)
-    }
+    ends = {}
+    for index, candidate in enumerate(table.candidates):
+        if _is_beside(candidate):
+            ends[candidate.knobs["share"]] = index
 
     def doubt(value: float, *measured: float) -> float:
         indices = np.array([ends[share] for share in measured])

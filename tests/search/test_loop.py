@@ -58,12 +58,13 @@ def best_by_enumeration(
     machine: Machine,
     learning: dict[str, object],
 ) -> Candidate:
-    fitting = [
-        candidate
-        for candidate in legal_candidates(job, ToyTrainer())
-        if machine.need(candidate) <= machine.limit_bytes
-        and learning.items() <= candidate.knobs.items()
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, ToyTrainer()):
+        if (
+            machine.need(candidate) <= machine.limit_bytes
+            and learning.items() <= candidate.knobs.items()
+        ):
+            fitting.append(candidate)
     return max(fitting, key=machine.speed)
 
 
@@ -253,11 +254,10 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
         clock=Clock(600.0),
     )
     assert answer.certificate is not None and answer.certificate.measurement.worst is not None
-    turns = [
-        trial
-        for trial in answer.trials
-        if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate
-    ]
+    turns = []
+    for trial in answer.trials:
+        if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate:
+            turns.append(trial)
     assert len(turns) == 2
     assert len(answer.certificate.measurement.worst.cycle_seconds) == 2 * LONG_PROBE.timed_cycles
 
@@ -265,9 +265,10 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
 def test_slow_candidates_get_a_stop_threshold_but_not_the_first(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
-    searching = [
-        plan.stop_below_tokens_per_second for _, plan in machine.asked if plan.timed_cycles == 3
-    ]
+    searching = []
+    for _, plan in machine.asked:
+        if plan.timed_cycles == 3:
+            searching.append(plan.stop_below_tokens_per_second)
     assert searching[0] is None
     assert any(stop is not None and stop > 0 for stop in searching[2:])
 
@@ -290,10 +291,8 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
         (violation,) = trial.constraints.values()
         fits = trial.user_attrs["outcome"] == "ok"
         assert (violation <= 0) == fits == (trial.state.name == "COMPLETE")
-        assert all(
-            trial.params[name] == value
-            for name, value in trial.user_attrs["candidate"]["knobs"].items()
-        )
+        for name, value in trial.user_attrs["candidate"]["knobs"].items():
+            assert trial.params[name] == value
 
 
 def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
@@ -449,10 +448,9 @@ def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_p
     run(job, machine)
     optuna.load_study(study_name="toy", storage=job.storage).ask()
     run(replace(job, resume=True, max_probes=6), machine)
-    states = {
-        trial.state.name
-        for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials()
-    }
+    states = set()
+    for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials():
+        states.add(trial.state.name)
     assert "RUNNING" not in states
 
 
@@ -472,11 +470,10 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine, off=0.05)
     candidates = legal_candidates(job, trainer)
-    ruled_out = {
-        name: prediction
-        for name, prediction in oracle.screen(candidates).items()
-        if prediction.fits is False
-    }
+    ruled_out = {}
+    for name, prediction in oracle.screen(candidates).items():
+        if prediction.fits is False:
+            ruled_out[name] = prediction
     assert ruled_out
     for _ in range(2):  # a second opening of the same study records nothing twice
         study = open_study(
@@ -494,16 +491,17 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     assert answer.counts.screened == len(ruled_out)
     assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
     recorded_study = optuna.load_study(study_name="toy", storage=job.storage)
-    on_record = [
-        trial for trial in recorded_study.trials if trial.user_attrs.get("outcome") == "screened"
-    ]
+    on_record = []
+    for trial in recorded_study.trials:
+        if trial.user_attrs.get("outcome") == "screened":
+            on_record.append(trial)
     assert (
         0 < len(on_record) < len(ruled_out)
     )  # the nearest to the limit: the rest is counted, not written down
-    assert all(
-        trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"]
-        for trial in on_record
-    )
+    for trial in on_record:
+        assert (
+            trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"]
+        )
     (tmp_path / "plain").mkdir()
     plain = run(
         toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes),

@@ -79,7 +79,9 @@ def ended(process: subprocess.Popen[str]) -> dict[str, object]:
 
 def measured(folder: Path, *names: str) -> Counter[str]:
     """Candidates by how often their measuring was begun, over these drivers."""
-    lines = [line for name in names for line in (folder / f"{name}.log").read_text().splitlines()]
+    lines = []
+    for name in names:
+        lines.extend((folder / f"{name}.log").read_text().splitlines())
     return Counter(line.split()[1] for line in lines if line.startswith("short"))
 
 
@@ -104,12 +106,11 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(
     counts = measured(tmp_path, *names)
     assert counts and max(counts.values()) == 1
     assert sum(bool(measured(tmp_path, name)) for name in names) >= 2, "all was done by one"
-    long_probes = [
-        line
-        for name in names
-        for line in (tmp_path / f"{name}.log").read_text().splitlines()
-        if line.startswith("long")
-    ]
+    long_probes = []
+    for name in names:
+        for line in (tmp_path / f"{name}.log").read_text().splitlines():
+            if line.startswith("long"):
+                long_probes.append(line)
     assert len(long_probes) == len({line.split(maxsplit=1)[1] for line in long_probes}), (
         "a turn of a finalist was measured twice"
     )
@@ -153,9 +154,10 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_p
     assert any(
         "does not answer" in str(note) and "waiting" in str(note) for note in answer["notes"]
     )  # type: ignore[attr-defined]
-    measured_trials = [
-        trial for trial in trials_of(postgres.url, "away") if "measurement" in trial.user_attrs
-    ]
+    measured_trials = []
+    for trial in trials_of(postgres.url, "away"):
+        if "measurement" in trial.user_attrs:
+            measured_trials.append(trial)
     assert len(measured_trials) == answer["trials"]
 
 

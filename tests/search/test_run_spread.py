@@ -84,14 +84,12 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
     sweep = json.loads((BENCHMARKS / "results/demo_sweep.json").read_text())
     swept = _between([row["tokens_per_second"] for row in sweep["candidates"]])
     assert pytest.approx(swept, abs=0.002) == UNKNOWN_DEVIATION
-    between = {
-        name: _between([[run.tokens_per_second for run in runs] for runs in _table(name)])
-        for name in TABLES
-    }
-    scatter = {
-        name: statistics.median(run.scatter or 0 for runs in _table(name) for run in runs)
-        for name in TABLES
-    }
+    between = {}
+    for name in TABLES:
+        between[name] = _between([[run.tokens_per_second for run in runs] for runs in _table(name)])
+    scatter = {}
+    for name in TABLES:
+        scatter[name] = statistics.median(run.scatter or 0 for runs in _table(name) for run in runs)
     # The sweep kept no single cycles; its model and space are those of the first table.
     ratios = [swept / scatter[TABLES[0]], *(between[name] / scatter[name] for name in TABLES)]
     assert [round(ratio, 1) for ratio in ratios] == [1.3, 1.7, 3.2, 2.5]
@@ -108,7 +106,9 @@ def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(
     spread = learn_run_spread(
         [runs if place < known_groups else runs[:1] for place, runs in enumerate(groups)]
     )
-    pairs = [pair for runs in groups for pair in itertools.combinations(runs, 2)]
+    pairs = []
+    for runs in groups:
+        pairs.extend(itertools.combinations(runs, 2))
     assert sum(_overlaps(spread, *pair) for pair in pairs) >= 0.95 * len(pairs)
 
 
@@ -117,9 +117,10 @@ def test_the_intervals_of_a_probe_and_its_confirmation_overlap_in_200_repetition
     from tests.benchmarks.test_search import machine_of
 
     posed, machine = machine_of("qwen2.5-7b-lora-a100-80g", seed=3)
-    fitting = [
-        candidate for candidate in posed.candidates if machine.mean_speed(candidate) is not None
-    ]
+    fitting = []
+    for candidate in posed.candidates:
+        if machine.mean_speed(candidate) is not None:
+            fitting.append(candidate)
     chosen = random.Random(0).sample(fitting, 40)
     overlapping = covering = 0
     for candidate in [*chosen, *chosen, *chosen, *chosen, *chosen]:

@@ -60,9 +60,9 @@ def predicted(candidate: Candidate) -> Prediction:
 
 def measured(candidate: Candidate, **off: float) -> Trial:
     """Return the prediction with some phases scaled."""
-    seconds: dict[str, float] = {
-        name: value * off.get(name, 1.0) for name, value in SECONDS.items()
-    }
+    seconds: dict[str, float] = {}
+    for name, value in SECONDS.items():
+        seconds[name] = value * off.get(name, 1.0)
     cycle = sum(seconds.values())
     speed = Speed(
         completion_tokens=TOKENS,
@@ -162,11 +162,10 @@ def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
         stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True))
     )
     sure, doubtful = rates(measured(share(0.1), rollout=20.0)), rates(stopped)
-    same_load = [
-        candidate
-        for candidate in CANDIDATES
-        if candidate.load_key == share(0.1).load_key and candidate != share(0.1)
-    ]
+    same_load = []
+    for candidate in CANDIDATES:
+        if candidate.load_key == share(0.1).load_key and candidate != share(0.1):
+            same_load.append(candidate)
     assert same_load
     for candidate in same_load:
         assert sure[candidate.id] < TOKENS / 100 < TOKENS / 40 < doubtful[candidate.id]
@@ -185,9 +184,9 @@ def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
 
 def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
     """Baseline without a prediction."""
-    predictions = [
-        None if candidate == CANDIDATES[0] else predicted(candidate) for candidate in CANDIDATES
-    ]
+    predictions = []
+    for candidate in CANDIDATES:
+        predictions.append(None if candidate == CANDIDATES[0] else predicted(candidate))
     assert ThroughputModel.has_phase_times(predictions)
     believed = ThroughputModel(TABLE, predictions).posterior(
         [measured(CANDIDATES[1], rollout=1.5)], NOBODY
@@ -202,15 +201,16 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
     off = [(0.93, 1.07)[index * index % 7 % 2] for index in range(len(CANDIDATES))]
 
     def noise(scatter: float) -> float:
-        trials = [
-            measured(
-                candidate,
-                rollout=by,
-                forward=by,
-                backward=by,
+        trials = []
+        for candidate, by in zip(CANDIDATES, off, strict=True):
+            trials.append(
+                measured(
+                    candidate,
+                    rollout=by,
+                    forward=by,
+                    backward=by,
+                )
             )
-            for candidate, by in zip(CANDIDATES, off, strict=True)
-        ]
         pace = ThroughputModel(TABLE, [predicted(candidate) for candidate in CANDIDATES])
         return pace.posterior([scattering(trial, scatter) for trial in trials], NOBODY).noise
 
