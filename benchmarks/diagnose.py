@@ -73,10 +73,12 @@ class Case:
 
 def cases(folder: Path = CORPUS / "logs", labels: Path = CORPUS / "labels.yaml") -> list[Case]:
     listed = yaml.safe_load(labels.read_text())["logs"]
-    return [
-        Case(label=label, diagnosis=diagnose((folder / f"{label['name']}.log").read_text()))
-        for label in listed
-    ]
+    labelled = []
+    for label in listed:
+        labelled.append(
+            Case(label=label, diagnosis=diagnose((folder / f"{label['name']}.log").read_text()))
+        )
+    return labelled
 
 
 def summary(chosen: Sequence[Case]) -> dict[str, Any]:

@@ -179,10 +179,10 @@ def _with_larger_cache(
     engine_is_charged = prediction["engine"] is not None and any(
         "kv_cache" in phase["parts"] for phase in prediction["phases"]
     )
-    return {
-        end: prediction[f"torch_peak_{kind}_bytes"][end] + outside * engine_is_charged
-        for end in ("value", "low", "high")
-    }
+    peaks = {}
+    for end in ("value", "low", "high"):
+        peaks[end] = prediction[f"torch_peak_{kind}_bytes"][end] + outside * engine_is_charged
+    return peaks
 
 
 def _beside(

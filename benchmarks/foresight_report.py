@@ -92,9 +92,10 @@ def versions(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     for answer in answers:
         for name, version in (answer.get("trace") or {}).get("versions", {}).items():
             versions_by_name.setdefault(name, set()).add(version)
-    return {
-        name: ", ".join(sorted(installed)) for name, installed in sorted(versions_by_name.items())
-    }
+    joined = {}
+    for name, installed in sorted(versions_by_name.items()):
+        joined[name] = ", ".join(sorted(installed))
+    return joined
 
 
 def _errors(kind: str, rows: Iterable[Mapping[str, Any]]) -> list[float]:

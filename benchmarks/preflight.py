@@ -63,7 +63,8 @@ def _measure(folder: Path) -> dict[str, Any]:
     first_seconds, first = _preflight(folder)
     assert first["fits"] and first["from_record"] is None, first
     hits = [_preflight(folder) for _ in range(HITS)]
-    assert all(document["from_record"] for _, document in hits)
+    for _, document in hits:
+        assert document["from_record"]
     return {
         "schema": 1,
         "machine": machine.facts(first["versions"]),

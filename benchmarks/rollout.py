@@ -177,14 +177,16 @@ def draw(
     lengths = []
     for _ in range(count):
         lengths.append(max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma))))))
-    return [
-        Request(
-            prompt=prompt,
-            completion=length,
-            group=place // group,
+    requests = []
+    for place, length in enumerate(lengths):
+        requests.append(
+            Request(
+                prompt=prompt,
+                completion=length,
+                group=place // group,
+            )
         )
-        for place, length in enumerate(lengths)
-    ]
+    return requests
 
 
 def generated(

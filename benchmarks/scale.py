@@ -432,10 +432,10 @@ def stored_results() -> dict[str, Any]:
     surroundings_before = {
         name: before.pop(name) for name in ("machine", "load_average_before") if name in before
     }  # once for all, at first
-    return {
-        name: {**surroundings_before, "rows": part} if isinstance(part, list) else part
-        for name, part in before.items()
-    }
+    results = {}
+    for name, part in before.items():
+        results[name] = {**surroundings_before, "rows": part} if isinstance(part, list) else part
+    return results
 
 
 def surroundings() -> dict[str, Any]:

@@ -253,9 +253,11 @@ def case(
 def report(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """Print the costs of one screening and return them."""
     log(_describe(name, run))
-    return {
-        figure: value for figure, value in run.items() if figure not in ("predictions", "versions")
-    }
+    figures = {}
+    for figure, value in run.items():
+        if figure not in ("predictions", "versions"):
+            figures[figure] = value
+    return figures
 
 
 def _compare_with_traces(
@@ -266,8 +268,7 @@ def _compare_with_traces(
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows so far, one more each time."""
     rows: list[dict[str, Any]] = []
-    for row in traced_alone(parsed, drawn, predictions, cache):
-        rows.append(row)
+    rows.extend(traced_alone(parsed, drawn, predictions, cache))
         log(
             f"  traced alone, {len(rows)} of {len(drawn)}: allocated"
             f" {row['torch_peak_allocated']:+.4%}"

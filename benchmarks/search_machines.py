@@ -356,6 +356,7 @@ def load_costs(
     longest = max(
         (statistics.median(costs) for costs in costs_by_load.values() if costs), default=1.0
     )
-    return {
-        key: statistics.median(costs) if costs else longest for key, costs in costs_by_load.items()
-    }
+    cost_by_load = {}
+    for key, costs in costs_by_load.items():
+        cost_by_load[key] = statistics.median(costs) if costs else longest
+    return cost_by_load

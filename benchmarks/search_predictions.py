@@ -109,15 +109,15 @@ def read(case: Case, posed: Posed) -> dict[str, Prediction]:
         )
     width = len(stored["knobs"])
     figures = {tuple(row[:width]): row[width:] for row in stored["rows"]}
-    return {
-        candidate.id: _prediction(
+    predictions = {}
+    for candidate in _foreseen(posed):
+        predictions[candidate.id] = _prediction(
             candidate.id,
             figures[tuple(_key(posed, candidate.knobs))],
             stored["limit_bytes"],
             stored["failures"],
         )
-        for candidate in _foreseen(posed)
-    }
+    return predictions
 
 
 def _foreseen(posed: Posed) -> list[Candidate]:
@@ -145,7 +145,11 @@ def _figures(prediction: Prediction, failures: list[str]) -> list[Any]:
 
 
 def _titles(names: Iterable[str], unit: str) -> list[str]:
-    return [f"{name} {unit}{end}" for name in names for end in ("", " low", " high")]
+    titles = []
+    for name in names:
+        for end in ("", " low", " high"):
+            titles.append(f"{name} {unit}{end}")
+    return titles
 
 
 def _all_titles() -> list[str]:
@@ -162,7 +166,10 @@ def _rounded(estimate: Estimate | None) -> list[float | None]:
 
 def _seconds(prediction: Prediction) -> list[float | None]:
     seconds_by_phase = {phase.name: phase.seconds for phase in prediction.phases}
-    return [value for name in TIMED for value in _rounded(seconds_by_phase.get(name))]
+    seconds = []
+    for name in TIMED:
+        seconds.extend(_rounded(seconds_by_phase.get(name)))
+    return seconds
 
 
 def _peaks(prediction: Prediction) -> list[int | None]:

@@ -174,12 +174,12 @@ def distance(setup: Setup, seed: int) -> dict[str, float]:
             memory.append(abs(math.log(peak / prediction.peak_memory_bytes.value)))
             if prediction.tokens_per_second is not None:
                 speed.append(abs(math.log(rate / prediction.tokens_per_second.value)))
-    return {
-        f"{name}_{word}": math.expm1(_quantile(values, share))
-        for name, values in (("memory", memory), ("speed", speed))
-        for word, share in (("median", 0.5), ("ninth_tenth", 0.9))
-        if values
-    }
+    distances = {}
+    for name, values in (("memory", memory), ("speed", speed)):
+        for word, share in (("median", 0.5), ("ninth_tenth", 0.9)):
+            if values:
+                distances[f"{name}_{word}"] = math.expm1(_quantile(values, share))
+    return distances
 
 
 def _quantile(values: list[float], share: float) -> float:

@@ -464,10 +464,10 @@ class _Run:
     def seconds(self, fill: float) -> dict[str, float]:
         slow = 1 + self.quirks.pressure * max(0.0, min(1.0, (fill - 0.93) / 0.07))
         parts = {"rollout": self._rollout(), "sync": self._sync(), **self._training()}
-        return {
-            name: value * (slow if name in ("forward", "backward") else 1.0)
-            for name, value in parts.items()
-        }
+        slowed = {}
+        for name, value in parts.items():
+            slowed[name] = value * (slow if name in ("forward", "backward") else 1.0)
+        return slowed
 
     @property
     def _bandwidth(self) -> float:

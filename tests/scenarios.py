@@ -117,10 +117,10 @@ class Oracle:
         """Return every combination of unknown facts, without a search for remedies, which would
         trace many more steps.
         """
-        return [
-            self._way(facts, sources.parse())
-            for facts, sources in read_sources(flags, mode="predict").variants()
-        ]
+        predicted = []
+        for facts, sources in read_sources(flags, mode="predict").variants():
+            predicted.append(self._way(facts, sources.parse()))
+        return predicted
 
     def _way(self, facts: Mapping[str, KnobValue], understood: ParsedRequest) -> FactVariant:
         candidate = candidate_of_job(understood)

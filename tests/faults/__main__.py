@@ -61,11 +61,11 @@ def _rows(options: argparse.Namespace, stored: results.Results) -> list[tuple[Ex
         for fault in FAULTS:
             if place in options.places and (not options.only or fault.name in options.only):
                 requested.append((place, fault))
-    return [
-        (place, fault)
-        for place, fault in requested
-        if not options.missing or stored.runs(fault, place) < _count(fault, place, options)
-    ]
+    missing = []
+    for place, fault in requested:
+        if not options.missing or stored.runs(fault, place) < _count(fault, place, options):
+            missing.append((place, fault))
+    return missing
 
 
 def _blocks(

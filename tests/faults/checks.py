@@ -57,12 +57,14 @@ def lost_measurements(
 ) -> list[str]:
     """Return measurements that a driver reported and the study lacks."""
     outcome_by_number = {trial.number: str(trial.measurement.outcome) for trial in study}
-    return [
-        f"trial {line['ended']} ended {line['outcome']}, and the study has"
-        f" {outcome_by_number.get(line['ended'])}"
-        for line in events
-        if "ended" in line and outcome_by_number.get(line["ended"]) != line["outcome"]
-    ]
+    lost = []
+    for line in events:
+        if "ended" in line and outcome_by_number.get(line["ended"]) != line["outcome"]:
+            lost.append(
+                f"trial {line['ended']} ended {line['outcome']}, and the study has"
+                f" {outcome_by_number.get(line['ended'])}"
+            )
+    return lost
 
 
 def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[str]:

@@ -255,11 +255,10 @@ def _judge(
 
 
 def _lost(scene: Scene, study: list[checks.RecordedTrial]) -> list[str]:
-    return [
-        text
-        for name in ("before", "first", "second")
-        for text in checks.lost_measurements(scene.events(name), study)
-    ]
+    faults = []
+    for name in ("before", "first", "second"):
+        faults.extend(checks.lost_measurements(scene.events(name), study))
+    return faults
 
 
 def _clear(scene: Scene) -> int:

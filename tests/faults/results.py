@@ -115,10 +115,12 @@ def _rows_of(file: Path) -> list[Row]:
     """Assign rows without a place to the place of the file."""
     contents = msgspec.json.decode(file.read_bytes(), type=Kept)
     machine, load = in_words(contents.machine), contents.machine["load_average_before"]
-    return [
-        row if row.where else msgspec.structs.replace(row, where=machine, load_average=load)
-        for row in contents.rows
-    ]
+    rows = []
+    for row in contents.rows:
+        rows.append(
+            row if row.where else msgspec.structs.replace(row, where=machine, load_average=load)
+        )
+    return rows
 
 
 def row_of(

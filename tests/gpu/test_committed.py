@@ -70,8 +70,5 @@ def test_device_memory_is_predicted_within_three_percent(parts: dict[str, Any]) 
 
 
 def test_no_point_that_fitted_was_refused(parts: dict[str, Any]) -> None:
-    assert [
-        row["key"]
-        for row in rows(parts, "transformers", "colocated")
-        if row["predicted"]["fits"] is False
-    ] == []
+    for row in rows(parts, "transformers", "colocated"):
+        assert row["predicted"]["fits"] is not False

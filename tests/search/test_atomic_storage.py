@@ -230,7 +230,9 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
     for trial in (running[0], running[1], begun):
         other_writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={"why": "over"}))
     cached, loaded = trial_lists()
-    assert cached == loaded and not any(trial.state is TrialState.RUNNING for trial in loaded)
+    assert cached == loaded
+    for trial in loaded:
+        assert trial.state is not TrialState.RUNNING
 
 
 def test_a_parameter_that_contradicts_the_study_is_refused(filed: TrialWriter) -> None:

@@ -189,7 +189,8 @@ def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: 
     first = run(job, InlineExecutor(measure, slots=3))
     assert first.interrupted
     trials = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
-    assert not [trial for trial in trials if trial.state.name in ("RUNNING", "WAITING")]
+    for trial in trials:
+        assert trial.state.name not in ("RUNNING", "WAITING")
     assert (
         sum("measurement" in trial.user_attrs for trial in trials)
         == len(first.trials)

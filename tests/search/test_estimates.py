@@ -45,16 +45,18 @@ def measured(candidates: Sequence[Candidate]) -> list[Trial]:
     measurements = []
     for candidate in candidates:
         measurements.append((candidate, MACHINE.measure(candidate, SHORT_PROBE)))
-    return [
-        Trial(
-            number=0,
-            purpose="search",
-            candidate=candidate,
-            measurement=it,
-            verdict=judge(it),
+    trials = []
+    for candidate, it in measurements:
+        trials.append(
+            Trial(
+                number=0,
+                purpose="search",
+                candidate=candidate,
+                measurement=it,
+                verdict=judge(it),
+            )
         )
-        for candidate, it in measurements
-    ]
+    return trials
 
 
 FITTING = [candidate for candidate in CANDIDATES if MACHINE.need(candidate) <= MACHINE.limit_bytes]

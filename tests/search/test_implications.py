@@ -64,10 +64,10 @@ def _failed(
 
 
 def _settled(trial: Trial, table: CandidateTable) -> set[Candidate]:
-    return {
-        table.candidates[index]
-        for index in np.flatnonzero(implications_of(table, [trial]).impossible)
-    }
+    settled = set()
+    for index in np.flatnonzero(implications_of(table, [trial]).impossible):
+        settled.add(table.candidates[index])
+    return settled
 
 
 @given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
@@ -276,10 +276,12 @@ def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
         ruled_out = _settled(
             _failed(failed, Failure(evidence="out of memory", phase=phase), ended), table
         )
-        return {
-            (candidate.knobs["batch"], candidate.knobs["share"], candidate.knobs[SLEEP.name])
-            for candidate in ruled_out
-        }
+        choices = set()
+        for candidate in ruled_out:
+            choices.add(
+                (candidate.knobs["batch"], candidate.knobs["share"], candidate.knobs[SLEEP.name])
+            )
+        return choices
 
     every, large = (1, 2, 4, 8), (4, 8)
     assert implied(0.2, True, outcome) == {

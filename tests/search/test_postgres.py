@@ -114,9 +114,8 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(
     assert len(long_probes) == len({line.split(maxsplit=1)[1] for line in long_probes}), (
         "a turn of a finalist was measured twice"
     )
-    assert not [
-        trial for trial in trials_of(postgres.url, "shared") if not trial.state.is_finished()
-    ]
+    for trial in trials_of(postgres.url, "shared"):
+        assert trial.state.is_finished()
 
 
 def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
@@ -137,9 +136,8 @@ def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
     )
     again = ended(driver(postgres.url, "killed", tmp_path, "third"))
     assert again["winner"] == answer["winner"] and not measured(tmp_path, "third")
-    assert not [
-        trial for trial in trials_of(postgres.url, "killed") if not trial.state.is_finished()
-    ]
+    for trial in trials_of(postgres.url, "killed"):
+        assert trial.state.is_finished()
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_path: Path) -> None:
