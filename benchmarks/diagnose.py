@@ -86,10 +86,10 @@ def summary(chosen: Sequence[Case]) -> dict[str, Any]:
     labelled = [case for case in chosen if case.label["cause"] is not None]
     return {
         "logs": len(chosen),
-        "right": sum(case.right for case in chosen),
-        "share_right": round(sum(case.right for case in chosen) / len(chosen), 4),
+        "right": _right(chosen),
+        "share_right": round(_right(chosen) / len(chosen), 4),
         "right_or_defensible": sum(case.defensible for case in chosen),
-        "known_failures_right": [sum(case.right for case in labelled), len(labelled)],
+        "known_failures_right": [_right(labelled), len(labelled)],
         "not_memory_called_memory": [case.label["name"] for case in chosen if case.false_alarm],
         "wrong": {
             case.label["name"]: {"is": case.cause, "told": case.answer}
@@ -98,6 +98,10 @@ def summary(chosen: Sequence[Case]) -> dict[str, Any]:
         },
         **{f"{fact}_right": _agreement(chosen, fact) for fact in ("phase", "rank")},
     }
+
+
+def _right(chosen: Sequence[Case]) -> int:
+    return sum(case.right for case in chosen)
 
 
 def excerpt_figures(file: Path) -> dict[str, Any]:
@@ -147,8 +151,9 @@ def _word(cause: str | None) -> str:
 
 def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
     every = cases()
-    unseen = [case for case in every if not case.label["used_for_patterns"]]
-    patterned = [case for case in every if case.label["used_for_patterns"]]
+    unseen, patterned = [], []
+    for case in every:
+        (patterned if case.label["used_for_patterns"] else unseen).append(case)
     return {
         "not_used_for_patterns": summary(unseen),
         "used_for_patterns": summary(patterned),

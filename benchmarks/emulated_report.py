@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emulated_setups import SETUPS, Setup
+from machine import versions_text
 
 from autotune.catalog.model_lookup import find_model
 from autotune.estimate import model_shape
@@ -306,14 +307,17 @@ def _bars(rows: Sequence[Row]) -> dict[str, Any]:
     for row in rows:
         if _has_engine(row):
             phases.extend(row["phases"].values())
-    blocks = [row["kv_blocks"] for row in rows]
     return {
-        "allocated": _bar([row["allocated"] for row in rows], ALLOCATED["within"]),
-        "reserved": _bar([row["reserved"] for row in rows if row["reserved"]], RESERVED),
-        "device": _bar([row["device"] for row in rows], DEVICE),
+        "allocated": _bar(_column(rows, "allocated"), ALLOCATED["within"]),
+        "reserved": _bar(_column(rows, "reserved"), RESERVED),
+        "device": _bar(_column(rows, "device"), DEVICE),
         "device by phase, vLLM colocated": _bar(phases, DEVICE),
-        "KV blocks": _bar(blocks, KV_BLOCKS),
+        "KV blocks": _bar(_column(rows, "kv_blocks"), KV_BLOCKS),
     }
+
+
+def _column(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows]
 
 
 def _has_engine(row: Row) -> bool:
@@ -336,7 +340,7 @@ def _bar(pairs: Sequence[Row | None], within: float) -> dict[str, Any]:
 def readable(document: Mapping[str, Any]) -> str:
     rows = document["rows"]
     parts = (_head(document), _summary(document["bars"]), REASONS, _table(rows), _by_phase(rows))
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+    return "\n\n".join(map("\n".join, parts)) + "\n"
 
 
 def _head(document: Mapping[str, Any]) -> list[str]:
@@ -348,9 +352,7 @@ def _head(document: Mapping[str, Any]) -> list[str]:
             f"`make bench-emulated` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
             f" commit {ran['commit']}."
         ),
-        "Environment: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Environment: " + versions_text(ran["versions"], "; ") + ".",
         "",
         (
             f"{counts['setups']} of {len(SETUPS)} setups were run, {counts['compared']} compared,"

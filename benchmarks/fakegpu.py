@@ -274,9 +274,7 @@ def readable(document: Mapping[str, Any]) -> str:
             f"`make bench-fakegpu` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
             f" commit {ran['commit']}."
         ),
-        "Versions followed: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Versions followed: " + machine.versions_text(ran["versions"], "; ") + ".",
         "",
         (
             "Measured peaks (`torch.cuda.max_memory_allocated`) and FakeGPU's errors: [its"
@@ -332,7 +330,7 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _cells(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
 def _emulated_line(figures: Mapping[str, Any] | None) -> list[str]:

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
+
 GIB = 1 << 30
 KINDS = ("torch_max_allocated", "nvidia_smi_used")
 BARS = {
@@ -33,7 +35,7 @@ def document(
         "nvidia_smi_used_where_nothing_is_known_of_the_machine": elsewhere,
         "calculators": _calculators(rows),
         "classes": {
-            name: _summary([row for row in rows if row["class"] == name])
+            name: _summary(_where(rows, "class", name))
             for name in sorted({row["class"] for row in rows})
         },
         "verdicts": verdicts,
@@ -125,6 +127,10 @@ def _bar(
     }
 
 
+def _share_within_a_tenth(errors: Sequence[float]) -> float:
+    return sum(error <= 0.1 for error in errors) / len(errors)
+
+
 def _calculators(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how far public calculators are from torch's peak, on the same rows."""
     summaries: dict[str, Any] = {}
@@ -132,7 +138,7 @@ def _calculators(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         errors = sorted(abs(row["calculators"][name]["error"]) for row in rows)
         summaries[name] = {
             "median": round(statistics.median(errors), 6),
-            "within 10%": round(sum(error <= 0.1 for error in errors) / len(errors), 4),
+            "within 10%": round(_share_within_a_tenth(errors), 4),
             "worst": errors[-1],
         }
     return summaries
@@ -153,18 +159,29 @@ def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _verdicts(decided: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ooms = [row for row in decided if row["outcome"] == "oom"]
-    fits = [row for row in decided if row["outcome"] == "fit"]
-    wrong = [row["id"] for row in ooms if row["verdict"] is True]
-    refused = [row["id"] for row in fits if row["verdict"] is False]
+    ooms, fits = _where(decided, "outcome", "oom"), _where(decided, "outcome", "fit")
+    wrong = _ids(_where(ooms, "verdict", True))
+    refused = _ids(_where(fits, "verdict", False))
     return {
         "out_of_memory": len(ooms),
         "called_a_fit": wrong,
         "fits": len(fits),
         "refused": refused,
-        "open": sum(row["verdict"] is None for row in decided),
+        "open": len(_where(decided, "verdict", None)),
         "met": not wrong and len(refused) <= 0.05 * len(fits),
     }
+
+
+def _where(
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    value: object,
+) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row[name] == value]
+
+
+def _ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows]
 
 
 def readable(document: Mapping[str, Any]) -> str:
@@ -177,9 +194,7 @@ def readable(document: Mapping[str, Any]) -> str:
             f" {ran['seconds']} s, no GPU; commit {ran['commit']}. {ran['traces']} steps were"
             f" followed, {ran['kept']} of them in a run before (--keep)."
         ),
-        "Versions followed: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Versions followed: " + versions_text(ran["versions"], "; ") + ".",
         "",
         "| bar | asked | found | |",
         "|---|---|---|---|",
@@ -216,7 +231,7 @@ def readable(document: Mapping[str, Any]) -> str:
         _rows(document),
         _decisions(document),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join(map("\n".join, filter(None, parts))) + "\n"
 
 
 def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
@@ -225,7 +240,7 @@ def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
     errors = sorted(_errors("torch_max_allocated", document["rows"]))
     autotune = {
         "median": statistics.median(errors),
-        "within 10%": sum(error <= 0.1 for error in errors) / len(errors),
+        "within 10%": _share_within_a_tenth(errors),
         "worst": errors[-1],
     }
     lines = [
@@ -262,11 +277,9 @@ def _classes(document: Mapping[str, Any]) -> list[str]:
 
 
 def _three(summary: Mapping[str, float] | None) -> str:
-    return (
-        ""
-        if summary is None
-        else ", ".join(f"{summary[name]:.2%}" for name in ("median", "95%", "worst"))
-    )
+    if summary is None:
+        return ""
+    return f"{summary['median']:.2%}, {summary['95%']:.2%}, {summary['worst']:.2%}"
 
 
 def _rows(document: Mapping[str, Any]) -> list[str]:
@@ -297,7 +310,7 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
             *figures,
             remark,
         ]
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
 

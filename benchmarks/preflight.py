@@ -74,11 +74,9 @@ def _measure(folder: Path) -> dict[str, Any]:
             "of which inside, asking the training environment for its versions among it": _spread(
                 [document["elapsed_seconds"] for _, document in hits]
             ),
-            "an interpreter that does nothing": _spread(
-                [_seconds([sys.executable, "-c", "pass"], folder)[0] for _ in range(HITS)]
-            ),
+            "an interpreter that does nothing": _spread(_interpreter_seconds("pass", folder)),
             "an interpreter that imports what it needs": _spread(
-                [_seconds([sys.executable, "-c", IMPORTS], folder)[0] for _ in range(HITS)]
+                _interpreter_seconds(IMPORTS, folder)
             ),
         },
     }
@@ -92,6 +90,10 @@ def _project(folder: Path) -> None:
     rows = (json.dumps({"prompt": " ".join(["one"] * (1 + row % 6))}) + "\n" for row in range(32))
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))
     (folder / "train.yaml").write_text(yaml.safe_dump(SETTINGS))
+
+
+def _interpreter_seconds(program: str, folder: Path) -> list[float]:
+    return [_seconds([sys.executable, "-c", program], folder)[0] for _ in range(HITS)]
 
 
 def _preflight(folder: Path) -> tuple[float, dict[str, Any]]:

@@ -220,13 +220,14 @@ def at_full_speed(runs: Sequence[Sequence[Sequence[float]]], count: int) -> list
     """Return the seconds of each pass of `count` runs: medians over their repeats, at the core's
     best speed.
     """
-    best = np.quantile(np.concatenate([np.array(run)[:, 1] for run in runs]), 0.02)
+    arrays = [np.array(run) for run in runs]
+    best = np.quantile(np.concatenate(arrays)[:, 1], 0.02)
     times = []
     for place in range(count):
-        repeats = [np.array(run) for run in runs[place::count]]
-        times.append(
-            np.median([repeat[:, 0] * best / _smooth(repeat[:, 1]) for repeat in repeats], axis=0)
-        )
+        scaled = []
+        for repeat in arrays[place::count]:
+            scaled.append(repeat[:, 0] * best / _smooth(repeat[:, 1]))
+        times.append(np.median(scaled, axis=0))
     return times
 
 
@@ -321,7 +322,7 @@ def compared(
 
 
 def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    errors, losses = [abs(line["error"]) for line in lines], losses_of_predicted_best(lines)
+    errors, losses = _sizes(lines, "error"), losses_of_predicted_best(lines)
     return {
         "schema": 1,
         "ran_on": dict(facts),
@@ -332,7 +333,7 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
             median(abs(line["predicted_passes"] / line["measured_passes"] - 1) for line in lines), 4
         ),
         "median_error_at_the_mean_length": round(
-            median(abs(line["error_at_the_mean_length"]) for line in lines), 4
+            median(_sizes(lines, "error_at_the_mean_length")), 4
         ),
         "bar": BAR,
         "losses_of_predicted_best": losses,
@@ -342,6 +343,10 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
         "bar_met": median(errors) <= BAR and _share_within(losses) >= BEST_SHARE,
         "rows": list(lines),
     }
+
+
+def _sizes(lines: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [abs(line[name]) for line in lines]
 
 
 def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
@@ -389,17 +394,19 @@ def twins(lines: Sequence[Mapping[str, Any]]) -> list[float]:
 
 
 def _share_within(losses: Sequence[float]) -> float:
-    return sum(loss <= BEST_WITHIN for loss in losses) / len(losses)
+    return _count_within(losses) / len(losses)
+
+
+def _count_within(losses: Sequence[float]) -> int:
+    return sum(loss <= BEST_WITHIN for loss in losses)
 
 
 def readable(document: Mapping[str, Any]) -> str:
     ran = document["ran_on"]
-    versions, losses = (
-        ", ".join(f"{name} {version}" for name, version in ran["versions"].items()),
-        document["losses_of_predicted_best"],
-    )
+    versions = machine.versions_text(ran["versions"])
+    losses = document["losses_of_predicted_best"]
     other_losses = document["losses_of_predicted_best_of_the_others"]
-    near = sum(loss <= BEST_WITHIN for loss in losses)
+    near = _count_within(losses)
     lines = [
         "# Simulated and measured rollouts",
         "",
@@ -432,7 +439,7 @@ def readable(document: Mapping[str, Any]) -> str:
         ),
         (
             f"one is within {BEST_WITHIN:.0%} in"
-            f" {sum(loss <= BEST_WITHIN for loss in other_losses)} of"
+            f" {_count_within(other_losses)} of"
             f" {len(other_losses)} draws, at most"
         ),
         f"{max(other_losses):.1%} slower.",
@@ -466,7 +473,7 @@ def _twins_line(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios = twins(lines)
     if not ratios:
         return []
-    low, high = (f"{ratio - 1:.0%}" for ratio in (min(ratios), max(ratios)))
+    low, high = f"{min(ratios) - 1:.0%}", f"{max(ratios) - 1:.0%}"
     return [
         (
             f"Engines of the same sequences that made exactly the same passes differ by {low} to"

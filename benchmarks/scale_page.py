@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
+
 ABOUT = {
     "sleeping": (
         "Probes that sleep for a second, through the whole driver, its study and its database. In"
@@ -44,7 +46,7 @@ def _part(
 
 def _where(part: Mapping[str, Any]) -> str:
     machine = part["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    versions = versions_text(machine["versions"])
     return (
         f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}),"
         f" {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}; {versions}; load average"

@@ -268,7 +268,8 @@ def _compare_with_traces(
 ) -> Iterator[list[dict[str, Any]]]:
     """Yield the rows so far, one more each time."""
     rows: list[dict[str, Any]] = []
-    rows.extend(traced_alone(parsed, drawn, predictions, cache))
+    for row in traced_alone(parsed, drawn, predictions, cache):
+        rows.append(row)
         log(
             f"  traced alone, {len(rows)} of {len(drawn)}: allocated"
             f" {row['torch_peak_allocated']:+.4%}"

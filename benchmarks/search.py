@@ -195,25 +195,25 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
             name: bars(some) for name, some in grouped(results, lambda result: result.setup).items()
         },
         "five_thousand_candidates": cost,
-        "of_autotune": [asdict(result) for result in everything if result.searcher == OURS],
+        "of_autotune": list(map(asdict, _autotunes(everything))),
     }
 
 
 def _worse_document(results: Sequence[Result], seeds: int) -> dict[str, Any]:
+    by_setup = grouped(results, lambda result: result.setup)
     return {
         "about": WORSE_ABOUT,
         **_common(results, seeds),
         "studies": len(results),
-        "not_run": [
-            name for name in names(worse=True) if all(result.setup != name for result in results)
-        ],
+        "not_run": [name for name in names(worse=True) if name not in by_setup],
         "bars": bars_of_worse(results),
-        "bars_by_setup": {
-            name: bars_of_worse(some)
-            for name, some in grouped(results, lambda result: result.setup).items()
-        },
-        "of_autotune": [asdict(result) for result in results if result.searcher == OURS],
+        "bars_by_setup": {name: bars_of_worse(some) for name, some in by_setup.items()},
+        "of_autotune": list(map(asdict, _autotunes(results))),
     }
+
+
+def _autotunes(results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if result.searcher == OURS]
 
 
 def _common(results: Sequence[Result], seeds: int) -> dict[str, Any]:
@@ -243,7 +243,7 @@ def _check(results: Sequence[Result]) -> None:
     """Check facts that hold on every machine: our search finds a candidate wherever one fits,
     and no share is above 1.
     """
-    autotunes = [result for result in results if result.searcher == OURS]
+    autotunes = _autotunes(results)
     wrong = []
     for result in autotunes:
         if result.nothing_fits and result.feasible:

@@ -157,11 +157,9 @@ def _all_titles() -> list[str]:
 
 
 def _rounded(estimate: Estimate | None) -> list[float | None]:
-    return (
-        [None] * 3
-        if estimate is None
-        else [float(f"{value:.4g}") for value in (estimate.value, estimate.low, estimate.high)]
-    )
+    if estimate is None:
+        return [None] * 3
+    return [float(f"{value:.4g}") for value in (estimate.value, estimate.low, estimate.high)]
 
 
 def _seconds(prediction: Prediction) -> list[float | None]:
@@ -178,11 +176,10 @@ def _peaks(prediction: Prediction) -> list[int | None]:
     for names in STRETCHES.values():
         peaks = [phase.peak_bytes for phase in prediction.phases if phase.name in names]
         highest = max(peaks, key=lambda peak: peak.value, default=None)
-        figures += (
-            [None] * 3
-            if highest is None
-            else [round(value / MIB) for value in (highest.value, highest.low, highest.high)]
-        )
+        if highest is None:
+            figures += [None] * 3
+        else:
+            figures += [round(end / MIB) for end in (highest.value, highest.low, highest.high)]
     return figures
 
 
@@ -194,13 +191,11 @@ def _prediction(
 ) -> Prediction:
     value, low, high, allocated, rate, slowest, fastest, failure, *phase_figures = figures
     peak = _estimate(value * MIB, low * MIB, high * MIB)
-    fits = (
-        False
-        if failure is not None or peak.low > limit_bytes
-        else True
-        if peak.high <= limit_bytes
-        else None
-    )
+    fits: bool | None = None
+    if failure is not None or peak.low > limit_bytes:
+        fits = False
+    elif peak.high <= limit_bytes:
+        fits = True
     return Prediction(
         candidate_id=name,
         basis="traced",
@@ -219,16 +214,21 @@ def _phases(figures: list[Any]) -> tuple[PhasePrediction, ...]:
     triples = [figures[place : place + 3] for place in range(0, len(figures), 3)]
     seconds = dict(zip(TIMED, triples, strict=False))
     peaks = dict(zip(STRETCHES, triples[len(TIMED) :], strict=True))
-    return tuple(
-        PhasePrediction(
-            name=phase,
-            peak_bytes=_estimate(*(size * MIB for size in peaks[stretch])),
-            seconds=None if seconds.get(phase, [None])[0] is None else _estimate(*seconds[phase]),
-        )
-        for stretch, phases in STRETCHES.items()
-        if peaks[stretch][0] is not None
-        for phase in phases
-    )
+    predictions = []
+    for stretch, phases in STRETCHES.items():
+        if peaks[stretch][0] is None:
+            continue
+        peak = _estimate(*(size * MIB for size in peaks[stretch]))
+        for phase in phases:
+            timed = seconds.get(phase, [None])[0] is not None
+            predictions.append(
+                PhasePrediction(
+                    name=phase,
+                    peak_bytes=peak,
+                    seconds=_estimate(*seconds[phase]) if timed else None,
+                )
+            )
+    return tuple(predictions)
 
 
 def _estimate(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
 from search_studies import ABLATIONS, AFTER, OURS, SECOND, Result
 
 NEVER = float("inf")
@@ -21,35 +22,43 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Searcher's studies in figures."""
     return {
         "studies": len(results),
-        **{
-            f"share_after_{count}": _middle(result.share_after[count] for result in results)
-            for count in AFTER
-        },
-        "worst_tenth_after_10": _tenth(result.share_after[10] for result in results),
-        "share_recommended": _middle(result.share for result in results),
-        "out_of_memory": _middle(result.out_of_memory for result in results),
-        "seconds": _middle(result.seconds for result in results),
-        "seconds_to_95": _finite(_middle(_or_never(result.seconds_to_95) for result in results)),
+        **{f"share_after_{count}": _middle(_shares_after(results, count)) for count in AFTER},
+        "worst_tenth_after_10": _tenth(_shares_after(results, 10)),
+        "share_recommended": _middle(_column(results, "share")),
+        "out_of_memory": _middle(_column(results, "out_of_memory")),
+        "seconds": _middle(_column(results, "seconds")),
+        "seconds_to_95": _finite(_middle(map(_or_never, _column(results, "seconds_to_95")))),
         "reached_95": _rate(result.seconds_to_95 is not None for result in results),
         "reached_97": _rate(result.probes_to_97 is not None for result in results),
-        "probes": _middle(result.probes for result in results),
-        "confirmations": _middle(result.confirmations for result in results),
-        "probes_beyond_97": _finite(
-            _middle(
-                result.probes - result.probes_to_97 if result.probes_to_97 else NEVER
-                for result in results
-            )
-        ),
-        "loads": _middle(result.loads for result in results),
-        "mean_recommended": _mean(result.share for result in results),
-        "nothing_fits": sum(result.nothing_fits and result.feasible for result in results),
+        "probes": _middle(_column(results, "probes")),
+        "confirmations": _middle(_column(results, "confirmations")),
+        "probes_beyond_97": _finite(_middle(map(_probes_beyond_97, results))),
+        "loads": _middle(_column(results, "loads")),
+        "mean_recommended": _mean(_column(results, "share")),
+        "nothing_fits": _needlessly_empty(results),
         "falsely_refused": _share(
-            sum(result.falsely_refused for result in results),
-            sum(result.fitting for result in results),
+            sum(_column(results, "falsely_refused")), sum(_column(results, "fitting"))
         ),
-        "optimum_refused": _rate(result.refused_better for result in results),
-        "own_milliseconds": 1000 * _middle(result.ask_tell_seconds for result in results),
+        "optimum_refused": _rate(_column(results, "refused_better")),
+        "own_milliseconds": 1000 * _middle(_column(results, "ask_tell_seconds")),
     }
+
+
+def _column(results: Sequence[Result], name: str) -> list[Any]:
+    return [getattr(result, name) for result in results]
+
+
+def _shares_after(results: Sequence[Result], count: int) -> list[float]:
+    return [result.share_after[count] for result in results]
+
+
+def _probes_beyond_97(result: Result) -> float:
+    return result.probes - result.probes_to_97 if result.probes_to_97 else NEVER
+
+
+def _needlessly_empty(results: Sequence[Result]) -> int:
+    """Return how many studies of a feasible space said that nothing fits."""
+    return sum(result.nothing_fits and result.feasible for result in results)
 
 
 def bars(
@@ -66,8 +75,7 @@ def bars(
         if result.searcher == OURS and not result.setup.startswith("table_"):
             simulated.append(result)
     figures, best, rival = summary(autotunes), *_best_rival(results)
-    beyond = [result.probes - result.probes_to_97 for result in autotunes if result.probes_to_97]
-    missed = sum(result.nothing_fits and result.feasible for result in simulated)
+    beyond = [_probes_beyond_97(result) for result in autotunes if result.probes_to_97]
     ours_to_95 = NEVER if figures["seconds_to_95"] is None else figures["seconds_to_95"]
     rows = [
         _bar(
@@ -97,13 +105,13 @@ def bars(
         ),
         _bar(
             f"feasible spaces called nothing_fits, of {len(simulated)} simulated studies",
-            missed,
+            _needlessly_empty(simulated),
             "<=",
             0,
         ),
         _bar(
             "largest share of the optimum in any study",
-            max(result.share for result in results),
+            max(_column(results, "share")),
             "<=",
             1.0,
         ),
@@ -131,16 +139,12 @@ def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
     autotunes = by_name.get(OURS, [])
     rows, of_gp = [], by_name.get("GP", [])
     for count in AFTER if of_gp else ():
-        ratio = _mean(result.share_after[count] for result in autotunes) / _mean(
-            result.share_after[count] for result in of_gp
-        )
+        ratio = _mean(_shares_after(autotunes, count)) / _mean(_shares_after(of_gp, count))
         rows.append(
             _bar(f"mean share after {count} probes, over that of GP", ratio, ">=", BEHIND_GP)
         )
     if of_gp:
-        ratio = _mean(result.share for result in autotunes) / _mean(
-            result.share for result in of_gp
-        )
+        ratio = _mean(_column(autotunes, "share")) / _mean(_column(of_gp, "share"))
         rows.append(
             _bar("mean share recommended, over that of GP after 30 probes", ratio, ">=", BEHIND_GP)
         )
@@ -175,7 +179,7 @@ def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
     seconds_by_rival: dict[str, float] = {}
     for name, its in sorted(grouped(results, lambda result: result.searcher).items()):
         if name not in (OURS, *ABLATIONS) and len(its) >= ENOUGH:
-            seconds_by_rival[name] = _middle(_or_never(result.seconds_to_95) for result in its)
+            seconds_by_rival[name] = _middle(map(_or_never, _column(its, "seconds_to_95")))
     best = min(
         seconds_by_rival, key=lambda name: seconds_by_rival[name], default="nobody else was run"
     )
@@ -201,7 +205,7 @@ def _bar(
 def markdown(document: Mapping[str, Any]) -> str:
     """The same for readers."""
     machine = document["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    versions = versions_text(machine["versions"])
     lines = [
         "# The search, compared with known optima",
         "",
@@ -277,10 +281,10 @@ def _table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "| searcher | " + " | ".join(title for _, title in COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    return lines + [
-        f"| {name} | " + " | ".join(_text(row[key]) for key, _ in COLUMNS) + " |"
-        for name, row in rows.items()
-    ]
+    for name, row in rows.items():
+        cells = [_text(row[key]) for key, _ in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _distance(document: Mapping[str, Any], name: str) -> str:

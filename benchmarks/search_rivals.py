@@ -179,20 +179,22 @@ def _optuna(
     dice: random.Random,
 ) -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    moving = []
-    for knob in arena.space.knobs:
-        if len({str(candidate.knobs.get(knob.name)) for candidate in tier}) > 1:
-            moving.append(knob)
     choices = {}
-    for knob in moving:
-        choices[knob.name] = list(
-            dict.fromkeys(str(candidate.knobs.get(knob.name)) for candidate in tier)
-        )
+    for knob in arena.space.knobs:
+        values_of_knob = list(dict.fromkeys(str(c.knobs.get(knob.name)) for c in tier))
+        if len(values_of_knob) > 1:
+            choices[knob.name] = values_of_knob
     numeric = {name: values for name, values in choices.items() if _are_numbers(values)}
 
     def place(candidate: Candidate, name: str) -> float | str:
         text = str(candidate.knobs.get(name))
         return math.log(float(text)) if name in numeric else text
+
+    def places(candidate: Candidate) -> dict[str, float | str]:
+        return {name: place(candidate, name) for name in choices}
+
+    def distributions() -> dict[str, optuna.distributions.BaseDistribution]:
+        return {name: _distribution(values) for name, values in choices.items()}
 
     def probe_and_tell(candidate: Candidate) -> None:
         """Report a failure as slow as the slowest: a zero would distort every model of the
@@ -200,13 +202,10 @@ def _optuna(
         """
         probe = arena.probe(candidate)
         fitting = [probe.speed for probe in arena.probes if probe.fits]
-        values: dict[str, optuna.distributions.BaseDistribution] = {}
-        for name in choices:
-            values[name] = _distribution(choices[name])
         study.add_trial(
             optuna.trial.create_trial(
-                params={name: place(candidate, name) for name in choices},
-                distributions=values,
+                params=places(candidate),
+                distributions=distributions(),
                 value=probe.speed if probe.fits else min(fitting, default=0.0),
                 system_attrs={"constraints:memory": _over(probe)},
             )
@@ -215,15 +214,12 @@ def _optuna(
     probe_and_tell(arena.probes[-1].candidate)
     remaining = [candidate for candidate in tier if candidate != arena.probes[-1].candidate]
     while remaining:
-        trial = study.ask({name: _distribution(choices[name]) for name in choices})
+        trial = study.ask(distributions())
         proposal = trial.params
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         nearest = min(
             remaining,
-            key=lambda candidate: (
-                _apart(proposal, {name: place(candidate, name) for name in choices}),
-                dice.random(),
-            ),
+            key=lambda candidate: (_apart(proposal, places(candidate)), dice.random()),
         )
         remaining.remove(nearest)
         probe_and_tell(nearest)

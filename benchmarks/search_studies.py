@@ -274,8 +274,7 @@ def _along(
     shares = []
     for count in range(len(probes)):
         shares.append(_share(optimum, _incumbent(posed_setup, probes[: count + 1])))
-    reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
-    high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
+    reached, high = _first_at_least(shares, 0.95), _first_at_least(shares, 0.97)
     first = _first_choice(posed_setup, optimum)
     tried = [probe for probe in probes if probe.candidate != posed_setup.posed.baseline]
     better = (
@@ -293,6 +292,13 @@ def _along(
         "first_choice": first,
         "noticed_after": next(better, None),
     }
+
+
+def _first_at_least(shares: Sequence[float], share: float) -> int | None:
+    for place, reached in enumerate(shares):
+        if reached >= share:
+            return place
+    return None
 
 
 def _first_choice(posed_setup: Setup, optimum: Optimum | None) -> float | None:

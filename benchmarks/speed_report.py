@@ -9,6 +9,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from machine import versions_text
+
 Row = Mapping[str, Any]
 
 DISTINCT = 1.02
@@ -164,7 +166,7 @@ def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
 
 def readable(document: Mapping[str, Any]) -> str:
     held_back, ran = document["figures"]["held_back"], document["ran_on"]
-    versions = ", ".join(f"{name} {version}" for name, version in ran.get("versions", {}).items())
+    versions = versions_text(ran.get("versions", {}))
     lines = [
         "# Predicted and measured training speed",
         "",
@@ -183,15 +185,7 @@ def readable(document: Mapping[str, Any]) -> str:
             " interval | interval, high/low |"
         ),
         "|---|---|---|---|---|---|---|---|",
-        *(
-            _summary_line(name.replace("_", " "), figures)
-            for name, figures in document["figures"].items()
-        ),
-        *(_summary_line(name, figures) for name, figures in document["classes"].items()),
-        *(
-            _summary_line(f"{name} GPUs", figures)
-            for name, figures in document["models_and_gpus"].items()
-        ),
+        *_summary_lines(document),
         "",
         *_calibration_lines(document),
         "",
@@ -213,12 +207,11 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _calibration_lines(document: Mapping[str, Any]) -> list[str]:
-    job, model = (
-        document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model")
-    )
+    job = document["calibrated_by_one_row"]
+    model = document["calibrated_by_one_row_of_the_model"]
     if not job["pairs"]:
         return ["No row could calibrate another."]
-    after, before = (f"{job[name]:.1%}" for name in ("median", "median_before"))
+    after, before = f"{job['median']:.1%}", f"{job['median_before']:.1%}"
     kind = "development" if document["figures"]["development"]["rows"] else "other"
     return [
         (
@@ -250,14 +243,16 @@ def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _right_of_pairs(order: Mapping[str, int]) -> str:
+    return f"{order['right']} of {order['pairs']}"
+
+
 def _order_lines(held_back: Mapping[str, Any]) -> list[str]:
     """Return the order of pairs that differ by more than repeated rows do, and of those that one
     search compares.
     """
-    beyond, job = (
-        f"{held_back[name]['right']} of {held_back[name]['pairs']}"
-        for name in ("order_beyond_noise", "order_in_a_job")
-    )
+    beyond = _right_of_pairs(held_back["order_beyond_noise"])
+    job = _right_of_pairs(held_back["order_in_a_job"])
     least = f"{LARGEST_DIFFERENCE - 1:.0%}"
     return [
         (
@@ -268,11 +263,22 @@ def _order_lines(held_back: Mapping[str, Any]) -> list[str]:
     ]
 
 
+def _summary_lines(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, figures in document["figures"].items():
+        lines.append(_summary_line(name.replace("_", " "), figures))
+    for name, figures in document["classes"].items():
+        lines.append(_summary_line(name, figures))
+    for name, figures in document["models_and_gpus"].items():
+        lines.append(_summary_line(f"{name} GPUs", figures))
+    return lines
+
+
 def _summary_line(name: str, figures: Mapping[str, Any]) -> str:
     if not figures["rows"]:
         return f"| {name} | 0 | | | | | | |"
     pairs = figures["order"]
-    ordered = f"{pairs['right']} of {pairs['pairs']}"
+    ordered = _right_of_pairs(pairs)
     return (
         f"| {name} | {figures['rows']} | {figures['median']:.1%} |"
         f" {figures['within_20_percent']:.0%} | {figures['worst']:.1%} | {ordered} |"

@@ -145,13 +145,18 @@ def readable(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _seconds_text(seconds_by_name: Mapping[str, float]) -> str:
+    parts = []
+    for name, seconds in seconds_by_name.items():
+        if seconds >= 0.1:
+            parts.append(f"{name} {seconds}")
+    return ", ".join(parts)
+
+
 def _line(row: Mapping[str, Any]) -> str:
-    colocated, split = (row["runs"][mode] for mode in ("colocated", "split"))
-    parts = ", ".join(
-        f"{name} {seconds}" for name, seconds in colocated["seconds"].items() if seconds >= 0.1
-    )
-    sides = split.get("pipeline") or split["seconds"]
-    apart = ", ".join(f"{name} {seconds}" for name, seconds in sides.items() if seconds >= 0.1)
+    colocated, split = row["runs"]["colocated"], row["runs"]["split"]
+    parts = _seconds_text(colocated["seconds"])
+    apart = _seconds_text(split.get("pipeline") or split["seconds"])
     return (
         f"| [{row['id']}]({row['url']}) | {row['gpus']} | {row['what']} | {row['lengths']} |"
         f" {row['reported']:.2f} | {row['predicted']:.2f} | {'yes' if row['right_side'] else 'no'}"

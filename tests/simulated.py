@@ -7,12 +7,13 @@ rig.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import PromptLengths
+from autotune.core.events import Event, Note
 from autotune.core.job import Hardware, Job, Model, Task, Workload
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.prediction import Estimate, Prediction
@@ -20,6 +21,11 @@ from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
 from autotune.frameworks.base import Field
 
 MIB = 2**20
+
+
+def note_text(events: Iterable[Event]) -> str:
+    """Return the text of all notes, a line each."""
+    return "\n".join(event.text for event in events if isinstance(event, Note))
 
 
 def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
@@ -178,6 +184,10 @@ class Machine:
     asked: list[tuple[Candidate, ProbePlan]] = field(default_factory=list)
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """Outcomes to give instead of the formula's, by candidate id."""
+
+    def short_probes(self) -> list[str]:
+        """Return the ids of the candidates that were probed, without confirmations."""
+        return [candidate.id for candidate, plan in self.asked if plan.timed_cycles == 3]
 
     def need(self, candidate: Candidate) -> int:
         knobs = candidate.knobs

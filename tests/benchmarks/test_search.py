@@ -7,6 +7,7 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,10 +26,11 @@ from autotune.core.space import Candidate  # noqa: E402
 from autotune.search.loop import SHORT_PROBE  # noqa: E402
 
 MICRO = "per_device_train_batch_size"
+CASE_BY_NAME = {case.name: case for case in CASES}
 
 
 def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
-    case = next(case for case in CASES if case.name == name)
+    case = CASE_BY_NAME[name]
     posed = pose(case)
     shape = Shape.of(posed.job.task.workload.model.config)
     dice = random.Random(seed)
@@ -43,6 +45,20 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     )
 
 
+def first_with(posed: Posed, **knobs: object) -> Candidate:
+    """Return the first candidate with these knobs."""
+    for candidate in posed.candidates:
+        if knobs.items() <= candidate.knobs.items():
+            return candidate
+    raise LookupError(knobs)
+
+
+def first_with_cause(
+    candidates: Iterable[Candidate], machine: Simulated, cause: object
+) -> Candidate:
+    return next(candidate for candidate in candidates if machine.truth(candidate).cause == cause)
+
+
 def changed(posed: Posed, candidate: Candidate, **changes: object) -> Candidate | None:
     """The candidate that differs in these knobs alone."""
     loose = ("gradient_accumulation_steps",)
@@ -50,17 +66,13 @@ def changed(posed: Posed, candidate: Candidate, **changes: object) -> Candidate 
     for name, value in {**candidate.knobs, **changes}.items():
         if name not in loose:
             knobs[name] = value
-    return next(
-        (
-            neighbour
-            for neighbour in posed.candidates
-            if {k: v for k, v in neighbour.knobs.items() if k not in loose} == knobs
-        ),
-        None,
-    )
+    for neighbour in posed.candidates:
+        if {k: v for k, v in neighbour.knobs.items() if k not in loose} == knobs:
+            return neighbour
+    return None
 
 
-@pytest.mark.parametrize("case", [case.name for case in CASES])
+@pytest.mark.parametrize("case", CASE_BY_NAME)
 def test_the_parameter_count_is_the_models_own(case: str) -> None:
     _, machine = machine_of(case)
     billions = {
@@ -104,11 +116,7 @@ def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_i
         ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),
     ):
         posed, machine = machine_of(case)
-        sharded = next(
-            candidate
-            for candidate in posed.candidates
-            if candidate.knobs.get("use_vllm") and candidate.knobs["sharding"] == "zero3"
-        )
+        sharded = first_with(posed, use_vllm=True, sharding="zero3")
         without = changed(posed, sharded, sharding=strategy)
         assert without is not None
         assert (machine.truth(sharded).peak_bytes < machine.truth(without).peak_bytes) is saves
@@ -116,32 +124,23 @@ def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_i
 
 def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_little_is_slow() -> None:
     posed, machine = machine_of("qwen2.5-7b-lora-a100-80g")
-    engines = []
+    engines, by_share = [], {}
     for candidate in posed.candidates:
         if candidate.knobs.get("use_vllm") and candidate.settings[MICRO] == 1:
             engines.append(candidate)
-    by_share = {}
-    for candidate in engines:
-        by_share[candidate.knobs["vllm_gpu_memory_utilization"]] = machine.truth(candidate)
+            by_share[candidate.knobs["vllm_gpu_memory_utilization"]] = machine.truth(candidate)
     assert (
         by_share[0.2].cause == "kv_cache"
         or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
     )
     assert by_share[0.4].cause is None
-    measured = machine.measure(
-        next(candidate for candidate in engines if machine.truth(candidate).cause is None),
-        SHORT_PROBE,
-    )
+    measured = machine.measure(first_with_cause(engines, machine, None), SHORT_PROBE)
     assert measured.outcome == "ok"
 
 
 def test_a_failed_probe_says_what_the_messages_say() -> None:
     posed, machine = machine_of("qwen2.5-1.5b-lora-l4")
-    failing = next(
-        candidate
-        for candidate in posed.candidates
-        if machine.truth(candidate).cause == "activations"
-    )
+    failing = first_with_cause(posed.candidates, machine, "activations")
     measured = machine.measure(failing, SHORT_PROBE)
     assert measured.outcome.is_out_of_memory
     assert measured.failure is not None
@@ -191,7 +190,7 @@ def test_a_few_studies_of_every_setup_are_in_order() -> None:
 def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> None:
     name = "qwen2.5-1.5b-lora-l4"
     posed, near = machine_of(name)
-    case = next(case for case in CASES if case.name == name)
+    case = CASE_BY_NAME[name]
     quirks = replace(
         near._formulas.quirks,
         small_share=3.0,

@@ -15,6 +15,13 @@ from typing import Any
 
 from tests.worker.drive import inside
 
+PROMPTS = [f"count to {number} and back" for number in range(16)]
+
+
+def sums_of_ids(completion_ids: list[list[int]]) -> list[float]:
+    """Reward each completion by its own tokens."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
 
 def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     import torch
@@ -29,8 +36,8 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
             record["before"] = full_weights(trainer.model)
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        record.setdefault("completions", [list(ids) for ids in completion_ids])
-        return [float(sum(ids) % 7) for ids in completion_ids]
+        record.setdefault("completions", list(map(list, completion_ids)))
+        return sums_of_ids(completion_ids)
 
     config = GRPOConfig(
         output_dir=str(folder),
@@ -57,7 +64,7 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         seed=7,
         trust_remote_code=False,
     )
-    prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
+    prompts = Dataset.from_dict({"prompt": PROMPTS})
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -68,14 +75,15 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     trainer.train()
     after = full_weights(trainer.model)
     gradient = {name: record["before"][name] - after[name] for name in after}
+    flat = torch.cat([part.flatten() for part in gradient.values()])
     return {
         "gradient": gradient,
         "completions": record["completions"],
         "wrapper": type(trainer.model_wrapped).__name__,
     } | {
-        "held": sum(resident_numbers(parameter) for parameter in trainer.model.parameters()),
-        "all": sum(g.numel() for g in gradient.values()),
-        "finite": all(bool(torch.isfinite(g).all()) for g in gradient.values()),
+        "held": sum(map(resident_numbers, trainer.model.parameters())),
+        "all": flat.numel(),
+        "finite": bool(torch.isfinite(flat).all()),
     }
 
 

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.core.answer import Recommendation
 from autotune.core.errors import ProbeError, SlotLost
-from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.events import Event, ProbeEnded, ProbeStarted
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, ProbePlan, Speed
 from autotune.core.space import Candidate
@@ -23,7 +23,7 @@ from autotune.probe.executors.base import Executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, note_text, toy_job, toy_space
 
 SECONDS = 0.15
 """Longer than asking takes, so that probes meet."""
@@ -130,7 +130,7 @@ def test_every_measurement_records_concurrent_probes_and_their_interference_is_m
         if trial.purpose == "confirm":
             assert trial.measurement.beside == 0
     assert any(trial.measurement.beside for trial in answer.trials)
-    assert any(isinstance(event, Note) and "alone" in event.text for event in events)
+    assert "alone" in note_text(events)
     assert answer.counts.probed == sum(trial.purpose != "confirm" for trial in answer.trials)
 
 
@@ -158,11 +158,7 @@ def test_a_slot_that_is_lost_hands_its_candidate_to_the_others(tmp_path: Path) -
     )
     assert answer.winner is not None
     assert len(lost) == 1 and crowd.short[lost[0]] == 1
-    assert [
-        event.text
-        for event in events
-        if isinstance(event, Note) and "Going on without" in event.text
-    ]
+    assert "Going on without" in note_text(events)
 
 
 def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path) -> None:

@@ -82,6 +82,10 @@ def _served(job: Any, extras: Extras | None = None) -> Iterator[str]:
         server.shutdown()
 
 
+def _numbered(trials: list[Any], number: int) -> Any:
+    return next(trial for trial in trials if trial["number"] == number)
+
+
 def _get(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=20) as answer:
         return json.load(answer)
@@ -107,7 +111,7 @@ def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
     failed = next(trial for trial in answer.trials if trial.measurement.outcome.is_out_of_memory)
     with _served(job, Extras(note="**the recommendation**")) as url:
         study = _get(f"{url}/api/studies/1")
-        shown = next(trial for trial in study["trials"] if trial["number"] == failed.number)
+        shown = _numbered(study["trials"], failed.number)
         contents = {}
         for artifact in shown["artifacts"]:
             with urllib.request.urlopen(
@@ -132,11 +136,7 @@ def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
     job, answer = _search(tmp_path, Machine(limit_bytes=900 * MIB))
     fitting = next(trial for trial in answer.trials if trial.verdict.fits)
     with _served(job) as url:
-        shown = next(
-            trial
-            for trial in _get(f"{url}/api/studies/1")["trials"]
-            if trial["number"] == fitting.number
-        )
+        shown = _numbered(_get(f"{url}/api/studies/1")["trials"], fitting.number)
     assert {artifact["filename"].split("-", 2)[2] for artifact in shown["artifacts"]} == {
         "settings.yaml",
         "memory.json",

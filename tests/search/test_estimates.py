@@ -42,33 +42,31 @@ def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
 
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
-    measurements = []
-    for candidate in candidates:
-        measurements.append((candidate, MACHINE.measure(candidate, SHORT_PROBE)))
     trials = []
-    for candidate, it in measurements:
+    for candidate in candidates:
+        measurement = MACHINE.measure(candidate, SHORT_PROBE)
         trials.append(
             Trial(
                 number=0,
                 purpose="search",
                 candidate=candidate,
-                measurement=it,
-                verdict=judge(it),
+                measurement=measurement,
+                verdict=judge(measurement),
             )
         )
     return trials
 
 
 FITTING = [candidate for candidate in CANDIDATES if MACHINE.need(candidate) <= MACHINE.limit_bytes]
+NEEDS = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
+"""True memory of each candidate, over the limit."""
 
 
 def test_without_a_measurement_the_estimate_is_the_prediction() -> None:
     believed = surrogate(foreseen(1.0)).estimate([])
-    needs = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
-    assert np.allclose(believed.need.mean, needs, atol=1e-6)
-    assert np.allclose(
-        believed.speed.mean, np.log([MACHINE.speed(candidate) for candidate in CANDIDATES])
-    )
+    assert np.allclose(believed.need.mean, NEEDS, atol=1e-6)
+    speeds = np.log(list(map(MACHINE.speed, CANDIDATES)))
+    assert np.allclose(believed.speed.mean, speeds)
 
 
 @pytest.mark.parametrize("bias", [0.85, 1.15])
@@ -77,8 +75,9 @@ def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float)
         surrogate(foreseen(bias)).estimate([]),
         surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6])),
     )
-    truth = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
-    assert np.abs(after.need.mean - truth).mean() < 0.3 * np.abs(before.need.mean - truth).mean()
+    error_before = np.abs(before.need.mean - NEEDS).mean()
+    error_after = np.abs(after.need.mean - NEEDS).mean()
+    assert error_after < 0.3 * error_before
     assert after.need.deviation.mean() < 0.7 * before.need.deviation.mean()
 
 
@@ -90,10 +89,12 @@ def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back
         if before.refused[p] and MACHINE.need(candidate) <= MACHINE.limit_bytes:
             wrongly.append(p)
     assert wrongly, "the case must hold false refusals"
-    after = surrogate(predictions).estimate(
-        measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8])
-    )
-    assert sum(after.refused[index] for index in wrongly) < len(wrongly) / 2
+    allowed = []
+    for p in range(0, len(CANDIDATES), 7):
+        if not before.refused[p]:
+            allowed.append(CANDIDATES[p])
+    after = surrogate(predictions).estimate(measured(allowed[:8]))
+    assert after.refused[wrongly].sum() < len(wrongly) / 2
     for index, candidate in enumerate(CANDIDATES):
         assert not (
             before.refused[index]
@@ -255,9 +256,7 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             phases=phases,
         )
 
-    appetite = MemoryModel(
-        table, [completed(candidate) for candidate in engines], MACHINE.limit_bytes
-    )
+    appetite = MemoryModel(table, list(map(completed, engines)), MACHINE.limit_bytes)
     first = next(
         candidate
         for candidate in engines
@@ -271,8 +270,7 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
     memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
     measured_trial = replace(trial, measurement=replace(trial.measurement, memory=memory))
     need, fits, _ = appetite.posterior([measured_trial], np.zeros(0, dtype=np.int64))
-    large = next(
-        p for p, candidate in enumerate(engines) if candidate.knobs == {**first.knobs, "batch": 8}
-    )
+    knobs = [candidate.knobs for candidate in engines]
+    large = knobs.index({**first.knobs, "batch": 8})
     assert math.exp(need.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
     assert fits[large] > 0.9

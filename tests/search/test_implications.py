@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product, starmap
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judge
-from autotune.core.space import Candidate, Knob
+from autotune.core.space import Candidate, Knob, KnobValue
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
 from autotune.search.surrogate.implications import Implied, implications_of
@@ -21,18 +23,21 @@ from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 SPACE = toy_space()
 CANDIDATES = legal_candidates(toy_job(Path("/nowhere"), SPACE, 1), ToyTrainer())
 TABLE = CandidateTable(SPACE, CANDIDATES)
-ENGINES = tuple(
-    Candidate(
+
+
+def _engine(share: float, length: int) -> Candidate:
+    return Candidate(
         knobs={"share": share, "length": length},
         settings={"share": share, "length": length},
-        load=load,
+        load={
+            "vllm_gpu_memory_utilization": share,
+            "vllm_max_model_length": length,
+            "dtype": "bfloat16",
+        },
     )
-    for share in (0.3, 0.5, 0.7)
-    for length in (512, 1024)
-    for load in [
-        {"vllm_gpu_memory_utilization": share, "vllm_max_model_length": length, "dtype": "bfloat16"}
-    ]
-)
+
+
+ENGINES = tuple(starmap(_engine, product((0.3, 0.5, 0.7), (512, 1024))))
 
 
 def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
@@ -68,6 +73,14 @@ def _settled(trial: Trial, table: CandidateTable) -> set[Candidate]:
     for index in np.flatnonzero(implications_of(table, [trial]).impossible):
         settled.add(table.candidates[index])
     return settled
+
+
+def _settled_shares(trial: Trial, table: CandidateTable) -> set[object]:
+    return {candidate.knobs["share"] for candidate in _settled(trial, table)}
+
+
+def _with_knobs(candidates: Sequence[Candidate], **knobs: object) -> Candidate:
+    return next(candidate for candidate in candidates if candidate.knobs == knobs)
 
 
 @given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
@@ -144,9 +157,7 @@ def test_a_load_that_failed_is_not_repeated() -> None:
 
 def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(
-        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.5, "length": 512}
-    )
+    failed = _with_knobs(ENGINES, share=0.5, length=512)
     implied = _settled(
         _failed(
             failed,
@@ -195,22 +206,16 @@ def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sl
 
 def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_share() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(
-        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.7, "length": 512}
-    )
+    failed = _with_knobs(ENGINES, share=0.7, length=512)
     full = Failure(
         evidence="less than desired",
         phase="load",
         cause="engine_startup",
         row="vllm_reservation",
     )
-    assert {candidate.knobs["share"] for candidate in _settled(_failed(failed, full), table)} == {
-        0.7
-    }
+    assert _settled_shares(_failed(failed, full), table) == {0.7}
     completed = replace(full, numbers={"free_share": 0.4})
-    assert {
-        candidate.knobs["share"] for candidate in _settled(_failed(failed, completed), table)
-    } == {0.5, 0.7}
+    assert _settled_shares(_failed(failed, completed), table) == {0.5, 0.7}
 
 
 def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
@@ -218,9 +223,7 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
     there, which is 0.6 of the limit.
     """
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(
-        candidate for candidate in ENGINES if candidate.knobs == {"share": 0.7, "length": 512}
-    )
+    failed = _with_knobs(ENGINES, share=0.7, length=512)
     full = Failure(
         evidence="less than desired",
         phase="load",
@@ -228,9 +231,7 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
         row="vllm_reservation",
         numbers={"free_share": 0.3, "asked_share": 0.35},
     )
-    assert {candidate.knobs["share"] for candidate in _settled(_failed(failed, full), table)} == {
-        0.7
-    }
+    assert _settled_shares(_failed(failed, full), table) == {0.7}
 
 
 def test_other_failures_imply_nothing() -> None:
@@ -246,17 +247,27 @@ SLEEP = Knob(
     says="sleeps",
 )
 SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
-ASLEEP_OR_NOT = tuple(
-    Candidate(
+
+
+def _sleeper(
+    batch: int,
+    share: float,
+    sleeps: bool,
+) -> Candidate:
+    knobs: dict[str, KnobValue] = {
+        "batch": batch,
+        "share": share,
+        "use_vllm": True,
+        SLEEP.name: sleeps,
+    }
+    return Candidate(
         knobs=knobs,
         settings=knobs,
-        load={name: knobs[name] for name in ("share", SLEEP.name)},
+        load={"share": share, SLEEP.name: sleeps},
     )
-    for batch in (1, 2, 4, 8)
-    for share in (0.1, 0.2)
-    for sleeps in (True, False)
-    for knobs in [{"batch": batch, "share": share, "use_vllm": True, SLEEP.name: sleeps}]
-)
+
+
+ASLEEP_OR_NOT = tuple(starmap(_sleeper, product((1, 2, 4, 8), (0.1, 0.2), (True, False))))
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM_SYNC, Outcome.OOM_ROLLOUT])
@@ -271,26 +282,22 @@ def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
         ended: Outcome,
     ) -> set[tuple[object, ...]]:
         knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
-        failed = next(candidate for candidate in ASLEEP_OR_NOT if candidate.knobs == knobs)
+        failed = _with_knobs(ASLEEP_OR_NOT, **knobs)
         phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"
         ruled_out = _settled(
             _failed(failed, Failure(evidence="out of memory", phase=phase), ended), table
         )
         choices = set()
         for candidate in ruled_out:
-            choices.add(
-                (candidate.knobs["batch"], candidate.knobs["share"], candidate.knobs[SLEEP.name])
-            )
+            knobs = candidate.knobs
+            choices.add((knobs["batch"], knobs["share"], knobs[SLEEP.name]))
         return choices
 
     every, large = (1, 2, 4, 8), (4, 8)
-    assert implied(0.2, True, outcome) == {
-        (batch, 0.2, sleeps) for batch in every for sleeps in (True, False)
-    }
-    assert implied(0.2, True, Outcome.OOM_BACKWARD) == {
-        (batch, 0.2, sleeps) for batch in large for sleeps in (True, False)
-    }
-    assert implied(0.2, False, outcome) == {(batch, 0.2, False) for batch in large}, (
+    either = (True, False)
+    assert implied(0.2, True, outcome) == set(product(every, [0.2], either))
+    assert implied(0.2, True, Outcome.OOM_BACKWARD) == set(product(large, [0.2], either))
+    assert implied(0.2, False, outcome) == set(product(large, [0.2], [False])), (
         "what training keeps is still there"
     )
     assert len(implied(0.1, True, outcome)) == len(ASLEEP_OR_NOT), "nor does a larger share"

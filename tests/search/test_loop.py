@@ -92,7 +92,7 @@ def test_finds_the_fastest_of_the_preferred_tier(
 def test_no_candidate_is_measured_twice_and_implied_ones_not_at_all(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=450 * MIB)
     answer = run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
-    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
+    short = machine.short_probes()
     assert len(short) == len(set(short))
     assert answer.counts.implied > 0
     assert answer.proven == "no better candidate possible"
@@ -316,7 +316,7 @@ def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
     )
     assert first.interrupted and first.winner is not None
     answer = run(replace(job, resume=True), machine)
-    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
+    short = machine.short_probes()
     assert len(short) == len(set(short)) and set(short) <= legal
     assert not answer.interrupted and answer.counts.probed == len(short)
 

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from autotune.core.measurement import Speed
@@ -42,11 +43,13 @@ def _table(name: str) -> list[list[Speed]]:
 
 
 def _between(groups: Iterable[Sequence[float]]) -> float:
-    logs = [[math.log(speed) for speed in group] for group in groups if len(group) > 1]
-    squares = sum(
-        (logarithm - statistics.fmean(group)) ** 2 for group in logs for logarithm in group
-    )
-    return math.sqrt(squares / sum(len(group) - 1 for group in logs))
+    squares, degrees = 0.0, 0
+    for group in groups:
+        if len(group) > 1:
+            logarithms = np.log(group)
+            squares += float(((logarithms - logarithms.mean()) ** 2).sum())
+            degrees += len(group) - 1
+    return math.sqrt(squares / degrees)
 
 
 def _speed(
@@ -84,12 +87,12 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
     sweep = json.loads((BENCHMARKS / "results/demo_sweep.json").read_text())
     swept = _between([row["tokens_per_second"] for row in sweep["candidates"]])
     assert pytest.approx(swept, abs=0.002) == UNKNOWN_DEVIATION
-    between = {}
+    between, scatter = {}, {}
     for name in TABLES:
-        between[name] = _between([[run.tokens_per_second for run in runs] for runs in _table(name)])
-    scatter = {}
-    for name in TABLES:
-        scatter[name] = statistics.median(run.scatter or 0 for runs in _table(name) for run in runs)
+        groups = _table(name)
+        between[name] = _between([[run.tokens_per_second for run in runs] for runs in groups])
+        every_run = itertools.chain(*groups)
+        scatter[name] = statistics.median(run.scatter or 0 for run in every_run)
     # The sweep kept no single cycles; its model and space are those of the first table.
     ratios = [swept / scatter[TABLES[0]], *(between[name] / scatter[name] for name in TABLES)]
     assert [round(ratio, 1) for ratio in ratios] == [1.3, 1.7, 3.2, 2.5]
@@ -103,9 +106,8 @@ def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(
 ) -> None:
     """Intervals with the prior alone, and after three candidates were measured repeatedly."""
     groups = _table(name)
-    spread = learn_run_spread(
-        [runs if place < known_groups else runs[:1] for place, runs in enumerate(groups)]
-    )
+    firsts = [runs[:1] for runs in groups[known_groups:]]
+    spread = learn_run_spread([*groups[:known_groups], *firsts])
     pairs = []
     for runs in groups:
         pairs.extend(itertools.combinations(runs, 2))

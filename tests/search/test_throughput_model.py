@@ -96,9 +96,8 @@ def share(value: float) -> Candidate:
 
 
 def rates(*trials: Trial) -> Mapping[str, float]:
-    believed = ThroughputModel(TABLE, [predicted(candidate) for candidate in CANDIDATES]).posterior(
-        trials, NOBODY
-    )
+    predictions = list(map(predicted, CANDIDATES))
+    believed = ThroughputModel(TABLE, predictions).posterior(trials, NOBODY)
     rate_by_id = {}
     for index, candidate in enumerate(CANDIDATES):
         rate_by_id[candidate.id] = math.exp(believed.mean[index])
@@ -186,9 +185,7 @@ def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
 
 def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
     """Baseline without a prediction."""
-    predictions = []
-    for candidate in CANDIDATES:
-        predictions.append(None if candidate == CANDIDATES[0] else predicted(candidate))
+    predictions = [None, *map(predicted, CANDIDATES[1:])]
     assert ThroughputModel.has_phase_times(predictions)
     believed = ThroughputModel(TABLE, predictions).posterior(
         [measured(CANDIDATES[1], rollout=1.5)], NOBODY
@@ -205,16 +202,15 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
     def noise(scatter: float) -> float:
         trials = []
         for candidate, by in zip(CANDIDATES, off, strict=True):
-            trials.append(
-                measured(
-                    candidate,
-                    rollout=by,
-                    forward=by,
-                    backward=by,
-                )
+            trial = measured(
+                candidate,
+                rollout=by,
+                forward=by,
+                backward=by,
             )
-        pace = ThroughputModel(TABLE, [predicted(candidate) for candidate in CANDIDATES])
-        return pace.posterior([scattering(trial, scatter) for trial in trials], NOBODY).noise
+            trials.append(scattering(trial, scatter))
+        pace = ThroughputModel(TABLE, list(map(predicted, CANDIDATES)))
+        return pace.posterior(trials, NOBODY).noise
 
     assert noise(0.2) > 0.06, "where cycles scatter, it may be that"
     assert noise(0.005) <= 0.03
