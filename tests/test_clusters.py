@@ -28,11 +28,14 @@ def test_the_shell_accepts_them(name: str) -> None:
 
 def test_slurm_reads_its_options_first() -> None:
     lines = (FOLDER / "slurm.sbatch").read_text().splitlines()
-    options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
-    commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), (
-        "SLURM stops to read options at the first command"
-    )
+    options, commands = 0, 0
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            assert not commands, "SLURM stops to read options at the first command"
+            options += 1
+        elif line and not line.startswith("#"):
+            commands += 1
+    assert options and commands
 
 
 def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:

@@ -11,6 +11,7 @@ import ast
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,11 +48,11 @@ class Block:
     def commands(self) -> list[str]:
         text = re.sub(r"\\\n\s*", "", self.text)
         if self.kind == "sh":
-            return [
-                line
-                for line in text.splitlines()
-                if line.strip() and not line.lstrip().startswith("#")
-            ]
+            commands = []
+            for line in text.splitlines():
+                if line.strip() and not line.lstrip().startswith("#"):
+                    commands.append(line)
+            return commands
         if self.kind == "console":
             commands = []
             for line in text.splitlines():
@@ -71,25 +72,26 @@ BLOCKS = [
     Block(page, kind, text) for page in PAGES for kind, text in _FENCE.findall(page.read_text())
 ]
 _SPAN = re.compile(r"`(autotune [a-z]+ [^`]+|make [a-z-]+|pip [^`]+)`")
-_SPANS = {("README.md", line) for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text()))}
 """Commands in README's sentences and tables. Other pages may name a part of a command."""
 
-COMMANDS = sorted(
-    {
-        (str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip())
-        for block in BLOCKS
-        for line in block.commands
-    }
-    | _SPANS
-)
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Yield each page's name and command, without its comment."""
+    for block in BLOCKS:
+        for line in block.commands:
+            yield str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip()
+    for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text())):
+        yield "README.md", line
+
+
+COMMANDS = sorted(set(_commands()))
 
 
 def test_every_block_says_what_it_is() -> None:
     for block in BLOCKS:
         assert block.kind in KINDS
-    shown = [block for block in BLOCKS if block.kind == "console"]
-    for block in shown:
-        assert block.commands
+        if block.kind == "console":
+            assert block.commands
     # A command in a block that says it has none would be passed over.
     hidden = []
     for block in BLOCKS:
@@ -122,7 +124,7 @@ def _programs(line: str) -> list[list[str]]:
         else:
             programs[-1].append(word)
     assert all(programs), line
-    return [_without_variables(command_line) for command_line in programs]
+    return list(map(_without_variables, programs))
 
 
 def _without_variables(tokens: list[str]) -> list[str]:
@@ -148,9 +150,8 @@ def _makes(targets_and_variables: list[str]) -> None:
             r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE
         )
     )
-    assert {
-        word for word in targets_and_variables if "=" not in word and not word.startswith("-")
-    } <= targets
+    for word in targets_and_variables:
+        assert word in targets or "=" in word or word.startswith("-")
 
 
 def _installs(arguments: list[str]) -> None:
@@ -162,9 +163,8 @@ def _installs(arguments: list[str]) -> None:
     for word in arguments:
         for extra in re.findall(r"\[([\w,-]+)\]", word):
             extras_of_command.add(extra)
-    assert {extra for extras in extras_of_command for extra in extras.split(",")} <= set(
-        extras_of_project
-    )
+    for extras in extras_of_command:
+        assert set(extras.split(",")) <= set(extras_of_project)
 
 
 def _scripts(arguments: list[str]) -> None:
@@ -221,7 +221,7 @@ def test_what_is_no_command_can_be_read_as_what_it_is(block: Block) -> None:
 def test_what_a_page_links_to_is_there(page: Path) -> None:
     targets = [target for target in _LINK.findall(page.read_text()) if "://" not in target]
     for target in targets:
-        assert (page.parent / target).exists()
+        assert (page.parent / target).exists(), target
 
 
 @pytest.mark.slow
@@ -245,9 +245,7 @@ def test_the_files_that_the_architecture_names_are_there() -> None:
         re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text)
     )
     roots = (ROOT, ROOT / "autotune")
-    assert {name for name in paths if not any((root / name).exists() for root in roots)} <= {
-        "autotune/frameworks/NAME.py",
-        "NAME.yaml",
-        "recommendation.json",
-    }
+    made_up = {"autotune/frameworks/NAME.py", "NAME.yaml", "recommendation.json"}
+    for name in paths - made_up:
+        assert any((root / name).exists() for root in roots), name
     assert len(paths) > 40

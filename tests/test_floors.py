@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,15 @@ def _imported_rooms(file: Path) -> set[str]:
     return {name.split(".")[1] for name in _imports(file) if name.startswith("autotune.")}
 
 
+def _packages(file: Path) -> set[str]:
+    return {name.split(".")[0] for name in _imports(file)}
+
+
+def _users(packages: Collection[str]) -> list[Path]:
+    """Return the files that import any of these packages."""
+    return [file for file in FILES if not _packages(file).isdisjoint(packages)]
+
+
 def _ids(file: Path) -> str:
     return str(file.relative_to(PACKAGE))
 
@@ -107,37 +117,26 @@ def test_imports_go_strictly_down(file: Path) -> None:
 def test_worker_imports_nothing_else_of_autotune(file: Path) -> None:
     # It runs in an environment where autotune and its dependencies may be absent.
     modules = {name for name in _imports(file) if name.startswith("autotune")}
-    unavailable = {name for name in _imports(file) if name.split(".")[0] in PARENT_ONLY}
+    unavailable = _packages(file) & PARENT_ONLY
     for name in modules:
         assert name.startswith("autotune.worker")
     assert not unavailable
 
 
 def test_only_the_search_imports_optuna() -> None:
-    assert {
-        _room(file)
-        for file in FILES
-        if any(name.split(".")[0] == "optuna" for name in _imports(file))
-    } == {"search"}
+    assert set(map(_room, _users({"optuna"}))) == {"search"}
 
 
 def test_frameworks_load_only_on_the_training_side() -> None:
-    users = set()
-    for file in FILES:
-        if FRAMEWORKS & {name.split(".")[0] for name in _imports(file)}:
-            users.add(_ids(file))
-    parts = {Path(user).parts for user in users}
-    for part in parts:
+    users = _users(FRAMEWORKS)
+    for user in users:
+        part = user.relative_to(PACKAGE).parts
         assert part[:1] in TRAINING_SIDE or part[:2] in TRAINING_SIDE
     assert users, "the training side imports its frameworks somewhere, or this test reads nothing"
 
 
 def test_only_the_ray_executor_imports_ray() -> None:
-    users = set()
-    for file in FILES:
-        if any(name.split(".")[0] == "ray" for name in _imports(file)):
-            users.add(_ids(file))
-    assert users == {"probe/executors/ray_cluster.py"}
+    assert list(map(_ids, _users({"ray"}))) == ["probe/executors/ray_cluster.py"]
 
 
 def test_exit_codes_are_only_in_the_cli() -> None:

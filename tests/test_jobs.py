@@ -23,25 +23,23 @@ INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "VOLUME", "ENTRYPOINT",
 
 def test_the_dockerfile_copies_what_there_is_and_starts_autotune() -> None:
     text = (JOBS / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [
-        line.split(maxsplit=1)
-        for line in text.splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
-    assert {name for name, _ in lines} <= INSTRUCTIONS and lines[0][0] == "FROM"
-    for name, arguments in lines:
-        if name == "COPY":
-            for source in arguments.split()[:-1]:
-                assert (ROOT / source).exists(), arguments
+    arguments_by_instruction: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, arguments = line.split(maxsplit=1)
+            arguments_by_instruction.setdefault(name, []).append(arguments)
+    assert set(arguments_by_instruction) <= INSTRUCTIONS
+    assert next(iter(arguments_by_instruction)) == "FROM"
+    for arguments in arguments_by_instruction["COPY"]:
+        for source in arguments.split()[:-1]:
+            assert (ROOT / source).exists(), arguments
     extras = re.search(r"\.\[([\w,]+)\]", text)
     assert extras is not None
     extras_of_project = set(
         re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
     )
     assert set(extras[1].split(",")) <= extras_of_project
-    assert json.loads(next(arguments for name, arguments in lines if name == "ENTRYPOINT")) == [
-        "autotune"
-    ]
+    assert json.loads(arguments_by_instruction["ENTRYPOINT"][0]) == ["autotune"]
 
 
 def test_skypilot_reads_its_task() -> None:
@@ -50,13 +48,10 @@ def test_skypilot_reads_its_task() -> None:
     assert set(task) <= {"name", "resources", "envs", "file_mounts", "setup", "run"}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n", "-c", task[part]], check=True, timeout=30)
-    accept(
-        [
-            word
-            for command in commands_of(task["run"], (), task["envs"])
-            for word in [[word.text for word in command.words]]
-        ]
-    )
+    command_lines = []
+    for command in commands_of(task["run"], (), task["envs"]):
+        command_lines.append([word.text for word in command.words])
+    accept(command_lines)
     sky = pytest.importorskip("sky")
     sky_task = sky.Task.from_yaml(str(path))
     assert sky_task.name == "autotune" and "A100-80GB" in str(sky_task.resources)

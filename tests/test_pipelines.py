@@ -30,11 +30,14 @@ def test_shells_accept_them(name: str) -> None:
 def test_the_shell_script_can_be_started_and_slurm_reads_its_options_first() -> None:
     assert os.access(FOLDER / "train.sh", os.X_OK)
     lines = (FOLDER / "train.sbatch").read_text().splitlines()
-    options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
-    commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), (
-        "SLURM stops to read options at the first command"
-    )
+    options, commands = 0, 0
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            assert not commands, "SLURM stops to read options at the first command"
+            options += 1
+        elif line and not line.startswith("#"):
+            commands += 1
+    assert options and commands
 
 
 def test_the_workflow_calls_what_there_is() -> None:

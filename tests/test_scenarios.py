@@ -21,6 +21,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.units import MIB
 from autotune.estimate import rollout_engine
+from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.unknown_facts import agreed, worst
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -152,8 +153,9 @@ def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(
 
 def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_the_cache() -> None:
     gpu = next(gpu for gpu in catalog.gpus() if gpu.name == "A100-80G")
-    high, low = (
-        rollout_engine.fit(
+
+    def fit(share: float) -> EngineUse:
+        return rollout_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config,
             EngineSettings(
                 utilization=share,
@@ -165,8 +167,8 @@ def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_t
             device_memory_bytes=gpu.memory_bytes,
             other_bytes=0,
         )
-        for share in (0.6, 0.5)
-    )
+
+    high, low = fit(0.6), fit(0.5)
     assert high.failure is None and low.failure is None
     assert low.reserved_bytes.value < high.reserved_bytes.value < gpu.memory_bytes
     assert (
