@@ -151,7 +151,8 @@ def _word(cause: str | None) -> str:
 
 def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
     every = cases()
-    unseen, patterned = [], []
+    unseen: list[Case] = []
+    patterned: list[Case] = []
     for case in every:
         (patterned if case.label["used_for_patterns"] else unseen).append(case)
     return {

@@ -49,15 +49,11 @@ def _tensors(folder: Path, quantised: Mapping[str, Any] | None) -> Iterator[Tens
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
-    packed = {}
+    packed: dict[str, Any] = {}
     if quantised and quantised["quant_method"] == "gptq":
-        layers = []
+        head = model.get_output_embeddings()
         for name, module in model.named_modules():
-            if isinstance(module, torch.nn.Linear):
-                layers.append((name, module))
-        packed = {}
-        for name, module in layers:
-            if module is not model.get_output_embeddings():
+            if isinstance(module, torch.nn.Linear) and module is not head:
                 packed[f"{name}.weight"] = module
     for name, parameter in model.named_parameters():
         if name in packed and quantised:

@@ -208,12 +208,10 @@ class Raw:
         them.
         """
         have = {(line["setup"], line["kind"]) for line in self._lines}
-        self._lines += [
-            line
-            for row in rows
-            for line in report.lines_of(row)
-            if (line["setup"], line["kind"]) not in have
-        ]
+        for row in rows:
+            for line in report.lines_of(row):
+                if (line["setup"], line["kind"]) not in have:
+                    self._lines.append(line)
 
     def of(self, setup: Setup) -> dict[str, Line]:
         return {line["kind"]: line for line in self._lines if line["setup"] == setup.name}

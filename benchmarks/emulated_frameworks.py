@@ -175,7 +175,7 @@ def main() -> int:
     os.environ.update(ENVIRONMENT)
     rows = json.loads(options.out.read_text())["rows"] if options.out.is_file() else {}
     for setup in SETUPS:
-        if setup.name in (options.names or [setup.name for setup in SETUPS]):
+        if not options.names or setup.name in options.names:
             rows[setup.name] = run(
                 setup, options.environments / f"cuda-{setup.framework}" / "bin" / "python"
             )
@@ -270,7 +270,7 @@ def command(
     arguments = []
     for name, value in {**launch.environment, **setup.environment}.items():
         arguments.append(f"{name}={shlex.quote(value)}")
-    arguments += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
+    arguments += map(shlex.quote, (*launch.argv, *setup.added))
     return ["bash", "-c", "env " + " ".join(arguments).replace(OUT, str(folder))]
 
 

@@ -420,11 +420,7 @@ def _table(rows: Sequence[Row]) -> list[str]:
             row.get("commit", ""),
             _said(row),
         ]
-        lines.append(
-            "| "
-            + " | ".join(str(cell).replace("\n", " ").replace("|", "/") for cell in cells)
-            + " |"
-        )
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return lines
 
 
@@ -444,6 +440,10 @@ def _said(row: Row) -> str:
         verdict = {True: "fits", False: "does not fit", None: "open"}[row["fits"]]
         return f"emulated: {row['outcome']} ({str(row['evidence'])[:160]}); predicted: {verdict}"
     return "doubts: " + " ".join(row["doubts"])[:200] if row["doubts"] else ""
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("\n", " ").replace("|", "/")
 
 
 def _by_phase(rows: Sequence[Row]) -> list[str]:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import time
@@ -239,10 +240,7 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         "worst": round(max(errors, default=0), 5),
         "fakegpu_median": round(statistics.median(fakegpu_errors), 5) if fakegpu_errors else None,
         "fakegpu_worst": max(fakegpu_errors, default=0),
-        "nearer": sum(
-            error < fakegpu_error
-            for error, fakegpu_error in zip(errors, fakegpu_errors, strict=True)
-        ),
+        "nearer": sum(map(operator.lt, errors, fakegpu_errors)),
         "emulated": _emulated_summary(rows),
     }
 
@@ -252,12 +250,12 @@ def _emulated_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     if not run:
         return None
     errors = [abs(_error(row, "emulated_gib")) for row in run]
-    nearer = sum(error < row["static_error"] for error, row in zip(errors, run, strict=True))
+    fakegpu_errors = [row["static_error"] for row in run]
     return {
         "rows": len(run),
         "median": round(statistics.median(errors), 5),
         "worst": round(max(errors), 5),
-        "nearer": nearer,
+        "nearer": sum(map(operator.lt, errors, fakegpu_errors)),
     }
 
 

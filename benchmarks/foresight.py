@@ -56,11 +56,10 @@ def main() -> int:
     began = time.monotonic()
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
     verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
-    traces = follow_all(
-        [*cases, *(case for verdict_case in verdict_cases for case in verdict_case.cases)],
-        options.environments,
-        options.keep,
-    )
+    followed = list(cases)
+    for verdict_case in verdict_cases:
+        followed.extend(verdict_case.cases)
+    traces = follow_all(followed, options.environments, options.keep)
     ended = [case for case in cases if "outcome" in case.row["measured"]]
     measured = [case for case in cases if case not in ended]
     compared = []
@@ -139,12 +138,8 @@ def follow_all(
         for name, environment_specifications in specification_by_key.items():
             overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
             if name != CURRENT and not overlay.is_dir():
-                answers.update(
-                    {
-                        key: {"error": f"no environment {overlay}: make {overlay.name}"}
-                        for key in environment_specifications
-                    }
-                )
+                for key in environment_specifications:
+                    answers[key] = {"error": f"no environment {overlay}: make {overlay.name}"}
                 continue
             jobs += _split(name, overlay, environment_specifications)
         _run(jobs, Path(folder), answered)

@@ -388,8 +388,15 @@ def _elsewhere_too(case: VerdictCase, decided: dict[str, Any]) -> dict[str, Any]
 
 
 def _verdict(predictions: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
-    fits = {prediction.fits for _, prediction in predictions}
-    peaks = [prediction.peak_memory_bytes for _, prediction in predictions]
+    fits: set[bool | None] = set()
+    chosen: set[str] = set()
+    depends: set[str] = set()
+    peaks = []
+    for way, prediction in predictions:
+        fits.add(prediction.fits)
+        chosen.update(way.chosen)
+        depends.update(prediction.depends_on)
+        peaks.append(prediction.peak_memory_bytes)
     line = {
         "peak_memory_bytes": {
             "low": round(min(peak.low for peak in peaks)),
@@ -398,8 +405,8 @@ def _verdict(predictions: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
     }
     if len(fits) == 1 and None not in fits:
         return {**line, "verdict": fits.pop(), "depends_on": []}
-    depends = {name for way, _ in predictions for name in way.chosen} if len(fits) > 1 else set()
-    depends |= {dependency for _, prediction in predictions for dependency in prediction.depends_on}
+    if len(fits) > 1:
+        depends |= chosen
     return {
         **line,
         "verdict": None,

@@ -193,20 +193,14 @@ def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair,
     """Yield each pair with the spread that a search would have learned that confirmed this
     candidate and the next ones, `confirmed` together.
     """
-    pairs: Sequence[Pair] = []
+    pairs: list[Pair] = []
     for probe, confirmation in study["pairs"]:
         pairs.append((speed_of(probe), speed_of(confirmation)))
     for place, pair in enumerate(pairs):
-        confirmed_places = {(place + step) % len(pairs) for step in range(confirmed)}
-        yield (
-            pair,
-            learn_run_spread(
-                [
-                    speeds if at in confirmed_places else speeds[:1]
-                    for at, speeds in enumerate(pairs)
-                ]
-            ),
-        )
+        runs: list[Sequence[Speed]] = [speeds[:1] for speeds in pairs]
+        for step in range(place, place + confirmed):
+            runs[step % len(pairs)] = pairs[step % len(pairs)]
+        yield pair, learn_run_spread(runs)
 
 
 def overlap(
@@ -227,7 +221,7 @@ def overlap(
 
 def summary(studies: Sequence[Mapping[str, Any]], *, confirmed: int) -> dict[str, Any]:
     """Return the share of pairs whose intervals overlap, and the intervals' width."""
-    pairs = []
+    pairs: list[tuple[Pair, RunSpread]] = []
     for study in studies:
         pairs.extend(spreads(study, confirmed=confirmed))
     widths = [spread.half_width(probe) for (probe, _), spread in pairs]

@@ -62,17 +62,20 @@ def _measure(folder: Path) -> dict[str, Any]:
     _project(folder)
     first_seconds, first = _preflight(folder)
     assert first["fits"] and first["from_record"] is None, first
-    hits = [_preflight(folder) for _ in range(HITS)]
-    for _, document in hits:
+    seconds_of_hits, seconds_inside = [], []
+    for _ in range(HITS):
+        seconds, document = _preflight(folder)
         assert document["from_record"]
+        seconds_of_hits.append(seconds)
+        seconds_inside.append(document["elapsed_seconds"])
     return {
         "schema": 1,
         "machine": machine.facts(first["versions"]),
         "seconds": {
             "measured": round(first_seconds, 2),
-            "from the record": _spread([seconds for seconds, _ in hits]),
+            "from the record": _spread(seconds_of_hits),
             "of which inside, asking the training environment for its versions among it": _spread(
-                [document["elapsed_seconds"] for _, document in hits]
+                seconds_inside
             ),
             "an interpreter that does nothing": _spread(_interpreter_seconds("pass", folder)),
             "an interpreter that imports what it needs": _spread(

@@ -282,12 +282,13 @@ def _row(probe: Probe, apart: Measurement) -> dict[str, Any]:
         "seconds": [round(on_rig.cost.total_seconds, 3), round(apart.cost.total_seconds, 3)],
         "loading_seconds": [round(on_rig.cost.load_seconds, 3), round(apart.cost.load_seconds, 3)],
         "borrowed_seconds": round(on_rig.worst.borrowed_seconds, 3) if on_rig.worst else None,
-        "tokens_per_second": [
-            round(measurement.worst.tokens_per_second, 1) if measurement.worst else None
-            for measurement in (on_rig, apart)
-        ],
+        "tokens_per_second": [_rate(on_rig), _rate(apart)],
         "peak_bytes": [on_rig.memory.peak_bytes, apart.memory.peak_bytes],
     }
+
+
+def _rate(measurement: Measurement) -> float | None:
+    return round(measurement.worst.tokens_per_second, 1) if measurement.worst else None
 
 
 def _median(values: Sequence[float]) -> float | None:

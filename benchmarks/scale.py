@@ -408,11 +408,13 @@ def main() -> None:
         "driver": lambda: (
             driver(64, 2000 // part, sampler) for sampler in ("value", "random", "tpe")
         ),
-        "memory": lambda: (memory(count // part) for count in (5000,)),
-        "ray": lambda: (on_ray(count // part) for count in (200,)),
+        "memory": lambda: iter([memory(5000 // part)]),
+        "ray": lambda: iter([on_ray(200 // part)]),
     }
     document = stored_results()
-    for name in (name for name in PARTS if name in options.only):
+    for name in PARTS:
+        if name not in options.only:
+            continue
         document[name] = ran = {**surroundings(), "rows": []}
         print(name, json.dumps(ran), flush=True)
         for row in parts[name]():
@@ -432,7 +434,7 @@ def stored_results() -> dict[str, Any]:
     surroundings_before = {
         name: before.pop(name) for name in ("machine", "load_average_before") if name in before
     }  # once for all, at first
-    results = {}
+    results: dict[str, Any] = {}
     for name, part in before.items():
         results[name] = {**surroundings_before, "rows": part} if isinstance(part, list) else part
     return results

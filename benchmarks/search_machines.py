@@ -78,11 +78,11 @@ class Optimum:
     ) -> Optimum | None:
         """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
-            speeds = {
-                candidate.id: speed
-                for candidate in tier.candidates
-                if (speed := machine.mean_speed(candidate)) is not None
-            }
+            speeds = {}
+            for candidate in tier.candidates:
+                speed = machine.mean_speed(candidate)
+                if speed is not None:
+                    speeds[candidate.id] = speed
             if speeds:
                 return cls(
                     max(speeds.values()),
@@ -213,11 +213,10 @@ class Simulated:
     def _memory(self, truth: Truth) -> Memory:
         limit = round(self._formulas.limit_bytes * self._bytes)
         peak = min(limit, round(truth.peak_bytes * self._bytes))
-        phases = (
-            {}
-            if truth.cause
-            else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
-        )
+        phases = {}
+        if not truth.cause:
+            for name, size in truth.peaks.items():
+                phases[str(name)] = round(size * self._bytes)
         return Memory(
             peak_bytes=peak,
             limit_bytes=limit,
@@ -260,10 +259,9 @@ class Simulated:
 
 def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
     """Return the message of a framework for this failure, shortened."""
-    request, free, total = (
-        f"{numbers.get(name, 0) / GIB:.2f} GiB"
-        for name in ("asked_bytes", "free_bytes", "total_bytes")
-    )
+    request = f"{numbers.get('asked_bytes', 0) / GIB:.2f} GiB"
+    free = f"{numbers.get('free_bytes', 0) / GIB:.2f} GiB"
+    total = f"{numbers.get('total_bytes', 0) / GIB:.2f} GiB"
     if cause == "kv_cache" and "asked_length" in numbers:
         length, longest = numbers["asked_length"], numbers["longest_length"]
         return (
@@ -348,15 +346,13 @@ def load_costs(
     """
     costs_by_load: dict[str, list[float]] = defaultdict(list)
     for candidate in candidates:
-        costs_by_load[candidate.load_key].extend(
-            row["cost"]["load_seconds"]
-            for row in rows[candidate.id]
-            if row["cost"]["load_seconds"] > 0
-        )
-    longest = max(
-        (statistics.median(costs) for costs in costs_by_load.values() if costs), default=1.0
-    )
+        costs = costs_by_load[candidate.load_key]
+        for row in rows[candidate.id]:
+            if row["cost"]["load_seconds"] > 0:
+                costs.append(row["cost"]["load_seconds"])
     cost_by_load = {}
     for key, costs in costs_by_load.items():
-        cost_by_load[key] = statistics.median(costs) if costs else longest
-    return cost_by_load
+        if costs:
+            cost_by_load[key] = statistics.median(costs)
+    longest = max(cost_by_load.values(), default=1.0)
+    return {key: cost_by_load.get(key, longest) for key in costs_by_load}

@@ -240,12 +240,13 @@ def _distribution(values: list[str]) -> optuna.distributions.BaseDistribution:
 
 
 def _apart(proposal: dict[str, object], values: dict[str, float | str]) -> float:
-    return sum(
-        abs(value - float(values[name]))
-        if isinstance(value, float)
-        else float(value != values[name])
-        for name, value in proposal.items()
-    )
+    distance = 0.0
+    for name, value in proposal.items():
+        if isinstance(value, float):
+            distance += abs(value - float(values[name]))
+        else:
+            distance += value != values[name]
+    return distance
 
 
 def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate]]:
@@ -264,11 +265,11 @@ def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate
 
 
 def _moved(candidate: Candidate, first: Candidate) -> int:
-    return sum(
-        first.knobs.get(name) != value
-        for name, value in candidate.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    )
+    moved = 0
+    for name, value in candidate.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            moved += first.knobs.get(name) != value
+    return moved
 
 
 def doubling(
@@ -313,11 +314,11 @@ def first_fit(
         )
 
     def same(candidate: Candidate) -> bool:
-        return all(
-            candidate.knobs.get(name) == value
-            for name, value in fixed.items()
-            if not name.startswith(("use_vllm", "vllm_"))
-        )
+        for name, value in fixed.items():
+            is_engines = name.startswith(("use_vllm", "vllm_"))
+            if not is_engines and candidate.knobs.get(name) != value:
+                return False
+        return True
 
     engines = [candidate for candidate in tier if is_small(candidate) and same(candidate)]
     engines.sort(

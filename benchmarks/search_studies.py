@@ -277,11 +277,11 @@ def _along(
     reached, high = _first_at_least(shares, 0.95), _first_at_least(shares, 0.97)
     first = _first_choice(posed_setup, optimum)
     tried = [probe for probe in probes if probe.candidate != posed_setup.posed.baseline]
-    better = (
-        place
-        for place, probe in enumerate(tried, 1)
-        if first is not None and _is_better(optimum, probe.candidate, first)
-    )
+    noticed_after = None
+    for place, probe in enumerate(tried, 1):
+        if first is not None and _is_better(optimum, probe.candidate, first):
+            noticed_after = place
+            break
     return {
         "share_after": {
             count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER
@@ -290,7 +290,7 @@ def _along(
         "seconds_to_95": None if reached is None else probes[reached].ended,
         "probes_to_97": None if high is None else high + 1,
         "first_choice": first,
-        "noticed_after": next(better, None),
+        "noticed_after": noticed_after,
     }
 
 

@@ -97,6 +97,14 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def _same(
+    first: Row,
+    second: Row,
+    facts: Iterable[str],
+) -> bool:
+    return all(first[fact] == second[fact] for fact in facts)
+
+
 def order(
     rows: Sequence[Row],
     distinct: float = DISTINCT,
@@ -105,17 +113,15 @@ def order(
     """Pairs of rows that share the facts and whose measured speeds differ, and those ordered
     right.
     """
-    pairs = []
+    pairs, right = 0, 0
     for first, second in combinations(rows, 2):
-        if all(first[fact] == second[fact] for fact in facts) and max(
-            first["measured"], second["measured"]
-        ) >= distinct * min(first["measured"], second["measured"]):
-            pairs.append((first, second))
-    right = sum(
-        (first["measured"] < second["measured"]) == (first["predicted"] < second["predicted"])
-        for first, second in pairs
-    )
-    return {"pairs": len(pairs), "right": right}
+        slow, fast = sorted((first, second), key=lambda row: row["measured"])
+        if _same(first, second, facts) and fast["measured"] >= distinct * slow["measured"]:
+            pairs += 1
+            right += (first["measured"] < second["measured"]) == (
+                first["predicted"] < second["predicted"]
+            )
+    return {"pairs": pairs, "right": right}
 
 
 def one_row_calibration(
@@ -129,7 +135,7 @@ def one_row_calibration(
     before, after = [], []
     for row in rows:
         for calibration in calibrating:
-            if calibration is not row and all(calibration[fact] == row[fact] for fact in facts):
+            if calibration is not row and _same(calibration, row, facts):
                 corrected = row["predicted"] * calibration["measured"] / calibration["predicted"]
                 before.append(abs(row["error"]))
                 after.append(abs(corrected / row["measured"] - 1))

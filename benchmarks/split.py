@@ -50,10 +50,16 @@ def main() -> int:
 
 
 def _write(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
+    ordered, not_run = [], []
+    for name in names:
+        if name in rows:
+            ordered.append(rows[name])
+        else:
+            not_run.append(name)
     document = {
         "ran_on": machine.facts({}),
-        "not_run": [name for name in names if name not in rows],
-        "rows": [rows[name] for name in names if name in rows],
+        "not_run": not_run,
+        "rows": ordered,
     }
     (RESULTS / "split.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / "split.md").write_text(readable(document))

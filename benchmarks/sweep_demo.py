@@ -47,10 +47,8 @@ def main() -> None:
     candidates = legal_candidates(understood.job, understood.trainer)
     if arguments.sweep:
         earlier = json.loads(arguments.sweep.read_text())
-        table, versions = (
-            {row["id"]: row for row in earlier["candidates"]},
-            earlier["machine"]["versions"],
-        )
+        table = {row["id"]: row for row in earlier["candidates"]}
+        versions = earlier["machine"]["versions"]
     else:
         table, versions = _sweep(understood, candidates, arguments.repeats)
     runs = [_run(arguments, seed, table) for seed in range(arguments.seeds)]

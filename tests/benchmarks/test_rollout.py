@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 from dataclasses import asdict
@@ -31,10 +32,7 @@ def test_the_cost_of_a_pass_is_found_again() -> None:
         seconds: list[float] = []
 
         def spent(step: Pass, seconds: list[float] = seconds) -> float:
-            one_pass = sum(
-                factor * feature
-                for factor, feature in zip(cost, rollout.features(step), strict=True)
-            )
+            one_pass = sum(map(operator.mul, cost, rollout.features(step)))
             seconds += [one_pass] * step.repeats
             return one_pass
 
@@ -42,7 +40,7 @@ def test_the_cost_of_a_pass_is_found_again() -> None:
         measured.append(seconds)
     fitted = rollout.fitted(
         rollout.equal_runs(limits),
-        [rollout.np.array(seconds_of_run) for seconds_of_run in measured],
+        list(map(rollout.np.array, measured)),
         limits,
     )
     assert list(fitted) == pytest.approx(cost, rel=0.01)
@@ -63,14 +61,17 @@ def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
         block_tokens=32,
         blocks=40,
     )
-    drawn: list[list[Request]] = [rollout.draw(24, 4, 64, 60, 0.8, seed=seed) for seed in (1, 2)]
+    drawn: list[list[Request]] = [
+        rollout.draw(24, 4, 64, 60, 0.8, seed=1),
+        rollout.draw(24, 4, 64, 60, 0.8, seed=2),
+    ]
     write_model(tmp_path / "model")
     task = {
         "model": str(tmp_path / "model"),
         "engine": asdict(limits),
         "longest": rollout.LONGEST,
         "vocabulary": rollout.VOCABULARY,
-        "runs": [[asdict(request) for request in requests] for requests in drawn],
+        "runs": [list(map(asdict, requests)) for requests in drawn],
     }
     (tmp_path / "task.json").write_text(json.dumps(task))
     command = [

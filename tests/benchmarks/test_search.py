@@ -5,6 +5,7 @@ above one.
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
 from collections.abc import Iterable
@@ -85,8 +86,9 @@ def test_the_parameter_count_is_the_models_own(case: str) -> None:
         "32b": 32.76,
         "70b": 70.55,
     }
-    size = next(part for part in case.split("-") if part.endswith("b") and part[0].isdigit())
-    assert machine._formulas.shape.parameters == pytest.approx(billions[size] * 1e9, rel=0.002)
+    size = re.search(r"-(\d[\d.]*b)-", case)
+    assert size is not None
+    assert machine._formulas.shape.parameters == pytest.approx(billions[size[1]] * 1e9, rel=0.002)
 
 
 @pytest.mark.parametrize("case", ["qwen2.5-1.5b-lora-l4", "qwen2.5-7b-full-4xa100-80g"])
@@ -168,9 +170,8 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
     )
     assert 1 <= len(probes) <= 12
     assert len({probe.candidate.id for probe in probes}) == len(probes)
-    for probe in probes:
-        assert 0 <= optimum.share(probe.candidate) <= 1
-    assert any(optimum.share(probe.candidate) > 0 for probe in probes)
+    shares = [optimum.share(probe.candidate) for probe in probes]
+    assert min(shares) >= 0 and 0 < max(shares) <= 1
 
 
 @pytest.mark.slow

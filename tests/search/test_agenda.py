@@ -32,7 +32,8 @@ def search(
     options: SearchOptions = SearchOptions(),  # noqa: B008
     earlier: tuple[Trial, ...] = (),
 ) -> tuple[Recommendation, list[ProbeEnded]]:
-    candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
+    candidates = legal_candidates(job, TRAINER)
+    baseline = baseline_candidate(job, TRAINER)
     study = open_study(
         job, candidates, baseline, predictions or {}, options=options, earlier=earlier
     )
@@ -87,14 +88,16 @@ def test_with_predictions_the_best_is_found_in_a_handful_of_probes(
     answer, _ = search(job, machine, predictions=foreseen(job, machine, bias=bias, off=0.15))
     assert answer.winner is not None
     assert machine.speed(answer.winner.candidate) >= 0.97 * best_speed(job, machine)
-    assert answer.counts.probed <= 8 and answer.counts.out_of_memory <= 2
+    assert answer.counts.probed <= 8
+    assert answer.counts.out_of_memory <= 2
 
 
 def test_the_baseline_is_the_first_even_if_others_are_as_safe_and_faster(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     _, probes = search(job, machine, predictions=foreseen(job, machine))
     assert probes[0].trial.candidate == baseline_candidate(job, TRAINER)
-    assert probes[0].trial.purpose == "baseline" and probes[1].trial.purpose == "search"
+    assert probes[0].trial.purpose == "baseline"
+    assert probes[1].trial.purpose == "search"
 
 
 def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path) -> None:
@@ -120,14 +123,13 @@ def test_a_baseline_that_cannot_fit_is_not_run_and_has_the_reason(tmp_path: Path
     answer, probes = search(job, machine, predictions=foreseen(job, machine, off=0.02))
     for probe in probes:
         assert probe.trial.purpose != "baseline"
-    assert answer.baseline is not None and answer.baseline.measurement.outcome in (
+    assert answer.baseline is not None
+    assert answer.baseline.measurement.outcome in (
         "screened",
         "implied",
     )
-    assert (
-        answer.baseline.measurement.worst is None
-        and answer.baseline.measurement.memory.peak_bytes is None
-    )
+    assert answer.baseline.measurement.worst is None
+    assert answer.baseline.measurement.memory.peak_bytes is None
     assert answer.winner is not None and answer.changes, "what differs from it is said all the same"
 
 
@@ -143,7 +145,8 @@ def test_a_prediction_that_refuses_everything_never_decides_that_nothing_fits(
 def test_that_nothing_fits_is_measured_and_not_only_predicted(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 50)
     answer, probes = search(job, machine, predictions=foreseen(job, machine, off=0.02))
-    assert answer.winner is None and answer.counts.out_of_memory == len(probes) > 0
+    assert answer.winner is None
+    assert answer.counts.out_of_memory == len(probes) > 0
     assert len(probes) <= 8
 
 
@@ -161,7 +164,8 @@ def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(
     job, machine = asked_about(tmp_path, 600)
     first, _ = search(job, machine)
     second, _ = search(job, machine, earlier=first.trials)
-    assert second.winner is not None and first.winner is not None
+    assert second.winner is not None
+    assert first.winner is not None
     assert machine.speed(second.winner.candidate) >= 0.98 * machine.speed(first.winner.candidate)
     assert second.counts.probed < first.counts.probed
     assert second.counts.out_of_memory == 0 < first.counts.out_of_memory
@@ -171,9 +175,11 @@ def test_a_resumed_studys_own_trials_count_once(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     job = replace(job, storage=f"sqlite:///{tmp_path / 'study.db'}")
     first, probes = search(job, machine)
-    candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
+    candidates = legal_candidates(job, TRAINER)
+    baseline = baseline_candidate(job, TRAINER)
     resumed = open_study(replace(job, resume=True), candidates, baseline, earlier=first.trials)
-    assert len(resumed.trials) == len(probes) and resumed.problem.earlier == ()
+    assert len(resumed.trials) == len(probes)
+    assert resumed.problem.earlier == ()
     of_others = tuple(
         replace(
             trial,
@@ -201,7 +207,8 @@ def test_finalists_reopen_no_search(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     _, probes = search(job, machine)
     purposes = [probe.trial.purpose for probe in probes]
-    assert "confirm" in purposes and set(purposes[purposes.index("confirm") :]) == {"confirm"}
+    assert "confirm" in purposes
+    assert set(purposes[purposes.index("confirm") :]) == {"confirm"}
 
 
 def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: Path) -> None:

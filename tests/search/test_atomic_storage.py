@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -108,19 +109,22 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
     ):
         assert getattr(frozen, part) == getattr(expected, part), part
     assert list(frozen.params) == list(expected.params)
-    assert (
-        frozen.datetime_start
-        and frozen.datetime_complete
-        and frozen.datetime_start <= frozen.datetime_complete
-    )
+    assert frozen.datetime_start
+    assert frozen.datetime_complete
+    assert frozen.datetime_start <= frozen.datetime_complete
+
+
+def numbers(trials: Iterable[FrozenTrial]) -> list[int]:
+    return [trial.number for trial in trials]
 
 
 def test_a_trial_names_its_driver_from_its_first_row(trials: TrialWriter) -> None:
     begun = [trials.begin("me") for _ in range(3)]
     stored = trials.study.get_trials()
-    assert [trial.number for trial in stored] == [trial.number for trial in begun] == [0, 1, 2]
+    assert numbers(stored) == numbers(begun) == [0, 1, 2]
     for trial in stored:
-        assert trial.state is TrialState.RUNNING and trial.user_attrs == {"driver": "me"}
+        assert trial.state is TrialState.RUNNING
+        assert trial.user_attrs == {"driver": "me"}
 
 
 def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
@@ -130,7 +134,9 @@ def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> 
     with _breaking(storage, "UPDATE trials"), pytest.raises(StorageInternalError):
         AtomicRDBStorage.end(storage, trial._trial_id, FITS)
     frozen = filed.study.get_trials()[0]
-    assert frozen.state is TrialState.RUNNING and frozen.value is None and not frozen.constraints
+    assert frozen.state is TrialState.RUNNING
+    assert frozen.value is None
+    assert not frozen.constraints
     assert frozen.user_attrs == ENTRY.attributes
     filed.end(trial, FITS)
     assert filed.study.get_trials()[0].value == FITS.value
@@ -145,7 +151,8 @@ def test_an_entry_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -
     ):
         AtomicRDBStorage.enter(filed.storage, filed.study._study_id, trial._trial_id, ENTRY)
     frozen = filed.study.get_trials()[0]
-    assert not frozen.params and frozen.user_attrs == {"driver": "me"}
+    assert not frozen.params
+    assert frozen.user_attrs == {"driver": "me"}
     filed.enter(trial, ENTRY)
     assert filed.study.get_trials()[0].params == PARAMS
 
@@ -174,7 +181,8 @@ def test_an_end_whose_reply_was_lost_is_written_once(filed: TrialWriter) -> None
     filed.end(trial, FITS)
     before = filed.study.get_trials()
     filed.end(trial, FITS)
-    assert filed.study.get_trials() == before and len(before) == 1
+    assert filed.study.get_trials() == before
+    assert len(before) == 1
 
 
 def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) -> None:
@@ -182,10 +190,8 @@ def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) 
     filed.study.tell(trial.number, state=TrialState.FAIL)
     with pytest.raises(UpdateFinishedTrialError):
         filed.end(trial, FITS)
-    assert (
-        filed.study.get_trials()[0].state is TrialState.FAIL
-        and not filed.study.get_trials()[0].user_attrs
-    )
+    assert filed.study.get_trials()[0].state is TrialState.FAIL
+    assert not filed.study.get_trials()[0].user_attrs
     filed.end(trial, TrialEnd(state=TrialState.FAIL))  # who has nothing to say is content
 
 
@@ -205,13 +211,15 @@ def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path
         ).get_trials()
 
     cached, loaded = trial_lists()
-    assert cached == loaded and len(loaded) == 3
+    assert cached == loaded
+    assert len(loaded) == 3
     other_writer.end(running[2], FITS)  # as of one that was taken for dead
     other_writer.enter(running[0], ENTRY)
     written(other_writer)
     begun = other_writer.begin("another")
     cached, loaded = trial_lists()
-    assert cached == loaded and [trial.state.name for trial in loaded] == [
+    assert cached == loaded
+    assert [trial.state.name for trial in loaded] == [
         "RUNNING",
         "RUNNING",
         "COMPLETE",
@@ -248,7 +256,8 @@ def test_a_parameter_that_contradicts_the_study_is_refused(filed: TrialWriter) -
 
 
 def test_a_probe_costs_its_driver_few_transactions(tmp_path: Path) -> None:
-    machine, trainer = Machine(limit_bytes=2500 * MIB), ToyTrainer()
+    machine = Machine(limit_bytes=2500 * MIB)
+    trainer = ToyTrainer()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     storage = study._writer.storage

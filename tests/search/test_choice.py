@@ -140,8 +140,10 @@ def test_a_gain_beyond_the_noise_is_recommended_with_its_interval(tmp_path: Path
             gains={"ddp": 1.5},
         ),
     )
-    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
-    assert answer.advantage is not None and answer.advantage.why == "measurably faster"
+    assert answer.winner is not None
+    assert answer.winner.candidate.knobs["sharding"] == "ddp"
+    assert answer.advantage is not None
+    assert answer.advantage.why == "measurably faster"
     assert 1.0 < answer.advantage.low < 1.5 < answer.advantage.high
 
 
@@ -151,7 +153,8 @@ def test_without_a_confirmation_the_baseline_is_kept(tmp_path: Path) -> None:
     study = open_study(job, legal_candidates(job, Sharded()), baseline_candidate(job, Sharded()))
     for _ in range(2):
         request = study.ask(RemainingBudget(seconds=600.0, probes=100))
-        assert isinstance(request, TrialRequest) and request.purpose != "confirm"
+        assert isinstance(request, TrialRequest)
+        assert request.purpose != "confirm"
         study.tell(request, machine.measure(request.candidate, ProbePlan()))
     ended, interrupted = (
         conclude(
@@ -163,8 +166,10 @@ def test_without_a_confirmation_the_baseline_is_kept(tmp_path: Path) -> None:
         )
         for why in ("budget spent", None)
     )  # type: ignore[arg-type]
-    assert ended.winner is not None and ended.winner.candidate.knobs["sharding"] == "zero2"
-    assert ended.advantage is not None and ended.advantage.why == "not confirmed"
+    assert ended.winner is not None
+    assert ended.winner.candidate.knobs["sharding"] == "zero2"
+    assert ended.advantage is not None
+    assert ended.advantage.why == "not confirmed"
     assert (
         interrupted.winner is not None and interrupted.winner.candidate.knobs["sharding"] == "ddp"
     ), "the best so far"
@@ -184,7 +189,8 @@ def test_of_equally_fast_confirmed_candidates_the_simplest_is_taken(tmp_path: Pa
                 dice=random.Random(seed),
             ),
         )
-        assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
+        assert answer.winner is not None
+        assert answer.winner.candidate.knobs["sharding"] == "ddp"
 
 
 def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Path) -> None:
@@ -196,7 +202,8 @@ def test_of_candidates_predicted_equally_fast_the_simplest_is_taken(tmp_path: Pa
         legal_candidates(job, Sharded()),
         baseline_candidate(job, Sharded()),
     )
-    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == "ddp"
+    assert answer.winner is not None
+    assert answer.winner.candidate.knobs["sharding"] == "ddp"
 
 
 @pytest.mark.parametrize(("gain", "sharding"), [(1.03, "zero3"), (1.2, "ddp")])
@@ -213,7 +220,8 @@ def test_on_emulated_cards_a_gain_must_exceed_what_predictions_resolve(
     machine = Emulated(limit_bytes=900 * MIB, gains={"ddp": gain})
     predictions = Oracle(machine=machine).screen(legal_candidates(job, Sharded()))
     answer = _search(job, machine, predictions=predictions)
-    assert answer.winner is not None and answer.winner.candidate.knobs["sharding"] == sharding
+    assert answer.winner is not None
+    assert answer.winner.candidate.knobs["sharding"] == sharding
 
 
 def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_number_of_changes() -> (
@@ -241,7 +249,8 @@ def test_the_order_of_simplicity_is_strategy_offload_checkpointing_and_the_numbe
         candidate(sharding="zero3"),
     ]
     keys = [complexity(candidate, ordered[0]) for candidate in ordered]
-    assert keys == sorted(keys) and len(set(keys)) == len(keys)
+    assert keys == sorted(keys)
+    assert len(set(keys)) == len(keys)
 
 
 def _failing(
@@ -297,7 +306,8 @@ def _crashes(folder: Path, machine: Machine, **choices: tuple[object, ...]) -> R
 def test_an_import_error_that_no_candidate_avoids_ends_the_search_at_once(tmp_path: Path) -> None:
     failure = _failing("ModuleNotFoundError: No module named 'math_verify'", cause="version")
     answer = _crashes(tmp_path, Crashing(limit_bytes=900 * MIB, failure=failure))
-    assert answer.counts.probed == 1 and answer.proven == "not proven infeasible"
+    assert answer.counts.probed == 1
+    assert answer.proven == "not proven infeasible"
 
 
 def test_an_import_error_of_an_optional_package_does_not(tmp_path: Path) -> None:
@@ -320,5 +330,7 @@ def test_a_crash_is_no_reason_to_go_on_to_a_less_preferred_tier(tmp_path: Path) 
     )
     answer = _crashes(tmp_path, machine, batch=(1,), checkpointing=(True,))
     assert answer.winner is None
-    assert {trial.candidate.knobs["num_generations"] for trial in answer.trials} == {8}
-    assert {trial.candidate.knobs["max_completion_length"] for trial in answer.trials} == {64}
+    assert answer.trials
+    for trial in answer.trials:
+        assert trial.candidate.knobs["num_generations"] == 8
+        assert trial.candidate.knobs["max_completion_length"] == 64

@@ -28,18 +28,24 @@ def engine(tmp_path: Path) -> Engine:
 
 
 def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:
-    claims, other_claims = Claims(engine, "s"), Claims(engine, "s")
-    assert claims.take("candidate") and not other_claims.take("candidate")
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s")
+    assert claims.take("candidate")
+    assert not other_claims.take("candidate")
     assert claims.take("candidate"), "asked again after a lost answer, it is still its own"
-    assert other_claims.others() == {"candidate"} and claims.others() == frozenset()
+    assert other_claims.others() == {"candidate"}
+    assert claims.others() == frozenset()
     claims.release("candidate")
     assert other_claims.take("candidate")
 
 
 def test_studies_of_one_database_are_apart(engine: Engine) -> None:
-    claims, other_claims = Claims(engine, "s"), Claims(engine, "t")
-    assert claims.take("candidate") and other_claims.take("candidate")
-    assert not other_claims.active_drivers and not claims.shared
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "t")
+    assert claims.take("candidate")
+    assert other_claims.take("candidate")
+    assert not other_claims.active_drivers
+    assert not claims.shared
 
 
 def test_a_leaving_driver_releases_its_claims_and_stays_on_record(engine: Engine) -> None:
@@ -61,20 +67,23 @@ def _elsewhere(engine: Engine, driver: Claims, **values: object) -> None:
 
 
 def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: Engine) -> None:
-    claims, other_claims = Claims(engine, "s"), Claims(engine, "s")
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s")
     claims.take("candidate")
     assert not other_claims.release_stale()
     _elsewhere(
         engine, claims, process=f"{os.getpid()}:1"
     )  # the number was used again by another process
-    assert other_claims.release_stale() and other_claims.take("candidate")
+    assert other_claims.release_stale()
+    assert other_claims.take("candidate")
 
 
 def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(
     engine: Engine,
 ) -> None:
     now = [0.0]
-    claims, other_claims = Claims(engine, "s"), Claims(engine, "s", now=lambda: now[0])
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s", now=lambda: now[0])
     claims.take("candidate")
     _elsewhere(engine, claims, place="another machine")
     for _ in range(5):  # as long as it beats, it lives
@@ -85,7 +94,8 @@ def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(
     now[0] += MAX_SILENCE_SECONDS - 1
     assert not other_claims.release_stale()
     now[0] += MAX_SILENCE_SECONDS + 1
-    assert other_claims.release_stale() and other_claims.take("candidate")
+    assert other_claims.release_stale()
+    assert other_claims.take("candidate")
 
 
 def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
@@ -135,7 +145,8 @@ def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
-    assert file_system_of(Path(path), mounts) == kind and is_network(kind) == network
+    assert file_system_of(Path(path), mounts) == kind
+    assert is_network(kind) == network
     if network:
         with pytest.raises(
             BadInput, match=rf"network file system \({kind}\).*sqlite:////tmp.*postgresql"

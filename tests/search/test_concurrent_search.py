@@ -91,7 +91,8 @@ def test_the_answer_does_not_depend_on_the_number_of_slots(tmp_path: Path, slots
     crowd = Crowd(Machine(limit_bytes=900 * MIB))
     job = toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes)
     answer = run(job, InlineExecutor(crowd.measure, slots=slots))
-    assert answer.winner is not None and answer.certificate is not None
+    assert answer.winner is not None
+    assert answer.certificate is not None
     preferred = {"num_generations": 8, "max_completion_length": 64}
     fitting = []
     for candidate in legal_candidates(job, ToyTrainer()):
@@ -101,7 +102,8 @@ def test_the_answer_does_not_depend_on_the_number_of_slots(tmp_path: Path, slots
         ):
             fitting.append(candidate)
     assert crowd.machine.speed(answer.winner.candidate) == max(map(crowd.machine.speed, fitting))
-    assert crowd.most == min(slots, crowd.most) and (slots == 1) == (crowd.most == 1)
+    assert crowd.most == min(slots, crowd.most)
+    assert (slots == 1) == (crowd.most == 1)
     assert max(crowd.short.values()) == 1
     assert crowd.beside_a_finalist == 0
     states = Counter(
@@ -157,7 +159,8 @@ def test_a_slot_that_is_lost_hands_its_candidate_to_the_others(tmp_path: Path) -
         toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(measure, slots=3), events
     )
     assert answer.winner is not None
-    assert len(lost) == 1 and crowd.short[lost[0]] == 1
+    assert len(lost) == 1
+    assert crowd.short[lost[0]] == 1
     assert "Going on without" in note_text(events)
 
 
@@ -173,7 +176,8 @@ def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path
 
 
 def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: Path) -> None:
-    crowd, count = Crowd(Machine(limit_bytes=2500 * MIB)), Counter[str]()
+    crowd = Crowd(Machine(limit_bytes=2500 * MIB))
+    count = Counter[str]()
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
         count["asked"] += 1
@@ -193,27 +197,28 @@ def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: 
         == sum(crowd.short.values())
     )
     again = run(replace(job, resume=True), InlineExecutor(crowd.measure, slots=3))
-    assert not again.interrupted and max(crowd.short.values()) == 1
+    assert not again.interrupted
+    assert max(crowd.short.values()) == 1
 
 
 def test_probes_are_identified_by_their_numbers(tmp_path: Path) -> None:
-    crowd, events = Crowd(Machine(limit_bytes=900 * MIB)), list[Event]()
+    crowd = Crowd(Machine(limit_bytes=900 * MIB))
+    events = list[Event]()
     run(toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(crowd.measure, slots=4), events)
     started = [event.number for event in events if isinstance(event, ProbeStarted)]
     ended = [event.trial.number for event in events if isinstance(event, ProbeEnded)]
-    assert sorted(started) == sorted(ended) and len(set(started)) == len(started)
+    assert sorted(started) == sorted(ended)
+    assert len(set(started)) == len(started)
 
 
 def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
     """A machine so slow that the confirmation can't be made in time: the search ends with what
     it has.
     """
-    machine, trainer, passed, begun = (
-        Machine(limit_bytes=900 * MIB),
-        ToyTrainer(),
-        [0.0],
-        list[str](),
-    )
+    machine = Machine(limit_bytes=900 * MIB)
+    trainer = ToyTrainer()
+    passed = [0.0]
+    begun = list[str]()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -239,4 +244,6 @@ def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
         listener=lambda event: None,
         clock=clock,
     )
-    assert answer.proven == "budget spent" and answer.winner is not None and len(begun) == 1
+    assert answer.proven == "budget spent"
+    assert answer.winner is not None
+    assert len(begun) == 1

@@ -71,10 +71,8 @@ def test_without_a_measurement_the_estimate_is_the_prediction() -> None:
 
 @pytest.mark.parametrize("bias", [0.85, 1.15])
 def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float) -> None:
-    before, after = (
-        surrogate(foreseen(bias)).estimate([]),
-        surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6])),
-    )
+    before = surrogate(foreseen(bias)).estimate([])
+    after = surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6]))
     error_before = np.abs(before.need.mean - NEEDS).mean()
     error_after = np.abs(after.need.mean - NEEDS).mean()
     assert error_after < 0.3 * error_before
@@ -103,7 +101,8 @@ def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back
 
 
 def test_parts_can_be_left_out() -> None:
-    predictions, trials = foreseen(1.2, off=0.1), measured(FITTING[:5])
+    predictions = foreseen(1.2, off=0.1)
+    trials = measured(FITTING[:5])
     assert not surrogate(predictions, SearchOptions(screen=False)).estimate(trials).refused.any()
     fixed = surrogate(predictions, SearchOptions(calibrate=False))
     assert np.allclose(
@@ -170,7 +169,8 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
     """A server fills its card whatever the trainer needs; the prediction is of the first device
     alone.
     """
-    table, limit = CandidateTable(SPACE, CANDIDATES), MACHINE.limit_bytes
+    table = CandidateTable(SPACE, CANDIDATES)
+    limit = MACHINE.limit_bytes
     half = Estimate(
         value=0.5 * limit,
         low=0.45 * limit,
@@ -216,7 +216,8 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
         [measured_trial], np.zeros(0, dtype=np.int64)
     )
     assert np.exp(need.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
-    assert memory.on_first(None) is memory and memory.on_first(3) is memory
+    assert memory.on_first(None) is memory
+    assert memory.on_first(3) is memory
 
 
 def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:

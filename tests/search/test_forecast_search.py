@@ -37,7 +37,8 @@ def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(
     tmp_path: Path, limit: int
 ) -> None:
     job, machine, answer = ask(tmp_path, limit)
-    assert answer.winner is not None and answer.relaxed == {}
+    assert answer.winner is not None
+    assert answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
     surely = []
     for candidate in legal_candidates(job, ToyTrainer()):
@@ -61,7 +62,8 @@ def test_learning_knobs_are_relaxed_only_when_nothing_surely_fits(tmp_path: Path
 
 def test_nothing_fits(tmp_path: Path) -> None:
     _, machine, answer = ask(tmp_path, 120)
-    assert answer.winner is None and answer.screened == answer.candidates
+    assert answer.winner is None
+    assert answer.screened == answer.candidates
     assert answer.nearest_miss is not None
     need = answer.nearest_miss.prediction.peak_memory_bytes.low
     assert need > machine.limit_bytes
@@ -84,10 +86,10 @@ def test_the_named_candidate_was_traced(tmp_path: Path) -> None:
         def screen(
             self, candidates: object, *, seconds: float | None = None
         ) -> dict[str, Prediction]:
-            return {
-                name: replace(prediction, fits=True, depends_on=())
-                for name, prediction in super().screen(candidates).items()  # type: ignore[arg-type]
-            }
+            predictions = super().screen(candidates)  # type: ignore[arg-type]
+            for name, prediction in predictions.items():
+                predictions[name] = replace(prediction, fits=True, depends_on=())
+            return predictions
 
     foresight = Kinder(machine=machine)
     answer = forecast(job, foresight, candidates, None)
@@ -113,10 +115,10 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
         forecast(job, foresight, candidates, None)
         for foresight in (Oracle(machine=machine), Brief(machine=machine))
     )
-    assert not complete.ended_by_budget and complete.predicted == complete.candidates == len(
-        candidates
-    )
-    assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
+    assert not complete.ended_by_budget
+    assert complete.predicted == complete.candidates == len(candidates)
+    assert brief.ended_by_budget
+    assert (brief.predicted, brief.candidates) == (5, len(candidates))
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
@@ -172,7 +174,8 @@ def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> N
     changes = []
     for way in ways_to_fit(_request(job, trainer), origin, oracle, refuted=[refuted.id]):
         changes.append(way.change)
-    assert {"batch": 2} in changes and {"batch": 4} not in changes
+    assert {"batch": 2} in changes
+    assert {"batch": 4} not in changes
 
 
 @pytest.mark.parametrize(
@@ -207,19 +210,24 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
                 ),
             )
 
-    machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
-    job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
+    machine = Machine(limit_bytes=600 * MIB)
+    trainer = Syncing()
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    oracle = Peaking(machine=machine)
     origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     assert ways_to_fit(_request(job, trainer), origin, oracle)[0].change == first
 
 
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
     _, _, ways = _advice(tmp_path, 230, max_completion_length=64)
-    assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
+    assert ways
+    for way in ways:
+        assert len(way["change"]) == 2  # type: ignore[arg-type]
 
 
 def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> None:
-    machine, trainer = Machine(limit_bytes=600 * MIB), ToyTrainer()
+    machine = Machine(limit_bytes=600 * MIB)
+    trainer = ToyTrainer()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     class Losing(Oracle):

@@ -50,6 +50,10 @@ def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
     )
 
 
+def _measured(machine: Machine, candidates: Sequence[Candidate]) -> list[Trial]:
+    return [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in candidates]
+
+
 def _failed(
     candidate: Candidate,
     failure: Failure,
@@ -86,10 +90,7 @@ def _with_knobs(candidates: Sequence[Candidate], **knobs: object) -> Candidate:
 @given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
 def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     machine = Machine(limit_bytes=limit * MIB)
-    implications = implications_of(
-        TABLE,
-        [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in measured],
-    )
+    implications = implications_of(TABLE, _measured(machine, measured))
     for index, candidate in enumerate(CANDIDATES):
         fits = machine.need(candidate) <= machine.limit_bytes
         assert not (implications.impossible[index] and fits)
@@ -111,18 +112,20 @@ def test_incremental_implications_equal_those_computed_at_once(
     """However many are added between two questions; and where some are taken back, it is thought
     over again.
     """
-    machine, implied = Machine(limit_bytes=limit * MIB), Implied(TABLE)
-    trials = [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in measured]
+    machine = Machine(limit_bytes=limit * MIB)
+    implied = Implied(TABLE)
+    trials = _measured(machine, measured)
     for number in steps:
-        incremental, anew = implied.after(trials[:number]), implications_of(TABLE, trials[:number])
-        assert (incremental.impossible == anew.impossible).all() and (
-            incremental.possible == anew.possible
-        ).all()
+        incremental = implied.after(trials[:number])
+        anew = implications_of(TABLE, trials[:number])
+        assert (incremental.impossible == anew.impossible).all()
+        assert (incremental.possible == anew.possible).all()
 
 
 @given(st.sampled_from(CANDIDATES))
 def test_needing_at_least_as_much_agrees_with_the_machine(candidate: Candidate) -> None:
-    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[candidate.id]
+    machine = Machine(limit_bytes=MIB)
+    index = TABLE.row_by_id[candidate.id]
     for row in np.flatnonzero(TABLE.demanding_at_least(index)):
         assert machine.need(CANDIDATES[row]) >= machine.need(candidate)
     for row in np.flatnonzero(TABLE.demanding_at_most(index)):
@@ -190,7 +193,8 @@ def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sl
                 load=load,
             )
         )
-    table, failed = CandidateTable(SPACE, awake_or_not), awake_or_not[0]
+    table = CandidateTable(SPACE, awake_or_not)
+    failed = awake_or_not[0]
     starting = Failure(
         evidence="no blocks",
         phase="load",

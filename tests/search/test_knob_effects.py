@@ -63,7 +63,8 @@ def test_knobs_without_an_effect_on_the_prediction_share_its_error(
 
 
 def test_where_no_knob_moves_the_prediction_it_is_no_guide_to_which_of_them_does() -> None:
-    doubt, nobody_said = doubts(np.zeros(len(TABLE))), doubts(None)
+    doubt = doubts(np.zeros(len(TABLE)))
+    nobody_said = doubts(None)
     for knob in ("batch", "share"):
         assert doubt(knob) == pytest.approx(nobody_said(knob), rel=0.05)
 

@@ -71,25 +71,23 @@ def test_the_same_job_gets_the_same_answer_with_its_source() -> None:
     assert record().answer() is None
     keep()
     recorded = record().answer()
-    assert (
-        recorded is not None
-        and recorded.from_record is not None
-        and recorded.winner is not None
-        and CASE.answer.winner is not None
-    )
+    assert recorded is not None
+    assert recorded.from_record is not None
+    assert recorded.winner is not None
+    assert CASE.answer.winner is not None
     assert recorded.winner.candidate == CASE.answer.winner.candidate
-    assert (
-        recorded.from_record.versions == VERSIONS
-        and recorded.from_record.where
-        and "UTC" in recorded.from_record.when
-    )
-    assert recorded.counts == CASE.answer.counts and recorded.trials == CASE.answer.trials
+    assert recorded.from_record.versions == VERSIONS
+    assert recorded.from_record.where
+    assert "UTC" in recorded.from_record.when
+    assert recorded.counts == CASE.answer.counts
+    assert recorded.trials == CASE.answer.trials
 
 
 def test_measurements_come_back_as_they_were() -> None:
     keep()
     earlier = record().earlier()
-    assert earlier.trials == CASE.answer.trials and earlier.unreadable == 0
+    assert earlier.trials == CASE.answer.trials
+    assert earlier.unreadable == 0
 
 
 def _job(job: Job, **changes: Any) -> Job:
@@ -120,14 +118,16 @@ OTHERS: dict[str, Callable[[Job], Job]] = {
 def test_under_other_circumstances_nothing_is_known(circumstance: str) -> None:
     keep()
     other_record = record(OTHERS[circumstance](QUESTION))
-    assert other_record.answer() is None and other_record.earlier().trials == ()
+    assert other_record.answer() is None
+    assert other_record.earlier().trials == ()
 
 
 @pytest.mark.parametrize("package", [*VERSIONS, "flash-attn"])
 def test_another_version_is_another_circumstance(package: str) -> None:
     keep()
     other_record = record(versions={**VERSIONS, package: "9.9"})
-    assert other_record.answer() is None and other_record.earlier().trials == ()
+    assert other_record.answer() is None
+    assert other_record.earlier().trials == ()
 
 
 def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,7 +220,8 @@ def test_lines_that_cannot_be_read_are_passed_over_and_counted(junk: bytes) -> N
     path = _measurements()
     path.write_bytes(junk + b"\n" + path.read_bytes() + junk)
     earlier = record().earlier()
-    assert earlier.trials == CASE.answer.trials and earlier.unreadable == 2
+    assert earlier.trials == CASE.answer.trials
+    assert earlier.unreadable == 2
 
 
 def test_a_broken_answer_is_none() -> None:
@@ -261,17 +262,16 @@ def test_several_writers_leave_whole_lines() -> None:
     for writer in writers:
         writer.join()
     earlier = record().earlier()
-    assert earlier.unreadable == 0 and len(earlier.trials) == 3 * 30 * 2
+    assert earlier.unreadable == 0
+    assert len(earlier.trials) == 3 * 30 * 2
 
 
 def test_a_file_instead_of_the_folder_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
     store.append(record().here, CASE.answer.trials, when="now")
-    assert (
-        store.measured(record().here).trials == ()
-        and store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
-    )
+    assert store.measured(record().here).trials == ()
+    assert store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
 
 
 def test_every_field_of_a_circumstance_tells_apart() -> None:

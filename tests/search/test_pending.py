@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
+from autotune.core.space import Candidate
 from autotune.search.surrogate.estimates import PENDING_PER_DELAYED, SurrogateModel
 from autotune.search.surrogate.gaussian_process import Fit, Observations, Regression
 from autotune.search.surrogate.similarity import Kernels
@@ -18,6 +21,10 @@ NOTHING = Observations(np.zeros(0, dtype=np.int64), np.zeros(0), np.zeros(0))
 SOME = Observations(SEEN, np.array([0.1, -0.2, 0.05]), np.zeros(3))
 AWAITED = np.array([5, 23, 41, 60])
 NOBODY = np.zeros(0, dtype=np.int64)
+
+
+def _ids(candidates: Sequence[Candidate]) -> frozenset[str]:
+    return frozenset(candidate.id for candidate in candidates)
 
 
 def regression() -> Regression:
@@ -80,7 +87,7 @@ def test_estimates_with_many_pending_do_not_depend_on_earlier_calls(
 ) -> None:
     """A resumed study has the same estimates as an uninterrupted one, despite delayed outcomes."""
     trials = measured(FITTING[:20])
-    pending = frozenset(candidate.id for candidate in FITTING[20 : 20 + 3 * PENDING_PER_DELAYED])
+    pending = _ids(FITTING[20 : 20 + 3 * PENDING_PER_DELAYED])
     going_on = surrogate(predictions)  # type: ignore[arg-type]
     for count in range(1, len(trials)):
         going_on.estimate(trials[:count], pending)
@@ -95,19 +102,18 @@ def test_estimates_with_many_pending_do_not_depend_on_earlier_calls(
 
 def test_with_few_pending_every_outcome_is_used_and_with_none_no_outcome_is_expected() -> None:
     trials = measured(FITTING[:7])
-    few = frozenset(candidate.id for candidate in FITTING[20 : 20 + PENDING_PER_DELAYED - 1])
+    few = _ids(FITTING[20 : 20 + PENDING_PER_DELAYED - 1])
     without_pending = surrogate({}).estimate(trials)
     with_pending = surrogate({}).estimate(trials, few)
-    assert np.array_equal(with_pending.speed.mean, without_pending.speed.mean) and np.array_equal(
-        with_pending.need.mean, without_pending.need.mean
-    )
+    assert np.array_equal(with_pending.speed.mean, without_pending.speed.mean)
+    assert np.array_equal(with_pending.need.mean, without_pending.need.mean)
     assert (with_pending.speed.deviation <= without_pending.speed.deviation + 1e-12).all()
 
 
 def test_implications_apply_at_once_with_any_number_pending() -> None:
     beyond = [candidate for candidate in CANDIDATES if candidate not in FITTING]
     trials = measured([*FITTING[:3], beyond[0]])
-    pending = frozenset(candidate.id for candidate in FITTING[20 : 20 + 8 * PENDING_PER_DELAYED])
+    pending = _ids(FITTING[20 : 20 + 8 * PENDING_PER_DELAYED])
     assert len(trials) % (1 + len(pending) // PENDING_PER_DELAYED), (
         "the case must hold outcomes that are not heard yet"
     )
@@ -129,4 +135,6 @@ def test_estimates_are_not_computed_without_a_request(monkeypatch: pytest.Monkey
     )
     monkeypatch.setattr(SurrogateModel, "estimate", think)
     view = TrialView(problem, measured(FITTING[:3]))
-    assert view.is_open(FITTING[5]) and not view.is_open(FITTING[0]) and not view.screened
+    assert view.is_open(FITTING[5])
+    assert not view.is_open(FITTING[0])
+    assert not view.screened

@@ -104,7 +104,8 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(
     answers = [ended(process) for process in running]
     assert len({answer["winner"] for answer in answers}) == 1
     counts = measured(tmp_path, *names)
-    assert counts and max(counts.values()) == 1
+    assert counts
+    assert max(counts.values()) == 1
     assert sum(bool(measured(tmp_path, name)) for name in names) >= 2, "all was done by one"
     long_probes = []
     for name in names:
@@ -135,7 +136,8 @@ def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
         "only what was in the killed one's hands is measured again"
     )
     again = ended(driver(postgres.url, "killed", tmp_path, "third"))
-    assert again["winner"] == answer["winner"] and not measured(tmp_path, "third")
+    assert again["winner"] == answer["winner"]
+    assert not measured(tmp_path, "third")
     for trial in trials_of(postgres.url, "killed"):
         assert trial.state.is_finished()
 
@@ -196,13 +198,15 @@ def test_a_study_moves_from_sqlite_to_the_server(postgres: Server, tmp_path: Pat
     answer = ended(driver(url, "moves", tmp_path, "here"))
     unpack(packed(url, "moves"), postgres.url, "moves")
     again = ended(driver(postgres.url, "moves", tmp_path, "there"))
-    assert again["winner"] == answer["winner"] and not measured(tmp_path, "there")
+    assert again["winner"] == answer["winner"]
+    assert not measured(tmp_path, "there")
 
 
 def test_a_wrong_password_is_not_printed(postgres: Server) -> None:
     with pytest.raises(BadInput) as error:
         open_storage(postgres.url.replace(PASSWORD, "battery/staple"))
-    assert "battery" not in str(error.value) and "staple" not in str(error.value)
+    assert "battery" not in str(error.value)
+    assert "staple" not in str(error.value)
 
 
 @pytest.mark.parametrize("source", ["PGPASSFILE", "PGPASSWORD", "--storage-file"])
@@ -212,7 +216,8 @@ def test_a_password_comes_from_a_file_or_the_environment(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, file = postgres.url.replace(f":{PASSWORD}@", "@"), tmp_path / "secret"
+    url = postgres.url.replace(f":{PASSWORD}@", "@")
+    file = tmp_path / "secret"
     with pytest.raises(BadInput, match=r"no password supplied.*PGPASSFILE"):
         open_storage(url)
     if source == "PGPASSWORD":

@@ -67,7 +67,8 @@ def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() 
             frozenset(),
             ToyTrainer(),
         )
-        assert relaxed is not None and relaxed.job.space["max_prompt_length"].choices == choices
+        assert relaxed is not None
+        assert relaxed.job.space["max_prompt_length"].choices == choices
 
 
 def test_a_pinned_knob_is_never_relaxed() -> None:
@@ -90,9 +91,11 @@ def test_a_pinned_knob_is_never_relaxed() -> None:
 
 def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
     space = load_space("grpo")
-    assert space.relax[-1] == "load_in_4bit" and "load_in_4bit" not in space
+    assert space.relax[-1] == "load_in_4bit"
+    assert "load_in_4bit" not in space
     relaxed = relaxed_job(_question(space), space, frozenset(), ToyTrainer())
-    assert relaxed is not None and relaxed.job.space["load_in_4bit"].choices == (False, True)
+    assert relaxed is not None
+    assert relaxed.job.space["load_in_4bit"].choices == (False, True)
 
 
 def _asked(
@@ -158,7 +161,8 @@ def test_the_first_that_fits_is_reported_with_its_changes(tmp_path: Path) -> Non
 def test_knobs_are_relaxed_only_when_nothing_fits(tmp_path: Path) -> None:
     request, machine = _asked(tmp_path, 600)
     result = _answer(request, machine, [])
-    assert result.recommendation.relaxed == {} and result.job is request.job
+    assert result.recommendation.relaxed == {}
+    assert result.job is request.job
     assert {candidate.knobs["num_generations"] for candidate, _ in machine.asked} == {8}
 
 
@@ -171,10 +175,8 @@ def test_where_it_may_not_or_cannot_help_nothing_fits(tmp_path: Path, limit: int
     )
     request, machine = _asked(tmp_path, limit, pinned=pinned)
     result = _answer(request, machine, [])
-    assert (
-        result.recommendation.winner is None
-        and result.recommendation.proven == "no better candidate possible"
-    )
+    assert result.recommendation.winner is None
+    assert result.recommendation.proven == "no better candidate possible"
 
 
 def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: Path) -> None:
@@ -183,10 +185,12 @@ def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: 
     measured, events = len(machine.asked), list[Event]()
     second = _answer(request, machine, events)
     assert len(machine.asked) == measured
-    assert second.job == first.job and second.recommendation.relaxed == first.recommendation.relaxed
+    assert second.job == first.job
+    assert second.recommendation.relaxed == first.recommendation.relaxed
     assert "--fresh measures again" in note_text(events)
     again = _answer(replace(request, job=replace(request.job, fresh=True)), machine, [])
-    assert len(machine.asked) > measured and again.recommendation.from_record is None
+    assert len(machine.asked) > measured
+    assert again.recommendation.from_record is None
 
 
 def test_rows_that_go_are_counted(tmp_path: Path) -> None:
@@ -206,16 +210,16 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
         def need(self, candidate):  # type: ignore[no-untyped-def]
             return super().need(candidate) + candidate.knobs["max_prompt_length"] * MIB
 
-    job, trainer = toy_job(tmp_path, space, 700 * MIB), WithDataset()
+    job = toy_job(tmp_path, space, 700 * MIB)
+    trainer = WithDataset()
     trainer.baseline = lambda space, task: (
         ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}
     )  # type: ignore[method-assign]
     recommendation = _answer(
         _request(job, trainer, space), Longer(limit_bytes=700 * MIB), []
     ).recommendation
-    assert (
-        recommendation.relaxed == {"max_prompt_length": 400} and recommendation.rows_left_out == 50
-    )
+    assert recommendation.relaxed == {"max_prompt_length": 400}
+    assert recommendation.rows_left_out == 50
     assert "50 rows" in describe_relaxation(recommendation, space)
 
 
@@ -230,5 +234,6 @@ def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:
         if candidate.knobs["batch"] == first.knobs["batch"]
     }
     result = _answer(request, machine, events)
-    assert result.recommendation.winner is None and result.job == request.job
+    assert result.recommendation.winner is None
+    assert result.job == request.job
     assert "not relaxed" in note_text(events)

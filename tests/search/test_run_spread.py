@@ -129,12 +129,14 @@ def test_the_intervals_of_a_probe_and_its_confirmation_overlap_in_200_repetition
         probe, confirmation = (
             machine.measure(candidate, plan).worst for plan in (SHORT_PROBE, LONG_PROBE)
         )
-        assert probe is not None and confirmation is not None
+        assert probe is not None
+        assert confirmation is not None
         spread = learn_run_spread([[probe, confirmation]])
         overlapping += _overlaps(spread, probe, confirmation)
         low, high = _interval(spread, confirmation)
         covering += low <= (machine.mean_speed(candidate) or 0.0) <= high
-    assert overlapping >= 190 and covering >= 190
+    assert overlapping >= 190
+    assert covering >= 190
 
 
 def test_repeated_runs_replace_the_prior() -> None:

@@ -61,7 +61,8 @@ class Soaker:
 
 
 def run(leaking: set[str], per_cycle: int = 100 * MIB) -> tuple[Soaker, list[Event], object]:
-    machine, events = Soaker(CASE, leaking, per_cycle), list[Event]()
+    machine = Soaker(CASE, leaking, per_cycle)
+    events = list[Event]()
     answer = soak(CASE.job, CASE.answer, InlineExecutor(machine.measure), events.append, 20)
     return machine, events, answer
 
@@ -79,7 +80,8 @@ def test_a_winner_that_holds_stays() -> None:
 
 
 def test_the_next_finalist_takes_the_place_of_one_that_does_not_hold() -> None:
-    first, second = CASE.answer.winner, CASE.answer.runner_ups[0]
+    first = CASE.answer.winner
+    second = CASE.answer.runner_ups[0]
     assert first is not None
     machine, events, answer = run({first.candidate.id})
     assert machine.soaked == [first.candidate.id, second.candidate.id]

@@ -36,7 +36,8 @@ def within(value: float) -> Estimate:
 
 
 def predicted(candidate: Candidate) -> Prediction:
-    size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
+    size = within(100 * MIB)
+    rate = within(TOKENS / sum(SECONDS.values()))
     phases = tuple(
         PhasePrediction(
             name=name,
@@ -126,17 +127,15 @@ def test_an_error_of_all_phases_is_that_of_the_machine() -> None:
     def plain_rate(**off: float) -> float:
         return rates(measured(plain, **off))[share(0.2).id]
 
-    aligned, opposed = (
-        plain_rate(
-            rollout=0.5,
-            forward=0.5,
-            backward=0.5,
-        ),
-        plain_rate(
-            rollout=0.5,
-            forward=1.5,
-            backward=1.5,
-        ),
+    aligned = plain_rate(
+        rollout=0.5,
+        forward=0.5,
+        backward=0.5,
+    )
+    opposed = plain_rate(
+        rollout=0.5,
+        forward=1.5,
+        backward=1.5,
     )
     assert aligned > 1.5 * TOKENS / 10
     assert opposed < 1.3 * TOKENS / 10
@@ -162,7 +161,8 @@ def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
     stopped = replace(
         stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True))
     )
-    sure, doubtful = rates(measured(share(0.1), rollout=20.0)), rates(stopped)
+    sure = rates(measured(share(0.1), rollout=20.0))
+    doubtful = rates(stopped)
     same_load = []
     for candidate in CANDIDATES:
         if candidate.load_key == share(0.1).load_key and candidate != share(0.1):

@@ -29,7 +29,8 @@ class Drivers:
         )
 
     def another(self) -> Study:
-        job, trainer = replace(self._question, resume=self._there()), ToyTrainer()
+        job = replace(self._question, resume=self._there())
+        trainer = ToyTrainer()
         return open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
 
     def measure(self, study: Study) -> TrialRequest:
@@ -67,7 +68,8 @@ def test_a_begun_trial_without_a_claim_is_not_swept_by_a_joining_driver(drivers:
 
     study._claims.take = take_late  # type: ignore[method-assign]
     request = drivers.measure(study)
-    assert joined and request.number == study.trials[-1].number
+    assert joined
+    assert request.number == study.trials[-1].number
     assert Counter(trial.state for trial in drivers.trials())[TrialState.FAIL] == 0
     assert drivers.measure(joined[0]).candidate != request.candidate
 
@@ -80,7 +82,8 @@ def test_a_measurement_counts_after_its_driver_was_swept(drivers: Drivers) -> No
         request.number, state=TrialState.FAIL
     )
     trial = study.tell(request, drivers.machine.measure(request.candidate, SHORT_PROBE))
-    assert trial.number != request.number and trial.candidate == request.candidate
+    assert trial.number != request.number
+    assert trial.candidate == request.candidate
     again = drivers.another()
     assert [trial.candidate.id for trial in again.trials] == [request.candidate.id]
     assert again.trials[0].measurement.outcome == trial.measurement.outcome
@@ -95,4 +98,5 @@ def test_a_fault_of_a_swept_driver_ends_no_other(drivers: Drivers) -> None:
         request.number, state=TrialState.FAIL
     )
     study.tell_fault(request, "the machine failed")
-    assert not study.trials and drivers.measure(study).candidate == request.candidate
+    assert not study.trials
+    assert drivers.measure(study).candidate == request.candidate

@@ -129,7 +129,8 @@ def run(
     world_size: int = 1,
 ) -> dict[str, Any]:
     """Load and measure like a rank, and time each request; failures are results, too."""
-    trl, clock = adapter(), time.perf_counter
+    trl = adapter()
+    clock = time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}
     began = clock()
     answer: dict[str, Any] = {

@@ -33,7 +33,8 @@ PHASES_OF_EVERY_RUN = {"rollout", "reward", "forward", "backward", "optimizer"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    trl, request = adapter(), load_request(tmp_path_factory.mktemp("scratch"))
+    trl = adapter()
+    request = load_request(tmp_path_factory.mktemp("scratch"))
     trl.warm(request)
     return trl.load(request, events_stage()[0])
 
@@ -97,7 +98,8 @@ DRAWN = [2, 3, 5, 12]
 
 def check_drawn(speed: dict[str, Any], completions: int) -> None:
     """Check that each of the lengths was generated equally often."""
-    assert speed["drawn"] and speed["completion_tokens"] == round(sum(DRAWN) / len(DRAWN))
+    assert speed["drawn"]
+    assert speed["completion_tokens"] == round(sum(DRAWN) / len(DRAWN))
     check_speed(speed, cycles=2, tokens=completions // len(DRAWN) * sum(DRAWN))
 
 
@@ -157,15 +159,13 @@ def test_spoilt_weights_are_rebuilt(loaded: Any) -> None:
 
 
 def test_an_adapter_of_the_load_is_trained(loaded: Any, tmp_path: Path) -> None:
-    trl, adapter_settings = (
-        adapter(),
-        {
-            "lora_r": 4,
-            "lora_alpha": 16,
-            "lora_dropout": 0.0,
-            "lora_target_modules": ["q_proj", "v_proj"],
-        },
-    )
+    trl = adapter()
+    adapter_settings = {
+        "lora_r": 4,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
     adapted = trl.load(load_request(tmp_path, adapter=adapter_settings), events_stage()[0])
     effective = measure(adapted)["effective"]
     assert (effective["use_peft"], effective["lora_r"], effective["lora_alpha"]) == (True, 4, 16)
@@ -178,8 +178,10 @@ def test_a_reference_model_is_resident_and_scored(loaded: Any) -> None:
     assert result["worst"]["phase_seconds"]["score"] > 0
     assert result["effective"]["beta"] == 0.1
     weight_bytes = 4 * result["effective"]["parameters"]  # float32
-    part_bytes, without = result["model_bytes"], measure(loaded)["model_bytes"]
-    assert part_bytes["gradients"] == weight_bytes and part_bytes["optimizer"] == 2 * weight_bytes
+    part_bytes = result["model_bytes"]
+    without = measure(loaded)["model_bytes"]
+    assert part_bytes["gradients"] == weight_bytes
+    assert part_bytes["optimizer"] == 2 * weight_bytes
     assert (
         part_bytes["weights"]
         == part_bytes["reference_weights"]

@@ -22,7 +22,8 @@ CONFIG = dict(MODELS["qwen2.5-vl"])
 def measured(
     method: str, scratch: Path, dataset: Path | None = None, saves: bool = False, **lengths: Any
 ) -> dict[str, Any]:
-    trl, request = adapter(), load_request(scratch, config=CONFIG, method=method)
+    trl = adapter()
+    request = load_request(scratch, config=CONFIG, method=method)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     images = dataclasses.asdict(

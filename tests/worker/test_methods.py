@@ -85,7 +85,8 @@ def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) ->
             result, tokens=2 * 2 * 2 * 8, row=32
         )  # two answers of 8 tokens for each of the four prompts
         assert result["worst"]["phase_seconds"]["score"] > 0
-    assert adapted["effective"]["use_peft"] and not full["effective"]["use_peft"]
+    assert adapted["effective"]["use_peft"]
+    assert not full["effective"]["use_peft"]
     trained = 4 * adapted["effective"]["trainable_parameters"]  # float32
     part_bytes = adapted["model_bytes"]
     assert (part_bytes["adapters"], part_bytes["gradients"], part_bytes["optimizer"]) == (
@@ -118,7 +119,8 @@ def test_kto_scores_answers_and_their_neighbours(tmp_path: Path) -> None:
 def test_a_reward_model_has_one_score_and_no_head(tmp_path: Path) -> None:
     (scored,) = runs("reward", tmp_path, request_of("reward", {"max_length": 32}))
     check_rows(scored, tokens=2 * 2 * 2 * 32, row=32)
-    assert "reference_weights" not in scored["model_bytes"] and scored["gradient_norm"] is not None
+    assert "reference_weights" not in scored["model_bytes"]
+    assert scored["gradient_norm"] is not None
 
 
 def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
@@ -138,21 +140,19 @@ def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
         assert {
             phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0
         } >= {*MADE_BY_A_RUN, "sync"}
-        assert (
-            result["effective"]["attn_implementation"] == "tree_fa3" and result["gradient_norm"] > 0
-        )
+        assert result["effective"]["attn_implementation"] == "tree_fa3"
+        assert result["gradient_norm"] > 0
     (adapted,) = runs("async-grpo", tmp_path, filled, load={"adapter": LORA})
-    assert adapted["effective"]["use_peft"] and adapted["gradient_norm"] is not None
+    assert adapted["effective"]["use_peft"]
+    assert adapted["gradient_norm"] is not None
 
 
 def test_rloo_generates(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     (result,) = runs("rloo", tmp_path, request_of("rloo", settings))
     assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 8] * 2
-    assert (
-        result["worst"]["phase_seconds"]["rollout"] > 0
-        and result["worst"]["phase_seconds"]["score"] > 0
-    )
+    assert result["worst"]["phase_seconds"]["rollout"] > 0
+    assert result["worst"]["phase_seconds"]["score"] > 0
     assert result["exercised"]["generations"] == 3
 
 
@@ -186,10 +186,8 @@ def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
     assert (
         plain_result["model_bytes"]["reference_weights"] == plain_result["model_bytes"]["weights"]
     )
-    assert (
-        "reference_weights" not in adapted["model_bytes"]
-        and "reward_weights" not in plain_result["model_bytes"]
-    )
+    assert "reference_weights" not in adapted["model_bytes"]
+    assert "reward_weights" not in plain_result["model_bytes"]
     assert_is_held(judged["model_bytes"]["reward_weights"], reward)
 
 
@@ -201,10 +199,8 @@ def test_a_reward_model_of_grpo_has_parts_of_its_own(tmp_path: Path) -> None:
     (result,) = runs("grpo", tmp_path, request_of("grpo", settings, dataset=data))
     part_bytes = result["model_bytes"]
     assert_is_held(part_bytes["reward_weights"], reward)
-    assert (
-        part_bytes["reference_weights"] == part_bytes["weights"]
-        and part_bytes["optimizer"] == 2 * part_bytes["gradients"]
-    )
+    assert part_bytes["reference_weights"] == part_bytes["weights"]
+    assert part_bytes["optimizer"] == 2 * part_bytes["gradients"]
     assert result["worst"]["phase_seconds"]["reward"] > 0
 
 
@@ -249,7 +245,8 @@ def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     if method == "rloo":
         settings = {"num_generations": 2, "max_completion_length": 8}
     (result,) = runs(method, tmp_path, request_of(method, settings), PYTHONPATH=str(older))
-    assert result["worst"]["cycle_loss_tokens"][0] > 0 and result["optimizer_steps"] == 3
+    assert result["worst"]["cycle_loss_tokens"][0] > 0
+    assert result["optimizer_steps"] == 3
 
 
 def test_each_method_has_a_trainer() -> None:

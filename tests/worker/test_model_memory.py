@@ -97,7 +97,8 @@ def test_host_memory_has_parts_of_its_own_beside_a_gpu() -> None:
 
 def test_deepspeeds_masters_and_shards_are_found_behind_its_wrappers() -> None:
     """Layout of ZeRO-3: an empty parameter with a shard, flat masters, gradients in a buffer."""
-    policy, states = layer(), stepped(layer())
+    policy = layer()
+    states = stepped(layer())
     policy.weight.ds_tensor = torch.zeros(64 * 32)
     policy.weight.data = torch.empty(0)
     master = torch.zeros(64 * 32)

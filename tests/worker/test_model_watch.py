@@ -114,7 +114,8 @@ def test_models_of_a_process_without_training_are_measured_at_their_use(
 
 
 def test_a_model_without_a_known_holder_is_other(fleet: Any, tmp_path: Path) -> None:
-    judge, stray = fleet.Judge(model=fleet.layer()), torch.nn.Linear(512, 512, bias=False)
+    judge = fleet.Judge(model=fleet.layer())
+    stray = torch.nn.Linear(512, 512, bias=False)
     judge.use()
     before = rank_bytes(tmp_path)["other_weights"]
     assert before >= 4 * stray.weight.numel()
@@ -165,7 +166,8 @@ def test_objects_frozen_by_an_engine_are_found(fleet: Any, tmp_path: Path) -> No
 
 def test_a_measurement_after_a_step_replaces_earlier_ones(fleet: Any, tmp_path: Path) -> None:
     """Weights gathered for a pass, as under ZeRO-3, are gone after the step."""
-    trainer, guest = fleet.Trainer(model=fleet.layer()), fleet.Guest()
+    trainer = fleet.Trainer(model=fleet.layer())
+    guest = fleet.Guest()
     trainer.model.gathered = torch.nn.Buffer(torch.zeros(256, 256))
     guest.use()
     assert without_other(rank_bytes(tmp_path))["weights"] == WIDE + 4 * 2**16
@@ -232,5 +234,6 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
+    assert done.stdout.split() == ["yes", "True", "False"]
+    assert not done.stderr
     assert inside("model_watch").environment(None, tmp_path, before) == {}

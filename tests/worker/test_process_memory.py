@@ -107,7 +107,8 @@ def test_under_sleep_mode_the_reserved_figure_is_unknown() -> None:
     cuda.set(100, 100)
     cuda.outside -= 80  # asleep: off the device, and still counted as reserved
     figures = meter.take_torch()
-    assert figures is not None and figures["reserved_bytes"] is None
+    assert figures is not None
+    assert figures["reserved_bytes"] is None
     assert meter.take_peak() == 70
     assert meter.totals()["torch_reserved_bytes"] is None
     assert meter.totals()["torch_reserved_why"] == SLEEP_MISLEADS

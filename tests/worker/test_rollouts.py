@@ -219,7 +219,8 @@ def test_candidates_continue_after_out_of_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None:
-    trl, request = adapter(), load_request(tmp_path)
+    trl = adapter()
+    request = load_request(tmp_path)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     plan = {"optimizer_steps": 4, "save_checkpoint": True, "evaluate": True}
@@ -251,7 +252,8 @@ def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_soak_lasts_the_requested_time(tmp_path: Path) -> None:
-    trl, request = adapter(), load_request(tmp_path)
+    trl = adapter()
+    request = load_request(tmp_path)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     result = trl.measure(loaded, measure_request(plan={"soak_seconds": 4.0}), events_stage()[0])
@@ -274,7 +276,8 @@ def test_every_part_of_the_distribution_occurs_in_a_batch() -> None:
 def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
     prompts = [[n, n] for n in range(40)]
     first_draws, second_draws = (LengthDraws(SAMPLE, seed=1) for _ in range(2))
-    first, second = first_draws.take(prompts), first_draws.take(prompts)
+    first = first_draws.take(prompts)
+    second = first_draws.take(prompts)
     assert first == second_draws.take(prompts)
     assert first != second == second_draws.take(prompts)
     assert (

@@ -36,11 +36,9 @@ def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: str | None) 
         loss,
         {"entropy": entropy, "entropy_chunk": 4, "widened": loss == "logprobs_kernel"},
     ).backward()
-    assert (
-        weights.grad is not None
-        and weights.grad.dtype is torch.bfloat16
-        and weights.grad.shape == weights.shape
-    )
+    assert weights.grad is not None
+    assert weights.grad.dtype is torch.bfloat16
+    assert weights.grad.shape == weights.shape
     assert out.logits is None
 
 
@@ -71,8 +69,10 @@ def test_saved_logits_by_loss() -> None:
         return sum(size for size in storages.values() if size > ROWS * LENGTH * 8)
 
     assert saved_bytes("logprobs_kernel") == 0
-    narrow, wide = saved_bytes("logprobs_plain"), saved_bytes("logprobs")
-    assert narrow > 0 and wide == 2 * narrow
+    narrow = saved_bytes("logprobs_plain")
+    wide = saved_bytes("logprobs")
+    assert narrow > 0
+    assert wide == 2 * narrow
 
 
 def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
@@ -122,7 +122,8 @@ def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
     ):
         policy_loss(out, labels, "logprobs_kernel", {"copied": True}).backward()
     copies = [tensor for tensor in saved if tensor.numel() == logits.numel()]
-    assert copies and all(
+    assert copies
+    assert all(
         copy.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for copy in copies
     )
     assert weights.grad is not None
@@ -131,7 +132,8 @@ def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
 def test_rows_of_a_packed_row_have_the_same_gradient() -> None:
     weights, out, labels = answered()
     policy_loss(out, labels, "logprobs", {}).backward()
-    gradient, again = weights.grad, SimpleNamespace(logits=weights * 1)
+    gradient = weights.grad
+    again = SimpleNamespace(logits=weights * 1)
     weights.grad = None
     policy_loss(again, labels, "logprobs", {"each_row": True}).backward()
     torch.testing.assert_close(weights.grad, gradient)
@@ -185,7 +187,8 @@ def test_an_entropy_under_autocast_keeps_its_shares_in_float32() -> None:
             if tensor.dtype is torch.float32 and tensor.numel() == ROWS * LENGTH * WORDS
         )
 
-    assert saved_bytes() == 0 and saved_bytes(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
+    assert saved_bytes() == 0
+    assert saved_bytes(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -201,8 +204,10 @@ def test_a_fused_head_keeps_no_logits(kind: str) -> None:
             SimpleNamespace(logits=head(hidden)), torch.zeros(ROWS, LENGTH), "logprobs_fused", {}
         ).backward()
     assert max(tensor.numel() for tensor in saved) <= max(hidden.numel(), head.weight.numel())
-    assert hidden.grad is not None and hidden.grad.shape == hidden.shape
-    assert head.weight.grad is not None and head.weight.grad.shape == head.weight.shape
+    assert hidden.grad is not None
+    assert hidden.grad.shape == hidden.shape
+    assert head.weight.grad is not None
+    assert head.weight.grad.shape == head.weight.shape
 
 
 def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
@@ -238,7 +243,8 @@ def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
 
 def test_an_entropy_that_is_only_logged_holds_its_tensors_after_the_backward_pass() -> None:
     weights, out, labels = answered()
-    plain, again = SimpleNamespace(logits=weights * 1), out.logits
+    plain = SimpleNamespace(logits=weights * 1)
+    again = out.logits
     policy_loss(plain, labels, "logprobs_plain", {}).backward()
     expected, weights.grad = weights.grad, None
     loss = policy_loss(SimpleNamespace(logits=again), labels, "logprobs_plain", {"held": 0.5})

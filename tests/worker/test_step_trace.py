@@ -71,7 +71,8 @@ def test_a_padded_batch_has_the_requested_length_and_only_shorter_rows() -> None
         completion=3,
         padded=True,
     )
-    prompts, completions = lengths.prompts(4), lengths.completions(4)
+    prompts = lengths.prompts(4)
+    completions = lengths.completions(4)
     assert max(map(len, prompts)) == 5
     assert max(map(len, completions)) == 3
     assert all(

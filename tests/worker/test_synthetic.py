@@ -85,7 +85,8 @@ def test_a_vocabulary_too_small_and_heads_too_small_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_program_writes_a_loadable_model_and_dataset(tmp_path: Path) -> None:
-    transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    datasets = pytest.importorskip("datasets")
     shape = [
         "--hidden",
         "128",

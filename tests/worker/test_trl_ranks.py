@@ -96,11 +96,10 @@ def test_out_of_memory_on_one_rank_ends_the_probe_on_all(executor: LocalExecutor
     began = time.monotonic()
     measurement = executor.open(candidate(2)).measure(candidate(2), GENEROUS)
     assert measurement.outcome.is_out_of_memory, measurement.failure
-    assert measurement.failure is not None and measurement.failure.rank == 1
-    assert (
-        measurement.failure.phase is not None
-        and str(measurement.outcome) == f"oom_{measurement.failure.phase}"
-    )
+    assert measurement.failure is not None
+    assert measurement.failure.rank == 1
+    assert measurement.failure.phase is not None
+    assert str(measurement.outcome) == f"oom_{measurement.failure.phase}"
     # The other rank waits for its peer in a collective, for half an hour if it is let; nobody waits
     # for the deadline either.
     assert time.monotonic() - began < GENEROUS.deadline_seconds / 2
@@ -117,6 +116,7 @@ def test_a_rank_that_hangs_in_a_collective_is_ended_at_the_deadline(
     assert len(ranks) >= RANKS
     measurement = executor.open(candidate(2)).measure(candidate(2), IMPATIENT)
     assert measurement.outcome is Outcome.TIMEOUT
-    assert measurement.failure is not None and "deadline" in measurement.failure.evidence
+    assert measurement.failure is not None
+    assert "deadline" in measurement.failure.evidence
     assert alive_under(executor) == []
     assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK

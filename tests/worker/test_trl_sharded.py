@@ -103,7 +103,8 @@ def test_a_sharded_model_is_measured(
     sharded_task = task(tuning)
     measurement: Measurement = measured(sharded_task, candidate(sharded_task, sharding=sharding))
     assert measurement.outcome is Outcome.OK, measurement.failure
-    assert measurement.worst is not None and measurement.worst.cycle_loss_tokens == (RANKS * 4 * 8,)
+    assert measurement.worst is not None
+    assert measurement.worst.cycle_loss_tokens == (RANKS * 4 * 8,)
     assert measurement.memory.peak_bytes is not None
     effective: Mapping[str, Any] = measurement.effective
     assert effective["world_size"] == RANKS
@@ -143,9 +144,7 @@ def test_a_rank_has_the_environment_of_accelerate(tmp_path: Path) -> None:
     environment = inside("trl.rank_environment").environment_of(
         request["launch"]["accelerate"], tmp_path
     )  # type: ignore[index]
-    assert (
-        environment["ACCELERATE_USE_DEEPSPEED"] == "true"
-        and environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
-    )
+    assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
     assert environment["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
     assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"} & set(environment)

@@ -139,7 +139,8 @@ def test_an_early_exit_reports_the_servers_output(tmp_path: Path) -> None:
 
 
 def test_all_trainers_share_one_client_and_connection(tmp_path: Path) -> None:
-    server, opened = inside("trl.vllm_engines"), []
+    server = inside("trl.vllm_engines")
+    opened = []
 
     class Client:
         def init_communicator(self, device: str) -> None:
@@ -152,7 +153,8 @@ def test_all_trainers_share_one_client_and_connection(tmp_path: Path) -> None:
     first, second = generation.VLLMClient(), generation.VLLMClient()  # type: ignore[attr-defined]
     first.init_communicator(device="cuda:0")
     second.init_communicator(device="cuda:0")
-    assert first is second and opened == ["cuda:0"]
+    assert first is second
+    assert opened == ["cuda:0"]
     unstarted.close()
 
 
@@ -173,7 +175,8 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
         engines = inside("processes").descendants(running.process.pid)
         running.close()
     assert not server.healthy(running.port)
-    assert engines and gone(*engines)
+    assert engines
+    assert gone(*engines)
 
 
 @needs_vllm

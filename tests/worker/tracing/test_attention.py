@@ -13,8 +13,13 @@ from autotune.worker import releases  # noqa: E402
 from autotune.worker.tracing import attention, traced_gpu, workspaces  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-A100, T4, H100, RTX4090 = (8, 0), (7, 5), (9, 0), (8, 9)
+BF16 = torch.bfloat16
+FP16 = torch.float16
+FP32 = torch.float32
+A100 = (8, 0)
+T4 = (7, 5)
+H100 = (9, 0)
+RTX4090 = (8, 9)
 
 
 def chosen(
@@ -122,7 +127,8 @@ def kept_by(code: Any, capability: Any = A100) -> int:
 
 def test_flash_saves_its_output_and_one_number_per_row() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(2, 96, 8, 64), rows(2, 96, 2, 64)
+        q = rows(2, 96, 8, 64)
+        k = rows(2, 96, 2, 64)
         return q, k, call and call(q, k, enable_gqa=True)
 
     assert kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + SEEDS["flash"]
@@ -130,7 +136,8 @@ def test_flash_saves_its_output_and_one_number_per_row() -> None:
 
 def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
     def code(call: Any, length: int = 96) -> Any:
-        q, k = rows(2, length, 8, 64), rows(2, length, 8, 64)
+        q = rows(2, length, 8, 64)
+        k = rows(2, length, 8, 64)
         mask = torch.ones(2, 1, length, length, dtype=torch.bool)
         return q, k, mask, call and call(q, k, mask)
 
@@ -145,7 +152,8 @@ def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
 
 def test_the_math_kernel_saves_the_scores() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(1, 64, 4, 32, torch.float64), rows(1, 64, 4, 32, torch.float64)
+        q = rows(1, 64, 4, 32, torch.float64)
+        k = rows(1, 64, 4, 32, torch.float64)
         return q, k, call and call(q, k)
 
     assert kept_by(code) > 1 * 4 * 64 * 64 * 8
@@ -153,7 +161,8 @@ def test_the_math_kernel_saves_the_scores() -> None:
 
 def test_nothing_is_saved_without_a_backward_pass() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(2, 96, 8, 64), rows(2, 96, 8, 64)
+        q = rows(2, 96, 8, 64)
+        k = rows(2, 96, 8, 64)
         mask = torch.ones(2, 1, 96, 96, dtype=torch.bool)
         with torch.no_grad():
             return q, k, mask, call and call(q, k, mask)
@@ -185,7 +194,8 @@ def meta(*shape: int, dtype: Any = BF16) -> Any:
 
 def test_flash_backward_inside() -> None:
     """Rows rounded up to 128, head to 32; dk and dv per query head under grouped queries."""
-    q, k = meta(2, 100, 8, 80).transpose(1, 2), meta(2, 100, 2, 80).transpose(1, 2)
+    q = meta(2, 100, 8, 80).transpose(1, 2)
+    k = meta(2, 100, 2, 80).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
     assert (
@@ -228,7 +238,8 @@ def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
     ]
     with traced_gpu({"capability": RTX4090}):
         allocated = table(workspaces.OperationCall((q, q, q, q), {}, None))
-    tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
+    tiles = 8 * 2 * (16 + 64 * 64 * 4)
+    splits = 8
     assert allocated == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
 
 

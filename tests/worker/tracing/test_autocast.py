@@ -161,7 +161,8 @@ def test_switched_off_inside() -> None:
 
 def test_queries_about_cuda_are_redirected() -> None:
     with autocast.follow_cuda(), torch.autocast("cpu", dtype=HALF):
-        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        assert torch.is_autocast_enabled()
+        assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") is HALF
     assert not torch.is_autocast_enabled()
 
@@ -174,7 +175,8 @@ def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
 def test_a_weight_is_cast_once() -> None:
     weight = torch.ones(8, 8, requires_grad=True)
     with autocast.follow_cuda(), torch.autocast("cuda", dtype=HALF):
-        first, second = torch.mv(weight, x(8)), torch.mv(weight, x(8))
+        first = torch.mv(weight, x(8))
+        second = torch.mv(weight, x(8))
         assert first.grad_fn.next_functions[0][0] is second.grad_fn.next_functions[0][0]
         assert len(autocast._casts) == 1
     assert not autocast._casts

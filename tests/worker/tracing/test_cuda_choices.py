@@ -123,12 +123,11 @@ def test_logsumexp_allocates_the_exponentials_on_any_device() -> None:
 def test_embeddings_sort_their_indices_for_the_gradient() -> None:
     table = workspaces.ON_CUDA[torch.ops.aten.embedding_dense_backward.default]
     gradient = torch.empty(4096, 64, device="meta")
-    few, many = (
-        torch.empty(3072, dtype=torch.long, device="meta"),
-        torch.empty(4096, dtype=torch.long, device="meta"),
-    )
+    few = torch.empty(3072, dtype=torch.long, device="meta")
+    many = torch.empty(4096, dtype=torch.long, device="meta")
     assert table(workspaces.OperationCall((gradient, few, 1000), {}, None)) == 0
-    segments, parts = 1000, 4096 // 10 + 1000
+    segments = 1000
+    parts = 4096 // 10 + 1000
     assert table(
         workspaces.OperationCall((gradient, many, 1000), {}, None)
     ) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
@@ -139,10 +138,8 @@ def test_sums_over_rows_leave_a_part_of_each_block() -> None:
     a bias.
     """
     table = workspaces.ON_CUDA[torch.ops.aten.sum.dim_IntList]
-    norm, bias = (
-        torch.empty(8, 1040, 896, device="meta"),
-        torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16),
-    )
+    norm = torch.empty(8, 1040, 896, device="meta")
+    bias = torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16)
     assert (
         table(workspaces.OperationCall((norm, [0, 1], True), {}, None))
         == 4 * 896 * 130 * 128
@@ -206,7 +203,8 @@ def test_float16_trains_with_accelerate(method: str, dtype: str) -> None:
         accelerate.state.AcceleratorState._reset_state(True)
         accelerator = accelerate.Accelerator(mixed_precision="fp16", cpu=True)
         try:
-            assert accelerator.native_amp and accelerator.scaler is not None
+            assert accelerator.native_amp
+            assert accelerator.scaler is not None
             with accelerator.autocast():
                 assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
         finally:
@@ -230,7 +228,8 @@ def no_check(tensor: Any) -> bool:
 
 def test_device_checks_are_answered_as_on_cuda() -> None:
     tensor = torch.empty(1)
-    assert checks(tensor) == "elsewhere" and kernels.recompiled(checks)(tensor) == "gpu"
+    assert checks(tensor) == "elsewhere"
+    assert kernels.recompiled(checks)(tensor) == "gpu"
     assert kernels.recompiled(checks_twice)(tensor) == (True, False, 1)
     assert kernels.recompiled(checks_twice)(tensor, count=3) == (True, False, 3)
     assert kernels.recompiled(no_check) is None
@@ -293,10 +292,8 @@ def test_an_installed_triton_is_not_replaced() -> None:
 
 def attention() -> Any:
     """Two queries' heads for each key's."""
-    query, key = (
-        torch.empty(3, 8, 32, 64, requires_grad=True),
-        torch.empty(3, 4, 32, 64, requires_grad=True),
-    )
+    query = torch.empty(3, 8, 32, 64, requires_grad=True)
+    key = torch.empty(3, 4, 32, 64, requires_grad=True)
     out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, key)[0]
     return out, out.sum().backward()
 
@@ -335,10 +332,8 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
     rows, inner, columns = 32, 16, 64
 
     def code() -> Any:
-        factor, right = (
-            torch.empty(rows, inner, dtype=torch.bfloat16),
-            torch.empty(inner, columns, dtype=torch.bfloat16),
-        )
+        factor = torch.empty(rows, inner, dtype=torch.bfloat16)
+        right = torch.empty(inner, columns, dtype=torch.bfloat16)
         sums = torch.empty(rows, columns)
         return factor, right, torch.addmm(sums, factor, right, out_dtype=torch.float32, out=sums)
 

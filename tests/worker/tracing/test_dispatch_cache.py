@@ -118,7 +118,8 @@ def test_results_not_determined_by_the_form_are_not_cached(case: str) -> None:
 
 def test_results_that_depend_on_data_are_not_cached() -> None:
     with fake_mode():
-        mask, places = torch.empty(4, dtype=torch.bool), torch.empty(2, dtype=torch.int64)
+        mask = torch.empty(4, dtype=torch.bool)
+        places = torch.empty(2, dtype=torch.int64)
         assert not dispatch_cache._is_cacheable(aten.nonzero.default, (rows(),))
         assert not dispatch_cache._is_cacheable(aten.index.Tensor, (rows(), [mask]))
         assert dispatch_cache._is_cacheable(aten.index.Tensor, (rows(), [None, places]))
@@ -149,15 +150,14 @@ def test_a_fake_tensor_equals_that_of_its_class(
     lenient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch_cache, "_attributes", {})
-    device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
+    device = torch.device("cpu")
+    modes = [fake_mode(), fake_mode()]
     for mode in modes:
         mode._allow_unsafe_data_ptr_access = lenient
         plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
         with torch._C._DisableTorchDispatch():
-            fast, its = (
-                dispatch_cache._fake(mode, plain[0], device),
-                torch._subclasses.FakeTensor(mode, plain[1], device),
-            )
+            fast = dispatch_cache._fake(mode, plain[0], device)
+            its = torch._subclasses.FakeTensor(mode, plain[1], device)
         assert vars(fast) == vars(its)
         assert torch._C._dispatch_keys(fast) == torch._C._dispatch_keys(its)
         assert fast.fake_mode is mode
@@ -186,11 +186,9 @@ def test_an_in_place_operation_returns_its_operand() -> None:
 
 def test_an_out_argument_is_returned() -> None:
     with fake_mode():
-        matrix, buffer, out = (
-            rows(),
-            torch.empty(16, 16, dtype=torch.bfloat16),
-            {"out": torch.empty(4, 4, dtype=torch.bfloat16)},
-        )
+        matrix = rows()
+        buffer = torch.empty(16, 16, dtype=torch.bfloat16)
+        out = {"out": torch.empty(4, 4, dtype=torch.bfloat16)}
         run_and_note(aten.mm.out, matrix, matrix.t(), **out)
         part = {"out": buffer.view(-1)[:16].view(4, 4)}
         assert cached_of(aten.mm.out, matrix, matrix.t(), **out) is out["out"]
@@ -282,10 +280,8 @@ def freed() -> Any:
 @pytest.mark.parametrize("real", [REAL, REAL.long(), torch.ones(2, 1, dtype=torch.bool)])
 def test_lifting_a_new_tensor(real: Any) -> None:
     with fake_mode() as mode:
-        fast, its = (
-            dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode),
-            aten.lift_fresh.default(real),
-        )
+        fast = dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode)
+        its = aten.lift_fresh.default(real)
         assert dispatch_cache._form(fast) == dispatch_cache._form(its)
         assert fast.fake_mode is mode
         assert fast.constant is its.constant is None
@@ -295,17 +291,16 @@ def test_lifting_a_new_tensor(real: Any) -> None:
 def test_selecting_a_row(dim: int, index: int) -> None:
     with fake_mode() as mode:
         for base in (torch.empty(4, 6), torch.empty(3, 4, 6)[1]):
-            fast, its = (
-                dispatch_cache.by_rule(aten.select.int, (base, dim, index), {}, mode),
-                base.select(dim, index),
-            )
+            fast = dispatch_cache.by_rule(aten.select.int, (base, dim, index), {}, mode)
+            its = base.select(dim, index)
             assert dispatch_cache._form(fast) == dispatch_cache._form(its)
             assert fast.untyped_storage()._cdata == base.untyped_storage()._cdata
 
 
 def test_the_target_of_a_copy_is_returned() -> None:
     with fake_mode() as mode:
-        target, source = torch.empty(4, 6), torch.empty(4, 6, dtype=torch.int64)
+        target = torch.empty(4, 6)
+        source = torch.empty(4, 6, dtype=torch.int64)
         assert dispatch_cache.by_rule(aten.copy_.default, (target, source), {}, mode) is target
 
 

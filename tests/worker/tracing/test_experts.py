@@ -13,7 +13,11 @@ transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 from autotune.worker.tracing import experts, fake_models  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-HIDDEN, INNER, COUNT, CHOSEN, TOKENS = 128, 512, 16, 2, 512
+HIDDEN = 128
+INNER = 512
+COUNT = 16
+CHOSEN = 2
+TOKENS = 512
 
 
 def config(kind: str = "qwen3_moe") -> Any:
@@ -87,14 +91,16 @@ def traced_model(
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe"])
 def test_grouped_products_do_not_depend_on_routing(kind: str) -> None:
-    even, worst = traced_model(kind, None), traced_model(kind, None, routing="one")
+    even = traced_model(kind, None)
+    worst = traced_model(kind, None, routing="one")
     assert even.most == worst.most
     assert not experts.depends_on_routing(model(kind, None))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 def test_all_implementations_do_the_same_work(kind: str) -> None:
-    grouped, looped = traced_model(kind, None), traced_model(kind, "eager")
+    grouped = traced_model(kind, None)
+    looped = traced_model(kind, "eager")
     assert grouped.flops == pytest.approx(looped.flops, rel=0.001)
     assert looped.flops == pytest.approx(
         traced_model(kind, "eager", routing="one").flops, rel=0.001

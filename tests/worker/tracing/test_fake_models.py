@@ -50,9 +50,12 @@ def test_only_the_last_few_stay_and_gradients_have_their_shapes() -> None:
 
 
 def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
-    hooks, value, small = fake_models.OffloadedActivations(), torch.randn(64, 64), torch.randn(4)
+    hooks = fake_models.OffloadedActivations()
+    value = torch.randn(64, 64)
+    small = torch.randn(4)
     assert isinstance(hooks._pack(value), fake_models._OnHost)
-    assert hooks._pack(value) is value and hooks._pack(small) is small
+    assert hooks._pack(value) is value
+    assert hooks._pack(small) is small
     weight = torch.nn.Parameter(value.clone())
     assert hooks._pack(weight) is weight and isinstance(hooks._pack(weight.t()), torch.Tensor), (
         "a view of a parameter"
@@ -86,7 +89,8 @@ def test_pieces_of_one_length_are_one_call() -> None:
     )
     attention = modelling.Qwen2_5_VLVisionAttention(config)
     ends = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
-    hidden, still = torch.randn(sum(LENGTHS), 32), torch.zeros(sum(LENGTHS), 8)
+    hidden = torch.randn(sum(LENGTHS), 32)
+    still = torch.zeros(sum(LENGTHS), 8)
     arguments = {"cu_seqlens": ends, "position_embeddings": (still + 1, still)}
     calls: list[tuple[int, ...]] = []
     real = torch.nn.functional.scaled_dot_product_attention

@@ -13,7 +13,12 @@ transformers: Any = pytest.importorskip("transformers")
 from autotune.worker.tracing import fake_models  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-HEADS, KV_HEADS, SIZE, LAYERS, BATCH, LENGTH = 4, 2, 32, 2, 2, 96
+HEADS = 4
+KV_HEADS = 2
+SIZE = 32
+LAYERS = 2
+BATCH = 2
+LENGTH = 96
 
 
 def model(attention: str) -> Any:

@@ -21,7 +21,9 @@ torch: Any = pytest.importorskip("torch")
 
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-ROW, HIDDEN, VOCABULARY = 1024, 4096, 128256
+ROW = 1024
+HIDDEN = 4096
+VOCABULARY = 128256
 MIB = 2**20
 
 MATERIALISED = {2: 9083.28125, 4: 13138.3125, 8: 21250.375, 16: 37474.5}

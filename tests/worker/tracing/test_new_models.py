@@ -158,7 +158,12 @@ def test_a_stand_in_step_sends_a_token_to_its_experts_alone(routing: str) -> Non
     spec["model"] = {**spec["model"], "config": MIXTURE, "layers": None}
     trace = stand_in.trace(spec)
     forward = next(phase for phase in trace["work"] if phase["phase"] == "forward")
-    tokens, layers, hidden, width, heads, groups = 80, 2, 64, 128, 64, 32
+    tokens = 80
+    layers = 2
+    hidden = 64
+    width = 128
+    heads = 64
+    groups = 32
     attention_and_router = 2 * hidden * heads + 2 * hidden * groups + hidden * 16
     experts = 2 * 3 * hidden * width  # a token's two of sixteen
     assert forward["in_layers"]["bfloat16"] == 2 * tokens * layers * (

@@ -50,10 +50,8 @@ BLOCKS = math.ceil(COUNT / 64)
 
 
 def test_a_weight_is_there_whole_while_it_is_packed_in_4_bits() -> None:
-    packed, plain = (
-        traced(lambda: quantised_layer({"load_in_4bit": True})),
-        traced(lambda: quantised_layer({})),
-    )
+    packed = traced(lambda: quantised_layer({"load_in_4bit": True}))
+    plain = traced(lambda: quantised_layer({}))
     assert packed.most >= packed.left - ROWS * 64 * 2 + COUNT * 2  # the head comes later
     assert plain.most == plain.left
 
@@ -147,20 +145,20 @@ def test_the_input_gets_a_gradient_and_the_weight_none(settings: dict[str, Any])
         model = quantised_layer(settings, bias=True)
         x = torch.empty(2, TOKENS, COLUMNS, dtype=torch.bfloat16, requires_grad=True)
         model(x).sum().backward()
-        assert (
-            x.grad.shape == x.shape
-            and model.body.weight.grad is None
-            and model.body.bias.grad is None
-        )
+        assert x.grad.shape == x.shape
+        assert model.body.weight.grad is None
+        assert model.body.bias.grad is None
 
     assert traced(code).flops == 2 * 2 * TOKENS * (2 * COUNT + 3 * ROWS * 64)
 
 
 def test_the_head_and_skipped_modules_are_not_quantised() -> None:
     model = followed_model({"load_in_4bit": True})
-    assert type(model.head) is torch.nn.Linear and type(model.body) is not torch.nn.Linear
+    assert type(model.head) is torch.nn.Linear
+    assert type(model.body) is not torch.nn.Linear
     followed = followed_model({"load_in_4bit": True, "llm_int8_skip_modules": ["body"]})
-    assert type(followed.body) is torch.nn.Linear and type(followed.head) is not torch.nn.Linear
+    assert type(followed.body) is torch.nn.Linear
+    assert type(followed.head) is not torch.nn.Linear
 
 
 def followed_model(settings: dict[str, Any]) -> Any:
@@ -200,7 +198,8 @@ def test_pefts_preparation_casts_only_unpacked_parameters() -> None:
 
 
 def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
-    peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    peft = pytest.importorskip("peft")
+    _ = pytest.importorskip("bitsandbytes")
     model = peft.prepare_model_for_kbit_training(
         causal({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"})
     )
@@ -236,7 +235,8 @@ def test_adapters_train_on_quantised_models(
         trained = {
             name for name, parameter in model.named_parameters() if parameter.grad is not None
         }
-        assert trained and all("lora_" in name for name in trained)
+        assert trained
+        assert all("lora_" in name for name in trained)
 
     traced(code)
 
@@ -287,17 +287,16 @@ def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits
                 "lengths": {"prompt": 32, "completion": 32, "padded": False},
             }
         )
-        part, freed = (
-            answer["part_names"].index("weights"),
-            {-entry - 1 for entry in answer["events"] if entry < 0},
-        )
+        part = answer["part_names"].index("weights")
+        freed = {-entry - 1 for entry in answer["events"] if entry < 0}
         entries = (
             at for at, kind in enumerate(answer["parts"]) if kind == part and at not in freed
         )
         return sum(answer["sizes"][at] for at in entries)
 
     step_trace.warm({"model": {"config": shape}})
-    plain, packed = weights({}), weights(settings)
+    plain = weights({})
+    packed = weights(settings)
     assert plain - packed == pytest.approx(linear * (2 - bits / 8), rel=0.1)  # scales aside
 
 
@@ -373,7 +372,8 @@ def test_transformers_finds_them_by_name_with_float32_state_for_embeddings() -> 
             report_to=[],
         )
         kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
-        assert kind.__module__ == "bitsandbytes.optim" and options["optim_bits"] == 8
+        assert kind.__module__ == "bitsandbytes.optim"
+        assert options["optim_bits"] == 8
         import bitsandbytes
 
         bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(

@@ -118,7 +118,8 @@ def test_a_sum_in_a_python_backward_is_a_new_tensor() -> None:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            first, second = torch.ones(256), torch.ones(256)
+            first = torch.ones(256)
+            second = torch.ones(256)
             return first + second
 
     def step() -> None:
@@ -186,7 +187,8 @@ def test_a_resized_storage_is_another_allocation_of_the_same_part() -> None:
 def test_work_is_counted_by_phase_and_can_be_repeated() -> None:
     with tracked() as tracker:
         tracker.ledger.enter("score")
-        factor, right = torch.empty(8, 16), torch.empty(16, 4)
+        factor = torch.empty(8, 16)
+        right = torch.empty(16, 4)
         tracker.ledger.reset_work()
         with tracker.ledger.repeated_work(3):
             factor @ right
