@@ -91,7 +91,12 @@ def measure_request(
     drawn = {name: changes.pop(name) for name in ("drawn", "drawn_prompts") if name in changes}
     request = {
         "settings": {**small, **(settings or {})},
-        "lengths": {"prompt": prompt, "completion": completion, "typical": typical, **drawn},
+        "lengths": {
+            "prompt": prompt,
+            "completion": completion,
+            "typical": typical,
+            **drawn,
+        },
         "dataset": None,
         "reward_funcs": None,
         "plan": plan,
@@ -102,7 +107,12 @@ def measure_request(
 
 def engine_request(**changes: Any) -> dict[str, Any]:
     small = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 64, "max_num_seqs": 4}
-    return {**small, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, **changes}
+    return {
+        **small,
+        "vllm_tensor_parallel_size": 1,
+        "vllm_enable_sleep_mode": False,
+        **changes,
+    }
 
 
 def events_stage(**options: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -166,7 +176,12 @@ def run(
         trl.release(loaded)
         held_bytes = stage._meter.now()
         answer["measures"].append(
-            {**outcome, "seconds": clock() - began, "held_after": held_bytes, "events": len(events)}
+            {
+                **outcome,
+                "seconds": clock() - began,
+                "held_after": held_bytes,
+                "events": len(events),
+            }
         )
     return answer
 
@@ -187,7 +202,12 @@ def run_apart(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    base = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **environment,
+    }
     started = []
     for rank in range(ranks):
         rank_variables = {

@@ -9,7 +9,11 @@ from autotune.worker.trl.vllm_engines import Engines
 @pytest.mark.parametrize("sleeps", [False, True])
 @pytest.mark.parametrize(
     ("device", "share"),
-    [({}, 0.3), ({"engine_share_scale": 1.0}, 0.3), ({"engine_share_scale": 0.5}, 0.15)],
+    [
+        ({}, 0.3),
+        ({"engine_share_scale": 1.0}, 0.3),
+        ({"engine_share_scale": 0.5}, 0.15),
+    ],
 )
 def test_the_engine_takes_its_share_of_the_smaller_card(
     device: dict[str, float],

@@ -103,7 +103,14 @@ def check_drawn(speed: dict[str, Any], completions: int) -> None:
     check_speed(speed, cycles=2, tokens=completions // len(DRAWN) * sum(DRAWN))
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_peft": True}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_peft": True},
+        {"gradient_accumulation_steps": 2},
+    ],
+)
 def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any]) -> None:
     result = measure(
         loaded,
@@ -136,7 +143,15 @@ def test_prompts_get_drawn_lengths_too(loaded: Any) -> None:
 def test_candidates_leave_the_shared_weights_unchanged(loaded: Any) -> None:
     before = [parameter.clone() for parameter in loaded.model.parameters()]
     first = measure(loaded)["gradient_norm"]
-    measure(loaded, {"per_device_train_batch_size": 8, "use_peft": True, "lora_r": 4, "beta": 0.1})
+    measure(
+        loaded,
+        {
+            "per_device_train_batch_size": 8,
+            "use_peft": True,
+            "lora_r": 4,
+            "beta": 0.1,
+        },
+    )
     measure(loaded, {"bf16": True})
     again = measure(loaded)
     assert again["gradient_norm"] == first > 0
@@ -212,7 +227,12 @@ def test_nothing_is_written_to_the_users_output_folder(loaded: Any, tmp_path: Pa
     }
     measure(
         loaded,
-        {**settings, "log_completions": True, "logging_steps": 1, "num_train_epochs": 9},
+        {
+            **settings,
+            "log_completions": True,
+            "logging_steps": 1,
+            "num_train_epochs": 9,
+        },
         plan={"save_checkpoint": True},
     )
     assert not output.exists()

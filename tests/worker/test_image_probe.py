@@ -94,7 +94,13 @@ def drawn(folder: Path, column: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("method", "column"), [("sft", "messages"), ("grpo", "prompt")])
+@pytest.mark.parametrize(
+    ("method", "column"),
+    [
+        ("sft", "messages"),
+        ("grpo", "prompt"),
+    ],
+)
 def test_the_longest_row_of_a_dataset_is_trained_on(
     method: str,
     column: str,

@@ -17,7 +17,12 @@ pytestmark = pytest.mark.slow
 OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
 MADE_BY_A_RUN = {"forward", "backward", "optimizer"}
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-LORA = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
+LORA = {
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "lora_target_modules": None,
+}
 
 
 def request_of(

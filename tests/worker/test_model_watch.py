@@ -58,7 +58,12 @@ HOLDERS = [
         "models": {"reference": "beside.model", "reward": "rewards", "policy": "model"},
         "optimizer": "optimizer",
     },
-    {"cls": "fleet:Judge", "noted": False, "models": {"critic": "model"}, "optimizer": None},
+    {
+        "cls": "fleet:Judge",
+        "noted": False,
+        "models": {"critic": "model"},
+        "optimizer": None,
+    },
 ]
 WATCH = {"steps": ["fleet:Trainer.step"], "uses": ["fleet:Base.use"], "holders": HOLDERS}
 

@@ -147,7 +147,15 @@ def test_torchs_figures_by_phase() -> None:
     assert (memory["allocation_retries"], memory["allocation_failures"]) == (2, 1)
 
 
-@pytest.mark.parametrize(("cap", "fraction"), [(None, None), (1000, None), (650, 0.6), (40, 0.0)])
+@pytest.mark.parametrize(
+    ("cap", "fraction"),
+    [
+        (None, None),
+        (1000, None),
+        (650, 0.6),
+        (40, 0.0),
+    ],
+)
 def test_the_allocator_cap_excludes_the_context_and_other_processes(
     cap: int | None, fraction: float | None
 ) -> None:

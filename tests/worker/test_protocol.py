@@ -16,7 +16,13 @@ def test_a_phase_that_does_not_exist_makes_a_message_void() -> None:
         [{**lost, "phase": "rollout"}, {**lost, "phase": "9"}], Secrets({})
     ) == [{**lost, "phase": "rollout"}]
     error = {"type": "OutOfMemoryError", "text": "no room"}
-    failed = {"event": protocol.FAILED, "id": 1, "rank": 0, "error": error, "phase": "9"}
+    failed = {
+        "event": protocol.FAILED,
+        "id": 1,
+        "rank": 0,
+        "error": error,
+        "phase": "9",
+    }
     (answer,) = message_validation.valid_messages([failed], Secrets({}))
     assert answer["error"]["type"] == "MalformedAnswer"
     assert "phase" not in answer

@@ -16,7 +16,12 @@ pytestmark = [
     pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"),
 ]
 SHAPE = tiny_config(layers=2, hidden=256)
-ADAPTER = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
+ADAPTER = {
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "lora_target_modules": None,
+}
 
 
 def built(folder: Path, weights: str) -> Any:

@@ -106,7 +106,13 @@ def test_the_key_ignores_settings_without_effect_on_generation() -> None:
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
     }
-    shape = {"rows": 16, "prompt": 8, "completion": 8, "typical": False, "seed": 42}
+    shape = {
+        "rows": 16,
+        "prompt": 8,
+        "completion": 8,
+        "typical": False,
+        "seed": 42,
+    }
     key = key_of(settings, **shape)
     assert key_of(same, **shape) == key
     changes = [{"rows": 32}, {"prompt": 9}, {"completion": 9}, {"typical": True}, {"seed": 1}]

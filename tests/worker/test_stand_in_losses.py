@@ -92,7 +92,11 @@ def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
 
 @pytest.mark.parametrize(
     ("package", "user", "falls_back"),
-    [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)],
+    [
+        ("no_kernel", "torch", True),
+        ("torch", "torch", False),
+        ("no_kernel", "no_user", False),
+    ],
 )
 def test_an_environment_with_the_framework_and_without_the_kernel_computes_token_by_token(
     package: str,

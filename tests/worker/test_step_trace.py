@@ -135,7 +135,14 @@ def test_the_peak_does_not_depend_on_the_number_of_traced_micro_steps() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "steps"), [(1, 2), (1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("batch", "steps"),
+    [
+        (1, 2),
+        (1, 1),
+        (2, 3),
+    ],
+)
 def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> None:
     spec = cases.spec(
         per_device_train_batch_size=batch,
@@ -228,7 +235,11 @@ def test_several_rewards_with_weights_are_traced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "forgets"), [({}, True), ({"ds3_gather_for_generation": False}, False)]
+    ("settings", "forgets"),
+    [
+        ({}, True),
+        ({"ds3_gather_for_generation": False}, False),
+    ],
 )
 def test_a_rollout_without_a_gather_keeps_the_order_of_the_modules(
     settings: dict[str, Any], forgets: bool

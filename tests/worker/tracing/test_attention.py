@@ -89,7 +89,12 @@ def test_the_kernel(
 
 
 @pytest.mark.parametrize(
-    ("version", "kernel"), [("2.9.1+cu128", "flash"), ("2.10.0", "cudnn"), ("2.13.0+cpu", "cudnn")]
+    ("version", "kernel"),
+    [
+        ("2.9.1+cu128", "flash"),
+        ("2.10.0", "cudnn"),
+        ("2.13.0+cpu", "cudnn"),
+    ],
 )
 def test_hopper_uses_cudnn_since_torch_2_10(
     monkeypatch: pytest.MonkeyPatch,
@@ -131,7 +136,9 @@ def test_flash_saves_its_output_and_one_number_per_row() -> None:
         k = rows(2, 96, 2, 64)
         return q, k, call and call(q, k, enable_gqa=True)
 
-    assert kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + SEEDS["flash"]
+    output = 2 * 96 * 8 * 64 * 2
+    sums = 2 * 8 * 96 * 4
+    assert kept_by(code) == output + sums + SEEDS["flash"]
 
 
 def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
@@ -141,13 +148,16 @@ def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
         mask = torch.ones(2, 1, length, length, dtype=torch.bool)
         return q, k, mask, call and call(q, k, mask)
 
-    assert (
-        kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 96 * 96 * 2 + SEEDS["efficient"]
-    )
+    output = 2 * 96 * 8 * 64 * 2
+    sums = 2 * 8 * 96 * 4
+    mask = 2 * 96 * 96 * 2
+    assert kept_by(code) == output + sums + mask + SEEDS["efficient"]
     odd = kept_by(
         lambda call: code(call, 77)
     )  # rows of the mask begin at multiples of 8, log-sum-exp at multiples of 32
-    assert odd == 2 * 77 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 77 * 80 * 2 + SEEDS["efficient"]
+    output = 2 * 77 * 8 * 64 * 2
+    mask = 2 * 77 * 80 * 2
+    assert odd == output + sums + mask + SEEDS["efficient"]
 
 
 def test_the_math_kernel_saves_the_scores() -> None:
@@ -178,7 +188,10 @@ def test_autocast_applies_before_the_choice_of_kernel() -> None:
         assert out is None or out.dtype is BF16
         return q, out
 
-    assert kept_by(code) >= 2 * 96 * 8 * 64 * 2 * 2 + 2 * 8 * 96 * 4  # the output and a narrow copy
+    output = 2 * 96 * 8 * 64 * 2
+    narrow_copy = output
+    sums = 2 * 8 * 96 * 4
+    assert kept_by(code) >= output + narrow_copy + sums
 
 
 def test_the_operation_is_restored() -> None:
@@ -198,10 +211,9 @@ def test_flash_backward_inside() -> None:
     k = meta(2, 100, 2, 80).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
-    assert (
-        sum(table(workspaces.OperationCall((q, q, k, k), {}, None)))
-        == accumulators + 2 * 2 * 8 * 100 * 80 * 2
-    )  # type: ignore[arg-type]
+    grouped = table(workspaces.OperationCall((q, q, k, k), {}, None))
+    keys_and_values = 2 * 2 * 8 * 100 * 80 * 2
+    assert sum(grouped) == accumulators + keys_and_values  # type: ignore[arg-type]
     assert table(workspaces.OperationCall((q, q, q, q), {}, None)) == (
         2 * 8 * 128 * 4,
         2 * 8 * 128 * 96 * 4,
@@ -212,7 +224,12 @@ def test_flash_backward_inside() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "size", "rows_", "columns"),
-    [(A100, 128, 128, 128), (A100, 64, 64, 64), (H100, 128, 128, 128), (RTX4090, 64, 64, 64)],
+    [
+        (A100, 128, 128, 128),
+        (A100, 64, 64, 64),
+        (H100, 128, 128, 128),
+        (RTX4090, 64, 64, 64),
+    ],
 )
 def test_efficient_backward_inside(
     capability: Any,

@@ -126,7 +126,11 @@ def test_results_that_depend_on_data_are_not_cached() -> None:
 
 
 @pytest.mark.parametrize(
-    ("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))]
+    ("func", "how"),
+    [
+        (aten.transpose.int, (0, 1)),
+        (aten._unsafe_view.default, ([2, 12],)),
+    ],
 )
 def test_a_cached_view_shares_its_operands_memory(func: Any, how: tuple[Any, ...]) -> None:
     with fake_mode():
@@ -196,7 +200,12 @@ def test_an_out_argument_is_returned() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)]
+    ("number", "dtype"),
+    [
+        (1, torch.int64),
+        (1.0, torch.float32),
+        (True, torch.int64),
+    ],
 )
 def test_equal_numbers_of_other_types_are_distinguished(number: object, dtype: Any) -> None:
     with fake_mode():
@@ -287,7 +296,14 @@ def test_lifting_a_new_tensor(real: Any) -> None:
         assert fast.constant is its.constant is None
 
 
-@pytest.mark.parametrize(("dim", "index"), [(0, 0), (0, 3), (1, 5)])
+@pytest.mark.parametrize(
+    ("dim", "index"),
+    [
+        (0, 0),
+        (0, 3),
+        (1, 5),
+    ],
+)
 def test_selecting_a_row(dim: int, index: int) -> None:
     with fake_mode() as mode:
         for base in (torch.empty(4, 6), torch.empty(3, 4, 6)[1]):

@@ -75,7 +75,14 @@ def test_a_padded_batch_has_no_mask_over_pairs() -> None:
     assert flash.left > forward("sdpa", padded=True, train=False).left + kept_rows
 
 
-@pytest.mark.parametrize("how", [{}, {"padded": True}, {"packed": True}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"padded": True},
+        {"packed": True},
+    ],
+)
 def test_the_backward_pass_runs(how: dict[str, Any]) -> None:
     def code() -> None:
         built = model("flash_attention_2")

@@ -32,7 +32,13 @@ def visible(*, causal: bool, window: int | None) -> int:
 
 
 @pytest.mark.parametrize(
-    ("causal", "window"), [(False, None), (True, None), (True, 32), (True, 1000)]
+    ("causal", "window"),
+    [
+        (False, None),
+        (True, None),
+        (True, 32),
+        (True, 1000),
+    ],
 )
 def test_pairs_are_those_that_the_mask_leaves(causal: bool, window: int | None) -> None:
     counted = LENGTH * operands.seen_keys(LENGTH, causal=causal, window=window)

@@ -92,7 +92,13 @@ def forward(
     return traced(code)
 
 
-@pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"gptq_bits": 4}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"gptq_bits": 4},
+    ],
+)
 def test_the_weight_is_unpacked_for_the_product_and_freed(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -138,7 +144,12 @@ def test_8bit_packs_the_input_and_accumulates_in_int32() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"load_in_8bit": True},
+        {"gptq_bits": 4},
+    ],
 )
 def test_the_input_gets_a_gradient_and_the_weight_none(settings: dict[str, Any]) -> None:
     def code() -> None:
@@ -207,9 +218,21 @@ def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"load_in_8bit": True},
+        {"gptq_bits": 4},
+    ],
 )
-@pytest.mark.parametrize("lora_settings", [{}, {"lora_dropout": 0.1}, {"use_dora": True}])
+@pytest.mark.parametrize(
+    "lora_settings",
+    [
+        {},
+        {"lora_dropout": 0.1},
+        {"use_dora": True},
+    ],
+)
 def test_adapters_train_on_quantised_models(
     settings: dict[str, Any], lora_settings: dict[str, Any]
 ) -> None:
@@ -244,7 +267,11 @@ def test_adapters_train_on_quantised_models(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "bits"),
-    [({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"gptq_bits": 4}, 4)],
+    [
+        ({"load_in_4bit": True}, 4),
+        ({"load_in_8bit": True}, 8),
+        ({"gptq_bits": 4}, 4),
+    ],
 )
 def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits: int) -> None:
     pytest.importorskip("trl")

@@ -87,7 +87,14 @@ def test_an_adapter_is_part_of_its_layers_unit(model_bytes: int) -> None:
     """
     pytest.importorskip("peft")
     trace = two_ranks.followed(
-        {"kind": "fsdp2", **SMALL, "bf16": True, "lora_r": 4}, 0, device="cuda"
+        {
+            "kind": "fsdp2",
+            **SMALL,
+            "bf16": True,
+            "lora_r": 4,
+        },
+        0,
+        device="cuda",
     )
     number = trace.part_names.index("communication")
     gathered = [size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number]
@@ -116,7 +123,15 @@ def test_accelerate_casts_unless_fsdp2_or_zero(kind: str) -> None:
 
 
 def test_deepspeed_trains_in_one_dtype() -> None:
-    trace = two_ranks.followed({"kind": "zero2", **SMALL, "bf16": True, "lora_r": 4}, 0)
+    trace = two_ranks.followed(
+        {
+            "kind": "zero2",
+            **SMALL,
+            "bf16": True,
+            "lora_r": 4,
+        },
+        0,
+    )
     assert trace.usage is not None
     assert {parameter.size // parameter.count for parameter in trace.usage.parameters} == {2}
 
@@ -143,7 +158,12 @@ def test_hooks_change_no_allocation() -> None:
 
 
 def test_under_zero3_a_linear_layer_always_saves_its_input() -> None:
-    case = {**SMALL, "batch": 2, "length": 64, "lora_r": 4}
+    case = {
+        **SMALL,
+        "batch": 2,
+        "length": 64,
+        "lora_r": 4,
+    }
     plain, zero3 = (two_ranks.followed({"kind": kind, **case}, 0) for kind in ("zero2", "zero3"))
     hidden = 2 * 64 * two_ranks_loop.SHAPE["hidden_size"] * 4
     assert (
@@ -152,7 +172,15 @@ def test_under_zero3_a_linear_layer_always_saves_its_input() -> None:
 
 
 def test_reads_of_an_adapters_matrices_are_recorded() -> None:
-    trace = two_ranks.followed({"kind": "zero3", **SMALL, "lora_r": 4, "bf16": True}, 0)
+    trace = two_ranks.followed(
+        {
+            "kind": "zero3",
+            **SMALL,
+            "lora_r": 4,
+            "bf16": True,
+        },
+        0,
+    )
     assert trace.usage is not None
     read = {use[2] for use in trace.usage.uses if use[1] == parameter_uses.READ}
     assert read
