@@ -30,7 +30,11 @@ def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
     at, entries, contents = 0, {"__metadata__": {"format": "pt"}}, {}
     for name, kind, shape, content in _tensors(folder, config.get("quantization_config")):
         end = at + BYTES[kind] * math.prod(shape)
-        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}  # type: ignore[dict-item]
+        entries[name] = {  # type: ignore[dict-item]
+            "dtype": kind,
+            "shape": list(shape),
+            "data_offsets": [at, end],
+        }
         contents[at], at = content, end
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)

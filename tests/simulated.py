@@ -195,7 +195,8 @@ class Machine:
             knobs["batch"] * knobs["max_completion_length"] * (1 if knobs["checkpointing"] else 3)
         )  # type: ignore[operator]
         engine = 2000 * (knobs.get("share") or 0)  # type: ignore[operator]
-        return int((100 + activations + knobs["num_generations"] * 10 + engine) * MIB)  # type: ignore[operator]
+        generations = knobs["num_generations"] * 10  # type: ignore[operator]
+        return int((100 + activations + generations + engine) * MIB)
 
     def speed(self, candidate: Candidate) -> float:
         knobs = candidate.knobs

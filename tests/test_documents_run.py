@@ -303,13 +303,15 @@ OTHER_TESTS = {
         "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document"
     ),
     "autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh": (
-        "emulator/test_rehearsal.py::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place"
+        "emulator/test_rehearsal.py"
+        "::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place"
     ),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python": (
         "emulator/test_prediction_check.py::test_one_configuration_on_emulated_cards"
     ),
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python": (
-        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards_and_the_run_that_it_recommends"
+        "emulator/test_emulated_search.py"
+        "::test_a_search_on_emulated_cards_and_the_run_that_it_recommends"
     ),
     "autotune dashboard autotune-out": (
         "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted"

@@ -122,7 +122,8 @@ def test_memory_of_others_that_are_not_emulated(python: str) -> None:
 @pytest.mark.parametrize("state", ["busy", "lost"])
 def test_a_card_that_cannot_be_had(python: str, state: str) -> None:
     machine = emulated_machine("2xL4")
-    machine = replace(machine, cards=(machine.cards[0], replace(machine.cards[1], state=state)))  # type: ignore[arg-type]
+    second = replace(machine.cards[1], state=state)  # type: ignore[arg-type]
+    machine = replace(machine, cards=(machine.cards[0], second))
     program = """
         import json, torch
         torch.empty(8, device="cuda:0")
@@ -286,7 +287,8 @@ def test_work_that_finishes_late_keeps_more_memory_waiting(python: str) -> None:
         print(json.dumps([waiting, torch.cuda.memory_reserved()]))
     """
     at_once, _ = answer_of(run(python, "A100-40G", program))  # type: ignore[misc]
-    late, after = answer_of(run(python, emulated_machine("A100-40G", lag=LONGEST_LAG), program))  # type: ignore[misc]
+    machine = emulated_machine("A100-40G", lag=LONGEST_LAG)
+    late, after = answer_of(run(python, machine, program))  # type: ignore[misc]
     assert at_once == 2**28
     assert late == 40 * 2**28 == after, (
         "what waits becomes free with the next synchronisation, and is used again"
@@ -304,7 +306,8 @@ def test_who_only_asks_whether_work_is_done_does_not_wait_for_ever(python: str) 
         print(json.dumps(asked))
     """
     started = time.monotonic()
-    assert answer_of(run(python, emulated_machine("L4", lag=LONGEST_LAG), program)) > 1  # type: ignore[operator]
+    machine = emulated_machine("L4", lag=LONGEST_LAG)
+    assert answer_of(run(python, machine, program)) > 1  # type: ignore[operator]
     assert time.monotonic() - started < 60
 
 
@@ -354,7 +357,8 @@ def test_expandable_segments_grow_and_give_back(python: str) -> None:
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
-    grown, left_bytes, value = answer_of(run(python, "A100-40G", program, **variable))  # type: ignore[misc]
+    answer = answer_of(run(python, "A100-40G", program, **variable))
+    grown, left_bytes, value = answer  # type: ignore[misc]
     assert 5 * GIB <= grown < 5.1 * GIB and left_bytes == 0 and value == 5
 
 

@@ -233,7 +233,8 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
         """The patched methods stay in this class."""
 
     monkeypatch.setattr(emulator_hooks, "STRIDE", 8)
-    emulator_hooks.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
+    module = SimpleNamespace(GenerationMixin=Model)
+    emulator_hooks.shorten_transformers(module)  # type: ignore[arg-type]
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,

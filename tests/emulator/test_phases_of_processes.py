@@ -29,7 +29,8 @@ def test_a_deepspeed_engine_is_made_in_the_phase_that_lasts(phases: list[str]) -
     class Made(Engine):
         """The patched methods stay in this class."""
 
-    emulator_hooks.PHASES["deepspeed.runtime.engine"](SimpleNamespace(DeepSpeedEngine=Made))  # type: ignore[arg-type]
+    module = SimpleNamespace(DeepSpeedEngine=Made)
+    emulator_hooks.PHASES["deepspeed.runtime.engine"](module)  # type: ignore[arg-type]
     Made().step()
     assert phases == ["load", "optimizer", "forward"]
 

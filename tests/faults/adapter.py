@@ -180,7 +180,8 @@ def _fill_the_disk(
     stage,
     folder,
 ):
-    with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118, PTH123
+    checkpoint = os.path.join(os.environ["TMPDIR"], "checkpoint")  # noqa: PTH118
+    with open(checkpoint, "wb") as file:  # noqa: PTH123
         while True:
             file.write(b"x" * MIB)
             file.flush()

@@ -75,7 +75,8 @@ class Order:
 def drive(order: Order) -> None:
     os.environ[MARK] = order.mark
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    loop.SHORT_PROBE = replace(loop.SHORT_PROBE, deadline_seconds=order.deadline_seconds)  # type: ignore[misc]
+    plan = replace(loop.SHORT_PROBE, deadline_seconds=order.deadline_seconds)
+    loop.SHORT_PROBE = plan  # type: ignore[misc]
     loop.WAIT_SECONDS = 0.1  # type: ignore[misc]
     notebook = Notebook(Path(order.folder) / f"{order.name}.jsonl")
     try:

@@ -59,7 +59,8 @@ def asked_about(
 
 
 def foreseen(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Prediction]:
-    return Oracle(machine=machine, **oracle).screen(legal_candidates(job, TRAINER))  # type: ignore[arg-type]
+    candidates = legal_candidates(job, TRAINER)
+    return Oracle(machine=machine, **oracle).screen(candidates)  # type: ignore[arg-type]
 
 
 def best_speed(job: Job, machine: Machine) -> float:

@@ -57,7 +57,9 @@ class Noisy(Machine):
 class Sharded(ToyTrainer):
     """Trainer whose baseline is the first of a space with a single moving knob."""
 
-    def baseline(self, space: SearchSpace, task: object) -> dict[str, object]:  # type: ignore[override]
+    def baseline(  # type: ignore[override]
+        self, space: SearchSpace, task: object
+    ) -> dict[str, object]:
         return dict(next(space.assignments()))
 
 

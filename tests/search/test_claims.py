@@ -24,7 +24,8 @@ from autotune.search.storage import open_storage
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return open_storage(f"sqlite:///{tmp_path / 'study.db'}").engine  # type: ignore[attr-defined,no-any-return]
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}")
+    return storage.engine  # type: ignore[attr-defined,no-any-return]
 
 
 def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:

@@ -139,7 +139,8 @@ def _advice(
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    origin = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
+    baseline = trainer.baseline(job.space, job.task)
+    origin = trainer.complete({**baseline, **knobs}, job.task)  # type: ignore[dict-item]
     ways = ways_to_fit(_request(job, trainer), origin, oracle)
     return (
         origin,

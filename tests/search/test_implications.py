@@ -173,7 +173,7 @@ def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() 
         ),
         table,
     )
-    assert implied == {candidate for candidate in ENGINES if candidate.knobs["share"] <= 0.5}  # type: ignore[operator]
+    assert implied == {engine for engine in ENGINES if float(engine.knobs["share"] or 0) <= 0.5}
 
 
 def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:

@@ -44,7 +44,8 @@ class Prepared(InlineExecutor):
 def _space(**pinned: object) -> SearchSpace:
     """The shipped GRPO space, as flags would hold it."""
     space = load_space("grpo")
-    return space.with_choices({name: (value,) for name, value in pinned.items()})  # type: ignore[misc]
+    choices = {name: (value,) for name, value in pinned.items()}
+    return space.with_choices(choices)  # type: ignore[arg-type]
 
 
 def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:

@@ -42,7 +42,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def measure(loaded: Any, settings: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     stage, _ = events_stage()
     try:
-        return adapter().measure(loaded, measure_request(settings, **changes), stage)  # type: ignore[no-any-return]
+        request = measure_request(settings, **changes)
+        return adapter().measure(loaded, request, stage)  # type: ignore[no-any-return]
     finally:
         adapter().release(loaded)
 

@@ -276,7 +276,8 @@ _HINTS = {
         "If reserved but unallocated memory is large try setting"
         " PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
         "fragmentation.  See documentation for Memory Management  "
-        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)"
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#optimizing-memory-usage-with-pytorch-alloc-conf)"
     ),
 }
 

@@ -261,7 +261,8 @@ def scrubbed(
     text = re.sub(r"\b(?!127\.|0\.|255\.)(?:\d{1,3}\.){3}\d{1,3}\b", "10.0.0.2", text)
     text = re.sub(r"/tmp/provoke-model-\d+", "/data/models", text)
     return re.sub(
-        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)[\w.:-]+",
+        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)"
+        r"[\w.:-]+",
         "http://host",
         text,
     )
