@@ -42,72 +42,78 @@ class Case:
     """Log with its label and its diagnosis."""
 
     label: Mapping[str, Any]
-    found: Diagnosis
+    diagnosis: Diagnosis
 
     @property
     def cause(self) -> str:
         return _word(self.label["cause"])
 
     @property
-    def told(self) -> str:
-        return _word(self.found.cause)
+    def answer(self) -> str:
+        return _word(self.diagnosis.cause)
 
     @property
     def right(self) -> bool:
-        return self.cause == self.told and self.found.is_memory == self.label["is_memory"]
+        return self.cause == self.answer and self.diagnosis.is_memory == self.label["is_memory"]
 
     @property
     def defensible(self) -> bool:
         """Return True for the right cause, or one that the author of the label accepts as well."""
-        return self.right or self.told in map(_word, self.label.get("also_defensible") or ())
+        return self.right or self.answer in map(_word, self.label.get("also_defensible") or ())
 
     @property
     def false_alarm(self) -> bool:
         """Return True for a failure unrelated to memory that was reported as one."""
-        return bool(self.found.is_memory) and not self.label["is_memory"]
+        return bool(self.diagnosis.is_memory) and not self.label["is_memory"]
 
-    def agrees(self, what: str) -> bool | None:
+    def agrees(self, fact: str) -> bool | None:
         """Return True if the phase or the rank equals the label; None where the label has none."""
-        return None if what not in self.label else getattr(self.found, what) == self.label[what]
+        return None if fact not in self.label else getattr(self.diagnosis, fact) == self.label[fact]
 
 
 def cases(folder: Path = CORPUS / "logs", labels: Path = CORPUS / "labels.yaml") -> list[Case]:
     listed = yaml.safe_load(labels.read_text())["logs"]
-    return [
-        Case(label=label, found=diagnose((folder / f"{label['name']}.log").read_text()))
-        for label in listed
-    ]
+    labelled = []
+    for label in listed:
+        labelled.append(
+            Case(label=label, diagnosis=diagnose((folder / f"{label['name']}.log").read_text()))
+        )
+    return labelled
 
 
 def summary(chosen: Sequence[Case]) -> dict[str, Any]:
     """The figures of some logs."""
-    known = [case for case in chosen if case.label["cause"] is not None]
+    labelled = [case for case in chosen if case.label["cause"] is not None]
     return {
         "logs": len(chosen),
-        "right": sum(case.right for case in chosen),
-        "share_right": round(sum(case.right for case in chosen) / len(chosen), 4),
+        "right": _right(chosen),
+        "share_right": round(_right(chosen) / len(chosen), 4),
         "right_or_defensible": sum(case.defensible for case in chosen),
-        "known_failures_right": [sum(case.right for case in known), len(known)],
+        "known_failures_right": [_right(labelled), len(labelled)],
         "not_memory_called_memory": [case.label["name"] for case in chosen if case.false_alarm],
         "wrong": {
-            case.label["name"]: {"is": case.cause, "told": case.told}
+            case.label["name"]: {"is": case.cause, "told": case.answer}
             for case in chosen
             if not case.right
         },
-        **{f"{what}_right": _agreement(chosen, what) for what in ("phase", "rank")},
+        **{f"{fact}_right": _agreement(chosen, fact) for fact in ("phase", "rank")},
     }
 
 
-def named(file: Path) -> dict[str, Any]:
+def _right(chosen: Sequence[Case]) -> int:
+    return sum(case.right for case in chosen)
+
+
+def excerpt_figures(file: Path) -> dict[str, Any]:
     """Return how many excerpts are named with their cause, or with one that is right as well."""
     excerpts = yaml.safe_load(file.read_text())
     wrong = {}
     for excerpt in excerpts:
-        found = _word(diagnose(excerpt["text"]).cause)
-        if found not in (excerpt["cause"], *excerpt.get("also", ())):
+        answer = _word(diagnose(excerpt["text"]).cause)
+        if answer not in (excerpt["cause"], *excerpt.get("also", ())):
             wrong[f"{excerpt['source']}: {excerpt['text'][-60:]}"] = {
                 "is": excerpt["cause"],
-                "told": found,
+                "told": answer,
             }
     right = len(excerpts) - len(wrong)
     return {
@@ -120,19 +126,22 @@ def named(file: Path) -> dict[str, Any]:
 
 def confusion(chosen: Sequence[Case]) -> str:
     """Return the confusion matrix: rows are labels, columns diagnoses."""
-    pairs = Counter((case.cause, case.told) for case in chosen)
+    pairs = Counter((case.cause, case.answer) for case in chosen)
     lines = [f"{'is':<20} logs  told"]
     for cause in sorted({case.cause for case in chosen}):
-        told = {name: count for (is_, name), count in sorted(pairs.items()) if is_ == cause}
+        count_by_answer = {}
+        for (is_, name), count in sorted(pairs.items()):
+            if is_ == cause:
+                count_by_answer[name] = count
         lines.append(
-            f"{cause:<20} {sum(told.values()):>4} "
-            f" {', '.join(f'{name} {count}' for name, count in told.items())}"
+            f"{cause:<20} {sum(count_by_answer.values()):>4} "
+            f" {', '.join(f'{name} {count}' for name, count in count_by_answer.items())}"
         )
     return "\n".join(lines)
 
 
-def _agreement(chosen: Sequence[Case], what: str) -> list[int]:
-    answers = [answer for case in chosen if (answer := case.agrees(what)) is not None]
+def _agreement(chosen: Sequence[Case], fact: str) -> list[int]:
+    answers = [answer for case in chosen if (answer := case.agrees(fact)) is not None]
     return [sum(answers), len(answers)]
 
 
@@ -142,15 +151,22 @@ def _word(cause: str | None) -> str:
 
 def _of_corpus() -> tuple[dict[str, Any], list[Case]]:
     every = cases()
-    unseen = [case for case in every if not case.label["used_for_patterns"]]
-    seen = [case for case in every if case.label["used_for_patterns"]]
-    return {"not_used_for_patterns": summary(unseen), "used_for_patterns": summary(seen)}, unseen
+    unseen: list[Case] = []
+    patterned: list[Case] = []
+    for case in every:
+        (patterned if case.label["used_for_patterns"] else unseen).append(case)
+    return {
+        "not_used_for_patterns": summary(unseen),
+        "used_for_patterns": summary(patterned),
+    }, unseen
 
 
 def _table() -> str:
     """Return a digest of the failure tables and of the code that reads them."""
     parts = ("failures/*.py", "failures/tables/*.yaml", "diagnosis/*.py")
-    files = [file for part in parts for file in sorted((ROOT / "autotune").glob(part))]
+    files = []
+    for part in parts:
+        files.extend(sorted((ROOT / "autotune").glob(part)))
     return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
 
 
@@ -173,10 +189,10 @@ def reading_seconds(lines: int) -> float:
     )
     log = "\n".join(kinds[number % len(kinds)].format(n=number) for number in range(lines))
     began = time.process_time()
-    found = diagnose(
+    diagnosis = diagnose(
         f"{log}\ntorch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n"
     )
-    assert found.is_memory
+    assert diagnosis.is_memory
     return time.process_time() - began
 
 
@@ -205,31 +221,35 @@ def main() -> int:
     parser.add_argument(
         "--lines", type=int, help="measure the time to read a log of this length instead"
     )
-    given = parser.parse_args()
-    if given.lines:
-        print(f"{given.lines} lines: {reading_seconds(given.lines):.1f} s of processor time")
+    options = parser.parse_args()
+    if options.lines:
+        print(f"{options.lines} lines: {reading_seconds(options.lines):.1f} s of processor time")
         return 0
-    if given.excerpts:
-        figures, chosen = named(CORPUS / given.excerpts), []
-    elif given.blind:
-        chosen = cases(CORPUS / given.blind, CORPUS / given.blind / "labels.yaml")
+    if options.excerpts:
+        figures, chosen = excerpt_figures(CORPUS / options.excerpts), []
+    elif options.blind:
+        chosen = cases(CORPUS / options.blind, CORPUS / options.blind / "labels.yaml")
         figures = summary(chosen)
     else:
         figures, chosen = _of_corpus()
     if chosen:
         print(confusion(chosen))
     print(json.dumps(figures, indent=1))
-    if given.write:
+    if options.write:
         now = datetime.now(UTC).date().isoformat()
-        told = {
+        facts = {
             "date": now,
             "commit": _commit(),
             "table": _table(),
             "python": platform.python_version(),
         }
-        kept = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1}
-        kept[given.write] = {**told, **({"note": given.note} if given.note else {}), **figures}
-        RESULTS.write_text(json.dumps(kept, indent=1) + "\n")
+        results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {"schema": 1}
+        results[options.write] = {
+            **facts,
+            **({"note": options.note} if options.note else {}),
+            **figures,
+        }
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     return 0
 
 

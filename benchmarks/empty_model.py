@@ -30,7 +30,11 @@ def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
     at, entries, contents = 0, {"__metadata__": {"format": "pt"}}, {}
     for name, kind, shape, content in _tensors(folder, config.get("quantization_config")):
         end = at + BYTES[kind] * math.prod(shape)
-        entries[name] = {"dtype": kind, "shape": list(shape), "data_offsets": [at, end]}  # type: ignore[dict-item]
+        entries[name] = {  # type: ignore[dict-item]
+            "dtype": kind,
+            "shape": list(shape),
+            "data_offsets": [at, end],
+        }
         contents[at], at = content, end
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
@@ -49,18 +53,12 @@ def _tensors(folder: Path, quantised: Mapping[str, Any] | None) -> Iterator[Tens
 
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(str(folder)))
-    packed = {}
+    packed: dict[str, Any] = {}
     if quantised and quantised["quant_method"] == "gptq":
-        layers = [
-            (name, module)
-            for name, module in model.named_modules()
-            if isinstance(module, torch.nn.Linear)
-        ]
-        packed = {
-            f"{name}.weight": module
-            for name, module in layers
-            if module is not model.get_output_embeddings()
-        }
+        head = model.get_output_embeddings()
+        for name, module in model.named_modules():
+            if isinstance(module, torch.nn.Linear) and module is not head:
+                packed[f"{name}.weight"] = module
     for name, parameter in model.named_parameters():
         if name in packed and quantised:
             yield from _packed(

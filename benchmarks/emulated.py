@@ -74,18 +74,20 @@ Line = dict[str, Any]
 
 
 def main() -> int:
-    asked = _arguments()
+    options = _arguments()
     os.environ.update(ENVIRONMENT)
-    raw, python, began = Raw(asked.raw), environment.interpreter(asked.python), time.monotonic()
-    earlier = [] if asked.earlier is None else json.loads(asked.earlier.read_text())["rows"]
+    raw, python, began = Raw(options.raw), environment.interpreter(options.python), time.monotonic()
+    earlier = [] if options.earlier is None else json.loads(options.earlier.read_text())["rows"]
     raw.take_over(earlier)
     failed = report.failed_rows(earlier)
-    chosen = [
-        one for one in SETUPS if not asked.names or any(word in one.name for word in asked.names)
-    ]
-    versions = {
-        name: version for name, version in environment.versions(python, PACKAGES).items() if version
-    }
+    chosen = []
+    for setup in SETUPS:
+        if not options.names or any(word in setup.name for word in options.names):
+            chosen.append(setup)
+    versions = {}
+    for name, version in environment.versions(python, PACKAGES).items():
+        if version:
+            versions[name] = version
     facts = machine.facts(versions)
     print(json.dumps(facts), file=sys.stderr)
     rows: dict[str, Line] = {}
@@ -93,8 +95,8 @@ def main() -> int:
         contextlib.closing(Worker(python)) as worker,
         contextlib.closing(Predictor(python)) as predictor,
     ):
-        for setup in sorted(chosen, key=lambda one: not raw.of(one)):
-            if not asked.no_emulation and time.monotonic() - began < asked.minutes * 60:
+        for setup in sorted(chosen, key=lambda setup: not raw.of(setup)):
+            if not options.no_emulation and time.monotonic() - began < options.minutes * 60:
                 _emulate(setup, worker, raw, str(facts["commit"]))
             if raw.of(setup):
                 rows[setup.name] = report.row(
@@ -107,10 +109,10 @@ def main() -> int:
             if setup.name in rows:
                 facts["seconds"] = round(time.monotonic() - began)
                 document = report.document(
-                    [rows[one.name] for one in chosen if one.name in rows], facts
+                    [rows[setup.name] for setup in chosen if setup.name in rows], facts
                 )
-                if not asked.names:
-                    _write(document, asked.out)
+                if not options.names:
+                    _write(document, options.out)
     print(report.readable(document))
     return 0
 
@@ -206,12 +208,10 @@ class Raw:
         them.
         """
         have = {(line["setup"], line["kind"]) for line in self._lines}
-        self._lines += [
-            line
-            for row in rows
-            for line in report.lines_of(row)
-            if (line["setup"], line["kind"]) not in have
-        ]
+        for row in rows:
+            for line in report.lines_of(row):
+                if (line["setup"], line["kind"]) not in have:
+                    self._lines.append(line)
 
     def of(self, setup: Setup) -> dict[str, Line]:
         return {line["kind"]: line for line in self._lines if line["setup"] == setup.name}
@@ -273,11 +273,11 @@ class Worker:
             measurement: Line = plain(runner.measure(candidate, plan))
             runner.close()
             measurement["memory"].pop("timeline", None)
-            told = _told(executor.take_report())
+            figures = _told(executor.take_report())
             return {
                 "measurement": measurement,
                 "settings": dict(candidate.settings),
-                "emulator": told,
+                "emulator": figures,
             }
         except AutotuneError as error:
             self.close()

@@ -171,15 +171,15 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", help="only these setups; the others stay in the file as they are"
     )
-    asked = parser.parse_args()
+    options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
-    rows = json.loads(asked.out.read_text())["rows"] if asked.out.is_file() else {}
+    rows = json.loads(options.out.read_text())["rows"] if options.out.is_file() else {}
     for setup in SETUPS:
-        if setup.name in (asked.names or [one.name for one in SETUPS]):
+        if not options.names or setup.name in options.names:
             rows[setup.name] = run(
-                setup, asked.environments / f"cuda-{setup.framework}" / "bin" / "python"
+                setup, options.environments / f"cuda-{setup.framework}" / "bin" / "python"
             )
-    asked.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
+    options.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
     print(json.dumps(rows, indent=1))
     return int(any(row["exit_code"] for row in rows.values()))
 
@@ -197,10 +197,10 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         figures = asdict(launch.figures)
         lines = line_source(figures, folder)
         prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten
-        found = rehearse(
+        rehearsal = rehearse(
             command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write
         )
-        steps = records(figures, lines(list(found.output)))
+        steps = records(figures, lines(list(rehearsal.output)))
     return {
         "setup": {
             "model": MODEL,
@@ -212,10 +212,10 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
             {k: v for k, v in environment.versions(python, PACKAGES).items() if v}
         ),
         "seconds": round(time.monotonic() - began),
-        "exit_code": found.code,
-        "error": found.failure and found.failure.words,
+        "exit_code": rehearsal.code,
+        "error": rehearsal.failure and rehearsal.failure.words,
         "steps": steps,
-        "emulated": _emulated(found),
+        "emulated": _emulated(rehearsal),
         "predicted": {
             name: prediction[name]
             for name in (
@@ -267,12 +267,11 @@ def command(
 ) -> list[str]:
     for name, text in launch.files.items():
         (folder / name).write_text(text)
-    words = [
-        f"{name}={shlex.quote(value)}"
-        for name, value in {**launch.environment, **setup.environment}.items()
-    ]
-    words += [shlex.quote(word) for word in (*launch.argv, *setup.added)]
-    return ["bash", "-c", "env " + " ".join(words).replace(OUT, str(folder))]
+    arguments = []
+    for name, value in {**launch.environment, **setup.environment}.items():
+        arguments.append(f"{name}={shlex.quote(value)}")
+    arguments += map(shlex.quote, (*launch.argv, *setup.added))
+    return ["bash", "-c", "env " + " ".join(arguments).replace(OUT, str(folder))]
 
 
 def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
@@ -283,28 +282,29 @@ def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
     return reader.records
 
 
-def _emulated(found: Rehearsed) -> dict[str, Any]:
-    processes = [
-        {
-            "role": process.role,
-            "rank": process.rank,
-            "card": card,
-            "peak_bytes": peak,
-            "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
-            "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
-            "phase_peak_bytes": {
-                name: peaks[card]
-                for name, peaks in process.phase_peak_bytes.items()
-                if card in peaks
-            },
-        }
-        for process in found.report.processes
-        for card, peak in process.peak_bytes.items()
-    ]
+def _emulated(rehearsal: Rehearsed) -> dict[str, Any]:
+    processes = []
+    for process in rehearsal.report.processes:
+        for card, peak in process.peak_bytes.items():
+            processes.append(
+                {
+                    "role": process.role,
+                    "rank": process.rank,
+                    "card": card,
+                    "peak_bytes": peak,
+                    "torch_allocated_bytes": process.torch_allocated_bytes.get(card),
+                    "torch_reserved_bytes": process.torch_reserved_bytes.get(card),
+                    "phase_peak_bytes": {
+                        name: peaks[card]
+                        for name, peaks in process.phase_peak_bytes.items()
+                        if card in peaks
+                    },
+                }
+            )
     return {
-        "cards": found.report.card_peak_bytes,
+        "cards": rehearsal.report.card_peak_bytes,
         "processes": processes,
-        "doubts": found.report.sentences(),
+        "doubts": rehearsal.report.sentences(),
     }
 
 

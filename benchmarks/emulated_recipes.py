@@ -126,7 +126,7 @@ def is_rehearsed(framework: str, settings: Mapping[str, Any]) -> bool:
     return bool(FRAMEWORKS[framework].added) or settings.get("vllm_mode") == "server"
 
 
-def words(
+def run_arguments(
     framework: str,
     script: Path,
     folder: Path,
@@ -190,21 +190,21 @@ def rehearsed(
     command = emulated_frameworks.command(launch, setup, folder)
     if SERVER_SCRIPT in launch.files:
         command = _beside_server(command, folder / SERVER_SCRIPT, FRAMEWORKS[framework].eager)
-    found = rehearse(command, emulated_machine(cards), python, sys.stderr.write)
+    rehearsal = rehearse(command, emulated_machine(cards), python, sys.stderr.write)
     return {
-        "exit_code": found.code,
-        "error": found.failure and found.failure.words,
+        "exit_code": rehearsal.code,
+        "error": rehearsal.failure and rehearsal.failure.words,
         "seconds": round(time.monotonic() - began),
-        "outcome": "ok" if found.code == 0 else "crash",
-        "steps": emulated_frameworks.records(asdict(launch.figures), lines(list(found.output))),
-        "peak_memory_bytes": max(found.report.card_peak_bytes.values(), default=None),
+        "outcome": "ok" if rehearsal.code == 0 else "crash",
+        "steps": emulated_frameworks.records(asdict(launch.figures), lines(list(rehearsal.output))),
+        "peak_memory_bytes": max(rehearsal.report.card_peak_bytes.values(), default=None),
     }
 
 
 def versions(framework: str, environments: Path) -> dict[str, str]:
     """Return the releases that a run has."""
-    found = environment.versions(_python(framework, environments), emulated_frameworks.PACKAGES)
-    return {name: version for name, version in found.items() if version}
+    installed = environment.versions(_python(framework, environments), emulated_frameworks.PACKAGES)
+    return {name: version for name, version in installed.items() if version}
 
 
 def _python(framework: str, environments: Path) -> Path:
@@ -218,10 +218,10 @@ def _beside_server(
 ) -> list[str]:
     """Return a command that starts the server, waits for its port, trains and ends the server."""
     port = re.findall(r"--port (\d+)", server.read_text())[0]
-    given = " ".join(f"--{name} {value}" for name, value in options.items())
+    flags = " ".join(f"--{name} {value}" for name, value in options.items())
     script = f"""
         set -m
-        bash {server} {given} & server=$!
+        bash {server} {flags} & server=$!
         trap 'kill -- -$server; wait $server' EXIT
         until (exec 3<> /dev/tcp/127.0.0.1/{port}) 2> /dev/null; do
           kill -0 $server || exit 1

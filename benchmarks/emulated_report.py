@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from emulated_setups import SETUPS, Setup
+from machine import versions_text
 
 from autotune.catalog.model_lookup import find_model
 from autotune.estimate import model_shape
@@ -47,7 +48,7 @@ def row(
     predicted: Mapping[str, Any],
 ) -> Row:
     """Return one line of the table. A setup that gave no figure states the reason."""
-    made: Row = {
+    figures: Row = {
         "setup": setup.name,
         "model": setup.model,
         "gpus": setup.gpus,
@@ -59,9 +60,9 @@ def row(
     }
     for kind, line in (("emulated", lines["emulated"]), ("predicted", predicted)):
         if "error" in line:
-            return {**made, "error": f"not {kind}: {line['error']}"}
+            return {**figures, "error": f"not {kind}: {line['error']}"}
     measurement, prediction = lines["emulated"]["measurement"], predicted["prediction"]
-    made |= {
+    figures |= {
         "outcome": measurement["outcome"],
         "fits": prediction["fits"],
         "seconds": lines["emulated"]["seconds"],
@@ -70,8 +71,8 @@ def row(
     }
     if measurement["outcome"] != "ok":
         failure = measurement.get("failure") or {}
-        return {**made, "evidence": failure.get("evidence"), "failure": prediction["failure"]}
-    return {**made, **_compared(setup, lines, measurement["memory"], prediction)}
+        return {**figures, "evidence": failure.get("evidence"), "failure": prediction["failure"]}
+    return {**figures, **_compared(setup, lines, measurement["memory"], prediction)}
 
 
 def failed_rows(rows: Sequence[Row]) -> dict[str, Row]:
@@ -92,15 +93,15 @@ def lines_of(row: Row) -> list[Row]:
             "vllm_max_model_length": blocks["max_model_length"],
         }
     )
-    figures = {
-        name: (row.get(name) or {}).get("emulated") for name in ("allocated", "reserved", "device")
-    }
+    figures = {}
+    for name in ("allocated", "reserved", "device"):
+        figures[name] = (row.get(name) or {}).get("emulated")
     phases = {name: pair["emulated"] for name, pair in row.get("phases", {}).items()}
 
-    def line(kind: str, found: Mapping[str, int | None]) -> Row:
+    def line(kind: str, peaks: Mapping[str, int | None]) -> Row:
         memory = {
-            "torch_allocated_bytes": found["allocated"],
-            "torch_reserved_bytes": found["reserved"],
+            "torch_allocated_bytes": peaks["allocated"],
+            "torch_reserved_bytes": peaks["reserved"],
             "phase_peak_bytes": phases,
         }
         return {
@@ -115,7 +116,7 @@ def lines_of(row: Row) -> list[Row]:
                 "failure": {"evidence": row.get("evidence")},
             },
             "emulator": {
-                "peak_bytes": found["device"],
+                "peak_bytes": peaks["device"],
                 "phase_peak_bytes": {},
                 "doubts": row["doubts"],
             },
@@ -176,13 +177,13 @@ def _with_larger_cache(
     """Return torch's peak of this kind. An engine's cache takes what vLLM holds outside torch on
     a real card.
     """
-    here = prediction["engine"] is not None and any(
+    engine_is_charged = prediction["engine"] is not None and any(
         "kv_cache" in phase["parts"] for phase in prediction["phases"]
     )
-    return {
-        end: prediction[f"torch_peak_{kind}_bytes"][end] + outside * here
-        for end in ("value", "low", "high")
-    }
+    peaks = {}
+    for end in ("value", "low", "high"):
+        peaks[end] = prediction[f"torch_peak_{kind}_bytes"][end] + outside * engine_is_charged
+    return peaks
 
 
 def _beside(
@@ -252,12 +253,15 @@ def _phases(
         if setup.has_server and memory.get("devices")
         else memory["phase_peak_bytes"]
     )
-    for theirs, ours in () if setup.has_server else DRIVER_PHASES.items():
-        if theirs in driver["phase_peak_bytes"] and ours in emulated:
-            emulated[ours] = driver["phase_peak_bytes"][theirs]
-    found = {phase["name"]: _charged(phase, outside) for phase in prediction["phases"]}
-    both = {name: _beside(found[name], emulated[name]) for name in found if emulated.get(name)}
-    return {name: one for name, one in both.items() if one is not None}
+    for driver_phase, phase in () if setup.has_server else DRIVER_PHASES.items():
+        if driver_phase in driver["phase_peak_bytes"] and phase in emulated:
+            emulated[phase] = driver["phase_peak_bytes"][driver_phase]
+    predicted = {phase["name"]: _charged(phase, outside) for phase in prediction["phases"]}
+    comparisons = {}
+    for name in predicted:
+        if emulated.get(name):
+            comparisons[name] = _beside(predicted[name], emulated[name])
+    return {name: comparison for name, comparison in comparisons.items() if comparison is not None}
 
 
 def _charged(phase: Mapping[str, Any], outside: float) -> Mapping[str, float]:
@@ -267,12 +271,14 @@ def _charged(phase: Mapping[str, Any], outside: float) -> Mapping[str, float]:
     An awake engine has it in its share.
     """
     parts, peak = phase["parts"], phase["peak_bytes"]
-    beside = phase["name"] in BESIDE_SLEEPING and "engine" in parts and "kv_cache" not in parts
-    return {end: peak[end] - outside * beside for end in ("value", "low", "high")}
+    is_beside_sleeping = (
+        phase["name"] in BESIDE_SLEEPING and "engine" in parts and "kv_cache" not in parts
+    )
+    return {end: peak[end] - outside * is_beside_sleeping for end in ("value", "low", "high")}
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
-    compared = [one for one in rows if "allocated" in one]
+    compared = [row for row in rows if "allocated" in row]
     return {
         "schema": 1,
         "ran_on": dict(facts),
@@ -283,33 +289,39 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _counts(rows: Sequence[Row], compared: Sequence[Row]) -> dict[str, int]:
-    ended = [one for one in rows if one.get("outcome", "ok") != "ok"]
+    ended = [row for row in rows if row.get("outcome", "ok") != "ok"]
     return {
         "setups": len(rows),
         "compared": len(compared),
         "out_of_memory_or_refused": len(ended),
-        "not_run": sum("error" in one for one in rows),
+        "not_run": sum("error" in row for row in rows),
         "verdicts_wrong": (
-            sum(one["fits"] is True for one in ended if one["outcome"].startswith("oom"))
-            + sum(one["fits"] is False for one in compared)
+            sum(row["fits"] is True for row in ended if row["outcome"].startswith("oom"))
+            + sum(row["fits"] is False for row in compared)
         ),
     }
 
 
 def _bars(rows: Sequence[Row]) -> dict[str, Any]:
-    phases = [phase for one in rows if _has_engine(one) for phase in one["phases"].values()]
-    blocks = [one["kv_blocks"] for one in rows]
+    phases = []
+    for row in rows:
+        if _has_engine(row):
+            phases.extend(row["phases"].values())
     return {
-        "allocated": _bar([one["allocated"] for one in rows], ALLOCATED["within"]),
-        "reserved": _bar([one["reserved"] for one in rows if one["reserved"]], RESERVED),
-        "device": _bar([one["device"] for one in rows], DEVICE),
+        "allocated": _bar(_column(rows, "allocated"), ALLOCATED["within"]),
+        "reserved": _bar(_column(rows, "reserved"), RESERVED),
+        "device": _bar(_column(rows, "device"), DEVICE),
         "device by phase, vLLM colocated": _bar(phases, DEVICE),
-        "KV blocks": _bar(blocks, KV_BLOCKS),
+        "KV blocks": _bar(_column(rows, "kv_blocks"), KV_BLOCKS),
     }
 
 
-def _has_engine(one: Row) -> bool:
-    return "use_vllm=true" in one["holds"]
+def _column(rows: Sequence[Row], name: str) -> list[Any]:
+    return [row[name] for row in rows]
+
+
+def _has_engine(row: Row) -> bool:
+    return "use_vllm=true" in row["holds"]
 
 
 def _bar(pairs: Sequence[Row | None], within: float) -> dict[str, Any]:
@@ -328,7 +340,7 @@ def _bar(pairs: Sequence[Row | None], within: float) -> dict[str, Any]:
 def readable(document: Mapping[str, Any]) -> str:
     rows = document["rows"]
     parts = (_head(document), _summary(document["bars"]), REASONS, _table(rows), _by_phase(rows))
-    return "\n\n".join("\n".join(part) for part in parts) + "\n"
+    return "\n\n".join(map("\n".join, parts)) + "\n"
 
 
 def _head(document: Mapping[str, Any]) -> list[str]:
@@ -340,9 +352,7 @@ def _head(document: Mapping[str, Any]) -> list[str]:
             f"`make bench-emulated` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
             f" commit {ran['commit']}."
         ),
-        "Environment: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Environment: " + versions_text(ran["versions"], "; ") + ".",
         "",
         (
             f"{counts['setups']} of {len(SETUPS)} setups were run, {counts['compared']} compared,"
@@ -391,30 +401,26 @@ def _table(rows: Sequence[Row]) -> list[str]:
         ),
         "|---|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    for one in rows:
-        figures = [_figure(one.get(kind)) for kind in ("allocated", "reserved", "device")]
-        blocks = one.get("kv_blocks")
+    for row in rows:
+        figures = [_figure(row.get(kind)) for kind in ("allocated", "reserved", "device")]
+        blocks = row.get("kv_blocks")
         cells = [
-            one["model"],
-            one["gpus"],
-            f"{one['method']} {one['tuning']}",
-            one["batch"],
-            one["tokens"],
-            ", ".join(one["holds"]),
+            row["model"],
+            row["gpus"],
+            f"{row['method']} {row['tuning']}",
+            row["batch"],
+            row["tokens"],
+            ", ".join(row["holds"]),
             *figures,
             (
                 f"{blocks['predicted']}, {blocks['emulated']}, {blocks['error']:+.2%}"
                 if blocks
                 else ""
             ),
-            one.get("commit", ""),
-            _said(one),
+            row.get("commit", ""),
+            _said(row),
         ]
-        lines.append(
-            "| "
-            + " | ".join(str(cell).replace("\n", " ").replace("|", "/") for cell in cells)
-            + " |"
-        )
+        lines.append("| " + " | ".join(map(_cell, cells)) + " |")
     return lines
 
 
@@ -427,13 +433,17 @@ def _figure(pair: Row | None) -> str:
     return f"{pair['predicted'] / GIB:.3f}, {emulated}, {pair['error']:+.2%}"
 
 
-def _said(one: Row) -> str:
-    if "error" in one:
-        return str(one["error"])[:200]
-    if "allocated" not in one:
-        verdict = {True: "fits", False: "does not fit", None: "open"}[one["fits"]]
-        return f"emulated: {one['outcome']} ({str(one['evidence'])[:160]}); predicted: {verdict}"
-    return "doubts: " + " ".join(one["doubts"])[:200] if one["doubts"] else ""
+def _said(row: Row) -> str:
+    if "error" in row:
+        return str(row["error"])[:200]
+    if "allocated" not in row:
+        verdict = {True: "fits", False: "does not fit", None: "open"}[row["fits"]]
+        return f"emulated: {row['outcome']} ({str(row['evidence'])[:160]}); predicted: {verdict}"
+    return "doubts: " + " ".join(row["doubts"])[:200] if row["doubts"] else ""
+
+
+def _cell(value: object) -> str:
+    return str(value).replace("\n", " ").replace("|", "/")
 
 
 def _by_phase(rows: Sequence[Row]) -> list[str]:
@@ -444,13 +454,13 @@ def _by_phase(rows: Sequence[Row]) -> list[str]:
         ),
         "",
     ]
-    names = list(dict.fromkeys(name for one in rows for name in one.get("phases", {})))
+    names = list(dict.fromkeys(name for row in rows for name in row.get("phases", {})))
     lines += ["| setup | " + " | ".join(names) + " |", "|---" * (1 + len(names)) + "|"]
-    for one in rows:
-        if one.get("phases"):
+    for row in rows:
+        if row.get("phases"):
             lines.append(
-                f"| {one['setup']} | "
-                + " | ".join(_figure(one["phases"].get(name)) for name in names)
+                f"| {row['setup']} | "
+                + " | ".join(_figure(row["phases"].get(name)) for name in names)
                 + " |"
             )
     return lines

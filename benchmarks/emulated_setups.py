@@ -7,6 +7,7 @@ time; prompts make up for it.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import starmap
 
 from autotune.request.flags import Flags
 
@@ -70,12 +71,11 @@ class Setup:
 
     @property
     def tensor_parallel(self) -> int:
-        named = [
-            hold.partition("=")[2]
-            for hold in self.holds
-            if hold.startswith("vllm_tensor_parallel_size=")
-        ]
-        return int(named[0]) if named else 1
+        sizes = []
+        for hold in self.holds:
+            if hold.startswith("vllm_tensor_parallel_size="):
+                sizes.append(hold.partition("=")[2])
+        return int(sizes[0]) if sizes else 1
 
     @property
     def _batch(self) -> int:
@@ -89,8 +89,8 @@ class Setup:
 CHECKPOINTING, PLAIN = "gradient_checkpointing=true", "gradient_checkpointing=false"
 
 
-def _sharded(kind: str, *more: str) -> tuple[str, ...]:
-    return (f"sharding={kind}", *more)
+def _sharded(kind: str, *holds: str) -> tuple[str, ...]:
+    return (f"sharding={kind}", *holds)
 
 
 def _colocated(
@@ -253,55 +253,76 @@ _FIRST = (
     ),
 )
 
-_ROWS = tuple(
+
+def _given_rows(
+    model: str,
+    gpus: str,
+    tuning: str,
+    micro_batch: int,
+    checkpointing: str,
+    late: bool,
+) -> Setup:
     # Given rows cost no generation: many models, one card.
-    Setup(
+    return Setup(
         model=model,
         gpus=gpus,
         method="sft",
         tuning=tuning,
         micro_batch=micro_batch,
         completion=512,
-        holds=(kept,),
+        holds=(checkpointing,),
         late=late,
     )
-    for model, gpus, tuning, micro_batch, kept, late in (
-        ("Qwen2.5-0.5B", SMALL, "full", 8, PLAIN, True),
-        ("Qwen2.5-0.5B", SMALL, "full", 8, CHECKPOINTING, False),
-        ("Qwen2.5-3B", "A100-80G", "full", 2, CHECKPOINTING, False),
-        ("Qwen2.5-3B", SMALL, "lora", 2, PLAIN, False),
-        ("Qwen2.5-7B", "A100-80G", "full", 1, CHECKPOINTING, False),
-        ("Qwen2.5-7B", SMALL, "lora", 2, CHECKPOINTING, True),
-        ("Qwen2.5-7B", "RTX4090", "qlora", 1, CHECKPOINTING, False),
-        ("Qwen2.5-14B", "A100-80G", "lora", 2, CHECKPOINTING, False),
-        ("Qwen2.5-14B", SMALL, "qlora", 1, CHECKPOINTING, False),
-        ("Qwen2.5-32B", "A100-80G", "lora", 1, CHECKPOINTING, False),
-        ("Qwen2.5-32B", SMALL, "qlora", 1, CHECKPOINTING, False),
-        ("Llama-3.2-1B", SMALL, "full", 4, PLAIN, False),
-        ("Llama-3.2-3B", SMALL, "lora", 4, CHECKPOINTING, False),
-        ("Llama-3.1-70B", HOPPER, "qlora", 1, CHECKPOINTING, False),
-        ("gemma-2-2b", SMALL, "full", 1, CHECKPOINTING, False),
-        ("gemma-2-9b", SMALL, "lora", 1, CHECKPOINTING, False),
-        ("gemma-2-27b", "A100-80G", "qlora", 1, CHECKPOINTING, False),
-        ("gemma-3-1b-it", SMALL, "full", 2, PLAIN, False),
-        ("Mistral-7B-v0.1", SMALL, "lora", 2, PLAIN, False),
-        ("Mistral-Small-24B-Base-2501", "A100-80G", "lora", 1, CHECKPOINTING, False),
-        ("phi-4", SMALL, "lora", 1, CHECKPOINTING, False),
-        ("Phi-3-mini-4k-instruct", SMALL, "lora", 2, PLAIN, False),
-        ("Qwen3-0.6B", "RTX3090", "full", 2, PLAIN, False),
-        ("Qwen3-4B", SMALL, "lora", 2, PLAIN, False),
-        ("Qwen3-8B", HOPPER, "full", 2, CHECKPOINTING, True),
-        ("Qwen3-14B", SMALL, "lora", 1, CHECKPOINTING, False),
-        ("Mixtral-8x7B-v0.1", HOPPER, "lora", 1, CHECKPOINTING, False),
-        ("DeepSeek-V2-Lite", "A100-80G", "lora", 1, CHECKPOINTING, False),
-        ("SmolLM2-360M", "L4", "lora", 4, PLAIN, False),
-        ("OLMo-2-1124-7B", "A100-80G", "lora", 2, PLAIN, False),
-        ("granite-3.3-2b-instruct", SMALL, "lora", 2, PLAIN, False),
+
+
+_ROWS = tuple(
+    starmap(
+        _given_rows,
+        (
+            ("Qwen2.5-0.5B", SMALL, "full", 8, PLAIN, True),
+            ("Qwen2.5-0.5B", SMALL, "full", 8, CHECKPOINTING, False),
+            ("Qwen2.5-3B", "A100-80G", "full", 2, CHECKPOINTING, False),
+            ("Qwen2.5-3B", SMALL, "lora", 2, PLAIN, False),
+            ("Qwen2.5-7B", "A100-80G", "full", 1, CHECKPOINTING, False),
+            ("Qwen2.5-7B", SMALL, "lora", 2, CHECKPOINTING, True),
+            ("Qwen2.5-7B", "RTX4090", "qlora", 1, CHECKPOINTING, False),
+            ("Qwen2.5-14B", "A100-80G", "lora", 2, CHECKPOINTING, False),
+            ("Qwen2.5-14B", SMALL, "qlora", 1, CHECKPOINTING, False),
+            ("Qwen2.5-32B", "A100-80G", "lora", 1, CHECKPOINTING, False),
+            ("Qwen2.5-32B", SMALL, "qlora", 1, CHECKPOINTING, False),
+            ("Llama-3.2-1B", SMALL, "full", 4, PLAIN, False),
+            ("Llama-3.2-3B", SMALL, "lora", 4, CHECKPOINTING, False),
+            ("Llama-3.1-70B", HOPPER, "qlora", 1, CHECKPOINTING, False),
+            ("gemma-2-2b", SMALL, "full", 1, CHECKPOINTING, False),
+            ("gemma-2-9b", SMALL, "lora", 1, CHECKPOINTING, False),
+            ("gemma-2-27b", "A100-80G", "qlora", 1, CHECKPOINTING, False),
+            ("gemma-3-1b-it", SMALL, "full", 2, PLAIN, False),
+            ("Mistral-7B-v0.1", SMALL, "lora", 2, PLAIN, False),
+            ("Mistral-Small-24B-Base-2501", "A100-80G", "lora", 1, CHECKPOINTING, False),
+            ("phi-4", SMALL, "lora", 1, CHECKPOINTING, False),
+            ("Phi-3-mini-4k-instruct", SMALL, "lora", 2, PLAIN, False),
+            ("Qwen3-0.6B", "RTX3090", "full", 2, PLAIN, False),
+            ("Qwen3-4B", SMALL, "lora", 2, PLAIN, False),
+            ("Qwen3-8B", HOPPER, "full", 2, CHECKPOINTING, True),
+            ("Qwen3-14B", SMALL, "lora", 1, CHECKPOINTING, False),
+            ("Mixtral-8x7B-v0.1", HOPPER, "lora", 1, CHECKPOINTING, False),
+            ("DeepSeek-V2-Lite", "A100-80G", "lora", 1, CHECKPOINTING, False),
+            ("SmolLM2-360M", "L4", "lora", 4, PLAIN, False),
+            ("OLMo-2-1124-7B", "A100-80G", "lora", 2, PLAIN, False),
+            ("granite-3.3-2b-instruct", SMALL, "lora", 2, PLAIN, False),
+        ),
     )
 )
 
-_PAIRS = tuple(
-    Setup(
+
+def _pairs(
+    model: str,
+    gpus: str,
+    tuning: str,
+    micro_batch: int,
+    checkpointing: str,
+) -> Setup:
+    return Setup(
         model=model,
         gpus=gpus,
         method="dpo",
@@ -309,22 +330,37 @@ _PAIRS = tuple(
         micro_batch=micro_batch,
         prompt=256,
         completion=256,
-        holds=(kept,),
+        holds=(checkpointing,),
     )
-    for model, gpus, tuning, micro_batch, kept in (
-        ("Qwen2.5-0.5B", SMALL, "full", 4, PLAIN),
-        ("Qwen2.5-3B", SMALL, "lora", 2, CHECKPOINTING),
-        ("Qwen2.5-7B", "A100-80G", "lora", 2, CHECKPOINTING),
-        ("Qwen2.5-7B", SMALL, "qlora", 2, CHECKPOINTING),
-        ("Llama-3.2-1B", SMALL, "full", 2, CHECKPOINTING),
-        ("gemma-2-2b", SMALL, "lora", 2, CHECKPOINTING),
-        ("Qwen3-14B", "A100-80G", "lora", 1, CHECKPOINTING),
-        ("Qwen2.5-32B", "A100-80G", "qlora", 1, CHECKPOINTING),
+
+
+_PAIRS = tuple(
+    starmap(
+        _pairs,
+        (
+            ("Qwen2.5-0.5B", SMALL, "full", 4, PLAIN),
+            ("Qwen2.5-3B", SMALL, "lora", 2, CHECKPOINTING),
+            ("Qwen2.5-7B", "A100-80G", "lora", 2, CHECKPOINTING),
+            ("Qwen2.5-7B", SMALL, "qlora", 2, CHECKPOINTING),
+            ("Llama-3.2-1B", SMALL, "full", 2, CHECKPOINTING),
+            ("gemma-2-2b", SMALL, "lora", 2, CHECKPOINTING),
+            ("Qwen3-14B", "A100-80G", "lora", 1, CHECKPOINTING),
+            ("Qwen2.5-32B", "A100-80G", "qlora", 1, CHECKPOINTING),
+        ),
     )
 )
 
-_ONLINE = tuple(
-    Setup(
+
+def _online(
+    model: str,
+    gpus: str,
+    method: str,
+    tuning: str,
+    micro_batch: int,
+    prompt: int,
+    holds: tuple[str, ...],
+) -> Setup:
+    return Setup(
         model=model,
         gpus=gpus,
         method=method,
@@ -334,100 +370,132 @@ _ONLINE = tuple(
         completion=16,
         holds=holds,
     )
-    for model, gpus, method, tuning, micro_batch, prompt, holds in (
-        ("Qwen2.5-0.5B", SMALL, "grpo", "full", 8, 1024, (CHECKPOINTING,)),
-        ("Qwen2.5-0.5B", SMALL, "grpo", "full", 4, 512, (PLAIN, "beta=0.04")),
-        ("Qwen2.5-0.5B", SMALL, "rloo", "lora", 8, 512, (PLAIN,)),
-        ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 16, 512, (CHECKPOINTING,)),
-        ("Qwen2.5-1.5B", SMALL, "grpo", "full", 4, 512, (PLAIN, "optim=adamw_torch")),
-        ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 8, 512, (PLAIN, "beta=0.04")),
-        ("Qwen2.5-3B", SMALL, "rloo", "lora", 8, 512, (CHECKPOINTING,)),
-        ("Qwen2.5-7B", "A100-80G", "grpo", "full", 4, 512, (CHECKPOINTING,)),
-        ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 8, 512, (PLAIN,)),
-        ("Qwen2.5-14B", "A100-80G", "grpo", "lora", 8, 512, (CHECKPOINTING,)),
-        ("Qwen2.5-14B", SMALL, "grpo", "qlora", 4, 512, (CHECKPOINTING,)),
-        ("Llama-3.1-8B", SMALL, "grpo", "lora", 8, 512, (CHECKPOINTING,)),
-        ("Llama-3.2-1B", SMALL, "rloo", "full", 8, 512, (CHECKPOINTING,)),
-        ("Qwen3-0.6B", SMALL, "grpo", "full", 8, 512, (PLAIN,)),
+
+
+_ONLINE = tuple(
+    starmap(
+        _online,
         (
-            "Qwen3-8B",
-            "A100-80G",
-            "grpo",
-            "lora",
-            8,
-            512,
-            (CHECKPOINTING, "attn_implementation=eager"),
+            ("Qwen2.5-0.5B", SMALL, "grpo", "full", 8, 1024, (CHECKPOINTING,)),
+            ("Qwen2.5-0.5B", SMALL, "grpo", "full", 4, 512, (PLAIN, "beta=0.04")),
+            ("Qwen2.5-0.5B", SMALL, "rloo", "lora", 8, 512, (PLAIN,)),
+            ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 16, 512, (CHECKPOINTING,)),
+            ("Qwen2.5-1.5B", SMALL, "grpo", "full", 4, 512, (PLAIN, "optim=adamw_torch")),
+            ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 8, 512, (PLAIN, "beta=0.04")),
+            ("Qwen2.5-3B", SMALL, "rloo", "lora", 8, 512, (CHECKPOINTING,)),
+            ("Qwen2.5-7B", "A100-80G", "grpo", "full", 4, 512, (CHECKPOINTING,)),
+            ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 8, 512, (PLAIN,)),
+            ("Qwen2.5-14B", "A100-80G", "grpo", "lora", 8, 512, (CHECKPOINTING,)),
+            ("Qwen2.5-14B", SMALL, "grpo", "qlora", 4, 512, (CHECKPOINTING,)),
+            ("Llama-3.1-8B", SMALL, "grpo", "lora", 8, 512, (CHECKPOINTING,)),
+            ("Llama-3.2-1B", SMALL, "rloo", "full", 8, 512, (CHECKPOINTING,)),
+            ("Qwen3-0.6B", SMALL, "grpo", "full", 8, 512, (PLAIN,)),
+            (
+                "Qwen3-8B",
+                "A100-80G",
+                "grpo",
+                "lora",
+                8,
+                512,
+                (CHECKPOINTING, "attn_implementation=eager"),
+            ),
+            ("gemma-3-1b-it", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
+            ("Mistral-7B-v0.1", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
+            ("Qwen3-30B-A3B", HOPPER, "grpo", "lora", 4, 256, (CHECKPOINTING,)),
         ),
-        ("gemma-3-1b-it", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
-        ("Mistral-7B-v0.1", SMALL, "grpo", "lora", 4, 512, (CHECKPOINTING,)),
-        ("Qwen3-30B-A3B", HOPPER, "grpo", "lora", 4, 256, (CHECKPOINTING,)),
     )
 )
 
-_TWO_CARDS = tuple(
-    Setup(
+
+def _on_two_cards(
+    model: str,
+    gpus: str,
+    method: str,
+    tuning: str,
+    completion: int,
+    kind: str,
+    holds: tuple[str, ...],
+    late: bool,
+) -> Setup:
+    return Setup(
         model=model,
         gpus=gpus,
         method=method,
         tuning=tuning,
         micro_batch=2,
         completion=completion,
-        holds=_sharded(kind, *more),
+        holds=_sharded(kind, *holds),
         late=late,
     )
-    for model, gpus, method, tuning, completion, kind, more, late in (
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "ddp", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "sft", "lora", 512, "ddp", (PLAIN,), False),
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero1", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero2", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero3", (CHECKPOINTING,), True),
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp1", (CHECKPOINTING,), True),
-        ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp2", (CHECKPOINTING,), True),
-        # What is offloaded is really held by the host, 16 bytes for each parameter: small models.
+
+
+_TWO_CARDS = tuple(
+    starmap(
+        _on_two_cards,
         (
-            "Qwen2.5-0.5B",
-            TWO,
-            "sft",
-            "full",
-            512,
-            "zero2",
-            ("offload_optimizer_device=cpu", CHECKPOINTING),
-            False,
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "ddp", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "sft", "lora", 512, "ddp", (PLAIN,), False),
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero1", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero2", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "zero3", (CHECKPOINTING,), True),
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp1", (CHECKPOINTING,), True),
+            ("Qwen2.5-1.5B", TWO, "sft", "full", 512, "fsdp2", (CHECKPOINTING,), True),
+            # What is offloaded is really held by the host, 16 bytes for each parameter: small
+            # models.
+            (
+                "Qwen2.5-0.5B",
+                TWO,
+                "sft",
+                "full",
+                512,
+                "zero2",
+                ("offload_optimizer_device=cpu", CHECKPOINTING),
+                False,
+            ),
+            (
+                "Qwen2.5-0.5B",
+                TWO,
+                "sft",
+                "full",
+                512,
+                "zero3",
+                ("offload_optimizer_device=cpu", CHECKPOINTING),
+                False,
+            ),
+            (
+                "Qwen2.5-0.5B",
+                TWO,
+                "sft",
+                "full",
+                512,
+                "fsdp2",
+                ("fsdp_offload_params=true", CHECKPOINTING),
+                False,
+            ),
+            ("Qwen2.5-7B", TWO, "sft", "lora", 512, "zero3", (CHECKPOINTING,), False),
+            ("Qwen2.5-7B", TWO, "sft", "lora", 512, "fsdp2", (CHECKPOINTING,), False),
+            ("Qwen2.5-7B", TWO, "sft", "qlora", 512, "ddp", (CHECKPOINTING,), False),
+            ("Llama-3.2-1B", TWO, "dpo", "full", 256, "zero2", (PLAIN,), False),
+            ("Llama-3.2-1B", TWO, "dpo", "lora", 256, "zero3", (PLAIN,), False),
+            ("gemma-2-2b", TWO, "sft", "lora", 256, "zero3", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "grpo", "lora", 16, "zero2", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "grpo", "full", 16, "zero3", (CHECKPOINTING,), False),
+            ("Qwen2.5-1.5B", TWO, "rloo", "full", 16, "fsdp2", (CHECKPOINTING,), False),
         ),
-        (
-            "Qwen2.5-0.5B",
-            TWO,
-            "sft",
-            "full",
-            512,
-            "zero3",
-            ("offload_optimizer_device=cpu", CHECKPOINTING),
-            False,
-        ),
-        (
-            "Qwen2.5-0.5B",
-            TWO,
-            "sft",
-            "full",
-            512,
-            "fsdp2",
-            ("fsdp_offload_params=true", CHECKPOINTING),
-            False,
-        ),
-        ("Qwen2.5-7B", TWO, "sft", "lora", 512, "zero3", (CHECKPOINTING,), False),
-        ("Qwen2.5-7B", TWO, "sft", "lora", 512, "fsdp2", (CHECKPOINTING,), False),
-        ("Qwen2.5-7B", TWO, "sft", "qlora", 512, "ddp", (CHECKPOINTING,), False),
-        ("Llama-3.2-1B", TWO, "dpo", "full", 256, "zero2", (PLAIN,), False),
-        ("Llama-3.2-1B", TWO, "dpo", "lora", 256, "zero3", (PLAIN,), False),
-        ("gemma-2-2b", TWO, "sft", "lora", 256, "zero3", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "grpo", "lora", 16, "zero2", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "grpo", "full", 16, "zero3", (CHECKPOINTING,), False),
-        ("Qwen2.5-1.5B", TWO, "rloo", "full", 16, "fsdp2", (CHECKPOINTING,), False),
     )
 )
 
-_ENGINES = tuple(
-    Setup(
+
+def _with_engine(
+    model: str,
+    gpus: str,
+    method: str,
+    tuning: str,
+    share: float,
+    sleep: bool,
+    checkpointing: str,
+) -> Setup:
+    return Setup(
         model=model,
         gpus=gpus,
         method=method,
@@ -435,35 +503,51 @@ _ENGINES = tuple(
         micro_batch=4,
         prompt=512,
         completion=32,
-        holds=(*_colocated(share, sleep=sleep), kept),
+        holds=(*_colocated(share, sleep=sleep), checkpointing),
     )
-    for model, gpus, method, tuning, share, sleep, kept in (
-        ("Qwen2.5-0.5B", SMALL, "grpo", "full", 0.3, True, PLAIN),
-        ("Qwen2.5-0.5B", SMALL, "grpo", "lora", 0.9, True, CHECKPOINTING),
-        ("Qwen2.5-0.5B", SMALL, "rloo", "full", 0.4, False, CHECKPOINTING),
-        ("Qwen2.5-1.5B", SMALL, "grpo", "full", 0.4, True, CHECKPOINTING),
-        ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 0.7, False, CHECKPOINTING),
-        ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 0.4, True, CHECKPOINTING),
-        ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 0.4, False, CHECKPOINTING),
-        ("Qwen2.5-7B", SMALL, "grpo", "qlora", 0.6, True, CHECKPOINTING),
-        ("Llama-3.2-1B", SMALL, "grpo", "lora", 0.5, True, PLAIN),
-        ("gemma-2-2b", SMALL, "grpo", "lora", 0.5, True, CHECKPOINTING),
+
+
+_ENGINES = tuple(
+    starmap(
+        _with_engine,
+        (
+            ("Qwen2.5-0.5B", SMALL, "grpo", "full", 0.3, True, PLAIN),
+            ("Qwen2.5-0.5B", SMALL, "grpo", "lora", 0.9, True, CHECKPOINTING),
+            ("Qwen2.5-0.5B", SMALL, "rloo", "full", 0.4, False, CHECKPOINTING),
+            ("Qwen2.5-1.5B", SMALL, "grpo", "full", 0.4, True, CHECKPOINTING),
+            ("Qwen2.5-1.5B", SMALL, "grpo", "lora", 0.7, False, CHECKPOINTING),
+            ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 0.4, True, CHECKPOINTING),
+            ("Qwen2.5-7B", "A100-80G", "grpo", "lora", 0.4, False, CHECKPOINTING),
+            ("Qwen2.5-7B", SMALL, "grpo", "qlora", 0.6, True, CHECKPOINTING),
+            ("Llama-3.2-1B", SMALL, "grpo", "lora", 0.5, True, PLAIN),
+            ("gemma-2-2b", SMALL, "grpo", "lora", 0.5, True, CHECKPOINTING),
+        ),
     )
 )
 
+
+def _on_many_cards(
+    model: str,
+    gpus: str,
+    tuning: str,
+    kind: str,
+) -> Setup:
+    return Setup(
+        model=model,
+        gpus=gpus,
+        method="sft",
+        tuning=tuning,
+        micro_batch=1,
+        prompt=128,
+        completion=128,
+        holds=_sharded(kind, CHECKPOINTING),
+    )
+
+
 _MANY_CARDS = (
-    *(
-        Setup(
-            model=model,
-            gpus=gpus,
-            method="sft",
-            tuning=tuning,
-            micro_batch=1,
-            prompt=128,
-            completion=128,
-            holds=_sharded(kind, CHECKPOINTING),
-        )
-        for model, gpus, tuning, kind in (
+    *starmap(
+        _on_many_cards,
+        (
             ("Qwen2.5-0.5B", FOUR, "full", "zero3"),
             ("Qwen2.5-0.5B", FOUR, "full", "fsdp2"),
             ("Qwen2.5-0.5B", FOUR, "lora", "ddp"),
@@ -472,7 +556,7 @@ _MANY_CARDS = (
             ("Qwen2.5-7B", FOUR, "full", "fsdp1"),
             ("Qwen2.5-0.5B", EIGHT, "full", "zero3"),
             ("Qwen2.5-72B", EIGHT, "lora", "zero3"),
-        )
+        ),
     ),
     Setup(
         model="Llama-3.2-1B",
@@ -485,8 +569,15 @@ _MANY_CARDS = (
 
 
 # Small models, so that each kind of sharding and engine meets every method.
-_KINDS = tuple(
-    Setup(
+def _of_kind(
+    kind: str,
+    method: str,
+    tuning: str,
+    micro_batch: int,
+    completion: int,
+    holds: tuple[str, ...],
+) -> Setup:
+    return Setup(
         model="Llama-3.2-1B",
         gpus=TWO,
         method=method,
@@ -494,35 +585,52 @@ _KINDS = tuple(
         micro_batch=micro_batch,
         prompt=256,
         completion=completion,
-        holds=_sharded(kind, *more),
+        holds=_sharded(kind, *holds),
         late=kind == "fsdp1",
     )
-    for kind, method, tuning, micro_batch, completion, more in (
-        ("zero3", "grpo", "full", 4, 16, (CHECKPOINTING,)),
-        ("fsdp2", "grpo", "lora", 4, 16, (CHECKPOINTING,)),
-        ("zero2", "grpo", "full", 4, 16, (CHECKPOINTING,)),
-        ("fsdp1", "sft", "full", 4, 256, (PLAIN,)),
-        ("zero1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
-        ("ddp", "rloo", "lora", 4, 16, (PLAIN,)),
-        ("fsdp2", "dpo", "full", 2, 256, (CHECKPOINTING,)),
-        ("zero3", "rloo", "lora", 4, 16, (CHECKPOINTING,)),
-        ("fsdp1", "sft", "lora", 4, 256, (CHECKPOINTING,)),
-        ("zero1", "sft", "full", 4, 256, (PLAIN,)),
-        ("fsdp2", "sft", "full", 4, 256, (PLAIN,)),
-        ("zero3", "sft", "full", 4, 256, (PLAIN,)),
-        ("zero2", "sft", "lora", 4, 256, (CHECKPOINTING,)),
-        ("zero3", "dpo", "full", 2, 256, (CHECKPOINTING,)),
-        ("fsdp1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
-        ("ddp", "dpo", "full", 2, 256, (CHECKPOINTING,)),
-        ("zero1", "grpo", "lora", 4, 16, (PLAIN,)),
-        ("zero2", "rloo", "full", 4, 16, (PLAIN,)),
-        ("ddp", "sft", "qlora", 4, 256, (CHECKPOINTING,)),
-        ("ddp", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+
+
+_KINDS = tuple(
+    starmap(
+        _of_kind,
+        (
+            ("zero3", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+            ("fsdp2", "grpo", "lora", 4, 16, (CHECKPOINTING,)),
+            ("zero2", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+            ("fsdp1", "sft", "full", 4, 256, (PLAIN,)),
+            ("zero1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+            ("ddp", "rloo", "lora", 4, 16, (PLAIN,)),
+            ("fsdp2", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+            ("zero3", "rloo", "lora", 4, 16, (CHECKPOINTING,)),
+            ("fsdp1", "sft", "lora", 4, 256, (CHECKPOINTING,)),
+            ("zero1", "sft", "full", 4, 256, (PLAIN,)),
+            ("fsdp2", "sft", "full", 4, 256, (PLAIN,)),
+            ("zero3", "sft", "full", 4, 256, (PLAIN,)),
+            ("zero2", "sft", "lora", 4, 256, (CHECKPOINTING,)),
+            ("zero3", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+            ("fsdp1", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+            ("ddp", "dpo", "full", 2, 256, (CHECKPOINTING,)),
+            ("zero1", "grpo", "lora", 4, 16, (PLAIN,)),
+            ("zero2", "rloo", "full", 4, 16, (PLAIN,)),
+            ("ddp", "sft", "qlora", 4, 256, (CHECKPOINTING,)),
+            ("ddp", "grpo", "full", 4, 16, (CHECKPOINTING,)),
+        ),
     )
 )
 
-_SHARES = tuple(
-    Setup(
+
+def _with_share(
+    model: str,
+    gpus: str,
+    method: str,
+    tuning: str,
+    sharded: tuple[str, ...],
+    share: float,
+    sleep: bool,
+    tensor_parallel: int,
+    checkpointing: str,
+) -> Setup:
+    return Setup(
         model=model,
         gpus=gpus,
         method=method,
@@ -530,25 +638,41 @@ _SHARES = tuple(
         micro_batch=4,
         prompt=256,
         completion=32,
-        holds=(*sharded, *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel), kept),
+        holds=(
+            *sharded,
+            *_colocated(share, sleep=sleep, tensor_parallel=tensor_parallel),
+            checkpointing,
+        ),
     )
-    for model, gpus, method, tuning, sharded, share, sleep, tensor_parallel, kept in (
-        ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.3, False, 1, PLAIN),
-        ("Llama-3.2-1B", SMALL, "grpo", "full", (), 0.6, True, 1, CHECKPOINTING),
-        ("gemma-3-1b-it", SMALL, "grpo", "lora", (), 0.4, True, 1, CHECKPOINTING),
-        ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("ddp"), 0.4, True, 2, CHECKPOINTING),
-        ("Llama-3.2-1B", SMALL, "rloo", "lora", (), 0.8, True, 1, PLAIN),
-        ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("zero3"), 0.5, True, 1, CHECKPOINTING),
-        ("Llama-3.2-1B", SMALL, "grpo", "qlora", (), 0.7, True, 1, CHECKPOINTING),
-        ("Qwen3-0.6B", SMALL, "grpo", "full", (), 0.5, False, 1, CHECKPOINTING),
-        ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("zero2"), 0.3, False, 1, CHECKPOINTING),
-        ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.9, True, 1, PLAIN),
-        ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("fsdp2"), 0.4, True, 1, CHECKPOINTING),
+
+
+_SHARES = tuple(
+    starmap(
+        _with_share,
+        (
+            ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.3, False, 1, PLAIN),
+            ("Llama-3.2-1B", SMALL, "grpo", "full", (), 0.6, True, 1, CHECKPOINTING),
+            ("gemma-3-1b-it", SMALL, "grpo", "lora", (), 0.4, True, 1, CHECKPOINTING),
+            ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("ddp"), 0.4, True, 2, CHECKPOINTING),
+            ("Llama-3.2-1B", SMALL, "rloo", "lora", (), 0.8, True, 1, PLAIN),
+            ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("zero3"), 0.5, True, 1, CHECKPOINTING),
+            ("Llama-3.2-1B", SMALL, "grpo", "qlora", (), 0.7, True, 1, CHECKPOINTING),
+            ("Qwen3-0.6B", SMALL, "grpo", "full", (), 0.5, False, 1, CHECKPOINTING),
+            ("Llama-3.2-1B", TWO, "grpo", "lora", _sharded("zero2"), 0.3, False, 1, CHECKPOINTING),
+            ("Llama-3.2-1B", SMALL, "grpo", "lora", (), 0.9, True, 1, PLAIN),
+            ("Llama-3.2-1B", TWO, "grpo", "full", _sharded("fsdp2"), 0.4, True, 1, CHECKPOINTING),
+        ),
     )
 )
 
-_SERVER = tuple(
-    Setup(
+
+def _with_server(
+    method: str,
+    tuning: str,
+    share: float,
+    checkpointing: str,
+) -> Setup:
+    return Setup(
         model="Llama-3.2-1B",
         gpus=TWO,
         method=method,
@@ -556,11 +680,22 @@ _SERVER = tuple(
         micro_batch=4,
         prompt=256,
         completion=32,
-        holds=("use_vllm=true", "vllm_mode=server", f"vllm_gpu_memory_utilization={share}", kept),
+        holds=(
+            "use_vllm=true",
+            "vllm_mode=server",
+            f"vllm_gpu_memory_utilization={share}",
+            checkpointing,
+        ),
     )
-    for method, tuning, share, kept in (
-        ("grpo", "full", 0.5, CHECKPOINTING),
-        ("rloo", "lora", 0.9, PLAIN),
+
+
+_SERVER = tuple(
+    starmap(
+        _with_server,
+        (
+            ("grpo", "full", 0.5, CHECKPOINTING),
+            ("rloo", "lora", 0.9, PLAIN),
+        ),
     )
 )
 
@@ -570,10 +705,13 @@ WINDOW = 12
 
 def _mixed(*groups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return all in an order in which any beginning of it has its part of each group."""
-    placed = [
-        ((index + 0.5) / len(group), setup) for group in groups for index, setup in enumerate(group)
-    ]
-    return tuple(setup for _, setup in sorted(placed, key=lambda one: one[0]))
+    placed = []
+    for group in groups:
+        for index, setup in enumerate(group):
+            placed.append(((index + 0.5) / len(group), setup))
+    return tuple(
+        setup for _, setup in sorted(placed, key=lambda place_and_setup: place_and_setup[0])
+    )
 
 
 LARGE = ("7B", "8B", "9b", "14B", "24B", "27b", "30B", "32B", "70B", "72B", "phi-4", "OLMo", "Lite")
@@ -583,20 +721,19 @@ LARGE = ("7B", "8B", "9b", "14B", "24B", "27b", "30B", "32B", "70B", "72B", "phi
 def _ordered(setups: tuple[Setup, ...]) -> tuple[Setup, ...]:
     """Return quick ones first, engines last, and those on one machine together within a window."""
 
-    def slowness(one: Setup) -> int:
+    def slowness(setup: Setup) -> int:
         return (
             2
-            if "use_vllm=true" in one.holds
-            else int(any(word in one.model for word in LARGE) or one.cards > 2)
+            if "use_vllm=true" in setup.holds
+            else int(any(word in setup.model for word in LARGE) or setup.cards > 2)
         )
 
     by_time = sorted(setups, key=slowness)
     windows = (by_time[at : at + WINDOW] for at in range(0, len(by_time), WINDOW))
-    return tuple(
-        setup
-        for window in windows
-        for setup in sorted(window, key=lambda one: (slowness(one), one.gpus))
-    )
+    ordered: list[Setup] = []
+    for window in windows:
+        ordered += sorted(window, key=lambda setup: (slowness(setup), setup.gpus))
+    return tuple(ordered)
 
 
 SETUPS: tuple[Setup, ...] = _ordered(

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import operator
 import os
 import statistics
 import time
@@ -88,12 +89,12 @@ class Run(Case):
 
 
 def main() -> int:
-    asked = _arguments()
+    options = _arguments()
     source = json.loads(ROWS.read_text())
     began = time.monotonic()
     runs = [expressed(number, row) for number, row in enumerate(source["rows"], 1)]
-    traces = foresight.follow_all(runs, asked.environments, asked.keep)
-    rows = [{**compared(run, traces[run.key]), **emulated(run, asked)} for run in runs]
+    traces = foresight.follow_all(runs, options.environments, options.keep)
+    rows = [{**compared(run, traces[run.key]), **emulated(run, options)} for run in runs]
     facts = machine.facts(report.versions(traces.values()))
     document = {
         "schema": 1,
@@ -104,9 +105,9 @@ def main() -> int:
         "rows": rows,
     }
     print(readable(document))
-    asked.out.mkdir(parents=True, exist_ok=True)
-    (asked.out / "fakegpu.json").write_text(json.dumps(document, indent=1) + "\n")
-    (asked.out / "fakegpu.md").write_text(readable(document))
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "fakegpu.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / "fakegpu.md").write_text(readable(document))
     return 0
 
 
@@ -160,19 +161,23 @@ def expressed(number: int, row: Mapping[str, Any]) -> Run:
         "steps": 1,
     }
     if row["sharding"]:
-        own = {
+        sharding_options = {
             "units": "layers",
             "reshard_root": True,
         }  # its worker calls `fully_shard` on each layer and on the model
-        specification["sharding"] = {"kind": row["sharding"], "ranks": row["gpus"], "options": own}
-    more = {
+        specification["sharding"] = {
+            "kind": row["sharding"],
+            "ranks": row["gpus"],
+            "options": sharding_options,
+        }
+    run_facts = {
         "id": f"fakegpu-{number}",
         "environment": ENVIRONMENT,
         "gpu": CARD,
         "dtype": "bfloat16",
         "micro_batch": 1,
     }
-    return Run(row={**row, **more, "tuning": row["method"]}, specification=specification)
+    return Run(row={**row, **run_facts, "tuning": row["method"]}, specification=specification)
 
 
 def _text_config(name: str) -> dict[str, Any]:
@@ -185,54 +190,57 @@ def _text_config(name: str) -> dict[str, Any]:
 
 
 def compared(run: Run, answer: Mapping[str, Any]) -> dict[str, Any]:
-    line = {
-        name: value
-        for name, value in run.row.items()
-        if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning")
-    }
+    line = {}
+    for name, value in run.row.items():
+        if name not in ("environment", "gpu", "dtype", "micro_batch", "tuning"):
+            line[name] = value
     if "error" in answer:
         return {**line, "error": answer["error"]}
     try:
-        found = predicted.prediction(run, msgspec.convert(answer["trace"], Trace, str_keys=True), 0)
+        prediction = predicted.prediction(
+            run, msgspec.convert(answer["trace"], Trace, str_keys=True), 0
+        )
     except ValueError as error:
         return {**line, "error": str(error)}
     # The load is not part of the published peak.
-    return {**line, "predicted_gib": round(found.torch_peak_allocated_bytes.value / GIB, 4)}
+    return {**line, "predicted_gib": round(prediction.torch_peak_allocated_bytes.value / GIB, 4)}
 
 
-def emulated(run: Run, asked: argparse.Namespace) -> dict[str, Any]:
+def emulated(run: Run, options: argparse.Namespace) -> dict[str, Any]:
     """Return torch's peak of the same step on an emulated card; nothing for several GPUs."""
-    if asked.python is None or run.row["gpus"] > 1:
+    if options.python is None or run.row["gpus"] > 1:
         return {}
-    wanted = {
-        name: run.row[name]
-        for name in ("method", "nested", "checkpointing", "accumulation", "length")
-    }
+    settings = {}
+    for name in ("method", "nested", "checkpointing", "accumulation", "length"):
+        settings[name] = run.row[name]
     command = [
-        str(asked.python),
+        str(options.python),
         str(HERE / "fakegpu_loop.py"),
-        json.dumps({**wanted, "config": _text_config(run.row["model"])}),
+        json.dumps({**settings, "config": _text_config(run.row["model"])}),
     ]
-    paths = (asked.environments / f"foresight-{ENVIRONMENT}", HERE.parent)
+    paths = (options.environments / f"foresight-{ENVIRONMENT}", HERE.parent)
     os.environ["PYTHONPATH"] = os.pathsep.join(str(path.resolve()) for path in paths)
     shown: list[str] = []
-    found = rehearse(command, emulated_machine(CARD), asked.python, shown.append)
-    if found.code:
-        return {"emulation_error": shown[-1].strip() if shown else f"exit code {found.code}"}
+    rehearsal = rehearse(command, emulated_machine(CARD), options.python, shown.append)
+    if rehearsal.code:
+        return {"emulation_error": shown[-1].strip() if shown else f"exit code {rehearsal.code}"}
     return {"emulated_gib": json.loads(shown[-1])["peak_gib"]}
 
 
 def summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    both = [row for row in rows if "predicted_gib" in row]
-    own, theirs = [abs(_error(row)) for row in both], [row["static_error"] for row in both]
+    comparable = [row for row in rows if "predicted_gib" in row]
+    errors, fakegpu_errors = (
+        [abs(_error(row)) for row in comparable],
+        [row["static_error"] for row in comparable],
+    )
     return {
         "rows": len(rows),
-        "compared": len(both),
-        "median": round(statistics.median(own), 5) if own else None,
-        "worst": round(max(own, default=0), 5),
-        "fakegpu_median": round(statistics.median(theirs), 5) if theirs else None,
-        "fakegpu_worst": max(theirs, default=0),
-        "nearer": sum(mine < other for mine, other in zip(own, theirs, strict=True)),
+        "compared": len(comparable),
+        "median": round(statistics.median(errors), 5) if errors else None,
+        "worst": round(max(errors, default=0), 5),
+        "fakegpu_median": round(statistics.median(fakegpu_errors), 5) if fakegpu_errors else None,
+        "fakegpu_worst": max(fakegpu_errors, default=0),
+        "nearer": sum(map(operator.lt, errors, fakegpu_errors)),
         "emulated": _emulated_summary(rows),
     }
 
@@ -241,13 +249,13 @@ def _emulated_summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any] | Non
     run = [row for row in rows if "emulated_gib" in row]
     if not run:
         return None
-    own = [abs(_error(row, "emulated_gib")) for row in run]
-    nearer = sum(mine < row["static_error"] for mine, row in zip(own, run, strict=True))
+    errors = [abs(_error(row, "emulated_gib")) for row in run]
+    fakegpu_errors = [row["static_error"] for row in run]
     return {
         "rows": len(run),
-        "median": round(statistics.median(own), 5),
-        "worst": round(max(own), 5),
-        "nearer": nearer,
+        "median": round(statistics.median(errors), 5),
+        "worst": round(max(errors), 5),
+        "nearer": sum(map(operator.lt, errors, fakegpu_errors)),
     }
 
 
@@ -256,7 +264,7 @@ def _error(row: Mapping[str, Any], figure: str = "predicted_gib") -> float:
 
 
 def readable(document: Mapping[str, Any]) -> str:
-    ran, found = document["ran_on"], document["summary"]
+    ran, figures = document["ran_on"], document["summary"]
     lines = [
         "# Beside FakeGPU's own figures",
         "",
@@ -264,9 +272,7 @@ def readable(document: Mapping[str, Any]) -> str:
             f"`make bench-fakegpu` on {ran['date']}, {ran['cores']} cores ({ran['cpu']}), no GPU;"
             f" commit {ran['commit']}."
         ),
-        "Versions followed: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Versions followed: " + machine.versions_text(ran["versions"], "; ") + ".",
         "",
         (
             "Measured peaks (`torch.cuda.max_memory_allocated`) and FakeGPU's errors: [its"
@@ -280,13 +286,13 @@ def readable(document: Mapping[str, Any]) -> str:
         "| | rows | median error | worst | nearer to the measured peak |",
         "|---|---|---|---|---|",
         (
-            f"| autotune, predicted | {found['compared']} | {found['median']:.3%} |"
-            f" {found['worst']:.3%} | {found['nearer']} |"
+            f"| autotune, predicted | {figures['compared']} | {figures['median']:.3%} |"
+            f" {figures['worst']:.3%} | {figures['nearer']} |"
         ),
-        *_emulated_line(found["emulated"]),
+        *_emulated_line(figures["emulated"]),
         (
-            f"| FakeGPU, static | {found['compared']} | {found['fakegpu_median']:.3%} |"
-            f" {found['fakegpu_worst']:.3%} | |"
+            f"| FakeGPU, static | {figures['compared']} | {figures['fakegpu_median']:.3%} |"
+            f" {figures['fakegpu_worst']:.3%} | |"
         ),
         "",
         _cells(COLUMNS),
@@ -298,7 +304,7 @@ def readable(document: Mapping[str, Any]) -> str:
             + (", nested scales" if row["nested"] else "")
             + (f", {row['sharding']}" if row["sharding"] else "")
         )
-        own = (
+        prediction_cells = (
             [f"{row['predicted_gib']:.3f}", f"{_error(row):+.3%}"]
             if "predicted_gib" in row
             else ["", row["error"].replace("|", "/")[:120]]
@@ -312,7 +318,7 @@ def readable(document: Mapping[str, Any]) -> str:
             row["accumulation"],
             row["length"],
             f"{row['measured_gib']:.3f}",
-            *own,
+            *prediction_cells,
             *_emulated_cells(row),
             f"{row['static_error']:.3%}",
             executed,
@@ -322,18 +328,18 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _cells(cells: Sequence[object]) -> str:
-    return "| " + " | ".join(str(cell) for cell in cells) + " |"
+    return "| " + " | ".join(map(str, cells)) + " |"
 
 
-def _emulated_line(found: Mapping[str, Any] | None) -> list[str]:
-    if found is None:
+def _emulated_line(figures: Mapping[str, Any] | None) -> list[str]:
+    if figures is None:
         return []
     cells = [
         "autotune, emulated",
-        str(found["rows"]),
-        f"{found['median']:.3%}",
-        f"{found['worst']:.3%}",
-        str(found["nearer"]),
+        str(figures["rows"]),
+        f"{figures['median']:.3%}",
+        f"{figures['worst']:.3%}",
+        str(figures["nearer"]),
     ]
     return [f"| {' | '.join(cells)} |"]
 

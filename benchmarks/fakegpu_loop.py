@@ -26,7 +26,7 @@ def main() -> int:
             model.enable_input_require_grads()
     model.train()
     optimizer = torch.optim.AdamW(
-        [one for one in model.parameters() if one.requires_grad], foreach=False
+        [parameter for parameter in model.parameters() if parameter.requires_grad], foreach=False
     )
     ids = torch.ones(1, row["length"], dtype=torch.long, device="cuda")
     torch.cuda.reset_peak_memory_stats()
@@ -63,7 +63,7 @@ def _quantised(config: Any, *, nested: bool) -> Any:
 
     from autotune.worker.trl import base_model
 
-    wanted = BitsAndBytesConfig(
+    quantisation = BitsAndBytesConfig(
         load_in_4bit=True,
         bnb_4bit_quant_type="nf4",
         bnb_4bit_use_double_quant=nested,
@@ -71,7 +71,7 @@ def _quantised(config: Any, *, nested: bool) -> Any:
     )
     return base_model.build_quantised(
         lambda: AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16),
-        wanted,
+        quantisation,
         dtype=torch.bfloat16,
         place="cuda",
     )

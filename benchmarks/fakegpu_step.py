@@ -20,9 +20,9 @@ def single_tensor_adamw(model: Any, spec: Any) -> None:
 
 def outputs_kept(model: Any, spec: Any) -> None:
     """Keep the last outputs, and with them the logits, until the next forward pass begins."""
-    kept: list[Any] = []
-    model.register_forward_pre_hook(lambda module, given: kept.clear())
-    model.register_forward_hook(lambda module, given, out: kept.append(out))
+    outputs: list[Any] = []
+    model.register_forward_pre_hook(lambda module, inputs: outputs.clear())
+    model.register_forward_hook(lambda module, inputs, out: outputs.append(out))
 
 
 def packed_nf4(model: Any, spec: Any) -> Any:
@@ -31,7 +31,7 @@ def packed_nf4(model: Any, spec: Any) -> Any:
     Not bitsandbytes: a weight is restored by torch's own operators, in the forward and again in the
     backward pass.
     """
-    wanted = spec["settings"]["nf4"]
+    settings = spec["settings"]["nf4"]
     for parameter in model.parameters():
         parameter.requires_grad_(False)
     head = model.get_output_embeddings()
@@ -41,7 +41,7 @@ def packed_nf4(model: Any, spec: Any) -> Any:
             setattr(
                 model.get_submodule(parent),
                 last,
-                _Layer(module, wanted["rank"], nested=wanted["nested"]),
+                _Layer(module, settings["rank"], nested=settings["nested"]),
             )
     if spec["settings"]["gradient_checkpointing"]:
         model.enable_input_require_grads()
@@ -75,10 +75,10 @@ class _Layer(nn.Module):
             self.up = nn.Parameter(torch.empty(linear.out_features, rank))
         self.nested = nested
 
-    def forward(self, given: torch.Tensor) -> torch.Tensor:
-        kept = _Product.apply(given, self)
-        added = functional.linear(functional.linear(given.to(self.down.dtype), self.down), self.up)
-        return kept + added.to(kept.dtype) * 2.0
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        product = _Product.apply(inputs, self)
+        added = functional.linear(functional.linear(inputs.to(self.down.dtype), self.down), self.up)
+        return product + added.to(product.dtype) * 2.0
 
     def weight(self, dtype: torch.dtype) -> torch.Tensor:
         """Restore the weight by table look-ups."""
@@ -103,11 +103,11 @@ class _Product(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        given: torch.Tensor,
+        inputs: torch.Tensor,
         layer: _Layer,
     ) -> torch.Tensor:
         ctx.layer = layer
-        return functional.linear(given, layer.weight(given.dtype))
+        return functional.linear(inputs, layer.weight(inputs.dtype))
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor | None, None]:

@@ -49,39 +49,39 @@ Task = tuple[str, Path, Mapping[str, Any]]
 
 
 def main() -> int:
-    asked = _arguments()
+    options = _arguments()
     choice = json.loads(ROWS.read_text())
-    rows = row_sets.chosen(choice["rows"], asked.set)
-    chosen = [row for row in rows if not asked.ids or row["id"] in asked.ids]
+    rows = row_sets.chosen(choice["rows"], options.set)
+    chosen = [row for row in rows if not options.ids or row["id"] in options.ids]
     began = time.monotonic()
     cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
     verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
-    traces = follow_all(
-        [*cases, *(one for several in verdict_cases for one in several.cases)],
-        asked.environments,
-        asked.keep,
-    )
+    followed = list(cases)
+    for verdict_case in verdict_cases:
+        followed.extend(verdict_case.cases)
+    traces = follow_all(followed, options.environments, options.keep)
     ended = [case for case in cases if "outcome" in case.row["measured"]]
     measured = [case for case in cases if case not in ended]
-    compared = [
-        calculators.beside(
-            case, predicted.compare(case, traces.get(case.key), _beside(choice, case))
+    compared = []
+    for case in measured:
+        compared.append(
+            calculators.with_estimates(
+                case, predicted.compare(case, traces.get(case.key), _beside(choice, case))
+            )
         )
-        for case in measured
-    ]
     decided = [verdicts.decide(case, traces) for case in verdict_cases]
     decided += [predicted.decide(case, traces.get(case.key)) for case in ended]
-    kept = sum(answer.get("kept", False) for answer in traces.values())
+    reused = sum(answer.get("kept", False) for answer in traces.values())
     facts = {
         **machine.facts(report.versions(traces.values())),
         "seconds": round(time.monotonic() - began),
         "traces": len(traces),
-        "kept": kept,
+        "kept": reused,
     }
     document = report.document(compared, decided, facts)
     print(report.readable(document))
-    if not asked.ids:
-        row_sets.write(document, report.readable(document), asked.out, "foresight", asked.set)
+    if not options.ids:
+        row_sets.write(document, report.readable(document), options.out, "foresight", options.set)
     return 0 if document["bars_met"] else 1
 
 
@@ -121,29 +121,27 @@ def follow_all(
 ) -> dict[str, Mapping[str, Any]]:
     """Trace every specification once, in the environment of its rows. A missing environment is
     reported, not replaced."""
-    wanted: dict[str, dict[str, Any]] = {}
+    specification_by_key: dict[str, dict[str, Any]] = {}
     answers: dict[str, Mapping[str, Any]] = {}
     for case in cases:
-        found = _answer(keep, case.key) if keep else None
-        if found is not None and "trace" in found:
-            answers[case.key] = {**found, "kept": True}
+        stored = _answer(keep, case.key) if keep else None
+        if stored is not None and "trace" in stored:
+            answers[case.key] = {**stored, "kept": True}
         else:
-            wanted.setdefault(case.row["environment"], {})[case.key] = case.specification
+            specification_by_key.setdefault(case.row["environment"], {})[case.key] = (
+                case.specification
+            )
     with tempfile.TemporaryDirectory() as folder:
         answered = keep or Path(folder)
         answered.mkdir(parents=True, exist_ok=True)
         jobs: list[Task] = []
-        for name, own in wanted.items():
+        for name, environment_specifications in specification_by_key.items():
             overlay = environments / f"foresight-{BESIDE if name == CURRENT else name}"
             if name != CURRENT and not overlay.is_dir():
-                answers.update(
-                    {
-                        key: {"error": f"no environment {overlay}: make {overlay.name}"}
-                        for key in own
-                    }
-                )
+                for key in environment_specifications:
+                    answers[key] = {"error": f"no environment {overlay}: make {overlay.name}"}
                 continue
-            jobs += _split(name, overlay, own)
+            jobs += _split(name, overlay, environment_specifications)
         _run(jobs, Path(folder), answered)
         for _, _, specifications in jobs:
             for key in specifications:
@@ -154,8 +152,8 @@ def follow_all(
 
 
 def _answer(folder: Path, key: str) -> dict[str, Any] | None:
-    found = folder / f"{key}.json"
-    return json.loads(found.read_text()) if found.is_file() else None
+    path = folder / f"{key}.json"
+    return json.loads(path.read_text()) if path.is_file() else None
 
 
 def _split(
@@ -166,7 +164,7 @@ def _split(
     """Return one task per available core."""
     keys = list(specifications)
     parts = [{key: specifications[key] for key in keys[part::PARALLEL]} for part in range(PARALLEL)]
-    return [(name, overlay, own) for own in parts if own]
+    return [(name, overlay, specifications) for specifications in parts if specifications]
 
 
 def _run(
@@ -181,7 +179,7 @@ def _run(
         while waiting and len(running) < PARALLEL:
             number, task = waiting.pop(0)
             running.append(
-                _start(*task, asked=folder / f"specifications-{number}.json", answered=answered)
+                _start(*task, request=folder / f"specifications-{number}.json", answered=answered)
             )
         running = [(process, until) for process, until in running if process.poll() is None]
         for process, until in running:
@@ -195,10 +193,10 @@ def _start(
     overlay: Path,
     specifications: Mapping[str, Any],
     *,
-    asked: Path,
+    request: Path,
     answered: Path,
 ) -> tuple[subprocess.Popen[bytes], float]:
-    asked.write_text(json.dumps(specifications))
+    request.write_text(json.dumps(specifications))
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -213,7 +211,7 @@ def _start(
         "-W",
         "ignore",
         str(HERE / "foresight_tracer.py"),
-        str(asked),
+        str(request),
         str(answered),
     ]
     process = subprocess.Popen(

@@ -42,17 +42,17 @@ def _accelerate(case: Case) -> int:
 
 def _closed(case: Case) -> int:
     row, model = case.row, _model(case.row["model"])
-    linear = [
-        (name, module)
-        for name, module in model.named_modules()
-        if "Linear" in type(module).__name__
-    ]
+    linear = []
+    for name, module in model.named_modules():
+        if "Linear" in type(module).__name__:
+            linear.append((name, module))
     total = sum(parameter.numel() for parameter in model.parameters())
     trained, width = total, float(LOW)
     if row["tuning"] != "full":
-        chosen = [
-            module for name, module in linear if name.rpartition(".")[2] in row["target_modules"]
-        ]
+        chosen = []
+        for name, module in linear:
+            if name.rpartition(".")[2] in row["target_modules"]:
+                chosen.append(module)
         trained = sum(
             ADAPTER["r"] * (module.in_features + module.out_features) for module in chosen
         )
@@ -85,11 +85,10 @@ def _model(name: str) -> Any:
         )
 
 
-def beside(case: Case, line: Mapping[str, Any]) -> dict[str, Any]:
+def with_estimates(case: Case, line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of the table with the calculators' estimates of torch's peak."""
     measured = case.row["measured"]["torch_max_allocated_bytes"]
-    found = {
-        name: {"predicted": value, "error": round(value / measured - 1, 6)}
-        for name, value in estimates(case).items()
-    }
-    return {**line, "calculators": found}
+    compared = {}
+    for name, value in estimates(case).items():
+        compared[name] = {"predicted": value, "error": round(value / measured - 1, 6)}
+    return {**line, "calculators": compared}

@@ -120,12 +120,12 @@ class Case:
         """Key of the trace: rows that a trace can't distinguish share one. The environment's
         versions are part of it.
         """
-        asked = json.dumps([self.row["environment"], self.specification], sort_keys=True)
-        return hashlib.sha256(asked.encode()).hexdigest()[:16]
+        text = json.dumps([self.row["environment"], self.specification], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     @property
     def sharding(self) -> Mapping[str, Any] | None:
-        ranks, wanted = int(self.row["gpus"]), self.row["framework_config"]
+        ranks, configuration = int(self.row["gpus"]), self.row["framework_config"]
         if ranks == 1:
             return None
         options: dict[str, Any] = dict(FSDP)
@@ -135,7 +135,7 @@ class Case:
             options["begins_on_meta"] = (
                 True  # transformers' _load_state_dict_into_meta_model, and the GPTQ loader's own
             )
-        if "foak" in wanted and "peft" in wanted:
+        if "foak" in configuration and "peft" in configuration:
             options["ignores_trainable"] = True  # lora_adapters_switch_ddp_from_fsdp
         return {"kind": "fsdp1", "ranks": ranks, "options": options}
 
@@ -152,9 +152,9 @@ class Case:
     @property
     def label(self) -> str:
         """The class that it is summed up in."""
-        where = "one GPU" if self.row["gpus"] == 1 else "FSDP"
+        hardware = "one GPU" if self.row["gpus"] == 1 else "FSDP"
         fused = "fused kernels" if "foak" in self.row["framework_config"] else "plain"
-        return f"{self.row['tuning']}, {where}, {fused}"
+        return f"{self.row['tuning']}, {hardware}, {fused}"
 
 
 def fms(row: Mapping[str, Any]) -> Case:
@@ -164,16 +164,22 @@ def fms(row: Mapping[str, Any]) -> Case:
     config = dict(MODELS[row["model"]])
     kind = str(config["model_type"])
     config["vocab_size"] = int(str(config["vocab_size"])) + ADDED_TOKENS.get(kind, 0)
-    wanted = row["framework_config"]
-    quantised = "bitsandbytes" if "bnb" in wanted else "auto_gptq" if "gptq" in wanted else None
+    configuration = row["framework_config"]
+    quantised = (
+        "bitsandbytes"
+        if "bnb" in configuration
+        else "auto_gptq"
+        if "gptq" in configuration
+        else None
+    )
     adapter = (
         {**ADAPTER, "target_modules": list(row["target_modules"])}
         if row["target_modules"]
         else None
     )
     fused = (
-        {**KERNELS, "fast_loss": "fused_ce_liger" if "liger" in wanted else True}
-        if "foak" in wanted
+        {**KERNELS, "fast_loss": "fused_ce_liger" if "liger" in configuration else True}
+        if "foak" in configuration
         else None
     )
     specification: dict[str, Any] = {
@@ -221,7 +227,7 @@ def fms(row: Mapping[str, Any]) -> Case:
             "group_size": GROUP_SIZES.get(row["model"], GROUP_SIZE),
             "bf16": row["bf16"],
             # TRL leaves a model alone that is quantised and sharded.
-            "prepared_by_trainer": wanted == "baseline-peft-bnb" and row["gpus"] == 1,
+            "prepared_by_trainer": configuration == "baseline-peft-bnb" and row["gpus"] == 1,
             "sharded": row["gpus"] > 1,
         }
     return Case(row=row, specification=specification)

@@ -30,14 +30,14 @@ CHECKPOINTING = {"use_reentrant": True}
 
 def augment(model: Any, spec: Any) -> Any:
     """Quantised layers, preparation, adapters and fused kernels, in the framework's order."""
-    wanted = spec["settings"]["fms"]
+    settings = spec["settings"]["fms"]
     stand_in_for_a_gpu()
-    if wanted["quantised"] == "auto_gptq":
-        model = with_gptq(model, wanted)
-    elif wanted["quantised"] == "bitsandbytes":
-        model = with_bitsandbytes(model, wanted)
-    if wanted["kernels"]:
-        model = with_kernels(model, wanted)
+    if settings["quantised"] == "auto_gptq":
+        model = with_gptq(model, settings)
+    elif settings["quantised"] == "bitsandbytes":
+        model = with_bitsandbytes(model, settings)
+    if settings["kernels"]:
+        model = with_kernels(model, settings)
     return model
 
 
@@ -137,19 +137,19 @@ def _without_a_gpu(module: Any) -> None:
 # The plugins.
 
 
-def with_kernels(model: Any, wanted: Any) -> Any:
+def with_kernels(model: Any, fms_settings: Any) -> Any:
     """FastKernelsAccelerationPlugin, and the patching that the framework does when all is ready."""
     from fms_acceleration.model_patcher import ModelPatcher
     from fms_acceleration_foak.framework_plugin_fast_kernels import FastKernelsAccelerationPlugin
 
     settings = {
-        "base_layer": wanted["quantised"] or "auto_gptq",
-        "fused_lora": bool(wanted["quantised"]),
-        **wanted["kernels"],
+        "base_layer": fms_settings["quantised"] or "auto_gptq",
+        "fused_lora": bool(fms_settings["quantised"]),
+        **fms_settings["kernels"],
     }
     plugin = FastKernelsAccelerationPlugin({"training": {"fused_ops_and_kernels": settings}})
-    if wanted["quantised"]:
-        model.quantization_method = wanted["quantised"]
+    if fms_settings["quantised"]:
+        model.quantization_method = fms_settings["quantised"]
     ModelPatcher.rules.clear()  # a mixture is traced twice, and a rule may be registered once
     plugin.augmentation(model, SimpleNamespace(bf16=True, fp16=False), modifiable_args=(None,))
     for name, module in list(sys.modules.items()):
@@ -159,7 +159,7 @@ def with_kernels(model: Any, wanted: Any) -> Any:
     return model
 
 
-def with_gptq(model: Any, wanted: Any) -> Any:
+def with_gptq(model: Any, fms_settings: Any) -> Any:
     """Its own copy of AutoGPTQ's Triton layer in all decoder layers, PEFT's preparation, its own
     adapters.
     """
@@ -171,17 +171,17 @@ def with_gptq(model: Any, wanted: Any) -> Any:
         for name, module in list(layer.named_modules()):
             if isinstance(module, torch.nn.Linear) and not name.endswith(ROUTER):
                 with torch.device("meta"):
-                    made = QuantLinear(
+                    packed = QuantLinear(
                         4,
-                        wanted["group_size"],
+                        fms_settings["group_size"],
                         module.in_features,
                         module.out_features,
                         module.bias is not None,
                     )
-                if wanted["sharded"]:
-                    _packed_as_parameters(made)
+                if fms_settings["sharded"]:
+                    _packed_as_parameters(packed)
                 parent, _, last = name.rpartition(".")
-                setattr(layer.get_submodule(parent), last, made)
+                setattr(layer.get_submodule(parent), last, packed)
     model.is_loaded_in_4bit, model.quantization_method = True, "gptq"
     model = prepare_model_for_kbit_training(
         model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING
@@ -189,7 +189,7 @@ def with_gptq(model: Any, wanted: Any) -> Any:
     with _adapters_on_meta():
         return get_gptq_peft_model(
             SimpleNamespace(model=model, lm_head="lm_head"),
-            peft_config=LoraConfig(**wanted["adapter"]),
+            peft_config=LoraConfig(**fms_settings["adapter"]),
             auto_find_all_linears=False,
             train_mode=True,
         )
@@ -211,7 +211,7 @@ def _adapters_on_meta() -> Any:
     return fake_models.adapters_on_meta()
 
 
-def with_bitsandbytes(model: Any, wanted: Any) -> Any:
+def with_bitsandbytes(model: Any, fms_settings: Any) -> Any:
     """NF4 layers, then its own preparation, or TRL's where the plugin leaves it to the trainer."""
     from fms_acceleration_peft.framework_plugin_bnb import _prepare_model_for_kbit_training
     from peft import LoraConfig, get_peft_model, prepare_model_for_kbit_training
@@ -221,15 +221,15 @@ def with_bitsandbytes(model: Any, wanted: Any) -> Any:
             module.quant_state = _QuantState(module)
     prepare = (
         prepare_model_for_kbit_training
-        if wanted["prepared_by_trainer"]
+        if fms_settings["prepared_by_trainer"]
         else _prepare_model_for_kbit_training
     )
     model = prepare(
         model, use_gradient_checkpointing=True, gradient_checkpointing_kwargs=CHECKPOINTING
     )
     with _adapters_on_meta():
-        model = get_peft_model(model, LoraConfig(**wanted["adapter"]))
-    if wanted["prepared_by_trainer"] and wanted["bf16"]:
+        model = get_peft_model(model, LoraConfig(**fms_settings["adapter"]))
+    if fms_settings["prepared_by_trainer"] and fms_settings["bf16"]:
         _norms_and_head_in_bf16(model)
     return model
 

@@ -42,13 +42,13 @@ def compare(
     if answer is None or "error" in answer:
         return {**line, "error": (answer or {}).get("error", "not followed")}
     try:
-        found = predictions(case, msgspec.convert(answer["trace"], Trace))
+        ranks = predictions(case, msgspec.convert(answer["trace"], Trace))
     except (ValueError, NotImplementedError) as error:
         return {**line, "error": f"{type(error).__name__}: {error}"}
     return {
         **line,
         "trace_seconds": answer["trace"]["seconds"],
-        **_kinds(case, found, beside_mib * MIB),
+        **_kinds(case, ranks, beside_mib * MIB),
     }
 
 
@@ -63,11 +63,11 @@ def decide(case: Case, answer: Mapping[str, Any] | None) -> dict[str, Any]:
             "verdict": None,
             "depends_on": [(answer or {}).get("error", "not followed")],
         }
-    peaks = [
-        one.peak_memory_bytes for one in predictions(case, msgspec.convert(answer["trace"], Trace))
-    ]
+    peaks = []
+    for prediction in predictions(case, msgspec.convert(answer["trace"], Trace)):
+        peaks.append(prediction.peak_memory_bytes)
     room = gpu_named(case.row["gpu"]).memory_mib * MIB
-    low, high = max(one.low for one in peaks), max(one.high for one in peaks)
+    low, high = max(peak.low for peak in peaks), max(peak.high for peak in peaks)
     verdict = None if low <= room < high else high <= room
     figures = f"{low / GIB:.1f} to {high / GIB:.1f} GiB of {room / GIB:.0f}"
     return {**line, "verdict": verdict, "depends_on": [f"{_label(case)}: {figures}"]}
@@ -88,8 +88,8 @@ def predictions(case: Case, trace: Trace) -> list[Prediction]:
 
 def _kinds(
     case: Case,
-    found: list[Prediction],
-    beside: float,
+    ranks: list[Prediction],
+    process_bytes: float,
 ) -> dict[str, Any]:
     """Return the kinds of peaks. The benchmark read torch on the first rank and averaged nvidia-smi
     over all GPUs.
@@ -97,22 +97,24 @@ def _kinds(
     `beside`: known bytes of a process on this machine in addition to those of the same kind of
     machine elsewhere.
     """
-    measured, allocated = case.row["measured"], found[0].torch_peak_allocated_bytes
-    others = catalog.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
-    each = [one.peak_memory_bytes + others for one in found]
+    measured, allocated = case.row["measured"], ranks[0].torch_peak_allocated_bytes
+    other_contexts = catalog.context(gpu_named(case.row["gpu"])).scaled(case.contexts - 1)
+    peaks = [prediction.peak_memory_bytes + other_contexts for prediction in ranks]
     low, value, high = (
-        fmean(getattr(one, end) for one in each) for end in ("low", "value", "high")
+        fmean(getattr(peak, end) for peak in peaks) for end in ("low", "value", "high")
     )
-    more = beside * case.contexts
+    process_total = process_bytes * case.contexts
     shown = measured["nvidia_smi_mib"] * MIB
     return {
         "torch_max_allocated": _beside(
             allocated.value, measured["torch_max_allocated_bytes"], allocated.low, allocated.high
         ),
-        "nvidia_smi_used": _beside(value + more, shown, low + more, high + more),
+        "nvidia_smi_used": _beside(
+            value + process_total, shown, low + process_total, high + process_total
+        ),
         "nvidia_smi_used_elsewhere": _beside(value, shown, low, high),
         "torch_max_reserved_predicted": round(
-            fmean(one.torch_peak_reserved_bytes.value for one in found)
+            fmean(prediction.torch_peak_reserved_bytes.value for prediction in ranks)
         ),
     }
 

@@ -6,6 +6,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
+
 GIB = 1 << 30
 KINDS = ("torch_max_allocated", "nvidia_smi_used")
 BARS = {
@@ -33,7 +35,7 @@ def document(
         "nvidia_smi_used_where_nothing_is_known_of_the_machine": elsewhere,
         "calculators": _calculators(rows),
         "classes": {
-            name: _summary([row for row in rows if row["class"] == name])
+            name: _summary(_where(rows, "class", name))
             for name in sorted({row["class"] for row in rows})
         },
         "verdicts": verdicts,
@@ -49,11 +51,13 @@ def _reason(line: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> dict[
         return {}
     if abs(line["torch_max_allocated"]["error"]) > LOOKED_INTO:
         return {"reason": "unexplained: torch's own peak is off"}
-    fuller = [
-        other
-        for other in rows
-        if _is_smaller(other, line) and other["nvidia_smi_used"]["measured"] > shown["measured"]
-    ]
+    fuller = []
+    for smaller in rows:
+        if (
+            _is_smaller(smaller, line)
+            and smaller["nvidia_smi_used"]["measured"] > shown["measured"]
+        ):
+            fuller.append(smaller)
     return {"reason": _given_back(line, fuller[-1]) if fuller else UNEXPLAINED}
 
 
@@ -64,32 +68,36 @@ UNEXPLAINED = (
 ALIKE = ("environment", "model", "gpus", "tuning", "framework_config")
 
 
-def _is_smaller(other: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
+def _is_smaller(candidate: Mapping[str, Any], line: Mapping[str, Any]) -> bool:
     """The same run with a smaller micro-batch."""
-    same = "nvidia_smi_used" in other and all(other[fact] == line[fact] for fact in ALIKE)
-    return same and bool(other["micro_batch"] < line["micro_batch"])
+    same = "nvidia_smi_used" in candidate and all(candidate[fact] == line[fact] for fact in ALIKE)
+    return same and bool(candidate["micro_batch"] < line["micro_batch"])
 
 
-def _given_back(line: Mapping[str, Any], other: Mapping[str, Any]) -> str:
+def _given_back(line: Mapping[str, Any], smaller_row: Mapping[str, Any]) -> str:
     shown, smaller = (
         line["nvidia_smi_used"]["measured"] / GIB,
-        other["nvidia_smi_used"]["measured"] / GIB,
+        smaller_row["nvidia_smi_used"]["measured"] / GIB,
     )
     return (
         f"nvidia-smi showed {smaller - shown:.2f} GiB less than at a micro-batch of"
-        f" {other['micro_batch']} ({other['id']}: {smaller:.2f}): torch ran out of room here and"
-        f" gave its cache back. The replay needs {line['torch_max_reserved_predicted'] / GIB:.2f}"
+        f" {smaller_row['micro_batch']} ({smaller_row['id']}: {smaller:.2f}): torch ran out of room"
+        " here and gave its cache back. The replay needs"
+        f" {line['torch_max_reserved_predicted'] / GIB:.2f}"
         " of the card, which just goes in, so that it keeps all"
     )
 
 
 def versions(answers: Iterable[Mapping[str, Any]]) -> dict[str, str]:
     """Return the versions of all environments that responded."""
-    found: dict[str, set[str]] = {}
+    versions_by_name: dict[str, set[str]] = {}
     for answer in answers:
         for name, version in (answer.get("trace") or {}).get("versions", {}).items():
-            found.setdefault(name, set()).add(version)
-    return {name: ", ".join(sorted(several)) for name, several in sorted(found.items())}
+            versions_by_name.setdefault(name, set()).add(version)
+    joined = {}
+    for name, installed in sorted(versions_by_name.items()):
+        joined[name] = ", ".join(sorted(installed))
+    return joined
 
 
 def _errors(kind: str, rows: Iterable[Mapping[str, Any]]) -> list[float]:
@@ -119,46 +127,61 @@ def _bar(
     }
 
 
+def _share_within_a_tenth(errors: Sequence[float]) -> float:
+    return sum(error <= 0.1 for error in errors) / len(errors)
+
+
 def _calculators(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return how far public calculators are from torch's peak, on the same rows."""
-    found: dict[str, Any] = {}
+    summaries: dict[str, Any] = {}
     for name in dict.fromkeys(name for row in rows for name in row.get("calculators", {})):
         errors = sorted(abs(row["calculators"][name]["error"]) for row in rows)
-        found[name] = {
+        summaries[name] = {
             "median": round(statistics.median(errors), 6),
-            "within 10%": round(sum(error <= 0.1 for error in errors) / len(errors), 4),
+            "within 10%": round(_share_within_a_tenth(errors), 4),
             "worst": errors[-1],
         }
-    return found
+    return summaries
 
 
 def _summary(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {"rows": len(rows)}
+    figures: dict[str, Any] = {"rows": len(rows)}
     for kind in KINDS:
         errors = sorted(_errors(kind, rows))
         if errors:
             at = min(len(errors) - 1, round(0.95 * (len(errors) - 1)))
-            found[kind] = {
+            figures[kind] = {
                 "median": round(statistics.median(errors), 6),
                 "95%": round(errors[at], 6),
                 "worst": round(errors[-1], 6),
             }
-    return found
+    return figures
 
 
 def _verdicts(decided: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    ooms = [one for one in decided if one["outcome"] == "oom"]
-    fits = [one for one in decided if one["outcome"] == "fit"]
-    wrong = [one["id"] for one in ooms if one["verdict"] is True]
-    refused = [one["id"] for one in fits if one["verdict"] is False]
+    ooms, fits = _where(decided, "outcome", "oom"), _where(decided, "outcome", "fit")
+    wrong = _ids(_where(ooms, "verdict", True))
+    refused = _ids(_where(fits, "verdict", False))
     return {
         "out_of_memory": len(ooms),
         "called_a_fit": wrong,
         "fits": len(fits),
         "refused": refused,
-        "open": sum(one["verdict"] is None for one in decided),
+        "open": len(_where(decided, "verdict", None)),
         "met": not wrong and len(refused) <= 0.05 * len(fits),
     }
+
+
+def _where(
+    rows: Sequence[Mapping[str, Any]],
+    name: str,
+    value: object,
+) -> list[Mapping[str, Any]]:
+    return [row for row in rows if row[name] == value]
+
+
+def _ids(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    return [row["id"] for row in rows]
 
 
 def readable(document: Mapping[str, Any]) -> str:
@@ -171,36 +194,34 @@ def readable(document: Mapping[str, Any]) -> str:
             f" {ran['seconds']} s, no GPU; commit {ran['commit']}. {ran['traces']} steps were"
             f" followed, {ran['kept']} of them in a run before (--keep)."
         ),
-        "Versions followed: "
-        + "; ".join(f"{name} {version}" for name, version in ran["versions"].items())
-        + ".",
+        "Versions followed: " + versions_text(ran["versions"], "; ") + ".",
         "",
         "| bar | asked | found | |",
         "|---|---|---|---|",
     ]
     for kind, bar in document["bars"].items():
-        asked = f"median <= {bar['median']:.1%}, {bar['share']:.0%} within {bar['within']:.0%}"
-        found = (
+        bound = f"median <= {bar['median']:.1%}, {bar['share']:.0%} within {bar['within']:.0%}"
+        reached = (
             f"{bar.get('median_found', float('nan')):.3%}, {bar.get('share_found', 0):.1%} of"
             f" {bar['rows']}"
         )
-        lines.append(f"| {kind} | {asked} | {found} | {'met' if bar['met'] else 'NOT MET'} |")
-    other = document["nvidia_smi_used_where_nothing_is_known_of_the_machine"]
-    found = (
-        f"{other.get('median_found', float('nan')):.3%}, {other.get('share_found', 0):.1%} of"
-        f" {other['rows']}"
+        lines.append(f"| {kind} | {bound} | {reached} | {'met' if bar['met'] else 'NOT MET'} |")
+    unknown = document["nvidia_smi_used_where_nothing_is_known_of_the_machine"]
+    reached = (
+        f"{unknown.get('median_found', float('nan')):.3%}, {unknown.get('share_found', 0):.1%} of"
+        f" {unknown['rows']}"
     )
     lines.append(
-        f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {found} | |"
+        f"| nvidia_smi_used, were nothing known of the rows' machines | (no bar) | {reached} | |"
     )
-    said = document["verdicts"]
-    found = (
-        f"{len(said['called_a_fit'])} of {said['out_of_memory']}; {len(said['refused'])} of"
-        f" {said['fits']}; {said['open']} open"
+    verdicts = document["verdicts"]
+    reached = (
+        f"{len(verdicts['called_a_fit'])} of {verdicts['out_of_memory']};"
+        f" {len(verdicts['refused'])} of {verdicts['fits']}; {verdicts['open']} open"
     )
-    met = "met" if said["met"] else "NOT MET"
+    met = "met" if verdicts["met"] else "NOT MET"
     lines.append(
-        f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {found} |"
+        f"| verdicts of public runs | no OOM called a fit; at most 5% of fits refused | {reached} |"
         f" {met} |"
     )
     parts = [
@@ -210,17 +231,17 @@ def readable(document: Mapping[str, Any]) -> str:
         _rows(document),
         _decisions(document),
     ]
-    return "\n\n".join("\n".join(part) for part in parts if part) + "\n"
+    return "\n\n".join(map("\n".join, filter(None, parts))) + "\n"
 
 
 def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
     if not document["calculators"]:
         return []
-    own = sorted(_errors("torch_max_allocated", document["rows"]))
-    ours = {
-        "median": statistics.median(own),
-        "within 10%": sum(one <= 0.1 for one in own) / len(own),
-        "worst": own[-1],
+    errors = sorted(_errors("torch_max_allocated", document["rows"]))
+    autotune = {
+        "median": statistics.median(errors),
+        "within 10%": _share_within_a_tenth(errors),
+        "worst": errors[-1],
     }
     lines = [
         (
@@ -236,9 +257,10 @@ def _beside_calculators(document: Mapping[str, Any]) -> list[str]:
         "| | median error | within 10% | worst |",
         "|---|---|---|---|",
     ]
-    for name, one in {"autotune": ours, **document["calculators"]}.items():
+    for name, figures in {"autotune": autotune, **document["calculators"]}.items():
         lines.append(
-            f"| {name} | {one['median']:.3%} | {one['within 10%']:.1%} | {one['worst']:.1%} |"
+            f"| {name} | {figures['median']:.3%} | {figures['within 10%']:.1%} |"
+            f" {figures['worst']:.1%} |"
         )
     return lines
 
@@ -248,18 +270,16 @@ def _classes(document: Mapping[str, Any]) -> list[str]:
         "| class | rows | torch allocated: median, 95%, worst | nvidia-smi: median, 95%, worst |",
         "|---|---|---|---|",
     ]
-    for name, found in document["classes"].items():
-        figures = [_three(found.get(kind)) for kind in KINDS]
-        lines.append(f"| {name} | {found['rows']} | {figures[0]} | {figures[1]} |")
+    for name, summary in document["classes"].items():
+        figures = [_three(summary.get(kind)) for kind in KINDS]
+        lines.append(f"| {name} | {summary['rows']} | {figures[0]} | {figures[1]} |")
     return lines
 
 
-def _three(found: Mapping[str, float] | None) -> str:
-    return (
-        ""
-        if found is None
-        else ", ".join(f"{found[name]:.2%}" for name in ("median", "95%", "worst"))
-    )
+def _three(summary: Mapping[str, float] | None) -> str:
+    if summary is None:
+        return ""
+    return f"{summary['median']:.2%}, {summary['95%']:.2%}, {summary['worst']:.2%}"
 
 
 def _rows(document: Mapping[str, Any]) -> list[str]:
@@ -280,7 +300,7 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
             *map(_estimate, row["calculators"].values()),
             _figure(row.get(KINDS[1])),
         ]
-        said = row.get("error") or row.get("reason", "")
+        remark = row.get("error") or row.get("reason", "")
         cells = [
             f"[{row['id']}]({row['url']})",
             name,
@@ -288,37 +308,37 @@ def _rows(document: Mapping[str, Any]) -> list[str]:
             setting,
             row["micro_batch"],
             *figures,
-            said,
+            remark,
         ]
-        lines.append("| " + " | ".join(str(cell) for cell in cells) + " |")
+        lines.append("| " + " | ".join(map(str, cells)) + " |")
     return lines
 
 
-def _figure(found: Mapping[str, float] | None) -> str:
-    if found is None:
+def _figure(comparison: Mapping[str, float] | None) -> str:
+    if comparison is None:
         return ""
-    return f"{found['predicted'] / GIB:.2f}, {found['measured'] / GIB:.2f}, {found['error']:+.2%}"
+    predicted, measured = comparison["predicted"] / GIB, comparison["measured"] / GIB
+    return f"{predicted:.2f}, {measured:.2f}, {comparison['error']:+.2%}"
 
 
-def _estimate(found: Mapping[str, float]) -> str:
-    return f"{found['predicted'] / GIB:.2f}, {found['error']:+.0%}"
+def _estimate(comparison: Mapping[str, float]) -> str:
+    return f"{comparison['predicted'] / GIB:.2f}, {comparison['error']:+.0%}"
 
 
 def _decisions(document: Mapping[str, Any]) -> list[str]:
     lines = ["| row | was | predicted | on |", "|---|---|---|---|"]
-    for one in document["decided"]:
-        verdict = {True: "fit", False: "does not fit", None: "depends"}[one["verdict"]]
-        reasons = [*one.get("depends_on", ()), *_at_lengths(one)]
-        lines.append(f"| {one['id']} | {one['outcome']} | {verdict} | {'; '.join(reasons)} |")
+    for row in document["decided"]:
+        verdict = {True: "fit", False: "does not fit", None: "depends"}[row["verdict"]]
+        reasons = [*row.get("depends_on", ()), *_at_lengths(row)]
+        lines.append(f"| {row['id']} | {row['outcome']} | {verdict} | {'; '.join(reasons)} |")
     return lines
 
 
-def _at_lengths(one: Mapping[str, Any]) -> list[str]:
+def _at_lengths(row: Mapping[str, Any]) -> list[str]:
     """Return the verdict of a verl row at GSM8K's lengths, which are no fact of the row."""
-    found = one.get("at_gsm8k_lengths")
-    if found is None:
+    interval = row.get("at_gsm8k_lengths")
+    if interval is None:
         return []
-    verdict = {True: "fits", False: "does not fit", None: "undecided"}[found["verdict"]]
-    return [
-        f"at GSM8K's lengths {verdict}, {found['low'] / GIB:.0f} to {found['high'] / GIB:.0f} GiB"
-    ]
+    verdict = {True: "fits", False: "does not fit", None: "undecided"}[interval["verdict"]]
+    low, high = interval["low"] / GIB, interval["high"] / GIB
+    return [f"at GSM8K's lengths {verdict}, {low:.0f} to {high:.0f} GiB"]

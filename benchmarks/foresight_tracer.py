@@ -55,14 +55,14 @@ def follow(
         if specification["method"] != "generic":
             adapter = importlib.import_module("autotune.worker.trl.step_trace")
             adapter.warm({"model": specification["model"]})
-        found = {"trace": adapter.trace(specification)}
+        outcome = {"trace": adapter.trace(specification)}
     except BaseException as error:
-        said = traceback.format_exc(limit=-6) if os.environ.get("FORESIGHT_DEBUG") else ""
-        found = {"error": f"{type(error).__name__}: {str(error)[:600]}{said}"}
+        details = traceback.format_exc(limit=-6) if os.environ.get("FORESIGHT_DEBUG") else ""
+        outcome = {"error": f"{type(error).__name__}: {str(error)[:600]}{details}"}
     begun = answer.with_suffix(
         ".part"
     )  # a file that is there is whole, whenever somebody ends this
-    begun.write_text(json.dumps(found))
+    begun.write_text(json.dumps(outcome))
     begun.rename(answer)
     os._exit(0)
 

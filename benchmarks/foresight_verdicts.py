@@ -119,7 +119,7 @@ def express(row: Mapping[str, Any]) -> VerdictCase:
         return VerdictCase(row=row, reading=None)
     try:
         reading = _read(row)
-        known(reading.model)
+        known_model_config(reading.model)
     except LookupError as missing:
         return VerdictCase(
             row=row,
@@ -211,7 +211,7 @@ def _openrlhf(row: Mapping[str, Any]) -> Reading:
     )
 
 
-def known(name: str) -> Mapping[str, Any]:
+def known_model_config(name: str) -> Mapping[str, Any]:
     for model in catalog.models():
         if name in model.ids:
             return model.config
@@ -250,7 +250,7 @@ def _specification(
     reading: Reading,
     facts: Mapping[str, Any],
 ) -> dict[str, Any]:
-    config = dict(known(reading.model))
+    config = dict(known_model_config(reading.model))
     quantised = "qlora" in row["tuning"]
     dtype = "float16" if row["config"].get("dtype") == "float16" else "bfloat16"
     adapter = None
@@ -262,7 +262,7 @@ def _specification(
             "lora_target_modules": targets if isinstance(targets, str) else list(targets),
         }
     zero = reading.sharded_by.startswith("zero")
-    stated, several = row["config"], max(2, reading.micro_batch)
+    stated, completions = row["config"], max(2, reading.micro_batch)
     special: dict[str, Any] = {
         "gradient_checkpointing_kwargs": {"use_reentrant": False},
         "loss": "logprobs",
@@ -271,8 +271,8 @@ def _specification(
         reading.trl
     ):  # one generation batch of one group: what is in it does not move the step's memory
         special = {
-            "gradient_accumulation_steps": several // reading.micro_batch,
-            "num_generations": several,
+            "gradient_accumulation_steps": completions // reading.micro_batch,
+            "num_generations": completions,
             "beta": facts["beta"],
             "use_liger_kernel": bool(stated.get("use_liger_kernel")),
             "max_completion_length": reading.completion,
@@ -316,18 +316,16 @@ def _gpu(row: Mapping[str, Any]) -> catalog.Gpu:
         return dataclasses.replace(
             next(gpu for gpu in catalog.gpus() if gpu.name == "A6000"), name="A40", memory_mib=46068
         )
-    wanted = GPUS[row["gpu"]] if row["gpu"] or row["gpu_gb"] != 96 else "H20"
-    found = [
-        gpu
-        for gpu in catalog.gpus()
-        if gpu.name.replace("-", "").startswith(wanted.replace("-", ""))
-    ]
-    sized = [
-        gpu
-        for gpu in found
-        if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]
-    ]
-    return (sized or found)[0]
+    name = GPUS[row["gpu"]] if row["gpu"] or row["gpu_gb"] != 96 else "H20"
+    gpus = []
+    for gpu in catalog.gpus():
+        if gpu.name.replace("-", "").startswith(name.replace("-", "")):
+            gpus.append(gpu)
+    sized = []
+    for gpu in gpus:
+        if not row["gpu_gb"] or abs(gpu.memory_mib / 1024 - row["gpu_gb"]) < 0.15 * row["gpu_gb"]:
+            sized.append(gpu)
+    return (sized or gpus)[0]
 
 
 def _capability(row: Mapping[str, Any]) -> list[int]:
@@ -348,20 +346,22 @@ def decide(case: VerdictCase, answers: Mapping[str, Any]) -> dict[str, Any]:
         return {**line, **foresight_verl.decide(row, MODELS.get(row["model"], row["model"]))}
     if case.reading is None:
         return {**line, "verdict": None, "depends_on": list(case.open)}
-    found = []
+    predictions = []
     for way in case.ways:
         answer = answers.get(way.case.key) or {"error": "not followed"}
         if "error" in answer:
             return {**line, "verdict": None, "depends_on": [answer["error"][:200]]}
         try:
-            found.append((way, _prediction(case, way, msgspec.convert(answer["trace"], Trace))))
+            predictions.append(
+                (way, _prediction(case, way, msgspec.convert(answer["trace"], Trace)))
+            )
         except (ValueError, NotImplementedError, KeyError, StopIteration) as error:
             return {
                 **line,
                 "verdict": None,
                 "depends_on": [f"{type(error).__name__}: {error}"[:200]],
             }
-    return {**line, **_elsewhere_too(case, _verdict(found))}
+    return {**line, **_elsewhere_too(case, _verdict(predictions))}
 
 
 def _elsewhere_too(case: VerdictCase, decided: dict[str, Any]) -> dict[str, Any]:
@@ -387,19 +387,26 @@ def _elsewhere_too(case: VerdictCase, decided: dict[str, Any]) -> dict[str, Any]
     return decided
 
 
-def _verdict(found: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
-    fits = {prediction.fits for _, prediction in found}
-    peaks = [prediction.peak_memory_bytes for _, prediction in found]
+def _verdict(predictions: Sequence[tuple[Way, Prediction]]) -> dict[str, Any]:
+    fits: set[bool | None] = set()
+    chosen: set[str] = set()
+    depends: set[str] = set()
+    peaks = []
+    for way, prediction in predictions:
+        fits.add(prediction.fits)
+        chosen.update(way.chosen)
+        depends.update(prediction.depends_on)
+        peaks.append(prediction.peak_memory_bytes)
     line = {
         "peak_memory_bytes": {
-            "low": round(min(one.low for one in peaks)),
-            "high": round(max(one.high for one in peaks)),
+            "low": round(min(peak.low for peak in peaks)),
+            "high": round(max(peak.high for peak in peaks)),
         }
     }
     if len(fits) == 1 and None not in fits:
         return {**line, "verdict": fits.pop(), "depends_on": []}
-    depends = {name for way, _ in found for name in way.chosen} if len(fits) > 1 else set()
-    depends |= {said for _, prediction in found for said in prediction.depends_on}
+    if len(fits) > 1:
+        depends |= chosen
     return {
         **line,
         "verdict": None,
@@ -425,7 +432,7 @@ def _prediction(
         ),
     )
     spread = max(
-        ranks, key=lambda one: (Track(one.trace).replay().reserved_bytes, one.trace.peak_bytes)
+        ranks, key=lambda rank: (Track(rank.trace).replay().reserved_bytes, rank.trace.peak_bytes)
     )
     return predict(
         PredictionInput(

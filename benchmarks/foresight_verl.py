@@ -46,17 +46,19 @@ GSM8K = {"lengths": "lognormal:288.7,460", "prompt_lengths": "lognormal:104.9,15
 def decide(row: Mapping[str, Any], model: str) -> dict[str, Any]:
     """Return verdict and interval of a row."""
     try:
-        found = predicted(row, model)
+        prediction = predicted(row, model)
     except AutotuneError as error:
         return {"verdict": None, "depends_on": [str(error)[:200]]}
-    at_lengths = found.peak_memory_bytes_at_lengths
+    at_lengths = prediction.peak_memory_bytes_at_lengths
     assert at_lengths is not None
     return {
-        "verdict": found.fits,
-        "depends_on": list(found.depends_on),
-        "peak_memory_bytes": _interval(found.peak_memory_bytes.low, found.peak_memory_bytes.high),
+        "verdict": prediction.fits,
+        "depends_on": list(prediction.depends_on),
+        "peak_memory_bytes": _interval(
+            prediction.peak_memory_bytes.low, prediction.peak_memory_bytes.high
+        ),
         "at_gsm8k_lengths": {
-            "verdict": found.fits_at_lengths,
+            "verdict": prediction.fits_at_lengths,
             **_interval(at_lengths.low, at_lengths.high),
         },
     }
@@ -70,11 +72,10 @@ def predicted(row: Mapping[str, Any], model: str) -> Prediction:
 
 def request_of(row: Mapping[str, Any], model: str) -> ParsedRequest:
     """Return the row's settings as the product reads them."""
-    settings = {
-        PLAIN.get(name, name): value
-        for name, value in row["config"].items()
-        if name not in NOT_SETTINGS
-    }
+    settings = {}
+    for name, value in row["config"].items():
+        if name not in NOT_SETTINGS:
+            settings[PLAIN.get(name, name)] = value
     if row["lora_rank"]:
         settings["actor_rollout_ref.model.lora_rank"] = row["lora_rank"]
     gpu = GPUS.get(str(row["gpu"]), row["gpu"])

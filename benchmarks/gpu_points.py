@@ -43,7 +43,7 @@ class Box:
         return self._until - time.monotonic()
 
 
-def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
+def job_of(setup: Setup, gpus: str, **changes: object) -> ParsedRequest:
     """Return the setup as a request of `autotune run`."""
     flags = Flags(
         model=setup.model,
@@ -55,7 +55,7 @@ def job_of(setup: Setup, gpus: str, **more: object) -> ParsedRequest:
         mode="probe",
         out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
     )
-    return parse_request(Flags(**{**vars(flags), **more}))
+    return parse_request(Flags(**{**vars(flags), **changes}))
 
 
 def rungs_of(
@@ -66,7 +66,7 @@ def rungs_of(
     """The ladder's candidates, the smallest micro-batch first, at a constant generation batch."""
     trainer, job = understood.trainer, understood.job
     base = dict(trainer.baseline(job.space, job.task))
-    made = []
+    candidates = []
     for micro_batch in ladder.micro_batches:
         knobs = {
             **base,
@@ -78,8 +78,8 @@ def rungs_of(
             "max_prompt_length": ladder.prompt,
             "max_completion_length": ladder.completion,
         }
-        made.append(trainer.complete(knobs, job.task))
-    return made
+        candidates.append(trainer.complete(knobs, job.task))
+    return candidates
 
 
 def measure_setups(
@@ -171,11 +171,11 @@ def _say(
     measurement: Measurement,
 ) -> None:
     names = ("per_device_train_batch_size", "gradient_checkpointing", "max_completion_length")
-    told = " ".join(f"{name}={candidate.knobs.get(name)}" for name in names)
+    knob_values = " ".join(f"{name}={candidate.knobs.get(name)}" for name in names)
     peak = measurement.memory.peak_bytes or 0
     speed = f"{measurement.worst.tokens_per_second:.0f} tokens/s" if measurement.worst else "-"
     print(
-        f"{setup.name}: {told}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed},"
+        f"{setup.name}: {knob_values}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed},"
         f" {measurement.cost.total_seconds:.1f} s",
         file=sys.stderr,
         flush=True,
@@ -190,25 +190,30 @@ def predict(
     """The predicted figures of every measured point of this setup; where there are none, why
     not.
     """
-    candidates = {key_of(setup, one): one for one in _all_rungs(setup, understood)}
-    wanted = {key: one for key, one in candidates.items() if _lacks_prediction(record, key)}
-    if not wanted:
+    candidates = {}
+    for candidate in _all_rungs(setup, understood):
+        candidates[key_of(setup, candidate)] = candidate
+    unpredicted = {}
+    for key, candidate in candidates.items():
+        if _lacks_prediction(record, key):
+            unpredicted[key] = candidate
+    if not unpredicted:
         return
     why = "a CPU's limit binds the whole process tree, of which a trace knows one part"
     foreseen = {}
     if understood.job.task.hardware.kind == "cuda":
         try:
             foreseen = dict(
-                predict_candidates(understood.job, understood.trainer, list(wanted.values()))
+                predict_candidates(understood.job, understood.trainer, list(unpredicted.values()))
             )
             why = "its step could not be followed"
         except CannotPredict as error:
             why = str(error)
-    for key, candidate in wanted.items():
+    for key, candidate in unpredicted.items():
         row = record.row(key)
         assert row is not None
-        found = foreseen.get(candidate.id)
-        predicted = predicted_figures(found) if found else None
+        prediction = foreseen.get(candidate.id)
+        predicted = predicted_figures(prediction) if prediction else None
         record.add({**row, "predicted": predicted, "predicted_why_not": None if predicted else why})
 
 

@@ -39,7 +39,7 @@ class Record:
         self._began = time.monotonic()
 
     def has(self, key: str) -> bool:
-        return any(row["key"] == key for row in self.rows)
+        return self.row(key) is not None
 
     def row(self, key: str) -> dict[str, Any] | None:
         return next((row for row in self.rows if row["key"] == key), None)

@@ -97,7 +97,8 @@ def _run(
         "--fresh",
         "--json",
     ]
-    typed += [word for hold in (*setup.holds, *lengths) for word in ("--hold", hold)]
+    for hold in (*setup.holds, *lengths):
+        typed.extend(("--hold", hold))
     typed += ["--space", space] if space else []
     done = subprocess.run(
         [sys.executable, "-m", "autotune", *typed, "--out", folder],
@@ -168,7 +169,7 @@ def _doubled(setup: Setup, understood: ParsedRequest) -> list[Candidate]:
     trainer, job = understood.trainer, understood.job
     base = dict(trainer.baseline(job.space, job.task))
     total = (setup.global_batch or GLOBAL_BATCH) // job.task.hardware.count
-    made, micro_batch = [], 1
+    candidates, micro_batch = [], 1
     while micro_batch <= total:
         knobs = {
             **base,
@@ -177,9 +178,9 @@ def _doubled(setup: Setup, understood: ParsedRequest) -> list[Candidate]:
         }
         candidate = trainer.complete(knobs, job.task)
         if trainer.why_illegal(candidate, job.task) is None:
-            made.append(candidate)
+            candidates.append(candidate)
         micro_batch *= 2
-    return made
+    return candidates
 
 
 def _compared(answer: dict[str, Any], by_hand: dict[str, Any]) -> dict[str, Any]:
@@ -199,5 +200,5 @@ def _compared(answer: dict[str, Any], by_hand: dict[str, Any]) -> dict[str, Any]
     }
 
 
-def _ratio(one: float | None, other: float | None) -> float | None:
-    return round(one / other, 4) if one and other else None
+def _ratio(numerator: float | None, denominator: float | None) -> float | None:
+    return round(numerator / denominator, 4) if numerator and denominator else None

@@ -194,31 +194,31 @@ def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
     """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its
     size.
     """
-    alone = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
+    without_engine = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
     # vLLM wants half of the limit free when it starts, beside 550 MiB of imported packages.
     with_engine = {"16G": "1150M", "24G": "1200M", "40G": "1300M", "80G": "1500M"}
-    seen: set[str] = set()
+    names: set[str] = set()
     for setup in setups:
         holds = tuple(_for_a_cpu(hold) for hold in setup.holds)
         small = replace(
             setup,
             model=model,
-            limit=(with_engine if "use_vllm=true" in holds else alone)[setup.limit],
+            limit=(with_engine if "use_vllm=true" in holds else without_engine)[setup.limit],
             global_batch=32,
             generations=4,
             holds=holds,
             ladders=tuple(
                 replace(
-                    one,
+                    ladder,
                     prompt=64,
-                    completion=64 * (one.completion > SHORT[1]) + 64,
+                    completion=64 * (ladder.completion > SHORT[1]) + 64,
                     micro_batches=(4, 16, 32),
                 )
-                for one in setup.ladders
+                for ladder in setup.ladders
             ),
         )
-        if small.name not in seen:
-            seen.add(small.name)
+        if small.name not in names:
+            names.add(small.name)
             yield small
 
 

@@ -89,7 +89,7 @@ def _measure_pairs(
         executor.open(candidates[0]).measure(candidates[0], ProbePlan(timed_cycles=1)).versions
     )
     while (
-        sum(len(one["pairs"]) for one in stored["studies"]) < arguments.pairs
+        sum(len(study["pairs"]) for study in stored["studies"]) < arguments.pairs
         and time.monotonic() - began < arguments.seconds
     ):
         studies = [
@@ -104,8 +104,8 @@ def _measure_pairs(
             ),
             "machine": facts(versions),
             "load_average": [
-                min(one["load_average"][0] for one in studies),
-                max(one["load_average"][1] for one in studies),
+                min(study["load_average"][0] for study in studies),
+                max(study["load_average"][1] for study in studies),
             ],
             "result": {
                 name: summary(studies, confirmed=number) for name, number in learned.items()
@@ -128,13 +128,13 @@ def measured_study(
     chance = random.Random(seed)
     chosen = chance.sample(candidates, PAIRS_PER_STUDY)
     loads = [os.getloadavg()[0]]
-    probes = {one.id: _speed(executor, one, SHORT_PROBE) for one in chosen}
+    probes = {candidate.id: _speed(executor, candidate, SHORT_PROBE) for candidate in chosen}
     loads.append(os.getloadavg()[0])
-    again = {
-        one.id: _speed(executor, one, LONG_PROBE) for one in chance.sample(chosen, len(chosen))
-    }
+    again = {}
+    for candidate in chance.sample(chosen, len(chosen)):
+        again[candidate.id] = _speed(executor, candidate, LONG_PROBE)
     loads.append(os.getloadavg()[0])
-    pairs = [[_record(probes[one.id]), _record(again[one.id])] for one in chosen]
+    pairs = [[_record(probes[candidate.id]), _record(again[candidate.id])] for candidate in chosen]
     return {
         "seed": seed,
         "load_average": [round(min(loads), 1), round(max(loads), 1)],
@@ -173,7 +173,7 @@ def _speed(
 
 def _record(speed: Speed) -> dict[str, Any]:
     return {
-        "seconds": [round(one, 5) for one in speed.cycle_seconds],
+        "seconds": [round(seconds, 5) for seconds in speed.cycle_seconds],
         "tokens": speed.cycle_loss_tokens,
     }
 
@@ -193,24 +193,25 @@ def spreads(study: Mapping[str, Any], *, confirmed: int) -> Iterator[tuple[Pair,
     """Yield each pair with the spread that a search would have learned that confirmed this
     candidate and the next ones, `confirmed` together.
     """
-    pairs: Sequence[Pair] = [(speed_of(one), speed_of(other)) for one, other in study["pairs"]]
+    pairs: list[Pair] = []
+    for probe, confirmation in study["pairs"]:
+        pairs.append((speed_of(probe), speed_of(confirmation)))
     for place, pair in enumerate(pairs):
-        known = {(place + step) % len(pairs) for step in range(confirmed)}
-        yield (
-            pair,
-            learn_run_spread([both if at in known else both[:1] for at, both in enumerate(pairs)]),
-        )
+        runs: list[Sequence[Speed]] = [speeds[:1] for speeds in pairs]
+        for step in range(place, place + confirmed):
+            runs[step % len(pairs)] = pairs[step % len(pairs)]
+        yield pair, learn_run_spread(runs)
 
 
 def overlap(
     spread: RunSpread,
-    one: Speed,
-    other: Speed,
+    first: Speed,
+    second: Speed,
 ) -> bool:
     """Return True if the 95 % intervals of two speeds overlap: each from its speed / factor to
     its speed x factor.
     """
-    slow, fast = sorted((one, other), key=lambda speed: speed.tokens_per_second)
+    slow, fast = sorted((first, second), key=lambda speed: speed.tokens_per_second)
     low, high = (
         fast.tokens_per_second / (1 + spread.half_width(fast)),
         slow.tokens_per_second * (1 + spread.half_width(slow)),
@@ -220,11 +221,13 @@ def overlap(
 
 def summary(studies: Sequence[Mapping[str, Any]], *, confirmed: int) -> dict[str, Any]:
     """Return the share of pairs whose intervals overlap, and the intervals' width."""
-    found = [one for study in studies for one in spreads(study, confirmed=confirmed)]
-    widths = [spread.half_width(one) for (one, _), spread in found]
+    pairs: list[tuple[Pair, RunSpread]] = []
+    for study in studies:
+        pairs.extend(spreads(study, confirmed=confirmed))
+    widths = [spread.half_width(probe) for (probe, _), spread in pairs]
     return {
-        "pairs": len(found),
-        "overlapping": sum(overlap(spread, *pair) for pair, spread in found),
+        "pairs": len(pairs),
+        "overlapping": sum(overlap(spread, *pair) for pair, spread in pairs),
         "median_half_width": round(statistics.median(widths), 4),
         "largest_half_width": round(max(widths), 4),
     }

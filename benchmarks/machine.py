@@ -23,6 +23,11 @@ def facts(versions: Mapping[str, str]) -> dict[str, object]:
     }
 
 
+def versions_text(versions: Mapping[str, str], separator: str = ", ") -> str:
+    """Return the versions for readers, such as `torch 2.11, trl 1.7`."""
+    return separator.join(f"{name} {version}" for name, version in versions.items())
+
+
 def _cpu() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):

@@ -62,22 +62,24 @@ def _measure(folder: Path) -> dict[str, Any]:
     _project(folder)
     first_seconds, first = _preflight(folder)
     assert first["fits"] and first["from_record"] is None, first
-    hits = [_preflight(folder) for _ in range(HITS)]
-    assert all(told["from_record"] for _, told in hits)
+    seconds_of_hits, seconds_inside = [], []
+    for _ in range(HITS):
+        seconds, document = _preflight(folder)
+        assert document["from_record"]
+        seconds_of_hits.append(seconds)
+        seconds_inside.append(document["elapsed_seconds"])
     return {
         "schema": 1,
         "machine": machine.facts(first["versions"]),
         "seconds": {
             "measured": round(first_seconds, 2),
-            "from the record": _spread([seconds for seconds, _ in hits]),
+            "from the record": _spread(seconds_of_hits),
             "of which inside, asking the training environment for its versions among it": _spread(
-                [told["elapsed_seconds"] for _, told in hits]
+                seconds_inside
             ),
-            "an interpreter that does nothing": _spread(
-                [_seconds([sys.executable, "-c", "pass"], folder)[0] for _ in range(HITS)]
-            ),
+            "an interpreter that does nothing": _spread(_interpreter_seconds("pass", folder)),
             "an interpreter that imports what it needs": _spread(
-                [_seconds([sys.executable, "-c", IMPORTS], folder)[0] for _ in range(HITS)]
+                _interpreter_seconds(IMPORTS, folder)
             ),
         },
     }
@@ -93,13 +95,17 @@ def _project(folder: Path) -> None:
     (folder / "train.yaml").write_text(yaml.safe_dump(SETTINGS))
 
 
+def _interpreter_seconds(program: str, folder: Path) -> list[float]:
+    return [_seconds([sys.executable, "-c", program], folder)[0] for _ in range(HITS)]
+
+
 def _preflight(folder: Path) -> tuple[float, dict[str, Any]]:
-    seconds, said = _seconds([sys.executable, "-m", "autotune", *ASKED], folder)
-    told: dict[str, Any] = json.loads(said)
-    return seconds, told
+    seconds, output = _seconds([sys.executable, "-m", "autotune", *ASKED], folder)
+    document: dict[str, Any] = json.loads(output)
+    return seconds, document
 
 
-def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
+def _seconds(command: Sequence[str], folder: Path) -> tuple[float, str]:
     environment = {
         **os.environ,
         "XDG_DATA_HOME": str(folder / "data"),
@@ -108,7 +114,7 @@ def _seconds(words: Sequence[str], folder: Path) -> tuple[float, str]:
     }
     began = time.monotonic()
     done = subprocess.run(
-        words,
+        command,
         cwd=folder,
         env=environment,
         capture_output=True,

@@ -118,26 +118,26 @@ def recipes() -> Iterator[Recipe]:
         ("open-r1 config_demo", "DeepSeek-R1-Distill-Qwen-1.5B/grpo/config_demo.yaml", "8xH100"),
         ("open-r1 codeforces", "grpo/config_codeforces.yaml", "8xH100"),
     ):
-        found = next(one for one in open_r1 if part in one["source"])
+        row = next(recipe_row for recipe_row in open_r1 if part in recipe_row["source"])
         yield Recipe(
             name=name,
-            source=found["source"],
+            source=row["source"],
             framework="trl",
             method="grpo",
             gpus=gpus,
-            settings=found["given"],
+            settings=row["given"],
             kind="config",
         )
-    for name, found in zip(
+    for name, row in zip(
         ("TRL sft", "TRL dpo", "TRL grpo", "TRL grpo_vlm"), _read("trl_scripts.yaml"), strict=True
     ):
         yield Recipe(
             name=name,
-            source=found["source"],
+            source=row["source"],
             framework="trl",
-            method=found["method"],
+            method=row["method"],
             gpus="A100-80G",
-            settings=found["settings"],
+            settings=row["settings"],
             kind="config",
         )
     yield Recipe(
@@ -159,14 +159,14 @@ def recipes() -> Iterator[Recipe]:
         "internal/gspo.sh",
     )
     for part in chosen:
-        found = next(one for one in launches if one["source"].endswith(part))
+        row = next(launch for launch in launches if launch["source"].endswith(part))
         yield Recipe(
-            name=f"{found['framework']} {part.rpartition('/')[2]}",
-            source=found["source"],
-            framework=found["framework"],
-            method=found["method"],
+            name=f"{row['framework']} {part.rpartition('/')[2]}",
+            source=row["source"],
+            framework=row["framework"],
+            method=row["method"],
             gpus=GPUS_OF.get(part, "8xH100"),
-            settings=found["settings"],
+            settings=row["settings"],
             kind="command",
         )
 
@@ -177,8 +177,14 @@ def _read(name: str) -> Any:
 
 def predicted(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Predict the recipe as it is."""
-    words = ["predict", "--gpus", recipe.gpus, "--json", *_given(recipe, folder, recipe.settings)]
-    return _answered(words, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
+    arguments = [
+        "predict",
+        "--gpus",
+        recipe.gpus,
+        "--json",
+        *_given(recipe, folder, recipe.settings),
+    ]
+    return _answered(arguments, folder, ("fits", "peak_memory_bytes", "limit_bytes", "basis"))
 
 
 def emulated(
@@ -195,22 +201,21 @@ def emulated(
     changed = sorted(name for name, value in settings.items() if recipe.settings.get(name) != value)
     cards = emulated_recipes.gpus(settings)
     if emulated_recipes.is_rehearsed(recipe.framework, settings):
-        found = emulated_recipes.rehearsed(recipe.framework, script, folder, environments, cards)
+        outcome = emulated_recipes.rehearsed(recipe.framework, script, folder, environments, cards)
     else:
-        found = _first_probe(
-            emulated_recipes.words(recipe.framework, script, folder, environments), folder
+        outcome = _first_probe(
+            emulated_recipes.run_arguments(recipe.framework, script, folder, environments), folder
         )
     versions = emulated_recipes.versions(recipe.framework, environments)
-    return {**found, "basis": "emulated", "gpus": cards, "versions": versions, "changed": changed}
+    return {**outcome, "basis": "emulated", "gpus": cards, "versions": versions, "changed": changed}
 
 
 def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
     """Run the recipe's settings once with a tiny model on a CPU."""
-    settings = {
-        name: value
-        for name, value in recipe.settings.items()
-        if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm"))
-    }
+    settings = {}
+    for name, value in recipe.settings.items():
+        if not name.startswith((*NOT_ON_A_CPU, "model_name", "use_vllm")):
+            settings[name] = value
     settings |= {"gradient_accumulation_steps": 1, "reward_funcs": None, "reward_weights": None}
     settings |= (
         {"per_device_train_batch_size": 4, "num_generations": 4} if recipe.method == "grpo" else {}
@@ -225,7 +230,7 @@ def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
     if recipe.kind == "script":
         file = folder / "train.py"
         file.write_text(QUICKSTART.replace("MODEL", str(model)))
-        words = [
+        arguments = [
             "--script",
             str(file),
             "--gpus",
@@ -238,7 +243,7 @@ def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
             "5m",
         ]
     else:
-        words = [
+        arguments = [
             *_given(recipe, folder, settings),
             "--model",
             str(model),
@@ -246,11 +251,11 @@ def probed(recipe: Recipe, folder: Path) -> dict[str, Any]:
             *SHORT[recipe.method],
             *images,
         ]
-    return _first_probe(["run", "--out", str(folder / "out"), "--json", *words], folder)
+    return _first_probe(["run", "--out", str(folder / "out"), "--json", *arguments], folder)
 
 
-def _first_probe(words: list[str], folder: Path) -> dict[str, Any]:
-    answer = _answered(words, folder, ("status", "trials"))
+def _first_probe(arguments: list[str], folder: Path) -> dict[str, Any]:
+    answer = _answered(arguments, folder, ("status", "trials"))
     trials = answer.pop("trials", None) or []
     first = trials[0] if trials else {}
     return {
@@ -296,14 +301,14 @@ def _environment() -> dict[str, str]:
 
 
 def _answered(
-    words: list[str],
+    arguments: list[str],
     folder: Path,
     names: tuple[str, ...],
 ) -> dict[str, Any]:
     began = time.monotonic()
     try:
         done = subprocess.run(
-            [sys.executable, "-m", "autotune", *words],
+            [sys.executable, "-m", "autotune", *arguments],
             capture_output=True,
             text=True,
             cwd=folder,
@@ -320,12 +325,12 @@ def _answered(
     error = (document.get("error") or {}).get("what") or (
         None if document else done.stderr.strip()[-300:]
     )
-    found = {name: document.get(name) for name in names if name in document}
+    answer = {name: document.get(name) for name in names if name in document}
     return {
         "exit_code": done.returncode,
         "error": error,
         "seconds": round(time.monotonic() - began),
-        **found,
+        **answer,
     }
 
 
@@ -333,29 +338,31 @@ def table(results: dict[str, Any]) -> str:
     """Return the results as Markdown."""
     lines = ["| recipe | GPUs | predicted | really run, with tiny shapes |", "|---|---|---|---|"]
     for row in results["rows"]:
-        one = row["predicted"]
-        if one.get("peak_memory_bytes"):
-            peak = one["peak_memory_bytes"]
-            verdict = {True: "fits", False: "does not fit", None: "undecided"}[one["fits"]]
-            words = (
+        prediction = row["predicted"]
+        if prediction.get("peak_memory_bytes"):
+            peak = prediction["peak_memory_bytes"]
+            verdict = {True: "fits", False: "does not fit", None: "undecided"}[prediction["fits"]]
+            verdict_text = (
                 f"{verdict}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to"
                 f" {format_bytes(peak['high'])})"
             )
-            words += " (generic step)" if one["basis"] == "generic" else ""
+            verdict_text += " (generic step)" if prediction["basis"] == "generic" else ""
         else:
-            words = str(one["error"])
-        lines.append(f"| {row['name']} | {row['gpus']} | {words} | {_probe_text(row['probed'])} |")
+            verdict_text = str(prediction["error"])
+        lines.append(
+            f"| {row['name']} | {row['gpus']} | {verdict_text} | {_probe_text(row['probed'])} |"
+        )
     return "\n".join(lines)
 
 
 def _probe_text(probe: dict[str, Any]) -> str:
     if probe.get("outcome") == "ok":
-        where = (
+        hardware = (
             f"emulated on {probe['gpus']}"
             if probe.get("basis") == "emulated"
             else "measured on a CPU"
         )
-        return f"ran, {format_bytes(probe['peak_memory_bytes'])} {where}"
+        return f"ran, {format_bytes(probe['peak_memory_bytes'])} {hardware}"
     return str(probe.get("evidence") or probe.get("error") or probe.get("outcome"))[:160]
 
 
@@ -392,12 +399,12 @@ def main() -> None:
                 "source": recipe.source,
                 "gpus": recipe.gpus,
             }
-            known = (
+            earlier = (
                 rows[recipe.name]["predicted"]
                 if arguments.probe_only and recipe.name in rows
                 else None
             )
-            row["predicted"] = known or predicted(recipe, Path(folder))
+            row["predicted"] = earlier or predicted(recipe, Path(folder))
             launched = recipe.framework in emulated_recipes.FRAMEWORKS
             place = Path(folder)
             row["probed"] = (
@@ -407,9 +414,9 @@ def main() -> None:
             )
         rows[recipe.name] = row
         print(json.dumps(row), flush=True)
-        kept = [rows[one.name] for one in everyone if one.name in rows]
-        found = {"machine": machine.facts(_versions()), "rows": kept}
-        RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+        finished = [rows[recipe.name] for recipe in everyone if recipe.name in rows]
+        results = {"machine": machine.facts(_versions()), "rows": finished}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -216,10 +216,10 @@ def _one_process_each(understood: ParsedRequest, probes: Sequence[Probe]) -> lis
     return measured
 
 
-def _say(what: str) -> Callable[[object], None]:
+def _say(stage: str) -> Callable[[object], None]:
     began = time.monotonic()
     return lambda event: print(
-        f"{what} {time.monotonic() - began:.0f} s: {type(event).__name__}",
+        f"{stage} {time.monotonic() - began:.0f} s: {type(event).__name__}",
         file=sys.stderr,
         flush=True,
     )
@@ -233,12 +233,11 @@ def _result(
     apart: Sequence[Measurement],
 ) -> dict[str, Any]:
     rigs = [probe.measurement.cost.total_seconds for probe in probes]
-    alone = [measurement.cost.total_seconds for measurement in apart]
-    further = [
-        p.measurement.cost.total_seconds
-        for p in probes
-        if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts
-    ]
+    apart_seconds = [measurement.cost.total_seconds for measurement in apart]
+    further = []
+    for p in probes:
+        if not p.measurement.cost.load_seconds and p.plan.reuse_rollouts:
+            further.append(p.measurement.cost.total_seconds)
     versions = next((dict(p.measurement.versions) for p in probes if p.measurement.versions), {})
     return {
         "about": "one search on rigs, and the same probes with one process per candidate",
@@ -252,15 +251,20 @@ def _result(
             "completion": arguments.completion,
             "global_batch": arguments.global_batch,
         },
-        "probes": [_row(probe, one) for probe, one in zip(probes, apart, strict=True)],
+        "probes": [
+            _row(probe, measurement) for probe, measurement in zip(probes, apart, strict=True)
+        ],
         "loads": answer.counts.loads,
         "recommended": dict(answer.winner.candidate.knobs) if answer.winner else None,
-        "seconds": {"rigs": round(sum(rigs), 2), "one_process_per_candidate": round(sum(alone), 2)},
+        "seconds": {
+            "rigs": round(sum(rigs), 2),
+            "one_process_per_candidate": round(sum(apart_seconds), 2),
+        },
         "further_candidate_seconds": {
             "rigs": _median(further),
-            "one_process_per_candidate": _median(alone),
+            "one_process_per_candidate": _median(apart_seconds),
         },
-        "ratio": round(sum(rigs) / sum(alone), 4),
+        "ratio": round(sum(rigs) / sum(apart_seconds), 4),
     }
 
 
@@ -268,21 +272,23 @@ def _holds(arguments: argparse.Namespace) -> tuple[str, ...]:
     return CPU_HOLDS if arguments.gpus.endswith("cpu") else GPU_HOLDS
 
 
-def _row(probe: Probe, alone: Measurement) -> dict[str, Any]:
+def _row(probe: Probe, apart: Measurement) -> dict[str, Any]:
     on_rig = probe.measurement
     names = ("per_device_train_batch_size", "gradient_accumulation_steps", "gradient_checkpointing")
     return {
         **{name: probe.candidate.knobs.get(name) for name in names},
         "long": not probe.plan.reuse_rollouts,
-        "outcome": [str(on_rig.outcome), str(alone.outcome)],
-        "seconds": [round(on_rig.cost.total_seconds, 3), round(alone.cost.total_seconds, 3)],
-        "loading_seconds": [round(on_rig.cost.load_seconds, 3), round(alone.cost.load_seconds, 3)],
+        "outcome": [str(on_rig.outcome), str(apart.outcome)],
+        "seconds": [round(on_rig.cost.total_seconds, 3), round(apart.cost.total_seconds, 3)],
+        "loading_seconds": [round(on_rig.cost.load_seconds, 3), round(apart.cost.load_seconds, 3)],
         "borrowed_seconds": round(on_rig.worst.borrowed_seconds, 3) if on_rig.worst else None,
-        "tokens_per_second": [
-            round(one.worst.tokens_per_second, 1) if one.worst else None for one in (on_rig, alone)
-        ],
-        "peak_bytes": [on_rig.memory.peak_bytes, alone.memory.peak_bytes],
+        "tokens_per_second": [_rate(on_rig), _rate(apart)],
+        "peak_bytes": [on_rig.memory.peak_bytes, apart.memory.peak_bytes],
     }
+
+
+def _rate(measurement: Measurement) -> float | None:
+    return round(measurement.worst.tokens_per_second, 1) if measurement.worst else None
 
 
 def _median(values: Sequence[float]) -> float | None:

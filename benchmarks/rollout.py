@@ -119,12 +119,12 @@ def equal_runs(limits: EngineLimits) -> list[list[Request]]:
 
 def main() -> int:
     options = _arguments()
-    kept = (
+    earlier = (
         json.loads(options.keep.read_text())
         if options.keep and options.keep.is_file()
         else {"lines": [], "versions": {}}
     )
-    lines, versions = kept["lines"], kept["versions"]
+    lines, versions = earlier["lines"], earlier["versions"]
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "model"
         subprocess.run(
@@ -147,10 +147,8 @@ def main() -> int:
             versions, runs = answer["versions"], answer["runs"]
             usual = at_full_speed(runs, len(suite))
             cost = fitted(equal, usual[: len(equal)], limits)
-            lines += [
-                compared(limits, cost, *each)
-                for each in zip(DRAWS, drawn, usual[len(equal) :], strict=True)
-            ]
+            for draw_and_run in zip(DRAWS, drawn, usual[len(equal) :], strict=True):
+                lines.append(compared(limits, cost, *draw_and_run))
             if options.keep:
                 options.keep.write_text(json.dumps({"lines": lines, "versions": versions}))
             print(
@@ -176,18 +174,19 @@ def draw(
 ) -> list[Request]:
     """Draw completions from a lognormal distribution, cut at the longest length."""
     chance, middle = random.Random(seed), math.log(mean) - sigma**2 / 2
-    lengths = [
-        max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma)))))
-        for _ in range(count)
-    ]
-    return [
-        Request(
-            prompt=prompt,
-            completion=length,
-            group=place // group,
+    lengths = []
+    for _ in range(count):
+        lengths.append(max(1, min(LONGEST - prompt, round(math.exp(chance.gauss(middle, sigma))))))
+    requests = []
+    for place, length in enumerate(lengths):
+        requests.append(
+            Request(
+                prompt=prompt,
+                completion=length,
+                group=place // group,
+            )
         )
-        for place, length in enumerate(lengths)
-    ]
+    return requests
 
 
 def generated(
@@ -213,22 +212,23 @@ def generated(
         [sys.executable, "-W", "ignore", str(HERE / "rollout_engine.py"), str(task), str(answer)],
         check=True,
     )
-    found: dict[str, Any] = json.loads(answer.read_text())
-    return found
+    measured_runs: dict[str, Any] = json.loads(answer.read_text())
+    return measured_runs
 
 
 def at_full_speed(runs: Sequence[Sequence[Sequence[float]]], count: int) -> list[np.ndarray]:
     """Return the seconds of each pass of `count` runs: medians over their repeats, at the core's
     best speed.
     """
-    best = np.quantile(np.concatenate([np.array(run)[:, 1] for run in runs]), 0.02)
-    found = []
+    arrays = [np.array(run) for run in runs]
+    best = np.quantile(np.concatenate(arrays)[:, 1], 0.02)
+    times = []
     for place in range(count):
-        repeats = [np.array(run) for run in runs[place::count]]
-        found.append(
-            np.median([each[:, 0] * best / _smooth(each[:, 1]) for each in repeats], axis=0)
-        )
-    return found
+        scaled = []
+        for repeat in arrays[place::count]:
+            scaled.append(repeat[:, 0] * best / _smooth(repeat[:, 1]))
+        times.append(np.median(scaled, axis=0))
+    return times
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
@@ -237,8 +237,8 @@ def _smooth(values: np.ndarray) -> np.ndarray:
     return np.median(np.lib.stride_tricks.sliding_window_view(padded, 9), axis=1)
 
 
-def _counted(passes: list[Pass], one: Pass) -> float:
-    passes.append(one)
+def _counted(passes: list[Pass], engine_pass: Pass) -> float:
+    passes.append(engine_pass)
     return 0.0
 
 
@@ -255,10 +255,10 @@ def fitted(
         passes: list[Pass] = []
         simulate(requests, limits, functools.partial(_counted, passes))
         first = 0
-        for one in passes:
-            rows.append(features(one))
-            spent.append(float(np.mean(seconds[first : first + one.repeats])))
-            first += one.repeats
+        for engine_pass in passes:
+            rows.append(features(engine_pass))
+            spent.append(float(np.mean(seconds[first : first + engine_pass.repeats])))
+            first += engine_pass.repeats
         if first != len(seconds):
             raise SystemExit(
                 f"{len(seconds)} passes were measured and {first} simulated for runs of equal"
@@ -268,8 +268,13 @@ def fitted(
     return np.linalg.lstsq(matrix / target[:, None], np.ones(len(target)), rcond=None)[0]
 
 
-def features(one: Pass) -> list[float]:
-    return [1.0, float(one.decoding), float(one.context), float(one.prefilled)]
+def features(engine_pass: Pass) -> list[float]:
+    return [
+        1.0,
+        float(engine_pass.decoding),
+        float(engine_pass.context),
+        float(engine_pass.prefilled),
+    ]
 
 
 def compared(
@@ -279,20 +284,21 @@ def compared(
     requests: Sequence[Request],
     measured: np.ndarray,
 ) -> dict[str, Any]:
-    def seconds(one: Pass) -> float:
-        return float(cost @ features(one))
+    def seconds(engine_pass: Pass) -> float:
+        return float(cost @ features(engine_pass))
 
-    found, spent = simulate(requests, limits, seconds), float(measured.sum())
+    simulation, spent = simulate(requests, limits, seconds), float(measured.sum())
     # What the lengths add: the same requests, all at the mean length.
     mean = round(sum(request.completion for request in requests) / len(requests))
-    level = [
-        Request(
-            prompt=request.prompt,
-            completion=mean,
-            group=request.group,
+    level = []
+    for request in requests:
+        level.append(
+            Request(
+                prompt=request.prompt,
+                completion=mean,
+                group=request.group,
+            )
         )
-        for request in requests
-    ]
     return {
         "engine": asdict(limits),
         "requests": len(requests),
@@ -300,20 +306,23 @@ def compared(
         "prompt": figures[2],
         "mean_completion": mean,
         "longest_completion": max(request.completion for request in requests),
-        "predicted_seconds": round(found.seconds, 4),
+        "predicted_seconds": round(simulation.seconds, 4),
         "measured_seconds": round(spent, 4),
-        "error": round(found.seconds / spent - 1, 4),
-        "predicted_passes": found.passes,
+        "error": round(simulation.seconds / spent - 1, 4),
+        "predicted_passes": simulation.passes,
         "measured_passes": len(measured),
-        "preemptions": found.preemptions,
+        "preemptions": simulation.preemptions,
         "error_at_the_mean_length": round(
-            simulate(level, limits, lambda one: float(cost @ features(one))).seconds / spent - 1, 4
+            simulate(level, limits, lambda engine_pass: float(cost @ features(engine_pass))).seconds
+            / spent
+            - 1,
+            4,
         ),
     }
 
 
 def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> dict[str, Any]:
-    errors, losses = [abs(line["error"]) for line in lines], losses_of_predicted_best(lines)
+    errors, losses = _sizes(lines, "error"), losses_of_predicted_best(lines)
     return {
         "schema": 1,
         "ran_on": dict(facts),
@@ -324,7 +333,7 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
             median(abs(line["predicted_passes"] / line["measured_passes"] - 1) for line in lines), 4
         ),
         "median_error_at_the_mean_length": round(
-            median(abs(line["error_at_the_mean_length"]) for line in lines), 4
+            median(_sizes(lines, "error_at_the_mean_length")), 4
         ),
         "bar": BAR,
         "losses_of_predicted_best": losses,
@@ -336,6 +345,10 @@ def summarised(lines: Sequence[Mapping[str, Any]], facts: Mapping[str, Any]) -> 
     }
 
 
+def _sizes(lines: Sequence[Mapping[str, Any]], name: str) -> list[float]:
+    return [abs(line[name]) for line in lines]
+
+
 def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return, for each draw, how much slower the engine predicted to be the fastest is than the
     fastest.
@@ -343,16 +356,16 @@ def losses_of_predicted_best(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     sets: dict[tuple[int, ...], list[Mapping[str, Any]]] = {}
     for line in lines:
         sets.setdefault(tuple(line[name] for name in DRAW), []).append(line)
-    found = []
+    losses = []
     for members in sets.values():
         chosen = min(members, key=lambda line: line["predicted_seconds"])
-        found.append(
+        losses.append(
             round(
                 chosen["measured_seconds"] / min(line["measured_seconds"] for line in members) - 1,
                 4,
             )
         )
-    return found
+    return losses
 
 
 def without_the_fastest(lines: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -367,31 +380,33 @@ def twins(lines: Sequence[Mapping[str, Any]]) -> list[float]:
     """Return the ratios of measured seconds of two engines that made the same passes: larger
     limits that neither reached.
     """
-    found = []
-    for one, other in itertools.combinations(lines, 2):
-        same = all(one[name] == other[name] for name in (*DRAW, "measured_passes"))
+    ratios = []
+    for first, second in itertools.combinations(lines, 2):
+        same = all(first[name] == second[name] for name in (*DRAW, "measured_passes"))
         if (
             same
-            and one["engine"]["max_num_seqs"] == other["engine"]["max_num_seqs"]
-            and not (one["preemptions"] or other["preemptions"])
+            and first["engine"]["max_num_seqs"] == second["engine"]["max_num_seqs"]
+            and not (first["preemptions"] or second["preemptions"])
         ):
-            ratio = one["measured_seconds"] / other["measured_seconds"]
-            found.append(round(max(ratio, 1 / ratio), 4))
-    return found
+            ratio = first["measured_seconds"] / second["measured_seconds"]
+            ratios.append(round(max(ratio, 1 / ratio), 4))
+    return ratios
 
 
 def _share_within(losses: Sequence[float]) -> float:
-    return sum(loss <= BEST_WITHIN for loss in losses) / len(losses)
+    return _count_within(losses) / len(losses)
+
+
+def _count_within(losses: Sequence[float]) -> int:
+    return sum(loss <= BEST_WITHIN for loss in losses)
 
 
 def readable(document: Mapping[str, Any]) -> str:
     ran = document["ran_on"]
-    versions, losses = (
-        ", ".join(f"{name} {version}" for name, version in ran["versions"].items()),
-        document["losses_of_predicted_best"],
-    )
-    others = document["losses_of_predicted_best_of_the_others"]
-    near = sum(loss <= BEST_WITHIN for loss in losses)
+    versions = machine.versions_text(ran["versions"])
+    losses = document["losses_of_predicted_best"]
+    other_losses = document["losses_of_predicted_best_of_the_others"]
+    near = _count_within(losses)
     lines = [
         "# Simulated and measured rollouts",
         "",
@@ -423,10 +438,11 @@ def readable(document: Mapping[str, Any]) -> str:
             " each; of the others the predicted"
         ),
         (
-            f"one is within {BEST_WITHIN:.0%} in {sum(loss <= BEST_WITHIN for loss in others)} of"
-            f" {len(others)} draws, at most"
+            f"one is within {BEST_WITHIN:.0%} in"
+            f" {_count_within(other_losses)} of"
+            f" {len(other_losses)} draws, at most"
         ),
-        f"{max(others):.1%} slower.",
+        f"{max(other_losses):.1%} slower.",
         *_twins_line(document["rows"]),
         "",
         (
@@ -457,7 +473,7 @@ def _twins_line(lines: Sequence[Mapping[str, Any]]) -> list[str]:
     ratios = twins(lines)
     if not ratios:
         return []
-    low, high = (f"{each - 1:.0%}" for each in (min(ratios), max(ratios)))
+    low, high = f"{min(ratios) - 1:.0%}", f"{max(ratios) - 1:.0%}"
     return [
         (
             f"Engines of the same sequences that made exactly the same passes differ by {low} to"

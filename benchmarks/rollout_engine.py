@@ -48,10 +48,9 @@ def main() -> int:
         **blocks,
     )
     engine = llm.llm_engine
-    answers = [
-        generate(engine, SamplingParams, requests, task["vocabulary"], run)
-        for run, requests in enumerate(task["runs"])
-    ]
+    answers = []
+    for run, requests in enumerate(task["runs"]):
+        answers.append(generate(engine, SamplingParams, requests, task["vocabulary"], run))
     import vllm
 
     Path(sys.argv[2]).write_text(
@@ -73,12 +72,13 @@ def generate(
     """
     for number, request in enumerate(requests):
         first = 1000 * run + 7 * request["group"]
-        prompt = [
-            3
-            + (first * 31 + place * 17 + place * place * (request["group"] + run + 1))
-            % (vocabulary - 3)
-            for place in range(request["prompt"])
-        ]
+        prompt = []
+        for place in range(request["prompt"]):
+            prompt.append(
+                3
+                + (first * 31 + place * 17 + place * place * (request["group"] + run + 1))
+                % (vocabulary - 3)
+            )
         sampling = parameters(
             temperature=1.0,
             max_tokens=request["completion"],
@@ -99,10 +99,10 @@ def generate(
 
 def fixed_computation() -> int:
     """Half a millisecond of an interpreter's work."""
-    found: dict[int, int] = {}
+    counts: dict[int, int] = {}
     for number in range(4000):
-        found[number % 97] = found.get(number % 89, 0) + number
-    return len(found)
+        counts[number % 97] = counts.get(number % 89, 0) + number
+    return len(counts)
 
 
 if __name__ == "__main__":

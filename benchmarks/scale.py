@@ -140,12 +140,14 @@ class Sleeper:
         self.begun.append(time.monotonic())
         if self.seconds:
             time.sleep(self.seconds)
-        found = self.machine.measure(candidate, plan)
+        measurement = self.machine.measure(candidate, plan)
         self.machine.asked.clear()
         self.ended.append(time.monotonic())
-        assert found.worst is not None
+        assert measurement.worst is not None
         pace = 1.03 ** -len(self.ended)
-        return replace(found, worst=replace(found.worst, cycle_seconds=(pace,) * plan.timed_cycles))
+        return replace(
+            measurement, worst=replace(measurement.worst, cycle_seconds=(pace,) * plan.timed_cycles)
+        )
 
 
 def made_up(
@@ -193,14 +195,14 @@ def sleeping(slots: int, probes: int) -> dict[str, object]:
 def run(
     job: Job,
     trainer: Any,
-    where: Executor,
+    search_executor: Executor,
     heard: Callable[[Event], None] = lambda event: None,
 ) -> Any:
     study = study_of(job, trainer)
     return run_search(
         job,
         study=study,
-        executor=where,
+        executor=search_executor,
         listener=heard,
         clock=Clock(job.budget_seconds),
     )
@@ -223,21 +225,22 @@ def driver(
         study = study_of(job, trainer)
         sleeper, pending = Sleeper(machine_, 0.0), list[TrialRequest]()
         seconds: list[float] = []
-        told, database, processor = 0, in_the_database(study), time.process_time()
-        while told < trials:
+        measured, database, processor = 0, in_the_database(study), time.process_time()
+        while measured < trials:
             began = time.perf_counter()
             while len(pending) < slots:
-                asked = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
-                assert isinstance(asked, TrialRequest), asked
-                pending.append(asked)
-            one = pending.pop(0)
-            study.tell(one, sleeper.measure(one.candidate, SHORT_PROBE))
-            told += 1
+                trial_request = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
+                assert isinstance(trial_request, TrialRequest), trial_request
+                pending.append(trial_request)
+            oldest = pending.pop(0)
+            study.tell(oldest, sleeper.measure(oldest.candidate, SHORT_PROBE))
+            measured += 1
             seconds.append(time.perf_counter() - began)
-            if told % 250 == 0:
-                so_far = 1000 * (time.process_time() - processor) / told
+            if measured % 250 == 0:
+                so_far = 1000 * (time.process_time() - processor) / measured
                 print(
-                    f"{sampler}: {told} of {trials}, {so_far:.1f} ms of the processor each so far",
+                    f"{sampler}: {measured} of {trials}, {so_far:.1f} ms of the processor each so"
+                    " far",
                     file=sys.stderr,
                     flush=True,
                 )
@@ -263,11 +266,11 @@ def in_the_database(study: Study) -> Callable[[], float]:
     retry = study.retry
     inner = type(retry).__call__
 
-    def call(self: Any, asked: Callable[[], Any]) -> Any:
+    def call(self: Any, query: Callable[[], Any]) -> Any:
         nonlocal spent, depth
         began, depth = time.process_time(), depth + 1
         try:
-            return inner(self, asked)
+            return inner(self, query)
         finally:
             depth -= 1
             spent += 0.0 if depth else time.process_time() - began
@@ -281,21 +284,21 @@ def memory(trials: int) -> dict[str, object]:
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), trials + 500, "random")
         study = study_of(job, trainer)
-        sleeper, seen = Sleeper(machine_, 0.0), dict[int, int]()
+        sleeper, resident_bytes = Sleeper(machine_, 0.0), dict[int, int]()
         for number in range(1, trials + 1):
-            asked = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
-            assert isinstance(asked, TrialRequest)
-            study.tell(asked, sleeper.measure(asked.candidate, SHORT_PROBE))
+            request = study.ask(RemainingBudget(seconds=1e9, probes=10**9))
+            assert isinstance(request, TrialRequest)
+            study.tell(request, sleeper.measure(request.candidate, SHORT_PROBE))
             if number % (trials // 10) == 0:
                 gc.collect()
-                seen[number] = resident()
+                resident_bytes[number] = resident()
         study.leave()
-    numbers = list(seen)
-    growth = seen[numbers[-1]] - seen[numbers[0]]
+    numbers = list(resident_bytes)
+    growth = resident_bytes[numbers[-1]] - resident_bytes[numbers[0]]
     per_trial = growth / (numbers[-1] - numbers[0])
     return {
         "trials": trials,
-        "resident_mib": {number: round(at / MIB, 1) for number, at in seen.items()},
+        "resident_mib": {number: round(at / MIB, 1) for number, at in resident_bytes.items()},
         "bytes_per_trial": round(per_trial),
     }
 
@@ -312,7 +315,7 @@ def real(slots: int, seconds: float) -> dict[str, object]:
         places = cpu_places(slots, 256 * MIB, 2**40, available_cores()) if slots > 1 else None
         chosen = {} if places is None else {"places": places}
         work = tuple({"do": "spin_for", "seconds": 0.5} for _ in range(1))
-        with closing(executor(Path(folder), **chosen)) as where:  # type: ignore[arg-type]
+        with closing(executor(Path(folder), **chosen)) as probing:  # type: ignore[arg-type]
             counts = [0] * slots
             until = time.monotonic() + seconds
 
@@ -320,7 +323,7 @@ def real(slots: int, seconds: float) -> dict[str, object]:
                 while time.monotonic() < until:
                     candidate = toy(*work)
                     assert (
-                        where.open(candidate, slot)
+                        probing.open(candidate, slot)
                         .measure(candidate, ProbePlan(deadline_seconds=30))
                         .outcome
                         is Outcome.OK
@@ -328,7 +331,7 @@ def real(slots: int, seconds: float) -> dict[str, object]:
                     counts[slot] += 1
 
             for slot in range(slots):  # loads are not what is counted
-                where.open(toy(), slot).measure(toy(), ProbePlan(deadline_seconds=30))
+                probing.open(toy(), slot).measure(toy(), ProbePlan(deadline_seconds=30))
             until = time.monotonic() + seconds
             threads = [threading.Thread(target=probe, args=(slot,)) for slot in range(slots)]
             began = time.monotonic()
@@ -349,30 +352,32 @@ def on_ray(probes: int) -> dict[str, object]:
     from tests.executors.clusters import cluster, ray_executor
 
     began = time.monotonic()
-    with cluster(nodes=2, cpus=2) as made, tempfile.TemporaryDirectory() as folder:
+    with cluster(nodes=2, cpus=2) as ray_cluster, tempfile.TemporaryDirectory() as folder:
         up = time.monotonic() - began
-        with closing(ray_executor(made.address, Path(folder), slots=2)) as where:
+        with closing(ray_executor(ray_cluster.address, Path(folder), slots=2)) as on_cluster:
             began = time.monotonic()
-            where.prepare()
+            on_cluster.prepare()
             prepared = time.monotonic() - began
             nothing = toy()
             for slot in (0, 1):
-                where.open(nothing, slot).measure(nothing, ProbePlan(deadline_seconds=30))
+                on_cluster.open(nothing, slot).measure(nothing, ProbePlan(deadline_seconds=30))
             began = time.monotonic()
             for number in range(probes):
-                where.open(nothing, number % 2).measure(nothing, ProbePlan(deadline_seconds=30))
-            each = (time.monotonic() - began) / probes
-    with tempfile.TemporaryDirectory() as folder, closing(executor(Path(folder))) as here:
-        here.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
+                on_cluster.open(nothing, number % 2).measure(
+                    nothing, ProbePlan(deadline_seconds=30)
+                )
+            probe_seconds = (time.monotonic() - began) / probes
+    with tempfile.TemporaryDirectory() as folder, closing(executor(Path(folder))) as on_machine:
+        on_machine.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
         began = time.monotonic()
         for _ in range(probes):
-            here.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
+            on_machine.open(nothing).measure(nothing, ProbePlan(deadline_seconds=30))
         local = (time.monotonic() - began) / probes
     return {
         "nodes": 2,
         "seconds_until_the_cluster_is_up": round(up, 1),
         "seconds_until_its_slots_are_there": round(prepared, 1),
-        "milliseconds_of_an_empty_probe": round(1000 * each, 1),
+        "milliseconds_of_an_empty_probe": round(1000 * probe_seconds, 1),
         "and_without_ray": round(1000 * local, 1),
     }
 
@@ -403,40 +408,42 @@ def main() -> None:
         "driver": lambda: (
             driver(64, 2000 // part, sampler) for sampler in ("value", "random", "tpe")
         ),
-        "memory": lambda: (memory(count // part) for count in (5000,)),
-        "ray": lambda: (on_ray(count // part) for count in (200,)),
+        "memory": lambda: iter([memory(5000 // part)]),
+        "ray": lambda: iter([on_ray(200 // part)]),
     }
-    found = kept()
-    for name in (name for name in PARTS if name in options.only):
-        found[name] = ran = {**surroundings(), "rows": []}
+    document = stored_results()
+    for name in PARTS:
+        if name not in options.only:
+            continue
+        document[name] = ran = {**surroundings(), "rows": []}
         print(name, json.dumps(ran), flush=True)
         for row in parts[name]():
             print(name, json.dumps(row), flush=True)
             ran["rows"].append(row)
             if not options.quick:  # row by row, so that a run that is ended leaves what it has
                 write_atomically(
-                    RESULTS / "scale.json", (json.dumps(found, indent=1) + "\n").encode()
+                    RESULTS / "scale.json", (json.dumps(document, indent=1) + "\n").encode()
                 )
-                write_atomically(RESULTS / "scale.md", page(found).encode())
+                write_atomically(RESULTS / "scale.md", page(document).encode())
 
 
-def kept() -> dict[str, Any]:
+def stored_results() -> dict[str, Any]:
     """Return the results so far by part, each with its machine."""
     file = RESULTS / "scale.json"
     before: dict[str, Any] = json.loads(file.read_text()) if file.exists() else {}
-    where = {
+    surroundings_before = {
         name: before.pop(name) for name in ("machine", "load_average_before") if name in before
     }  # once for all, at first
-    return {
-        name: {**where, "rows": part} if isinstance(part, list) else part
-        for name, part in before.items()
-    }
+    results: dict[str, Any] = {}
+    for name, part in before.items():
+        results[name] = {**surroundings_before, "rows": part} if isinstance(part, list) else part
+    return results
 
 
 def surroundings() -> dict[str, Any]:
-    versions = {
-        name: importlib.metadata.version(name) for name in ("optuna", "sqlalchemy", "numpy", "ray")
-    }
+    versions = {}
+    for name in ("optuna", "sqlalchemy", "numpy", "ray"):
+        versions[name] = importlib.metadata.version(name)
     # What else the machine was doing makes every wall-clock figure worse, and the seconds of the
     # processor less so.
     return {

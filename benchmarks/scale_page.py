@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
+
 ABOUT = {
     "sleeping": (
         "Probes that sleep for a second, through the whole driver, its study and its database. In"
@@ -26,8 +28,8 @@ ABOUT = {
 }
 
 
-def page(found: Mapping[str, Mapping[str, Any]]) -> str:
-    parts = [_part(name, about, found[name]) for name, about in ABOUT.items() if name in found]
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    parts = [_part(name, about, results[name]) for name, about in ABOUT.items() if name in results]
     return (
         "\n\n".join(["# How the search scales", "`make bench-scale`, part by part.", *parts]) + "\n"
     )
@@ -44,7 +46,7 @@ def _part(
 
 def _where(part: Mapping[str, Any]) -> str:
     machine = part["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    versions = versions_text(machine["versions"])
     return (
         f"{machine['date']}, {machine['cores']} cores ({machine['cpu']}),"
         f" {machine['memory_bytes'] / 2**30:.0f} GiB, {machine['system']}; {versions}; load average"
@@ -54,7 +56,7 @@ def _where(part: Mapping[str, Any]) -> str:
 
 def _in_words(value: Any) -> str:
     if isinstance(value, Mapping):
-        return ", ".join(f"{key}: {one}" for key, one in value.items())
+        return ", ".join(f"{key}: {item}" for key, item in value.items())
     return str(value)
 
 

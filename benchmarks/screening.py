@@ -72,9 +72,9 @@ class TraceTimes:
 
         class TimedTracer(Tracer):
             def trace(self, specification: Mapping[str, object]) -> Trace:
-                found = super().trace(specification)
+                trace = super().trace(specification)
                 ends.append(time.monotonic())
-                return found
+                return trace
 
         python, supported = parsed.job.task.workload.python, SUPPORTED.get(trainer.name)
         return TimedTracer(
@@ -132,8 +132,8 @@ def screened(
 
 def cpu_seconds() -> float:
     """Return the CPU time of this process and of its present descendants."""
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    return own.ru_utime + own.ru_stime + sum(map(_cpu_seconds_of, descendants(os.getpid())))
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime + sum(map(_cpu_seconds_of, descendants(os.getpid())))
 
 
 def _cpu_seconds_of(pid: int) -> float:
@@ -164,7 +164,7 @@ def traced_alone(
     """Yield screened figures with those of each candidate's own step; several are traced side by
     side."""
     with opened(parsed, cache, TraceTimes()) as (service, tracer):
-        tracer.expect(traced_request(service.request(one)) for one in drawn)
+        tracer.expect(traced_request(service.request(candidate)) for candidate in drawn)
         for candidate in drawn:
             yield _row(candidate, predictions[candidate.id], service.predict(candidate))
 
@@ -173,8 +173,8 @@ def compared(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     return {
         "candidates": len(rows),
         "largest_deviation": {
-            what: max((abs(row[what]) for row in rows if row[what] is not None), default=None)
-            for what in ("torch_peak_allocated", "peak_memory", "tokens_per_second")
+            figure: max((abs(row[figure]) for row in rows if row[figure] is not None), default=None)
+            for figure in ("torch_peak_allocated", "peak_memory", "tokens_per_second")
         },
         "opposite_verdicts": sum(
             {row["screened_fits"], row["followed_fits"]} == {True, False} for row in rows
@@ -224,27 +224,27 @@ def case(
     began = time.monotonic()
     candidates = possible_candidates(parsed, legal_candidates)
     listed = time.monotonic() - began
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "model": MODEL,
         "gpus": gpus,
         "candidates": len(candidates),
         "seconds_to_list_candidates": round(listed, 2),
     }
     log(f"{MODEL} on {gpus}: {len(candidates)} candidates, listed in {listed:.1f} s")
-    found["cold"] = []
+    document["cold"] = []
     for number in range(times):
         with tempfile.TemporaryDirectory() as folder:
             cache = TraceCache(Path(folder))
             run = screened(parsed, candidates, cache)
-            found["cold"].append(report("cold", run))
-            yield {**found, "versions": run["versions"]}
+            document["cold"].append(report("cold", run))
+            yield {**document, "versions": run["versions"]}
             if number == times - 1:
-                found["warm"] = report("warm", screened(parsed, candidates, cache))
-                yield {**found, "versions": run["versions"]}
+                document["warm"] = report("warm", screened(parsed, candidates, cache))
+                yield {**document, "versions": run["versions"]}
                 chosen = random.Random(SEED).sample(candidates, min(drawn, len(candidates)))
                 for rows in _compare_with_traces(parsed, chosen, run["predictions"], cache):
                     yield {
-                        **found,
+                        **document,
                         "against_following_each": compared(rows),
                         "versions": run["versions"],
                     }
@@ -253,7 +253,11 @@ def case(
 def report(name: str, run: Mapping[str, Any]) -> dict[str, Any]:
     """Print the costs of one screening and return them."""
     log(_describe(name, run))
-    return {what: value for what, value in run.items() if what not in ("predictions", "versions")}
+    figures = {}
+    for figure, value in run.items():
+        if figure not in ("predictions", "versions"):
+            figures[figure] = value
+    return figures
 
 
 def _compare_with_traces(
@@ -278,9 +282,9 @@ def compiled() -> float:
     loaded afterwards.
     """
     began = time.monotonic()
-    one, none = np.array([1, -1]), np.array([0])
+    signs, none = np.array([1, -1]), np.array([0])
     arrays = EventArrays(
-        one,
+        signs,
         starts=np.array([0, 2]),
         rows=none,
         emptied=none,
@@ -317,27 +321,29 @@ def main() -> int:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     done: list[dict[str, Any]] = []
-    here = machine.facts({})  # before results are written, which would mark the commit as dirty
+    facts_before = machine.facts(
+        {}
+    )  # before results are written, which would mark the commit as dirty
     ready = compiled()
     log(f"allocator replay ready after {ready} s")
     for gpus in options.gpus or GPUS:
-        known: dict[str, Any] = {}
-        for known in case(gpus, options.drawn, options.times):
+        case_document: dict[str, Any] = {}
+        for case_document in case(gpus, options.drawn, options.times):
             facts = {
-                **here,
-                "versions": known.pop("versions"),
+                **facts_before,
+                "versions": case_document.pop("versions"),
                 "load_average": os.getloadavg()[0],
                 "seconds_to_compile": ready,
             }
             write_atomically(
-                options.out / "screening.json", _text({**facts, "cases": [*done, known]})
+                options.out / "screening.json", _text({**facts, "cases": [*done, case_document]})
             )
-        done.append(known)
-    for one in done:
-        if "against_following_each" in one:
+        done.append(case_document)
+    for finished in done:
+        if "against_following_each" in finished:
             log(
-                f"{one['gpus']}: deviation from own traces:"
-                f" {one['against_following_each']['largest_deviation']}"
+                f"{finished['gpus']}: deviation from own traces:"
+                f" {finished['against_following_each']['largest_deviation']}"
             )
     return 0
 

@@ -71,14 +71,14 @@ def _write(stem: str, document: dict[str, Any]) -> None:
     (RESULTS / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / f"{stem}.md").write_text(markdown(document))
     for name, some in {**document["bars_by_setup"], "all": document["bars"]}.items():
-        for one in some:
+        for bar in some:
             print(
                 f"{name:32}",
-                "pass" if one["passed"] else "FAIL",
-                one["bar"],
-                one["value"],
-                one["relation"],
-                one["limit"],
+                "pass" if bar["passed"] else "FAIL",
+                bar["bar"],
+                bar["value"],
+                bar["relation"],
+                bar["limit"],
             )
 
 
@@ -107,14 +107,13 @@ def _arguments() -> argparse.Namespace:
 
 def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, int]]:
     """Setup, searcher, seed; one setup after the other, so that each is read once."""
-    wanted = set(arguments.only or ())
-    tasks = [
-        (where, who, seed)
-        for where in names(worse=arguments.worse)
-        for who in (WORSE_ORDER if arguments.worse else ORDER)
-        if _is_wanted(where, who, wanted) and not (arguments.quick and who in SLOW)
-        for seed in range(_seeds(where, who, seeds, arguments))
-    ]
+    names_of_run = set(arguments.only or ())
+    tasks = []
+    for setup_name in names(worse=arguments.worse):
+        for who in WORSE_ORDER if arguments.worse else ORDER:
+            if _is_wanted(setup_name, who, names_of_run) and not (arguments.quick and who in SLOW):
+                for seed in range(_seeds(setup_name, who, seeds, arguments)):
+                    tasks.append((setup_name, who, seed))
     if not tasks:
         raise SystemExit(
             "nothing to run: results/search holds no predictions and no tables, or --only names"
@@ -124,7 +123,7 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
 
 
 def _seeds(
-    where: str,
+    setup_name: str,
     who: str,
     usual: int,
     arguments: argparse.Namespace,
@@ -133,18 +132,20 @@ def _seeds(
     if who in SLOW:
         return arguments.slow_seeds or usual
     simulated = [name for name in names() if not name.startswith("table_")]
-    more = who == OURS and where in simulated and not arguments.quick
-    return max(usual, math.ceil(FEASIBLE / len(simulated))) if more else usual
+    needs_more = who == OURS and setup_name in simulated and not arguments.quick
+    return max(usual, math.ceil(FEASIBLE / len(simulated))) if needs_more else usual
 
 
 def _is_wanted(
-    where: str,
+    setup_name: str,
     who: str,
-    wanted: set[str],
+    names_of_run: set[str],
 ) -> bool:
-    known = {*names(), *names(worse=True)}
-    here, there = wanted & known, wanted - known
-    return (not here or where in here) and (not there or who in there)
+    setup_names = {*names(), *names(worse=True)}
+    setups_of_run, searchers_of_run = names_of_run & setup_names, names_of_run - setup_names
+    return (not setups_of_run or setup_name in setups_of_run) and (
+        not searchers_of_run or who in searchers_of_run
+    )
 
 
 def _all_studies(
@@ -152,30 +153,30 @@ def _all_studies(
     processes: int,
     raw: Path | None,
 ) -> list[Result]:
-    kept = {(one.setup, one.searcher, one.seed): one for one in _kept(raw)}
-    results = [kept[task] for task in tasks if task in kept]
-    left = [task for task in tasks if task not in kept]
+    stored = {(result.setup, result.searcher, result.seed): result for result in _kept(raw)}
+    results = [stored[task] for task in tasks if task in stored]
+    remaining = [task for task in tasks if task not in stored]
     with (
         multiprocessing.get_context("spawn").Pool(processes) as pool,
         raw.open("ab") if raw else contextlib.nullcontext() as file,
     ):
-        for done, one in enumerate(pool.imap_unordered(_study, left), start=1):
-            results.append(one)
+        for done, result in enumerate(pool.imap_unordered(_study, remaining), start=1):
+            results.append(result)
             if file:
-                file.write(msgspec.json.encode(one) + b"\n")
+                file.write(msgspec.json.encode(result) + b"\n")
                 file.flush()
             if done % 100 == 0:
-                print(f"{done} of {len(left)} studies", file=sys.stderr, flush=True)
-    return sorted(results, key=lambda one: (one.setup, one.searcher, one.seed))
+                print(f"{done} of {len(remaining)} studies", file=sys.stderr, flush=True)
+    return sorted(results, key=lambda result: (result.setup, result.searcher, result.seed))
 
 
 def _kept(raw: Path | None) -> list[Result]:
     """Return the studies of an interrupted run; an incomplete line is left out."""
-    found = []
+    results = []
     for line in raw.read_bytes().splitlines() if raw and raw.exists() else ():
         with contextlib.suppress(msgspec.DecodeError):
-            found.append(msgspec.json.decode(line, type=Result))
-    return found
+            results.append(msgspec.json.decode(line, type=Result))
+    return results
 
 
 def _study(task: tuple[str, str, int]) -> Result:
@@ -183,7 +184,7 @@ def _study(task: tuple[str, str, int]) -> Result:
 
 
 def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
-    cost, results = five_thousand(), [one for one in everything if one.seed < seeds]
+    cost, results = five_thousand(), [result for result in everything if result.seed < seeds]
     return {
         "about": ABOUT,
         **_common(results, seeds),
@@ -191,35 +192,35 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
         "not_run": [case.name for case in CASES if case.name not in names()],
         "bars": bars(results, cost, everything),
         "bars_by_setup": {
-            name: bars(some) for name, some in grouped(results, lambda one: one.setup).items()
+            name: bars(some) for name, some in grouped(results, lambda result: result.setup).items()
         },
         "five_thousand_candidates": cost,
-        "of_autotune": [asdict(one) for one in everything if one.searcher == OURS],
+        "of_autotune": list(map(asdict, _autotunes(everything))),
     }
 
 
 def _worse_document(results: Sequence[Result], seeds: int) -> dict[str, Any]:
+    by_setup = grouped(results, lambda result: result.setup)
     return {
         "about": WORSE_ABOUT,
         **_common(results, seeds),
         "studies": len(results),
-        "not_run": [
-            name for name in names(worse=True) if all(one.setup != name for one in results)
-        ],
+        "not_run": [name for name in names(worse=True) if name not in by_setup],
         "bars": bars_of_worse(results),
-        "bars_by_setup": {
-            name: bars_of_worse(some)
-            for name, some in grouped(results, lambda one: one.setup).items()
-        },
-        "of_autotune": [asdict(one) for one in results if one.searcher == OURS],
+        "bars_by_setup": {name: bars_of_worse(some) for name, some in by_setup.items()},
+        "of_autotune": list(map(asdict, _autotunes(results))),
     }
 
 
+def _autotunes(results: Sequence[Result]) -> list[Result]:
+    return [result for result in results if result.searcher == OURS]
+
+
 def _common(results: Sequence[Result], seeds: int) -> dict[str, Any]:
-    by_setup = grouped(results, lambda one: one.setup)
+    by_setup = grouped(results, lambda result: result.setup)
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
-        by_name = grouped(some, lambda one: one.searcher)
+        by_name = grouped(some, lambda result: result.searcher)
         return {name: summary(by_name[name]) for name in (*ORDER, SECOND) if name in by_name}
 
     return {
@@ -242,25 +243,22 @@ def _check(results: Sequence[Result]) -> None:
     """Check facts that hold on every machine: our search finds a candidate wherever one fits,
     and no share is above 1.
     """
-    ours = [one for one in results if one.searcher == OURS]
-    wrong = [
-        f"{one.setup} seed {one.seed}: nothing_fits"
-        for one in ours
-        if one.nothing_fits and one.feasible
-    ]
-    wrong += [
-        f"{one.setup} {one.searcher} seed {one.seed}: share {one.share}"
-        for one in results
-        if not 0 <= one.share <= 1
-    ]
-    wrong += [
-        f"{one.setup} seed {one.seed}: recommended what does not truly fit"
-        for one in ours
-        if one.feasible and one.share == 0
-    ]
+    autotunes = _autotunes(results)
+    wrong = []
+    for result in autotunes:
+        if result.nothing_fits and result.feasible:
+            wrong.append(f"{result.setup} seed {result.seed}: nothing_fits")
+    for result in results:
+        if not 0 <= result.share <= 1:
+            wrong.append(
+                f"{result.setup} {result.searcher} seed {result.seed}: share {result.share}"
+            )
+    for result in autotunes:
+        if result.feasible and result.share == 0:
+            wrong.append(f"{result.setup} seed {result.seed}: recommended what does not truly fit")
     if wrong:
         raise SystemExit("\n".join(wrong))
-    print(f"{len(results)} studies, {len(ours)} of them autotune's: all in order")
+    print(f"{len(results)} studies, {len(autotunes)} of them autotune's: all in order")
 
 
 if __name__ == "__main__":

@@ -30,7 +30,7 @@ CANDIDATES = 5000
 def five_thousand() -> dict[str, float]:
     """Return milliseconds of CPU time per request and result, over 25 probes; predictions are
     synthetic, near the truth."""
-    case = next(one for one in CASES if one.name.endswith("7b-full-4xa100-80g"))
+    case = next(case for case in CASES if case.name.endswith("7b-full-4xa100-80g"))
     shares = tuple(round(0.15 + 0.025 * step, 3) for step in range(20))
     choices: dict[str, Sequence[KnobValue]] = {
         "sharding": SEVERAL["full"],
@@ -43,19 +43,19 @@ def five_thousand() -> dict[str, float]:
         tuning="full",
         global_batch=64,
     )
-    asked = posed(
+    posed_search = posed(
         Task(workload=workload, hardware=case.hardware),
         "cards",
         choices,
         case.hardware.memory_bytes,
     )
-    candidates = asked.candidates[:CANDIDATES]
+    candidates = posed_search.candidates[:CANDIDATES]
     dice = random.Random(0)
     formulas = Machine(
         Shape.of(workload.model.config),
         gpu_of(case),
         case.hardware.count,
-        asked.job.memory_limit_bytes,
+        posed_search.job.memory_limit_bytes,
         Quirks.drawn(dice),
     )
     machine = Simulated(
@@ -64,30 +64,31 @@ def five_thousand() -> dict[str, float]:
         speed_level=1.0,
         seed=0,
     )
-    predictions = {
-        one.id: _made_up(one.id, machine.truth(one), dice, asked.job.memory_limit_bytes)
-        for one in candidates
-    }
-    job = replace(asked.job, sampler="value")
+    predictions = {}
+    for candidate in candidates:
+        predictions[candidate.id] = _made_up(
+            candidate.id, machine.truth(candidate), dice, posed_search.job.memory_limit_bytes
+        )
+    job = replace(posed_search.job, sampler="value")
     began = time.process_time()
-    study = open_study(job, candidates, asked.baseline, predictions=predictions)
-    opening, taken = time.process_time() - began, []
-    for left in range(PROBES, 0, -1):
+    study = open_study(job, candidates, posed_search.baseline, predictions=predictions)
+    opening, durations = time.process_time() - began, []
+    for remaining in range(PROBES, 0, -1):
         began = time.process_time()
-        step = study.ask(RemainingBudget(seconds=1e9, probes=left))
+        step = study.ask(RemainingBudget(seconds=1e9, probes=remaining))
         if not isinstance(step, TrialRequest):
             break
         asking = time.process_time() - began
         measurement = machine.measure(step.candidate, SHORT_PROBE)
         began = time.process_time()
         study.tell(step, measurement)
-        taken.append(asking + time.process_time() - began)
+        durations.append(asking + time.process_time() - began)
     return {
         "candidates": len(candidates),
-        "probes": len(taken),
+        "probes": len(durations),
         "opening_ms": 1000 * opening,
-        "median_ms": 1000 * statistics.median(taken),
-        "longest_ms": 1000 * max(taken),
+        "median_ms": 1000 * statistics.median(durations),
+        "longest_ms": 1000 * max(durations),
     }
 
 

@@ -78,14 +78,16 @@ class Optimum:
     ) -> Optimum | None:
         """Return the optimum, None where nothing fits."""
         for tier in tiers_of(space, candidates):
-            speeds = {
-                one.id: speed
-                for one in tier.candidates
-                if (speed := machine.mean_speed(one)) is not None
-            }
+            speeds = {}
+            for candidate in tier.candidates:
+                speed = machine.mean_speed(candidate)
+                if speed is not None:
+                    speeds[candidate.id] = speed
             if speeds:
                 return cls(
-                    max(speeds.values()), frozenset(one.id for one in tier.candidates), speeds
+                    max(speeds.values()),
+                    frozenset(candidate.id for candidate in tier.candidates),
+                    speeds,
                 )
         return None
 
@@ -183,13 +185,12 @@ class Simulated:
             cycles.append(usual * this_probe * self._scatter())
             self.now += cycles[-1]
             if len(cycles) < plan.timed_cycles and _hopeless(
-                [truth.tokens / one for one in cycles], plan
+                [truth.tokens / seconds for seconds in cycles], plan
             ):
                 break
-        phases = {
-            name: seconds * sum(cycles) / truth.cycle_seconds
-            for name, seconds in truth.by_phase.items()
-        }
+        phases = {}
+        for name, seconds in truth.by_phase.items():
+            phases[name] = seconds * sum(cycles) / truth.cycle_seconds
         return Speed(
             completion_tokens=truth.tokens,
             cycle_seconds=tuple(cycles),
@@ -212,11 +213,10 @@ class Simulated:
     def _memory(self, truth: Truth) -> Memory:
         limit = round(self._formulas.limit_bytes * self._bytes)
         peak = min(limit, round(truth.peak_bytes * self._bytes))
-        phases = (
-            {}
-            if truth.cause
-            else {str(name): round(size * self._bytes) for name, size in truth.peaks.items()}
-        )
+        phases = {}
+        if not truth.cause:
+            for name, size in truth.peaks.items():
+                phases[str(name)] = round(size * self._bytes)
         return Memory(
             peak_bytes=peak,
             limit_bytes=limit,
@@ -230,10 +230,9 @@ class Simulated:
         truth: Truth,
         cost: Cost,
     ) -> Measurement:
-        numbers = {
-            name: round(value * self._bytes) if name.endswith("_bytes") else value
-            for name, value in truth.numbers.items()
-        }
+        numbers = {}
+        for name, value in truth.numbers.items():
+            numbers[name] = round(value * self._bytes) if name.endswith("_bytes") else value
         row = (
             {"engine_startup": "vllm_reservation", "kv_cache": "vllm_kv_too_small"}.get(
                 truth.cause or ""
@@ -260,24 +259,23 @@ class Simulated:
 
 def _words(cause: str | None, numbers: Mapping[str, float]) -> str:
     """Return the message of a framework for this failure, shortened."""
-    asked, free, total = (
-        f"{numbers.get(name, 0) / GIB:.2f} GiB"
-        for name in ("asked_bytes", "free_bytes", "total_bytes")
-    )
+    request = f"{numbers.get('asked_bytes', 0) / GIB:.2f} GiB"
+    free = f"{numbers.get('free_bytes', 0) / GIB:.2f} GiB"
+    total = f"{numbers.get('total_bytes', 0) / GIB:.2f} GiB"
     if cause == "kv_cache" and "asked_length" in numbers:
         length, longest = numbers["asked_length"], numbers["longest_length"]
         return (
-            f"ValueError: max seq len ({length}) needs {asked} of KV cache, {free} available;"
+            f"ValueError: max seq len ({length}) needs {request} of KV cache, {free} available;"
             f" maximum length {longest}"
         )
     if cause == "engine_startup":
         return (
             f"ValueError: Free memory on device ({free} of {total}) on startup is less than desired"
-            f" ({asked})"
+            f" ({request})"
         )
     return (
-        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {asked}. {total} in all, of"
-        f" which {free} is free."
+        f"torch.OutOfMemoryError: CUDA out of memory. Tried to allocate {request}. {total} in all,"
+        f" of which {free} is free."
     )
 
 
@@ -346,10 +344,15 @@ def load_costs(
     """Return the load seconds by load; where no measurement of a load had to load, the longest
     of any.
     """
-    seen: dict[str, list[float]] = defaultdict(list)
-    for one in candidates:
-        seen[one.load_key].extend(
-            row["cost"]["load_seconds"] for row in rows[one.id] if row["cost"]["load_seconds"] > 0
-        )
-    longest = max((statistics.median(costs) for costs in seen.values() if costs), default=1.0)
-    return {key: statistics.median(costs) if costs else longest for key, costs in seen.items()}
+    costs_by_load: dict[str, list[float]] = defaultdict(list)
+    for candidate in candidates:
+        costs = costs_by_load[candidate.load_key]
+        for row in rows[candidate.id]:
+            if row["cost"]["load_seconds"] > 0:
+                costs.append(row["cost"]["load_seconds"])
+    cost_by_load = {}
+    for key, costs in costs_by_load.items():
+        if costs:
+            cost_by_load[key] = statistics.median(costs)
+    longest = max(cost_by_load.values(), default=1.0)
+    return {key: cost_by_load.get(key, longest) for key in costs_by_load}

@@ -50,9 +50,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", metavar="CASE")
-    named = parser.parse_args().cases
+    names = parser.parse_args().cases
     for case in CASES:
-        if not named or case.name in named:
+        if not names or case.name in names:
             write(case)
 
 
@@ -62,24 +62,26 @@ def file_of(case: Case) -> Path:
 
 def write(case: Case) -> None:
     """Traces the case's steps and writes one line per candidate."""
-    asked = pose(case)
-    with contextlib.closing(open_prediction_service(asked.job, asked.trainer)) as foresight:
-        found = foresight.screen(_foreseen(asked))
-    failures = sorted({one.failure for one in found.values() if one.failure})
+    posed = pose(case)
+    with contextlib.closing(open_prediction_service(posed.job, posed.trainer)) as foresight:
+        predictions = foresight.screen(_foreseen(posed))
+    failures = sorted(
+        {prediction.failure for prediction in predictions.values() if prediction.failure}
+    )
     head = {
         "about": (
             f"autotune predict, every candidate of {case.model} ({case.tuning}) on {case.gpus}"
         ),
         "date": datetime.date.today().isoformat(),
-        "versions": dict(next(iter(found.values())).versions),
-        "limit_bytes": asked.job.memory_limit_bytes,
-        "knobs": moving(asked),
+        "versions": dict(next(iter(predictions.values())).versions),
+        "limit_bytes": posed.job.memory_limit_bytes,
+        "knobs": moving(posed),
         "figures": _all_titles(),
         "failures": failures,
     }
-    rows = [
-        [*_key(asked, one.knobs), *_figures(found[one.id], failures)] for one in _foreseen(asked)
-    ]
+    rows = []
+    for candidate in _foreseen(posed):
+        rows.append([*_key(posed, candidate.knobs), *_figures(predictions[candidate.id], failures)])
     FOLDER.mkdir(parents=True, exist_ok=True)
     lines = ",\n".join(json.dumps(row) for row in rows)
     file_of(case).write_text(
@@ -88,89 +90,97 @@ def write(case: Case) -> None:
     print(
         case.name,
         len(rows),
-        sum(one.fits is False for one in found.values()),
+        sum(prediction.fits is False for prediction in predictions.values()),
         file=sys.stderr,
         flush=True,
     )
 
 
-def read(case: Case, asked: Posed) -> dict[str, Prediction]:
+def read(case: Case, posed: Posed) -> dict[str, Prediction]:
     """Return the predictions by candidate id, as the search receives them."""
-    kept = json.loads(file_of(case).read_text())
-    same = kept["knobs"] == moving(asked) and kept["limit_bytes"] == asked.job.memory_limit_bytes
-    if not same or kept["figures"] != _all_titles():
+    stored = json.loads(file_of(case).read_text())
+    same = (
+        stored["knobs"] == moving(posed) and stored["limit_bytes"] == posed.job.memory_limit_bytes
+    )
+    if not same or stored["figures"] != _all_titles():
         raise SystemExit(
             f"{file_of(case)} is of another space, or holds other figures."
             f" Remake it with python benchmarks/search_predictions.py {case.name}"
         )
-    width = len(kept["knobs"])
-    figures = {tuple(row[:width]): row[width:] for row in kept["rows"]}
-    return {
-        one.id: _prediction(
-            one.id, figures[tuple(_key(asked, one.knobs))], kept["limit_bytes"], kept["failures"]
+    width = len(stored["knobs"])
+    figures = {tuple(row[:width]): row[width:] for row in stored["rows"]}
+    predictions = {}
+    for candidate in _foreseen(posed):
+        predictions[candidate.id] = _prediction(
+            candidate.id,
+            figures[tuple(_key(posed, candidate.knobs))],
+            stored["limit_bytes"],
+            stored["failures"],
         )
-        for one in _foreseen(asked)
-    }
+    return predictions
 
 
-def _foreseen(asked: Posed) -> list[Candidate]:
+def _foreseen(posed: Posed) -> list[Candidate]:
     """Return the predicted candidates, like the product: including the baseline, which need not
     be in the space.
     """
-    return list(dict.fromkeys([*asked.candidates, *([asked.baseline] if asked.baseline else [])]))
+    return list(dict.fromkeys([*posed.candidates, *([posed.baseline] if posed.baseline else [])]))
 
 
-def moving(asked: Posed) -> list[str]:
-    return [knob.name for knob in asked.job.space.knobs if len(knob.choices) > 1]
+def moving(posed: Posed) -> list[str]:
+    return [knob.name for knob in posed.job.space.knobs if len(knob.choices) > 1]
 
 
-def _key(asked: Posed, knobs: Any) -> list[Any]:
-    return [knobs.get(name) for name in moving(asked)]
+def _key(posed: Posed, knobs: Any) -> list[Any]:
+    return [knobs.get(name) for name in moving(posed)]
 
 
-def _figures(one: Prediction, failures: list[str]) -> list[Any]:
-    peak, rate = one.peak_memory_bytes, one.tokens_per_second
-    sizes = [
-        round(value / MIB)
-        for value in (peak.value, peak.low, peak.high, one.torch_peak_allocated_bytes.value)
-    ]
-    failure = None if one.failure is None else failures.index(one.failure)
-    return [*sizes, *_rounded(rate), failure, *_seconds(one), *_peaks(one)]
+def _figures(prediction: Prediction, failures: list[str]) -> list[Any]:
+    peak, rate = prediction.peak_memory_bytes, prediction.tokens_per_second
+    sizes = []
+    for value in (peak.value, peak.low, peak.high, prediction.torch_peak_allocated_bytes.value):
+        sizes.append(round(value / MIB))
+    failure = None if prediction.failure is None else failures.index(prediction.failure)
+    return [*sizes, *_rounded(rate), failure, *_seconds(prediction), *_peaks(prediction)]
 
 
 def _titles(names: Iterable[str], unit: str) -> list[str]:
-    return [f"{name} {unit}{end}" for name in names for end in ("", " low", " high")]
+    titles = []
+    for name in names:
+        for end in ("", " low", " high"):
+            titles.append(f"{name} {unit}{end}")
+    return titles
 
 
 def _all_titles() -> list[str]:
     return [*FIGURES, *_titles(TIMED, "s"), *_titles(STRETCHES, "MiB")]
 
 
-def _rounded(one: Estimate | None) -> list[float | None]:
-    return (
-        [None] * 3
-        if one is None
-        else [float(f"{value:.4g}") for value in (one.value, one.low, one.high)]
-    )
+def _rounded(estimate: Estimate | None) -> list[float | None]:
+    if estimate is None:
+        return [None] * 3
+    return [float(f"{value:.4g}") for value in (estimate.value, estimate.low, estimate.high)]
 
 
-def _seconds(one: Prediction) -> list[float | None]:
-    found = {phase.name: phase.seconds for phase in one.phases}
-    return [value for name in TIMED for value in _rounded(found.get(name))]
+def _seconds(prediction: Prediction) -> list[float | None]:
+    seconds_by_phase = {phase.name: phase.seconds for phase in prediction.phases}
+    seconds = []
+    for name in TIMED:
+        seconds.extend(_rounded(seconds_by_phase.get(name)))
+    return seconds
 
 
-def _peaks(one: Prediction) -> list[int | None]:
+def _peaks(prediction: Prediction) -> list[int | None]:
     """A stretch of which the candidate has no phase is None."""
-    found: list[int | None] = []
+    figures: list[int | None] = []
     for names in STRETCHES.values():
-        peaks = [phase.peak_bytes for phase in one.phases if phase.name in names]
+        peaks = [phase.peak_bytes for phase in prediction.phases if phase.name in names]
         highest = max(peaks, key=lambda peak: peak.value, default=None)
-        found += (
-            [None] * 3
-            if highest is None
-            else [round(value / MIB) for value in (highest.value, highest.low, highest.high)]
-        )
-    return found
+        if highest is None:
+            figures += [None] * 3
+        else:
+            figures += [round(end / MIB) for end in (highest.value, highest.low, highest.high)]
+    return figures
 
 
 def _prediction(
@@ -179,15 +189,13 @@ def _prediction(
     limit_bytes: int,
     failures: list[str],
 ) -> Prediction:
-    value, low, high, allocated, rate, slowest, fastest, failure, *rest = figures
+    value, low, high, allocated, rate, slowest, fastest, failure, *phase_figures = figures
     peak = _estimate(value * MIB, low * MIB, high * MIB)
-    fits = (
-        False
-        if failure is not None or peak.low > limit_bytes
-        else True
-        if peak.high <= limit_bytes
-        else None
-    )
+    fits: bool | None = None
+    if failure is not None or peak.low > limit_bytes:
+        fits = False
+    elif peak.high <= limit_bytes:
+        fits = True
     return Prediction(
         candidate_id=name,
         basis="traced",
@@ -198,7 +206,7 @@ def _prediction(
         torch_peak_allocated_bytes=Estimate.exactly(allocated * MIB),
         torch_peak_reserved_bytes=peak,
         tokens_per_second=None if rate is None else _estimate(rate, slowest, fastest),
-        phases=_phases(rest),
+        phases=_phases(phase_figures),
     )
 
 
@@ -206,16 +214,21 @@ def _phases(figures: list[Any]) -> tuple[PhasePrediction, ...]:
     triples = [figures[place : place + 3] for place in range(0, len(figures), 3)]
     seconds = dict(zip(TIMED, triples, strict=False))
     peaks = dict(zip(STRETCHES, triples[len(TIMED) :], strict=True))
-    return tuple(
-        PhasePrediction(
-            name=phase,
-            peak_bytes=_estimate(*(size * MIB for size in peaks[stretch])),
-            seconds=None if seconds.get(phase, [None])[0] is None else _estimate(*seconds[phase]),
-        )
-        for stretch, phases in STRETCHES.items()
-        if peaks[stretch][0] is not None
-        for phase in phases
-    )
+    predictions = []
+    for stretch, phases in STRETCHES.items():
+        if peaks[stretch][0] is None:
+            continue
+        peak = _estimate(*(size * MIB for size in peaks[stretch]))
+        for phase in phases:
+            timed = seconds.get(phase, [None])[0] is not None
+            predictions.append(
+                PhasePrediction(
+                    name=phase,
+                    peak_bytes=peak,
+                    seconds=_estimate(*seconds[phase]) if timed else None,
+                )
+            )
+    return tuple(predictions)
 
 
 def _estimate(

@@ -6,6 +6,7 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from machine import versions_text
 from search_studies import ABLATIONS, AFTER, OURS, SECOND, Result
 
 NEVER = float("inf")
@@ -21,31 +22,43 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Searcher's studies in figures."""
     return {
         "studies": len(results),
-        **{
-            f"share_after_{count}": _middle(one.share_after[count] for one in results)
-            for count in AFTER
-        },
-        "worst_tenth_after_10": _tenth(one.share_after[10] for one in results),
-        "share_recommended": _middle(one.share for one in results),
-        "out_of_memory": _middle(one.out_of_memory for one in results),
-        "seconds": _middle(one.seconds for one in results),
-        "seconds_to_95": _finite(_middle(_or_never(one.seconds_to_95) for one in results)),
-        "reached_95": _rate(one.seconds_to_95 is not None for one in results),
-        "reached_97": _rate(one.probes_to_97 is not None for one in results),
-        "probes": _middle(one.probes for one in results),
-        "confirmations": _middle(one.confirmations for one in results),
-        "probes_beyond_97": _finite(
-            _middle(one.probes - one.probes_to_97 if one.probes_to_97 else NEVER for one in results)
-        ),
-        "loads": _middle(one.loads for one in results),
-        "mean_recommended": _mean(one.share for one in results),
-        "nothing_fits": sum(one.nothing_fits and one.feasible for one in results),
+        **{f"share_after_{count}": _middle(_shares_after(results, count)) for count in AFTER},
+        "worst_tenth_after_10": _tenth(_shares_after(results, 10)),
+        "share_recommended": _middle(_column(results, "share")),
+        "out_of_memory": _middle(_column(results, "out_of_memory")),
+        "seconds": _middle(_column(results, "seconds")),
+        "seconds_to_95": _finite(_middle(map(_or_never, _column(results, "seconds_to_95")))),
+        "reached_95": _rate(result.seconds_to_95 is not None for result in results),
+        "reached_97": _rate(result.probes_to_97 is not None for result in results),
+        "probes": _middle(_column(results, "probes")),
+        "confirmations": _middle(_column(results, "confirmations")),
+        "probes_beyond_97": _finite(_middle(map(_probes_beyond_97, results))),
+        "loads": _middle(_column(results, "loads")),
+        "mean_recommended": _mean(_column(results, "share")),
+        "nothing_fits": _needlessly_empty(results),
         "falsely_refused": _share(
-            sum(one.falsely_refused for one in results), sum(one.fitting for one in results)
+            sum(_column(results, "falsely_refused")), sum(_column(results, "fitting"))
         ),
-        "optimum_refused": _rate(one.refused_better for one in results),
-        "own_milliseconds": 1000 * _middle(one.ask_tell_seconds for one in results),
+        "optimum_refused": _rate(_column(results, "refused_better")),
+        "own_milliseconds": 1000 * _middle(_column(results, "ask_tell_seconds")),
     }
+
+
+def _column(results: Sequence[Result], name: str) -> list[Any]:
+    return [getattr(result, name) for result in results]
+
+
+def _shares_after(results: Sequence[Result], count: int) -> list[float]:
+    return [result.share_after[count] for result in results]
+
+
+def _probes_beyond_97(result: Result) -> float:
+    return result.probes - result.probes_to_97 if result.probes_to_97 else NEVER
+
+
+def _needlessly_empty(results: Sequence[Result]) -> int:
+    """Return how many studies of a feasible space said that nothing fits."""
+    return sum(result.nothing_fits and result.feasible for result in results)
 
 
 def bars(
@@ -56,17 +69,15 @@ def bars(
     """Return the bars over these studies, and whether each is met; events that must never
     happen, over `everything`.
     """
-    ours = [one for one in results if one.searcher == OURS]
-    simulated = [
-        one
-        for one in everything or results
-        if one.searcher == OURS and not one.setup.startswith("table_")
-    ]
-    figures, best, rival = summary(ours), *_best_rival(results)
-    beyond = [one.probes - one.probes_to_97 for one in ours if one.probes_to_97]
-    missed = sum(one.nothing_fits and one.feasible for one in simulated)
+    autotunes = [result for result in results if result.searcher == OURS]
+    simulated = []
+    for result in everything or results:
+        if result.searcher == OURS and not result.setup.startswith("table_"):
+            simulated.append(result)
+    figures, best, rival = summary(autotunes), *_best_rival(results)
+    beyond = [_probes_beyond_97(result) for result in autotunes if result.probes_to_97]
     ours_to_95 = NEVER if figures["seconds_to_95"] is None else figures["seconds_to_95"]
-    found = [
+    rows = [
         _bar(
             "share of the optimum after 10 probes, median",
             figures["share_after_10"],
@@ -94,90 +105,96 @@ def bars(
         ),
         _bar(
             f"feasible spaces called nothing_fits, of {len(simulated)} simulated studies",
-            missed,
+            _needlessly_empty(simulated),
             "<=",
             0,
         ),
         _bar(
             "largest share of the optimum in any study",
-            max(one.share for one in results),
+            max(_column(results, "share")),
             "<=",
             1.0,
         ),
     ]
     if five_thousand is not None:
-        own = five_thousand["median_ms"]
-        found.append(
+        milliseconds = five_thousand["median_ms"]
+        rows.append(
             _bar(
                 "milliseconds of the search's own per probe with 5,000 candidates, median",
-                own,
+                milliseconds,
                 "<=",
                 OWN_MS,
             )
         )
-    return found
+    return rows
 
 
 def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
     """Return the bars where the truth contradicts the prediction: against GP, and how soon the
     search notices.
     """
-    by_name = grouped([one for one in results if one.feasible], lambda one: one.searcher)
-    ours = by_name.get(OURS, [])
-    found, theirs = [], by_name.get("GP", [])
-    for count in AFTER if theirs else ():
-        ratio = _mean(one.share_after[count] for one in ours) / _mean(
-            one.share_after[count] for one in theirs
-        )
-        found.append(
+    by_name = grouped(
+        [result for result in results if result.feasible], lambda result: result.searcher
+    )
+    autotunes = by_name.get(OURS, [])
+    rows, of_gp = [], by_name.get("GP", [])
+    for count in AFTER if of_gp else ():
+        ratio = _mean(_shares_after(autotunes, count)) / _mean(_shares_after(of_gp, count))
+        rows.append(
             _bar(f"mean share after {count} probes, over that of GP", ratio, ">=", BEHIND_GP)
         )
-    if theirs:
-        ratio = _mean(one.share for one in ours) / _mean(one.share for one in theirs)
-        found.append(
+    if of_gp:
+        ratio = _mean(_column(autotunes, "share")) / _mean(_column(of_gp, "share"))
+        rows.append(
             _bar("mean share recommended, over that of GP after 30 probes", ratio, ">=", BEHIND_GP)
         )
     if again := by_name.get(SECOND):
-        within = _rate(one.probes <= SECOND_PROBES for one in again)
-        found.append(
+        within = _rate(result.probes <= SECOND_PROBES for result in again)
+        rows.append(
             _bar(f"second studies with at most {SECOND_PROBES} probes", within, ">=", MOST_STUDIES)
         )
-    misled = [one for one in ours if one.first_choice is not None and one.first_choice < MISLED]
+    misled = []
+    for result in autotunes:
+        if result.first_choice is not None and result.first_choice < MISLED:
+            misled.append(result)
     if misled:
         soon = _rate(
-            one.noticed_after is not None and one.noticed_after <= NOTICED_WITHIN for one in misled
+            result.noticed_after is not None and result.noticed_after <= NOTICED_WITHIN
+            for result in misled
         )
-        what = f"studies that noticed within {NOTICED_WITHIN} probes, of {len(misled)} misled"
-        found.append(_bar(what, soon, ">=", MOST_STUDIES))
-    return found
+        name = f"studies that noticed within {NOTICED_WITHIN} probes, of {len(misled)} misled"
+        rows.append(_bar(name, soon, ">=", MOST_STUDIES))
+    return rows
 
 
-def _ratio(ours: float, theirs: float) -> float:
+def _ratio(autotunes: float, rivals: float) -> float:
     """Return the ratio of seconds; a case that nobody solves counts as equal."""
-    return NEVER if ours == NEVER else 0.0 if theirs == NEVER else ours / theirs
+    return NEVER if autotunes == NEVER else 0.0 if rivals == NEVER else autotunes / rivals
 
 
 def _best_rival(results: Sequence[Result]) -> tuple[float, str]:
     """The competitor with the fewest seconds to 95 % in the median; parts of ours are none, nor
     are medians of a few studies.
     """
-    found: dict[str, float] = {}
-    for name, its in sorted(grouped(results, lambda one: one.searcher).items()):
+    seconds_by_rival: dict[str, float] = {}
+    for name, its in sorted(grouped(results, lambda result: result.searcher).items()):
         if name not in (OURS, *ABLATIONS) and len(its) >= ENOUGH:
-            found[name] = _middle(_or_never(one.seconds_to_95) for one in its)
-    best = min(found, key=lambda name: found[name], default="nobody else was run")
-    return found.get(best, NEVER), best
+            seconds_by_rival[name] = _middle(map(_or_never, _column(its, "seconds_to_95")))
+    best = min(
+        seconds_by_rival, key=lambda name: seconds_by_rival[name], default="nobody else was run"
+    )
+    return seconds_by_rival.get(best, NEVER), best
 
 
 def _bar(
-    what: str,
+    name: str,
     value: float,
     relation: str,
     limit: float,
 ) -> dict[str, Any]:
     passed = value >= limit if relation == ">=" else value <= limit
     return {
-        "bar": what,
+        "bar": name,
         "value": _finite(value),
         "relation": relation,
         "limit": limit,
@@ -188,7 +205,7 @@ def _bar(
 def markdown(document: Mapping[str, Any]) -> str:
     """The same for readers."""
     machine = document["machine"]
-    versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items())
+    versions = versions_text(machine["versions"])
     lines = [
         "# The search, compared with known optima",
         "",
@@ -206,11 +223,11 @@ def markdown(document: Mapping[str, Any]) -> str:
         "| bar | value | must be | |",
         "|---|---|---|---|",
     ]
-    lines += [
-        f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} |"
-        f" {'pass' if b['passed'] else 'FAIL'} |"
-        for b in document["bars"]
-    ]
+    for b in document["bars"]:
+        lines.append(
+            f"| {b['bar']} | {_text(b['value'])} | {b['relation']} {b['limit']} |"
+            f" {'pass' if b['passed'] else 'FAIL'} |"
+        )
     lines += ["", "## All together", "", *_table(document["overall"])]
     for name, rows in document["by_setup"].items():
         lines += [
@@ -232,11 +249,10 @@ def _not_run(names: Sequence[str]) -> str:
 
 def _met(some: Sequence[Mapping[str, Any]]) -> str:
     """The bars of one setup in a sentence."""
-    missed = [
-        f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}"
-        for b in some
-        if not b["passed"]
-    ]
+    missed = []
+    for b in some:
+        if not b["passed"]:
+            missed.append(f"{b['bar']}: {_text(b['value'])}, must be {b['relation']} {b['limit']}")
     return (
         f"{len(some) - len(missed)} of {len(some)} bars"
         f" met{'; missed: ' if missed else ''}{'; '.join(missed)}."
@@ -265,10 +281,10 @@ def _table(rows: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "| searcher | " + " | ".join(title for _, title in COLUMNS) + " |",
         "|---" * (len(COLUMNS) + 1) + "|",
     ]
-    return lines + [
-        f"| {name} | " + " | ".join(_text(row[key]) for key, _ in COLUMNS) + " |"
-        for name, row in rows.items()
-    ]
+    for name, row in rows.items():
+        cells = [_text(row[key]) for key, _ in COLUMNS]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    return lines
 
 
 def _distance(document: Mapping[str, Any], name: str) -> str:
@@ -294,8 +310,8 @@ def _text(value: Any) -> str:
 
 
 def _middle(values: Iterable[float]) -> float:
-    kept = list(values)
-    return statistics.median(kept) if kept else NEVER
+    numbers = list(values)
+    return statistics.median(numbers) if numbers else NEVER
 
 
 def _mean(values: Iterable[float]) -> float:
@@ -304,17 +320,17 @@ def _mean(values: Iterable[float]) -> float:
 
 def _tenth(values: Iterable[float]) -> float:
     """The value that a tenth of the studies stays below or at."""
-    kept = sorted(values)
-    return kept[max(0, int(0.1 * len(kept)) - 1)] if kept else NEVER
+    numbers = sorted(values)
+    return numbers[max(0, int(0.1 * len(numbers)) - 1)] if numbers else NEVER
 
 
 def _rate(flags: Iterable[bool]) -> float:
-    kept = list(flags)
-    return sum(kept) / len(kept)
+    outcomes = list(flags)
+    return sum(outcomes) / len(outcomes)
 
 
-def _share(part: int, whole: int) -> float:
-    return part / whole if whole else 0.0
+def _share(part: int, total: int) -> float:
+    return part / total if total else 0.0
 
 
 def _or_never(value: float | None) -> float:
@@ -327,7 +343,7 @@ def _finite(value: float) -> float | None:
 
 
 def grouped(results: Sequence[Result], key: Callable[[Result], str]) -> dict[str, list[Result]]:
-    found: dict[str, list[Result]] = {}
-    for one in results:
-        found.setdefault(key(one), []).append(one)
-    return found
+    groups: dict[str, list[Result]] = {}
+    for result in results:
+        groups.setdefault(key(result), []).append(result)
+    return groups

@@ -76,9 +76,9 @@ class Arena:
         if len(self.probes) >= self.most:
             raise Enough
         measurement = self.machine.measure(candidate, SHORT_PROBE)
-        made = Probe(candidate, measurement, judge(measurement).fits, self.machine.now)
-        self.probes.append(made)
-        return made
+        probe = Probe(candidate, measurement, judge(measurement).fits, self.machine.now)
+        self.probes.append(probe)
+        return probe
 
 
 Rival = Callable[[Arena, list[Candidate], Candidate, random.Random], None]
@@ -97,7 +97,10 @@ def run(
     """
     try:
         for tier in tiers_of(arena.space, arena.candidates):
-            fitting = [one for one in tier.candidates if arena.machine.mean_speed(one) is not None]
+            fitting = []
+            for candidate in tier.candidates:
+                if arena.machine.mean_speed(candidate) is not None:
+                    fitting.append(candidate)
             if fitting:
                 arena.probe(first := safest(fitting))
                 rival(arena, list(tier.candidates), first, random.Random(seed))
@@ -112,8 +115,8 @@ def safest(candidates: Sequence[Candidate]) -> Candidate:
     smallest micro-batch."""
     sharded = ("zero3", "zero2", "zero1", "ddp", "none")
 
-    def demand(one: Candidate) -> tuple[object, ...]:
-        settings = one.settings
+    def demand(candidate: Candidate) -> tuple[object, ...]:
+        settings = candidate.settings
         kind = settings.get("sharding")
         place = sharded.index(str(kind)) if kind in sharded else 0
         return (
@@ -121,7 +124,7 @@ def safest(candidates: Sequence[Candidate]) -> Candidate:
             place,
             not settings["gradient_checkpointing"],
             settings[MICRO],
-            str(sorted(one.knobs.items(), key=str)),
+            str(sorted(candidate.knobs.items(), key=str)),
         )
 
     return min(candidates, key=demand)
@@ -133,8 +136,8 @@ def at_random(
     first: Candidate,
     dice: random.Random,
 ) -> None:
-    for one in dice.sample(tier, len(tier)):
-        arena.probe(one)
+    for candidate in dice.sample(tier, len(tier)):
+        arena.probe(candidate)
 
 
 def tpe(
@@ -176,54 +179,50 @@ def _optuna(
     dice: random.Random,
 ) -> None:
     study = optuna.create_study(direction="maximize", sampler=sampler)
-    moving = [
-        knob
-        for knob in arena.space.knobs
-        if len({str(one.knobs.get(knob.name)) for one in tier}) > 1
-    ]
-    choices = {
-        knob.name: list(dict.fromkeys(str(one.knobs.get(knob.name)) for one in tier))
-        for knob in moving
-    }
+    choices = {}
+    for knob in arena.space.knobs:
+        values_of_knob = list(dict.fromkeys(str(c.knobs.get(knob.name)) for c in tier))
+        if len(values_of_knob) > 1:
+            choices[knob.name] = values_of_knob
     numeric = {name: values for name, values in choices.items() if _are_numbers(values)}
 
-    def place(one: Candidate, name: str) -> float | str:
-        text = str(one.knobs.get(name))
+    def place(candidate: Candidate, name: str) -> float | str:
+        text = str(candidate.knobs.get(name))
         return math.log(float(text)) if name in numeric else text
 
-    def told(one: Candidate) -> None:
+    def places(candidate: Candidate) -> dict[str, float | str]:
+        return {name: place(candidate, name) for name in choices}
+
+    def distributions() -> dict[str, optuna.distributions.BaseDistribution]:
+        return {name: _distribution(values) for name, values in choices.items()}
+
+    def probe_and_tell(candidate: Candidate) -> None:
         """Report a failure as slow as the slowest: a zero would distort every model of the
         speed.
         """
-        made = arena.probe(one)
+        probe = arena.probe(candidate)
         fitting = [probe.speed for probe in arena.probes if probe.fits]
-        values: dict[str, optuna.distributions.BaseDistribution] = {
-            name: _distribution(choices[name]) for name in choices
-        }
         study.add_trial(
             optuna.trial.create_trial(
-                params={name: place(one, name) for name in choices},
-                distributions=values,
-                value=made.speed if made.fits else min(fitting, default=0.0),
-                system_attrs={"constraints:memory": _over(made)},
+                params=places(candidate),
+                distributions=distributions(),
+                value=probe.speed if probe.fits else min(fitting, default=0.0),
+                system_attrs={"constraints:memory": _over(probe)},
             )
         )
 
-    told(arena.probes[-1].candidate)
-    left = [one for one in tier if one != arena.probes[-1].candidate]
-    while left:
-        trial = study.ask({name: _distribution(choices[name]) for name in choices})
-        wanted = trial.params
+    probe_and_tell(arena.probes[-1].candidate)
+    remaining = [candidate for candidate in tier if candidate != arena.probes[-1].candidate]
+    while remaining:
+        trial = study.ask(distributions())
+        proposal = trial.params
         study.tell(trial, state=optuna.trial.TrialState.FAIL)
         nearest = min(
-            left,
-            key=lambda one: (
-                _apart(wanted, {name: place(one, name) for name in choices}),
-                dice.random(),
-            ),
+            remaining,
+            key=lambda candidate: (_apart(proposal, places(candidate)), dice.random()),
         )
-        left.remove(nearest)
-        told(nearest)
+        remaining.remove(nearest)
+        probe_and_tell(nearest)
 
 
 def _are_numbers(values: Sequence[str]) -> bool:
@@ -240,11 +239,14 @@ def _distribution(values: list[str]) -> optuna.distributions.BaseDistribution:
     return optuna.distributions.FloatDistribution(min(logs), max(logs))
 
 
-def _apart(wanted: dict[str, object], here: dict[str, float | str]) -> float:
-    return sum(
-        abs(value - float(here[name])) if isinstance(value, float) else float(value != here[name])
-        for name, value in wanted.items()
-    )
+def _apart(proposal: dict[str, object], values: dict[str, float | str]) -> float:
+    distance = 0.0
+    for name, value in proposal.items():
+        if isinstance(value, float):
+            distance += abs(value - float(values[name]))
+        else:
+            distance += value != values[name]
+    return distance
 
 
 def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate]]:
@@ -252,23 +254,22 @@ def _ladders(tier: list[Candidate], first: Candidate) -> Iterator[list[Candidate
     candidate come first.
     """
     groups: dict[str, list[Candidate]] = {}
-    for one in sorted(tier, key=lambda one: _moved(one, first)):
-        rest = {
-            name: value
-            for name, value in one.knobs.items()
-            if name not in (MICRO, "gradient_accumulation_steps")
-        }
-        groups.setdefault(str(rest), []).append(one)
+    for candidate in sorted(tier, key=lambda candidate: _moved(candidate, first)):
+        shape = {}
+        for name, value in candidate.knobs.items():
+            if name not in (MICRO, "gradient_accumulation_steps"):
+                shape[name] = value
+        groups.setdefault(str(shape), []).append(candidate)
     for members in groups.values():
-        yield sorted(members, key=lambda one: int(one.settings[MICRO] or 0))
+        yield sorted(members, key=lambda candidate: int(candidate.settings[MICRO] or 0))
 
 
-def _moved(one: Candidate, first: Candidate) -> int:
-    return sum(
-        first.knobs.get(name) != value
-        for name, value in one.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    )
+def _moved(candidate: Candidate, first: Candidate) -> int:
+    moved = 0
+    for name, value in candidate.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            moved += first.knobs.get(name) != value
+    return moved
 
 
 def doubling(
@@ -302,42 +303,41 @@ def first_fit(
     """AReno's auto-tuner: the largest engine below nine tenths of the memory, then the largest
     micro-batch below it.
     """
-    beside = {
-        name: value
-        for name, value in first.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    }
+    fixed = {}
+    for name, value in first.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            fixed[name] = value
 
-    def is_small(one: Candidate) -> bool:
-        return one.settings[MICRO] == first.settings[MICRO] and bool(
-            one.settings["gradient_checkpointing"]
+    def is_small(candidate: Candidate) -> bool:
+        return candidate.settings[MICRO] == first.settings[MICRO] and bool(
+            candidate.settings["gradient_checkpointing"]
         )
 
-    def same(one: Candidate) -> bool:
-        return all(
-            one.knobs.get(name) == value
-            for name, value in beside.items()
-            if not name.startswith(("use_vllm", "vllm_"))
-        )
+    def same(candidate: Candidate) -> bool:
+        for name, value in fixed.items():
+            is_engines = name.startswith(("use_vllm", "vllm_"))
+            if not is_engines and candidate.knobs.get(name) != value:
+                return False
+        return True
 
-    engines = [one for one in tier if is_small(one) and same(one)]
+    engines = [candidate for candidate in tier if is_small(candidate) and same(candidate)]
     engines.sort(
-        key=lambda one: (
-            not one.settings["use_vllm"],
-            -float(one.knobs.get("vllm_gpu_memory_utilization") or 0),
+        key=lambda candidate: (
+            not candidate.settings["use_vllm"],
+            -float(candidate.knobs.get("vllm_gpu_memory_utilization") or 0),
         )
     )
-    chosen = next((one for one in engines if _below(arena.probe(one))), first)
-    shape = {
-        name: value
-        for name, value in chosen.knobs.items()
-        if name not in (MICRO, "gradient_accumulation_steps")
-    }
-    ladder = [
-        one for one in tier if all(one.knobs.get(name) == value for name, value in shape.items())
-    ]
-    for one in sorted(ladder, key=lambda one: -int(one.settings[MICRO] or 0)):
-        if _below(arena.probe(one)):
+    chosen = next((candidate for candidate in engines if _below(arena.probe(candidate))), first)
+    shape = {}
+    for name, value in chosen.knobs.items():
+        if name not in (MICRO, "gradient_accumulation_steps"):
+            shape[name] = value
+    ladder = []
+    for candidate in tier:
+        if all(candidate.knobs.get(name) == value for name, value in shape.items()):
+            ladder.append(candidate)
+    for candidate in sorted(ladder, key=lambda candidate: -int(candidate.settings[MICRO] or 0)):
+        if _below(arena.probe(candidate)):
             return
 
 
@@ -362,25 +362,24 @@ def deepspeed_grid(
     order = ("none", "ddp", "zero1", "zero2", "zero3")
     outer: dict[str, dict[str, list[Candidate]]] = {}
     for ladder in _ladders(tier, first):
-        for one in ladder:
-            rest = {
-                name: v
-                for name, v in one.knobs.items()
-                if name not in (MICRO, "gradient_accumulation_steps", "sharding")
-            }
-            outer.setdefault(str(rest), {}).setdefault(
-                str(one.settings.get("sharding")), []
-            ).append(one)
+        for candidate in ladder:
+            shape = {}
+            for name, v in candidate.knobs.items():
+                if name not in (MICRO, "gradient_accumulation_steps", "sharding"):
+                    shape[name] = v
+            outer.setdefault(str(shape), {}).setdefault(
+                str(candidate.settings.get("sharding")), []
+            ).append(candidate)
     for stages in outer.values():
         before = 0.0
         for stage in sorted(stages, key=lambda name: order.index(name) if name in order else 0):
             best = 0.0
-            for one in stages[stage]:
-                made = arena.probe(one)
-                if not made.fits or made.speed < best * (1 + GROWN):
-                    best = max(best, made.speed)
+            for candidate in stages[stage]:
+                probe = arena.probe(candidate)
+                if not probe.fits or probe.speed < best * (1 + GROWN):
+                    best = max(best, probe.speed)
                     break
-                best = made.speed
+                best = probe.speed
             if 0 < best < before:
                 break
             before = max(before, best)

@@ -78,7 +78,7 @@ def names(*, worse: bool = False) -> list[str]:
 
 @cache
 def setup(name: str) -> Setup:
-    case = next((one for one in CASES if one.name == name.removesuffix(WORSE)), None)
+    case = next((case for case in CASES if case.name == name.removesuffix(WORSE)), None)
     return (
         _table(name)
         if case is None
@@ -94,20 +94,20 @@ def _simulated(
     case: Case,
     truth: Truthfulness,
 ) -> Setup:
-    asked = pose(case)
-    predictions = read(case, asked)
+    posed_case = pose(case)
+    predictions = read(case, posed_case)
     return Setup(
         name,
         "simulated",
-        asked,
+        posed_case,
         predictions,
-        lambda seed: simulated_machine(case, asked, predictions, seed, truth),
+        lambda seed: simulated_machine(case, posed_case, predictions, seed, truth),
     )
 
 
 def simulated_machine(
     case: Case,
-    asked: Posed,
+    posed_case: Posed,
     predictions: Mapping[str, Prediction],
     seed: int,
     truth: Truthfulness = NEAR,
@@ -117,13 +117,13 @@ def simulated_machine(
     """
     dice = random.Random(f"{case.name} {seed}")
     formulas = Formulas(
-        shape=Shape.of(asked.job.task.workload.model.config),
+        shape=Shape.of(posed_case.job.task.workload.model.config),
         gpu=gpu_of(case),
         ranks=case.hardware.count,
-        limit_bytes=asked.job.memory_limit_bytes,
+        limit_bytes=posed_case.job.memory_limit_bytes,
         quirks=truth.quirks(dice),
     )
-    memory, speed = _levels(asked, predictions, formulas)
+    memory, speed = _levels(posed_case, predictions, formulas)
     memory *= math.exp(dice.uniform(-1, 1) * math.log(1 + truth.memory_off))
     speed *= math.exp(dice.uniform(-1, 1) * math.log(1 + truth.speed_off))
     scaled = replace(
@@ -145,18 +145,18 @@ def gpu_of(case: Case) -> Gpu:
 
 
 def _levels(
-    asked: Posed,
+    posed_case: Posed,
     predictions: Mapping[str, Prediction],
     formulas: Formulas,
 ) -> tuple[float, float]:
     """The median candidate's prediction over the simulator's raw figure."""
     memory, speed = [], []
-    for one in asked.candidates:
-        truth, told = formulas.truth(one), predictions[one.id]
+    for candidate in posed_case.candidates:
+        truth, prediction = formulas.truth(candidate), predictions[candidate.id]
         if truth.phase != "load" or truth.cause is None:
-            memory.append(told.peak_memory_bytes.value / truth.peak_bytes)
-        if truth.cause is None and told.tokens_per_second is not None:
-            speed.append(told.tokens_per_second.value / (truth.tokens / truth.cycle_seconds))
+            memory.append(prediction.peak_memory_bytes.value / truth.peak_bytes)
+        if truth.cause is None and prediction.tokens_per_second is not None:
+            speed.append(prediction.tokens_per_second.value / (truth.tokens / truth.cycle_seconds))
     return statistics.median(memory), statistics.median(speed)
 
 
@@ -167,19 +167,19 @@ def distance(setup: Setup, seed: int) -> dict[str, float]:
     machine = setup.machine(seed)
     assert isinstance(machine, Simulated)
     memory, speed = [], []
-    for one in setup.posed.candidates:
-        rate, told = machine.mean_speed(one), setup.predictions[one.id]
+    for candidate in setup.posed.candidates:
+        rate, prediction = machine.mean_speed(candidate), setup.predictions[candidate.id]
         if rate is not None:
-            peak = machine.peak_bytes(one)
-            memory.append(abs(math.log(peak / told.peak_memory_bytes.value)))
-            if told.tokens_per_second is not None:
-                speed.append(abs(math.log(rate / told.tokens_per_second.value)))
-    return {
-        f"{name}_{word}": math.expm1(_quantile(values, share))
-        for name, values in (("memory", memory), ("speed", speed))
-        for word, share in (("median", 0.5), ("ninth_tenth", 0.9))
-        if values
-    }
+            peak = machine.peak_bytes(candidate)
+            memory.append(abs(math.log(peak / prediction.peak_memory_bytes.value)))
+            if prediction.tokens_per_second is not None:
+                speed.append(abs(math.log(rate / prediction.tokens_per_second.value)))
+    distances = {}
+    for name, values in (("memory", memory), ("speed", speed)):
+        for word, share in (("median", 0.5), ("ninth_tenth", 0.9)):
+            if values:
+                distances[f"{name}_{word}"] = math.expm1(_quantile(values, share))
+    return distances
 
 
 def _quantile(values: list[float], share: float) -> float:
@@ -190,11 +190,11 @@ def _quantile(values: list[float], share: float) -> float:
 
 
 def _table(name: str) -> Setup:
-    kept = json.loads((RESULTS / f"{name}.json").read_text())
-    limit = parse_bytes(kept["limit"])
+    stored = json.loads((RESULTS / f"{name}.json").read_text())
+    limit = parse_bytes(stored["limit"])
     model = Model(
         name="made-up",
-        config=kept["model_config"],
+        config=stored["model_config"],
         folder=None,
         origin="made up",
     )
@@ -202,19 +202,21 @@ def _table(name: str) -> Setup:
         model=model,
         python=Path(sys.executable),
         tuning="full",
-        global_batch=kept["global_batch"],
+        global_batch=stored["global_batch"],
     )
-    asked = posed(
+    posed_table = posed(
         Task(workload=workload, hardware=hardware_detection.hardware("cpu")),
-        kept["space"],
+        stored["space"],
         {},
         limit,
     )
     by_knobs: dict[str, list[dict[str, Any]]] = {}
-    for row in kept["rows"]:
+    for row in stored["rows"]:
         by_knobs.setdefault(json.dumps(row["knobs"], sort_keys=True), []).append(row)
-    rows = {
-        one.id: by_knobs[json.dumps(dict(one.knobs), sort_keys=True)] for one in asked.candidates
-    }
-    loads = load_costs(asked.candidates, rows)
-    return Setup(name, "measured", asked, {}, lambda seed: Replayed(rows, limit, loads, seed=seed))
+    rows = {}
+    for candidate in posed_table.candidates:
+        rows[candidate.id] = by_knobs[json.dumps(dict(candidate.knobs), sort_keys=True)]
+    loads = load_costs(posed_table.candidates, rows)
+    return Setup(
+        name, "measured", posed_table, {}, lambda seed: Replayed(rows, limit, loads, seed=seed)
+    )

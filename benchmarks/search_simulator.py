@@ -329,13 +329,13 @@ class _Run:
 
     def activations(self) -> float:
         tokens, layer = self.micro * self.length, self.shape.live_per_token
-        kept = (
+        activation_numbers = (
             2 * self.shape.hidden * self.shape.layers + layer
             if self.recompute
             else layer * self.shape.layers
         )
         extra = 1.0 if self.lora else 1.15  # what weights of their own need beside
-        return tokens * kept * extra * self.quirks.activations
+        return tokens * activation_numbers * extra * self.quirks.activations
 
     def logits(self) -> float:
         """Bytes of one chunk of tokens: half precision, float32 and a gradient. TRL 1.16 computes
@@ -348,9 +348,9 @@ class _Run:
         )
 
     def base(self) -> float:
-        others = (0.35 if self.m.ranks > 1 else 0.0) + 0.45
+        context_gib = (0.35 if self.m.ranks > 1 else 0.0) + 0.45
         gathered = GATHERED_LAYERS * 2 * self.shape.per_layer if self.sharding == "zero3" else 0
-        return self.weights() + gathered + others * GIB
+        return self.weights() + gathered + context_gib * GIB
 
     def reserved(self) -> float:
         return self.share * self.gpu.memory_bytes
@@ -365,20 +365,20 @@ class _Run:
         loose = 1 + self.quirks.fragments * (2.0 if not self.recompute else 1.0) * (
             1.5 if self.sleeps and not self.recompute else 1.0
         )
-        whole = 2 * self.shape.parameters if self.sharding == "zero3" else 0
+        gathered_weights = 2 * self.shape.parameters if self.sharding == "zero3" else 0
         # What torch holds on to after the first micro-steps. TRL lets go of it before it wakes a
         # sleeping engine (trl/generation/vllm_generation.py, `empty_cache`).
-        kept = 0.0 if self.sleeps else self.quirks.kept * training
+        retained = 0.0 if self.sleeps else self.quirks.kept * training
         rollout = (
-            awake + kept
+            awake + retained
             if self.engine
-            else self.sequences * self.length * self.shape.cache_per_token + whole
+            else self.sequences * self.length * self.shape.cache_per_token + gathered_weights
         )
         sampled = 0 if self.engine else self.sequences * self.shape.vocabulary * 12
         return {
             "load": base + awake,
             "rollout": base + states + rollout + sampled,
-            "sync": base + states + awake + kept + self._moving(),
+            "sync": base + states + awake + retained + self._moving(),
             "forward": base + states + asleep + training * 0.85 * loose,
             "backward": base + states + asleep + training * loose,
             "optimizer": base + states + asleep + (0 if self.lora else 0.1 * self.trained),
@@ -426,10 +426,10 @@ class _Run:
                 "asked_share": self.share,
                 "free_share": max(0.0, free / self.gpu.memory_bytes),
             }
-        cache, one = self.cache_bytes(), int(self.length * self._cached_here)
-        if cache < one:
+        cache, cache_of_row = self.cache_bytes(), int(self.length * self._cached_here)
+        if cache < cache_of_row:
             return "kv_cache", {
-                "asked_bytes": one,
+                "asked_bytes": cache_of_row,
                 "free_bytes": max(0, int(cache)),
                 "asked_length": self.length,
                 "longest_length": max(0, int(cache / self._cached_here)),
@@ -437,14 +437,14 @@ class _Run:
         return None
 
     def oom_numbers(self) -> dict[str, float]:
-        asked = (
+        request = (
             self.logits() / 4
             if self.logits() > self.activations() / 8
             else self.activations() / self.shape.layers
         )
-        free = asked * 0.6
+        free = request * 0.6
         return {
-            "asked_bytes": int(asked),
+            "asked_bytes": int(request),
             "free_bytes": int(free),
             "total_bytes": self.m.limit_bytes,
         }
@@ -464,10 +464,10 @@ class _Run:
     def seconds(self, fill: float) -> dict[str, float]:
         slow = 1 + self.quirks.pressure * max(0.0, min(1.0, (fill - 0.93) / 0.07))
         parts = {"rollout": self._rollout(), "sync": self._sync(), **self._training()}
-        return {
-            name: value * (slow if name in ("forward", "backward") else 1.0)
-            for name, value in parts.items()
-        }
+        slowed = {}
+        for name, value in parts.items():
+            slowed[name] = value * (slow if name in ("forward", "backward") else 1.0)
+        return slowed
 
     @property
     def _bandwidth(self) -> float:

@@ -110,23 +110,25 @@ def study(
     seed: int,
 ) -> Result:
     """The same machine for all searchers of one seed."""
-    what = setup(name)
-    machine = what.machine(seed)
-    optimum = what.optimum(machine)
+    posed_setup = setup(name)
+    machine = posed_setup.machine(seed)
+    optimum = posed_setup.optimum(machine)
     if searcher == SECOND:
         first: list[Trial] = []
-        _ours(what, OURS, seed, machine, optimum, kept=first)
+        _ours(posed_setup, OURS, seed, machine, optimum, recorded=first)
         machine.now = 0.0
-        return replace(_ours(what, OURS, seed, machine, optimum, earlier=first), searcher=SECOND)
+        return replace(
+            _ours(posed_setup, OURS, seed, machine, optimum, earlier=first), searcher=SECOND
+        )
     return (
-        _ours(what, searcher, seed, machine, optimum)
+        _ours(posed_setup, searcher, seed, machine, optimum)
         if searcher in SEARCHERS
-        else _theirs(what, searcher, seed, machine, optimum)
+        else _theirs(posed_setup, searcher, seed, machine, optimum)
     )
 
 
 def _theirs(
-    what: Setup,
+    posed_setup: Setup,
     rival: str,
     seed: int,
     machine: Machine,
@@ -134,17 +136,17 @@ def _theirs(
 ) -> Result:
     arena = Arena(
         machine=machine,
-        space=what.posed.job.space,
-        candidates=what.posed.candidates,
+        space=posed_setup.posed.job.space,
+        candidates=posed_setup.posed.candidates,
         most=MOST,
     )
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)
-    own = (time.process_time() - began) / max(1, len(probes))
-    chosen = _incumbent(what, probes)
+    milliseconds = (time.process_time() - began) / max(1, len(probes))
+    chosen = _incumbent(posed_setup, probes)
     return Result(
-        **_along(what, probes, optimum),
-        setup=what.name,
+        **_along(posed_setup, probes, optimum),
+        setup=posed_setup.name,
         searcher=rival,
         seed=seed,
         share=_share(optimum, chosen),
@@ -159,35 +161,35 @@ def _theirs(
         fitting=_fitting(optimum),
         refused_better=False,
         proven="",
-        ask_tell_seconds=own,
+        ask_tell_seconds=milliseconds,
     )
 
 
 def _ours(
-    what: Setup,
+    posed_setup: Setup,
     searcher: str,
     seed: int,
     machine: Machine,
     optimum: Optimum | None,
     *,
     earlier: Sequence[Trial] = (),
-    kept: list[Trial] | None = None,
+    recorded: list[Trial] | None = None,
 ) -> Result:
     sampler, options = SEARCHERS[searcher]
-    task = what.posed.job.task
+    task = posed_setup.posed.job.task
     task = replace(task, workload=replace(task.workload, seed=seed))
-    most = what.posed.job.max_probes if sampler == "value" else MOST
+    probe_limit = posed_setup.posed.job.max_probes if sampler == "value" else MOST
     job = replace(
-        what.posed.job,
+        posed_setup.posed.job,
         task=task,
         sampler=sampler,  # type: ignore[arg-type]
-        max_probes=most,
+        max_probes=probe_limit,
     )
     opened = open_study(
         job,
-        what.posed.candidates,
-        what.posed.baseline,
-        predictions=what.predictions,
+        posed_setup.posed.candidates,
+        posed_setup.posed.baseline,
+        predictions=posed_setup.predictions,
         options=options,
         earlier=earlier,
     )
@@ -200,14 +202,14 @@ def _ours(
         listener=watch.hear,
         clock=Clock(job.budget_seconds, now=lambda: machine.now),
     )
-    if kept is not None:
-        kept.extend(opened.view.all)
+    if recorded is not None:
+        recorded.extend(opened.view.all)
     refused = opened.view.screened & (optimum.members if optimum else frozenset())
-    wrongly = [one for one in refused if optimum and one in optimum.speeds]
+    wrongly = [candidate for candidate in refused if optimum and candidate in optimum.speeds]
     chosen = answer.winner.candidate if answer.winner else None
     return Result(
-        **_along(what, watch.probes, optimum),
-        setup=what.name,
+        **_along(posed_setup, watch.probes, optimum),
+        setup=posed_setup.name,
         searcher=searcher,
         seed=seed,
         share=_share(optimum, chosen),
@@ -220,7 +222,9 @@ def _ours(
         refused=len(refused),
         falsely_refused=len(wrongly),
         fitting=_fitting(optimum),
-        refused_better=any(optimum.speeds[one] == optimum.speed for one in wrongly if optimum),
+        refused_better=any(
+            optimum.speeds[candidate] == optimum.speed for candidate in wrongly if optimum
+        ),
         proven=answer.proven,
         ask_tell_seconds=watch.own_seconds / max(1, len(watch.probes) + watch.confirmations),
     )
@@ -262,48 +266,52 @@ class _Watch:
 
 
 def _along(
-    what: Setup,
+    posed_setup: Setup,
     probes: Sequence[Probe],
     optimum: Optimum | None,
 ) -> dict[str, Any]:
     """Return the figures read from the probes in their order."""
-    shares = [
-        _share(optimum, _incumbent(what, probes[: count + 1])) for count in range(len(probes))
-    ]
-    reached = next((place for place, share in enumerate(shares) if share >= 0.95), None)
-    high = next((place for place, share in enumerate(shares) if share >= 0.97), None)
-    first = _first_choice(what, optimum)
-    tried = [one for one in probes if one.candidate != what.posed.baseline]
-    better = (
-        place
-        for place, one in enumerate(tried, 1)
-        if first is not None and _is_better(optimum, one.candidate, first)
-    )
+    shares = []
+    for count in range(len(probes)):
+        shares.append(_share(optimum, _incumbent(posed_setup, probes[: count + 1])))
+    reached, high = _first_at_least(shares, 0.95), _first_at_least(shares, 0.97)
+    first = _first_choice(posed_setup, optimum)
+    tried = [probe for probe in probes if probe.candidate != posed_setup.posed.baseline]
+    noticed_after = None
+    for place, probe in enumerate(tried, 1):
+        if first is not None and _is_better(optimum, probe.candidate, first):
+            noticed_after = place
+            break
     return {
         "share_after": {
             count: shares[min(count, len(shares)) - 1] if shares else 0.0 for count in AFTER
         },
-        "out_of_memory": sum(one.measurement.outcome.is_out_of_memory for one in probes),
+        "out_of_memory": sum(probe.measurement.outcome.is_out_of_memory for probe in probes),
         "seconds_to_95": None if reached is None else probes[reached].ended,
         "probes_to_97": None if high is None else high + 1,
         "first_choice": first,
-        "noticed_after": next(better, None),
+        "noticed_after": noticed_after,
     }
 
 
-def _first_choice(what: Setup, optimum: Optimum | None) -> float | None:
+def _first_at_least(shares: Sequence[float], share: float) -> int | None:
+    for place, reached in enumerate(shares):
+        if reached >= share:
+            return place
+    return None
+
+
+def _first_choice(posed_setup: Setup, optimum: Optimum | None) -> float | None:
     """Return the share of what prediction alone would choose: the fastest that is not refused."""
     members = optimum.members if optimum else frozenset()
-    told = [
-        what.predictions[one.id]
-        for one in what.posed.candidates
-        if one.id in members and one.id in what.predictions
-    ]
-    rates = {
-        one.candidate_id: one.tokens_per_second.value
-        for one in told
-        if one.fits is not False and one.tokens_per_second
-    }
+    predictions = []
+    for candidate in posed_setup.posed.candidates:
+        if candidate.id in members and candidate.id in posed_setup.predictions:
+            predictions.append(posed_setup.predictions[candidate.id])
+    rates = {}
+    for prediction in predictions:
+        if prediction.fits is not False and prediction.tokens_per_second:
+            rates[prediction.candidate_id] = prediction.tokens_per_second.value
     if optimum is None or not rates:
         return None
     return optimum.speeds.get(max(rates, key=lambda name: rates[name]), 0.0) / optimum.speed
@@ -317,15 +325,17 @@ def _is_better(
     return _share(optimum, candidate) > first * NOTICED
 
 
-def _incumbent(what: Setup, probes: Sequence[Probe]) -> Candidate | None:
+def _incumbent(posed_setup: Setup, probes: Sequence[Probe]) -> Candidate | None:
     """The same rule for all: the fastest measured of what was seen to fit, in the most preferred
     tier with anything.
     """
-    fitting = {one.candidate: one.speed for one in probes if one.fits}
-    for tier in tiers_of(what.posed.job.space, what.posed.candidates) if fitting else ():
-        here = [one for one in tier.candidates if one in fitting]
-        if here:
-            return max(here, key=lambda one: fitting[one])
+    fitting = {probe.candidate: probe.speed for probe in probes if probe.fits}
+    for tier in (
+        tiers_of(posed_setup.posed.job.space, posed_setup.posed.candidates) if fitting else ()
+    ):
+        measured = [candidate for candidate in tier.candidates if candidate in fitting]
+        if measured:
+            return max(measured, key=lambda candidate: fitting[candidate])
     return None
 
 
@@ -338,4 +348,4 @@ def _fitting(optimum: Optimum | None) -> int:
 
 
 def _loads(probes: Sequence[Probe]) -> int:
-    return sum(one.measurement.cost.load_seconds > 0 for one in probes)
+    return sum(probe.measurement.cost.load_seconds > 0 for probe in probes)

@@ -116,12 +116,16 @@ def _one_round(arguments: argparse.Namespace, raw: Path) -> None:
     understood = job_of(TABLES[arguments.table], str(arguments.model))
     candidates = legal_candidates(understood.job, understood.trainer)[: arguments.first]
     done = _collected(raw)
-    number = min((sum(row["id"] == one.id for row in done) for one in candidates), default=0)
+    number = min(
+        (sum(row["id"] == candidate.id for row in done) for candidate in candidates), default=0
+    )
     if number >= ROUNDS:
         print("all rounds are there", file=sys.stderr)
         return
-    here = {row["id"] for row in done if row["round"] == number}
-    order = _order([one for one in candidates if one.id not in here], number)
+    measured_ids = {row["id"] for row in done if row["round"] == number}
+    order = _order(
+        [candidate for candidate in candidates if candidate.id not in measured_ids], number
+    )
     _measure_all(understood, order, number, raw)
 
 
@@ -144,10 +148,11 @@ def _order(candidates: Sequence[Candidate], number: int) -> list[Candidate]:
     over the rounds.
     """
     shuffle = random.Random(number)
-    loads = sorted({one.load_key for one in candidates})
+    loads = sorted({candidate.load_key for candidate in candidates})
     shuffle.shuffle(loads)
     return sorted(
-        shuffle.sample(list(candidates), len(candidates)), key=lambda one: loads.index(one.load_key)
+        shuffle.sample(list(candidates), len(candidates)),
+        key=lambda candidate: loads.index(candidate.load_key),
     )
 
 
@@ -161,14 +166,19 @@ def _measure_all(
     last = None
     try:
         with raw.open("a") as file:
-            for one in order:
-                if one.load_key != last:
-                    executor.open(one).measure(
-                        one, SHORT_PROBE
+            for candidate in order:
+                if candidate.load_key != last:
+                    executor.open(candidate).measure(
+                        candidate, SHORT_PROBE
                     )  # the first in a fresh process is not counted
-                last = one.load_key
-                beside = os.getloadavg()[0]
-                row = _row(one, number, executor.open(one).measure(one, SHORT_PROBE), beside)
+                last = candidate.load_key
+                load_average = os.getloadavg()[0]
+                row = _row(
+                    candidate,
+                    number,
+                    executor.open(candidate).measure(candidate, SHORT_PROBE),
+                    load_average,
+                )
                 file.write(json.dumps(row) + "\n")
                 file.flush()
                 print(
@@ -184,15 +194,15 @@ def _measure_all(
 
 
 def _row(
-    one: Candidate,
+    candidate: Candidate,
     number: int,
     measured: Measurement,
-    beside: float,
+    load_average: float,
 ) -> dict[str, Any]:
     speed, failure = measured.worst, measured.failure
     return {
-        "id": one.id,
-        "knobs": dict(one.knobs),
+        "id": candidate.id,
+        "knobs": dict(candidate.knobs),
         "round": number,
         "outcome": str(measured.outcome),
         "peak_bytes": measured.memory.peak_bytes,
@@ -206,7 +216,7 @@ def _row(
         "speed": None if speed is None else msgspec.to_builtins(speed),
         "failure": None if failure is None else {**msgspec.to_builtins(failure), "excerpt": ""},
         "versions": dict(measured.versions),
-        "load_average": round(beside, 2),
+        "load_average": round(load_average, 2),
     }
 
 

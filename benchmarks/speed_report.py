@@ -9,6 +9,8 @@ from itertools import combinations
 from statistics import median
 from typing import Any
 
+from machine import versions_text
+
 Row = Mapping[str, Any]
 
 DISTINCT = 1.02
@@ -31,22 +33,23 @@ BARS = {"median": 0.06, "within_20_percent": 0.95, "order": 0.97, "inside": 0.80
 
 
 def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
-    known = [row for row in rows if "predicted" in row]
-    development = [row for row in known if not row["held_back"]]
-    held_back = [row for row in known if row["held_back"]]
+    predicted_rows = [row for row in rows if "predicted" in row]
+    development = [row for row in predicted_rows if not row["held_back"]]
+    held_back = [row for row in predicted_rows if row["held_back"]]
     figures = {
-        "all": summary(known),
+        "all": summary(predicted_rows),
         "development": summary(development),
         "held_back": summary(held_back),
     }
     calibrating = development or held_back
     calibrated = one_row_calibration(held_back, calibrating, SAME_JOB)
-    found = figures["held_back"]
+    held_back_figures = figures["held_back"]
     met = {
-        "median": found["median"] <= BARS["median"],
-        "within_20_percent": found["within_20_percent"] >= BARS["within_20_percent"],
-        "order": found["order"]["right"] >= BARS["order"] * found["order"]["pairs"],
-        "inside": found["inside"] >= BARS["inside"],
+        "median": held_back_figures["median"] <= BARS["median"],
+        "within_20_percent": held_back_figures["within_20_percent"] >= BARS["within_20_percent"],
+        "order": held_back_figures["order"]["right"]
+        >= BARS["order"] * held_back_figures["order"]["pairs"],
+        "inside": held_back_figures["inside"] >= BARS["inside"],
         "calibrated": calibrated["median"] <= BARS["calibrated"] * calibrated["median_before"],
     }
     return {
@@ -61,12 +64,14 @@ def document(rows: Sequence[Row], facts: Mapping[str, Any]) -> dict[str, Any]:
         "calibrated_by_one_row_of_the_model": one_row_calibration(
             held_back, calibrating, ("model",)
         ),
-        "repeated_rows": repeated(known),
+        "repeated_rows": repeated(predicted_rows),
         "bars": {**BARS, "met": met},
-        "bars_met": all(met.values()) and len(known) == len(rows),
-        "classes": {name: summary(several) for name, several in grouped(known, "class").items()},
+        "bars_met": all(met.values()) and len(predicted_rows) == len(rows),
+        "classes": {
+            name: summary(group) for name, group in grouped(predicted_rows, "class").items()
+        },
         "models_and_gpus": {
-            name: summary(several) for name, several in grouped(known, "model", "gpus").items()
+            name: summary(group) for name, group in grouped(predicted_rows, "model", "gpus").items()
         },
         "rows": list(rows),
     }
@@ -92,6 +97,14 @@ def summary(rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
+def _same(
+    first: Row,
+    second: Row,
+    facts: Iterable[str],
+) -> bool:
+    return all(first[fact] == second[fact] for fact in facts)
+
+
 def order(
     rows: Sequence[Row],
     distinct: float = DISTINCT,
@@ -100,18 +113,15 @@ def order(
     """Pairs of rows that share the facts and whose measured speeds differ, and those ordered
     right.
     """
-    pairs = [
-        (one, other)
-        for one, other in combinations(rows, 2)
-        if all(one[fact] == other[fact] for fact in facts)
-        and max(one["measured"], other["measured"])
-        >= distinct * min(one["measured"], other["measured"])
-    ]
-    right = sum(
-        (one["measured"] < other["measured"]) == (one["predicted"] < other["predicted"])
-        for one, other in pairs
-    )
-    return {"pairs": len(pairs), "right": right}
+    pairs, right = 0, 0
+    for first, second in combinations(rows, 2):
+        slow, fast = sorted((first, second), key=lambda row: row["measured"])
+        if _same(first, second, facts) and fast["measured"] >= distinct * slow["measured"]:
+            pairs += 1
+            right += (first["measured"] < second["measured"]) == (
+                first["predicted"] < second["predicted"]
+            )
+    return {"pairs": pairs, "right": right}
 
 
 def one_row_calibration(
@@ -124,9 +134,9 @@ def one_row_calibration(
     """
     before, after = [], []
     for row in rows:
-        for other in calibrating:
-            if other is not row and all(other[fact] == row[fact] for fact in facts):
-                corrected = row["predicted"] * other["measured"] / other["predicted"]
+        for calibration in calibrating:
+            if calibration is not row and _same(calibration, row, facts):
+                corrected = row["predicted"] * calibration["measured"] / calibration["predicted"]
                 before.append(abs(row["error"]))
                 after.append(abs(corrected / row["measured"] - 1))
     if not after:
@@ -140,11 +150,12 @@ def one_row_calibration(
 
 def repeated(rows: Sequence[Row]) -> dict[str, Any]:
     """Differences of rows measured twice, half a year apart, with other releases."""
-    groups = [several for several in grouped(rows, *REPEATED).values() if len(several) > 1]
-    apart = [
-        max(one["measured"] for one in several) / min(one["measured"] for one in several) - 1
-        for several in groups
-    ]
+    groups = [group for group in grouped(rows, *REPEATED).values() if len(group) > 1]
+    apart = []
+    for group in groups:
+        apart.append(
+            max(row["measured"] for row in group) / min(row["measured"] for row in group) - 1
+        )
     return (
         {"pairs": len(apart), "median": round(median(apart), 4), "worst": round(max(apart), 4)}
         if apart
@@ -153,15 +164,15 @@ def repeated(rows: Sequence[Row]) -> dict[str, Any]:
 
 
 def grouped(rows: Iterable[Row], *facts: str) -> dict[str, list[Row]]:
-    found: dict[str, list[Row]] = {}
+    groups: dict[str, list[Row]] = {}
     for row in rows:
-        found.setdefault(", ".join(str(row[fact]) for fact in facts), []).append(row)
-    return dict(sorted(found.items()))
+        groups.setdefault(", ".join(str(row[fact]) for fact in facts), []).append(row)
+    return dict(sorted(groups.items()))
 
 
 def readable(document: Mapping[str, Any]) -> str:
-    held, ran = document["figures"]["held_back"], document["ran_on"]
-    versions = ", ".join(f"{name} {version}" for name, version in ran.get("versions", {}).items())
+    held_back, ran = document["figures"]["held_back"], document["ran_on"]
+    versions = versions_text(ran.get("versions", {}))
     lines = [
         "# Predicted and measured training speed",
         "",
@@ -171,8 +182,8 @@ def readable(document: Mapping[str, Any]) -> str:
             f" {ran.get('cpu')}; {versions}."
         ),
         (
-            f"{held['rows']} of {len(document['rows'])} rows were held back during development."
-            " Error: predicted / measured - 1."
+            f"{held_back['rows']} of {len(document['rows'])} rows were held back during"
+            " development. Error: predicted / measured - 1."
         ),
         "",
         (
@@ -180,19 +191,11 @@ def readable(document: Mapping[str, Any]) -> str:
             " interval | interval, high/low |"
         ),
         "|---|---|---|---|---|---|---|---|",
-        *(
-            _summary_line(name.replace("_", " "), found)
-            for name, found in document["figures"].items()
-        ),
-        *(_summary_line(name, found) for name, found in document["classes"].items()),
-        *(
-            _summary_line(f"{name} GPUs", found)
-            for name, found in document["models_and_gpus"].items()
-        ),
+        *_summary_lines(document),
         "",
         *_calibration_lines(document),
         "",
-        f"Bars, on the {held['rows']} rows held back: "
+        f"Bars, on the {held_back['rows']} rows held back: "
         + ", ".join(
             f"{name.replace('_', ' ')} {'met' if met else 'missed'}"
             for name, met in document["bars"]["met"].items()
@@ -210,12 +213,11 @@ def readable(document: Mapping[str, Any]) -> str:
 
 
 def _calibration_lines(document: Mapping[str, Any]) -> list[str]:
-    job, model = (
-        document[name] for name in ("calibrated_by_one_row", "calibrated_by_one_row_of_the_model")
-    )
+    job = document["calibrated_by_one_row"]
+    model = document["calibrated_by_one_row_of_the_model"]
     if not job["pairs"]:
         return ["No row could calibrate another."]
-    after, before = (f"{job[name]:.1%}" for name in ("median", "median_before"))
+    after, before = f"{job['median']:.1%}", f"{job['median_before']:.1%}"
     kind = "development" if document["figures"]["development"]["rows"] else "other"
     return [
         (
@@ -247,14 +249,16 @@ def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _order_lines(held: Mapping[str, Any]) -> list[str]:
+def _right_of_pairs(order: Mapping[str, int]) -> str:
+    return f"{order['right']} of {order['pairs']}"
+
+
+def _order_lines(held_back: Mapping[str, Any]) -> list[str]:
     """Return the order of pairs that differ by more than repeated rows do, and of those that one
     search compares.
     """
-    beyond, job = (
-        f"{held[name]['right']} of {held[name]['pairs']}"
-        for name in ("order_beyond_noise", "order_in_a_job")
-    )
+    beyond = _right_of_pairs(held_back["order_beyond_noise"])
+    job = _right_of_pairs(held_back["order_in_a_job"])
     least = f"{LARGEST_DIFFERENCE - 1:.0%}"
     return [
         (
@@ -265,14 +269,26 @@ def _order_lines(held: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _summary_line(name: str, found: Mapping[str, Any]) -> str:
-    if not found["rows"]:
+def _summary_lines(document: Mapping[str, Any]) -> list[str]:
+    lines = []
+    for name, figures in document["figures"].items():
+        lines.append(_summary_line(name.replace("_", " "), figures))
+    for name, figures in document["classes"].items():
+        lines.append(_summary_line(name, figures))
+    for name, figures in document["models_and_gpus"].items():
+        lines.append(_summary_line(f"{name} GPUs", figures))
+    return lines
+
+
+def _summary_line(name: str, figures: Mapping[str, Any]) -> str:
+    if not figures["rows"]:
         return f"| {name} | 0 | | | | | | |"
-    pairs = found["order"]
-    ordered = f"{pairs['right']} of {pairs['pairs']}"
+    pairs = figures["order"]
+    ordered = _right_of_pairs(pairs)
     return (
-        f"| {name} | {found['rows']} | {found['median']:.1%} | {found['within_20_percent']:.0%} |"
-        f" {found['worst']:.1%} | {ordered} | {found['inside']:.0%} | {found['interval']} |"
+        f"| {name} | {figures['rows']} | {figures['median']:.1%} |"
+        f" {figures['within_20_percent']:.0%} | {figures['worst']:.1%} | {ordered} |"
+        f" {figures['inside']:.0%} | {figures['interval']} |"
     )
 
 

@@ -40,20 +40,26 @@ def main() -> int:
     chosen = parser.parse_args().reports
     reports = yaml.safe_load(REPORTS.read_text())["reports"]
     path = RESULTS / "split.json"
-    kept = {row["id"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
+    rows = {row["id"]: row for row in json.loads(path.read_text())["rows"]} if path.exists() else {}
     for report in reports:
         if not chosen or report["id"] in chosen:
-            kept[report["id"]] = compared(report)
-            print(_line(kept[report["id"]]), flush=True)
-            _write([one["id"] for one in reports], kept)
+            rows[report["id"]] = compared(report)
+            print(_line(rows[report["id"]]), flush=True)
+            _write([report["id"] for report in reports], rows)
     return 0
 
 
 def _write(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
+    ordered, not_run = [], []
+    for name in names:
+        if name in rows:
+            ordered.append(rows[name])
+        else:
+            not_run.append(name)
     document = {
         "ran_on": machine.facts({}),
-        "not_run": [name for name in names if name not in rows],
-        "rows": [rows[name] for name in names if name in rows],
+        "not_run": not_run,
+        "rows": ordered,
     }
     (RESULTS / "split.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / "split.md").write_text(readable(document))
@@ -61,14 +67,12 @@ def _write(names: Sequence[str], rows: Mapping[str, Mapping[str, Any]]) -> None:
 
 def compared(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report's row: speeds of the split run divided by those of the colocated one."""
-    facts = {
-        name: report[name]
-        for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported")
-    }
-    predicted = {
-        mode: _predicted({**report["run"], "gpus": report["gpus"]}, report, mode)
-        for mode in ("colocated", "split")
-    }
+    facts = {}
+    for name in ("id", "url", "gpus", "what", "lengths", "assumed", "reported"):
+        facts[name] = report[name]
+    predicted = {}
+    for mode in ("colocated", "split"):
+        predicted[mode] = _predicted({**report["run"], "gpus": report["gpus"]}, report, mode)
     ratio = predicted["split"]["tokens_per_second"] / predicted["colocated"]["tokens_per_second"]
     right = side(ratio) == side(report["reported"])
     return {**facts, "predicted": round(ratio, 3), "right_side": right, "runs": predicted}
@@ -94,19 +98,19 @@ def _predicted(
         return _figures(service.predict(candidate_of_job(request)))
 
 
-def _figures(found: Prediction) -> dict[str, Any]:
-    rate = found.ranking_rate
+def _figures(prediction: Prediction) -> dict[str, Any]:
+    rate = prediction.ranking_rate
     assert rate is not None
-    seconds = found.seconds_at_lengths or {}
+    seconds = prediction.seconds_at_lengths or {}
     document: dict[str, Any] = {
         "tokens_per_second": round(rate.value, 1),
         "low": round(rate.low, 1),
         "high": round(rate.high, 1),
-        "seconds": {name: round(one.value, 1) for name, one in seconds.items()},
+        "seconds": {name: round(phase_seconds.value, 1) for name, phase_seconds in seconds.items()},
     }
-    if found.pipeline:
+    if prediction.pipeline:
         document["pipeline"] = {
-            name: round(getattr(found.pipeline, name).value, 1)
+            name: round(getattr(prediction.pipeline, name).value, 1)
             for name in ("generation", "training")
         }
     return document
@@ -147,13 +151,18 @@ def readable(document: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def _seconds_text(seconds_by_name: Mapping[str, float]) -> str:
+    parts = []
+    for name, seconds in seconds_by_name.items():
+        if seconds >= 0.1:
+            parts.append(f"{name} {seconds}")
+    return ", ".join(parts)
+
+
 def _line(row: Mapping[str, Any]) -> str:
-    colocated, split = (row["runs"][mode] for mode in ("colocated", "split"))
-    parts = ", ".join(
-        f"{name} {seconds}" for name, seconds in colocated["seconds"].items() if seconds >= 0.1
-    )
-    sides = split.get("pipeline") or split["seconds"]
-    apart = ", ".join(f"{name} {seconds}" for name, seconds in sides.items() if seconds >= 0.1)
+    colocated, split = row["runs"]["colocated"], row["runs"]["split"]
+    parts = _seconds_text(colocated["seconds"])
+    apart = _seconds_text(split.get("pipeline") or split["seconds"])
     return (
         f"| [{row['id']}]({row['url']}) | {row['gpus']} | {row['what']} | {row['lengths']} |"
         f" {row['reported']:.2f} | {row['predicted']:.2f} | {'yes' if row['right_side'] else 'no'}"

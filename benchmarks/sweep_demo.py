@@ -47,10 +47,8 @@ def main() -> None:
     candidates = legal_candidates(understood.job, understood.trainer)
     if arguments.sweep:
         earlier = json.loads(arguments.sweep.read_text())
-        table, versions = (
-            {row["id"]: row for row in earlier["candidates"]},
-            earlier["machine"]["versions"],
-        )
+        table = {row["id"]: row for row in earlier["candidates"]}
+        versions = earlier["machine"]["versions"]
     else:
         table, versions = _sweep(understood, candidates, arguments.repeats)
     runs = [_run(arguments, seed, table) for seed in range(arguments.seeds)]
@@ -131,7 +129,8 @@ def _sweep(
             # Shuffled anew in each round, loads apart: a machine that warms up or slows down must
             # not favour a place in the row.
             order = sorted(
-                shuffle.sample(list(candidates), len(candidates)), key=lambda one: one.load_key
+                shuffle.sample(list(candidates), len(candidates)),
+                key=lambda candidate: candidate.load_key,
             )
             for last, candidate in zip([None, *order], order, strict=False):
                 if last is None or last.load_key != candidate.load_key:
@@ -158,11 +157,10 @@ def _measure(executor: Executor, candidate: Candidate) -> Measurement:
 
 
 def _row(understood: ParsedRequest, candidate: Candidate) -> dict[str, Any]:
-    knobs = {
-        name: value
-        for name, value in candidate.knobs.items()
-        if len(understood.job.space[name].choices) > 1
-    }
+    knobs = {}
+    for name, value in candidate.knobs.items():
+        if len(understood.job.space[name].choices) > 1:
+            knobs[name] = value
     learning = learning_values(understood.job.space, candidate)
     return {
         "id": candidate.id,

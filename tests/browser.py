@@ -56,7 +56,9 @@ def tab(
         opened = Opened(page=page)
         page.on(
             "console",
-            lambda said: opened.complaints.append(said.text) if said.type == "error" else None,
+            lambda message: (
+                opened.complaints.append(message.text) if message.type == "error" else None
+            ),
         )
         page.on("pageerror", lambda error: opened.complaints.append(str(error)))
         page.on("request", lambda request: opened.asked_for.append(request.url))

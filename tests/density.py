@@ -56,9 +56,9 @@ class Count:
     conditionals: int = 0
     vague_names: int = 0
 
-    def __add__(self, other: Count) -> Count:
-        mine, theirs = dataclasses.asdict(self), dataclasses.asdict(other)
-        return Count(**{name: mine[name] + theirs[name] for name in mine})
+    def __add__(self, addend: Count) -> Count:
+        counts, added = dataclasses.asdict(self), dataclasses.asdict(addend)
+        return Count(**{name: counts[name] + added[name] for name in counts})
 
     def rates(self) -> dict[str, float]:
         """Return the figures that the limits are about."""
@@ -88,13 +88,18 @@ def count_file(file: Path) -> Count:
         tokens += 1
         code_lines.add(line)
 
+    comprehensions, conditionals, vague_names = 0, 0, 0
+    for node in nodes:
+        comprehensions += isinstance(node, COMPREHENSIONS)
+        conditionals += isinstance(node, ast.IfExp)
+        vague_names += _name(node) in VAGUE_NAMES
     return Count(
         code_lines=len(code_lines),
         tokens=tokens,
         wide_lines=sum(len(line) > MAX_COLUMNS for line in text.splitlines()),
-        comprehensions=sum(isinstance(node, COMPREHENSIONS) for node in nodes),
-        conditionals=sum(isinstance(node, ast.IfExp) for node in nodes),
-        vague_names=sum(_name(node) in VAGUE_NAMES for node in nodes),
+        comprehensions=comprehensions,
+        conditionals=conditionals,
+        vague_names=vague_names,
     )
 
 

@@ -31,24 +31,24 @@ SETTINGS = {
 def make_project(folder: Path, **settings: object) -> Path:
     """`train.yaml`, `model/` and `prompts/` in the folder; the path of the first."""
     folder.mkdir(parents=True, exist_ok=True)
-    made = [sys.executable, str(MADE_UP), str(folder / "model")]
+    command = [sys.executable, str(MADE_UP), str(folder / "model")]
     subprocess.run(
-        made,
+        command,
         check=True,
         capture_output=True,
         timeout=200,
         env=environment(),
     )
     write_prompts(folder, longest=6)
-    named = {"model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out"}
-    (folder / "train.yaml").write_text(yaml.safe_dump({**named, **SETTINGS, **settings}))
+    paths = {"model_name_or_path": "model", "dataset_name": "prompts", "output_dir": "out"}
+    (folder / "train.yaml").write_text(yaml.safe_dump({**paths, **SETTINGS, **settings}))
     return folder / "train.yaml"
 
 
 def write_prompts(folder: Path, *, longest: int) -> None:
     """Rows of 1 to `longest` words."""
     (folder / "prompts").mkdir(exist_ok=True)
-    rows = [
-        json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n" for row in range(32)
-    ]
+    rows = []
+    for row in range(32):
+        rows.append(json.dumps({"prompt": " ".join(["one"] * (1 + row % longest))}) + "\n")
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))

@@ -34,35 +34,37 @@ class Scenario:
     """Folder with the content of its scenario.yaml."""
 
     folder: Path
-    told: Mapping[str, Any]
+    document: Mapping[str, Any]
 
     @classmethod
     def of(cls, folder: Path) -> Scenario:
-        return cls(folder=folder, told=yaml.safe_load((folder / "scenario.yaml").read_text()))
+        return cls(folder=folder, document=yaml.safe_load((folder / "scenario.yaml").read_text()))
 
-    def failing(self, **more: Any) -> Flags:
+    def failing(self, **flags: Any) -> Flags:
         """The configuration that failed; what is not public of it is unknown."""
-        return _flags({**self.told["failing"], **more})
+        return _flags({**self.document["failing"], **flags})
 
     def run(self) -> Flags:
-        return _flags(self.told["run"])
+        return _flags(self.document["run"])
 
     def worst(self) -> Flags:
         """The failing one with what is unknown taken where the flips start from."""
-        given = {**self.told["failing"], "unknown": {}}
-        return _flags({**given, "set": {**given.get("set", {}), **self.told.get("flips_from", {})}})
+        failing = {**self.document["failing"], "unknown": {}}
+        return _flags(
+            {**failing, "set": {**failing.get("set", {}), **self.document.get("flips_from", {})}}
+        )
 
     def flipped(self, change: Mapping[str, Any]) -> Flags:
-        given = {**self.told["failing"], "unknown": {}}
+        failing = {**self.document["failing"], "unknown": {}}
         by_flag = {
-            name: value for name, value in change.items() if name in given
+            name: value for name, value in change.items() if name in failing
         }  # what has a flag of its own is said there
-        by_set = {name: value for name, value in change.items() if name not in given}
+        by_set = {name: value for name, value in change.items() if name not in failing}
         return _flags(
             {
-                **given,
+                **failing,
                 **by_flag,
-                "set": {**given.get("set", {}), **self.told.get("flips_from", {}), **by_set},
+                "set": {**failing.get("set", {}), **self.document.get("flips_from", {}), **by_set},
             }
         )
 
@@ -74,8 +76,8 @@ class Scenario:
         ]
 
 
-def _flags(given: Mapping[str, Any]) -> Flags:
-    return flags_of({name: value for name, value in given.items() if value or value is False})
+def _flags(values: Mapping[str, Any]) -> Flags:
+    return flags_of({name: value for name, value in values.items() if value or value is False})
 
 
 class Kept:
@@ -103,22 +105,22 @@ class Oracle:
     def open(self, job: Job, trainer: Trainer) -> PredictionService:
         if trainer.trace_adapter not in self._tracers:
             self._tracers[trainer.trace_adapter] = open_tracers(job.task, trainer)
-        kept: Any = Kept(self._tracers[trainer.trace_adapter])
+        tracer: Any = Kept(self._tracers[trainer.trace_adapter])
         return PredictionService(
             task=job.task,
             trainer=trainer,
             limit_bytes=job.memory_limit_bytes,
-            tracer=kept,
+            tracer=tracer,
         )
 
     def ways(self, flags: Flags) -> list[FactVariant]:
         """Return every combination of unknown facts, without a search for remedies, which would
         trace many more steps.
         """
-        return [
-            self._way(facts, sources.parse())
-            for facts, sources in read_sources(flags, mode="predict").variants()
-        ]
+        predicted = []
+        for facts, sources in read_sources(flags, mode="predict").variants():
+            predicted.append(self._way(facts, sources.parse()))
+        return predicted
 
     def _way(self, facts: Mapping[str, KnobValue], understood: ParsedRequest) -> FactVariant:
         candidate = candidate_of_job(understood)

@@ -7,12 +7,13 @@ rig.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import PromptLengths
+from autotune.core.events import Event, Note
 from autotune.core.job import Hardware, Job, Model, Task, Workload
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.prediction import Estimate, Prediction
@@ -20,6 +21,11 @@ from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
 from autotune.frameworks.base import Field
 
 MIB = 2**20
+
+
+def note_text(events: Iterable[Event]) -> str:
+    """Return the text of all notes, a line each."""
+    return "\n".join(event.text for event in events if isinstance(event, Note))
 
 
 def toy_space(**choices: tuple[object, ...]) -> SearchSpace:
@@ -105,7 +111,7 @@ class ToyTrainer:
     def trained_defaults(
         self,
         stated: Knobs,
-        rest: Mapping[str, object],
+        settings: Mapping[str, object],
         space: SearchSpace,
         python: Path,
     ) -> Knobs:
@@ -179,13 +185,18 @@ class Machine:
     outcomes: Mapping[str, Outcome] = field(default_factory=dict)
     """Outcomes to give instead of the formula's, by candidate id."""
 
+    def short_probes(self) -> list[str]:
+        """Return the ids of the candidates that were probed, without confirmations."""
+        return [candidate.id for candidate, plan in self.asked if plan.timed_cycles == 3]
+
     def need(self, candidate: Candidate) -> int:
         knobs = candidate.knobs
         activations = (
             knobs["batch"] * knobs["max_completion_length"] * (1 if knobs["checkpointing"] else 3)
         )  # type: ignore[operator]
         engine = 2000 * (knobs.get("share") or 0)  # type: ignore[operator]
-        return int((100 + activations + knobs["num_generations"] * 10 + engine) * MIB)  # type: ignore[operator]
+        generations = knobs["num_generations"] * 10  # type: ignore[operator]
+        return int((100 + activations + generations + engine) * MIB)
 
     def speed(self, candidate: Candidate) -> float:
         knobs = candidate.knobs

@@ -67,16 +67,17 @@ ASKED: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("asked", ASKED, ids=str)
-def test_typed_flags_mean_the_same(asked: dict[str, Any]) -> None:
-    flags = flags_of(asked)
+@pytest.mark.parametrize("arguments", ASKED, ids=str)
+def test_typed_flags_mean_the_same(arguments: dict[str, Any]) -> None:
+    flags = flags_of(arguments)
     command = autotune_command.get_command(click.Context(autotune_command), "run")
     assert command is not None
-    given = command.make_context("run", typed(flags)).params
-    known = {
-        field.name: given[field.name] for field in dataclasses.fields(Flags) if field.name in given
-    }
-    assert Flags(**known) == flags
+    parameters = command.make_context("run", typed(flags)).params
+    values = {}
+    for field in dataclasses.fields(Flags):
+        if field.name in parameters:
+            values[field.name] = parameters[field.name]
+    assert Flags(**values) == flags
 
 
 def test_a_password_is_not_typed_again() -> None:
@@ -103,11 +104,13 @@ def test_bad_input_is_an_exception_and_no_exit(tmp_path: Path) -> None:
 
 
 def test_diagnose_takes_a_file_or_lines() -> None:
-    found = autotune.diagnose(LOG)
-    assert found.cause == "disk_or_permission" and found.known
-    assert autotune.diagnose(LOG.read_text().splitlines()) == found == autotune.diagnose(str(LOG))
+    diagnosis = autotune.diagnose(LOG)
+    assert diagnosis.cause == "disk_or_permission" and diagnosis.known
+    assert (
+        autotune.diagnose(LOG.read_text().splitlines()) == diagnosis == autotune.diagnose(str(LOG))
+    )
     with pytest.raises(dataclasses.FrozenInstanceError):
-        found.cause = "data"  # type: ignore[misc]
+        diagnosis.cause = "data"  # type: ignore[misc]
     with pytest.raises(BadInput, match="is a folder"):
         autotune.diagnose(LOG.parent)
 
@@ -118,7 +121,7 @@ def test_predict_equals_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     model = shape_only(tmp_path / "model")
     heard: list[Event] = []
     settings = {"per_device_train_batch_size": 2, "gradient_checkpointing": True}
-    found = autotune.predict(
+    forecast = autotune.predict(
         model=model,
         gpus="A100-40G",
         tuning="full",
@@ -128,14 +131,14 @@ def test_predict_equals_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     )
     assert (
         [type(event) for event in heard] == [JobStarted, CandidatePredicted]
-        and found.prediction.fits is True
-        and found.ways == ()
+        and forecast.prediction.fits is True
+        and forecast.ways == ()
     )
     typed_again = (
         "--gpus A100-40G --tuning full --max-completion-length 64 --set"
         " per_device_train_batch_size=2 --json"
     )
-    words = [
+    command = [
         "predict",
         "--model",
         str(model),
@@ -143,8 +146,8 @@ def test_predict_equals_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         "--set",
         "gradient_checkpointing=true",
     ]
-    assert program(*words, cwd=tmp_path, timeout=200).document == json.loads(
-        json.dumps(found.document)
+    assert program(*command, cwd=tmp_path, timeout=200).document == json.loads(
+        json.dumps(forecast.document)
     )
 
 
@@ -160,10 +163,10 @@ def test_examples_on_the_page_type_check(block: str, tmp_path: Path) -> None:
     """
     from mypy import api
 
-    mine = "from typing import Any\nmy_reward: Any\nconfig: Any\ndata: Any\n"
+    preamble = "from typing import Any\nmy_reward: Any\nconfig: Any\ndata: Any\n"
     shown = tmp_path / "shown.py"
-    shown.write_text(mine + block)
-    said, complaint, status = api.run(
+    shown.write_text(preamble + block)
+    output, complaint, status = api.run(
         ["--strict", "--ignore-missing-imports", "--cache-dir", ".mypy_cache", str(shown)]
     )
-    assert status == 0, said + complaint
+    assert status == 0, output + complaint

@@ -76,13 +76,13 @@ def _memory() -> Iterator[tuple[str, str]]:
 
 
 def _speed() -> Iterator[tuple[str, str]]:
-    held = _read("speed")["figures"]["held_back"]
-    order, in_a_job = held["order"], held["order_in_a_job"]
-    yield "training speed, held", f"{held['rows']} of 125 A100 runs"
-    yield "training speed, held", f"median error {_percent(held['median'], 1)}"
+    figures = _read("speed")["figures"]["held_back"]
+    order, in_a_job = figures["order"], figures["order_in_a_job"]
+    yield "training speed, held", f"{figures['rows']} of 125 A100 runs"
+    yield "training speed, held", f"median error {_percent(figures['median'], 1)}"
     yield "training speed, held", f"{order['right']} of {order['pairs']} pairs"
     yield "training speed, held", f"{in_a_job['right']} of {in_a_job['pairs']} |"
-    assert held["within_20_percent"] == 1.0
+    assert figures["within_20_percent"] == 1.0
 
     second = _read("speed-second")["figures"]["held_back"]
     order = second["order"]
@@ -106,16 +106,16 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     )
     yield "cause of a failure | 74", f"{logs['logs']} composed logs"
     yield "cause of a failure | 74", f"{logs['right']} right"
-    named = _percent(excerpts["share_named"], 0)
+    share = _percent(excerpts["share_named"], 0)
     yield "cause of a failure | 39", f"{excerpts['excerpts']} excerpts"
-    yield "cause of a failure | 39", f"{excerpts['named']} right, {named}"
+    yield "cause of a failure | 39", f"{excerpts['named']} right, {share}"
 
-    alone, finalists = (
+    probes, finalists = (
         _read("intervals")["result"][name] for name in ("probes alone", "finalists")
     )
-    yield "intervals of measured", f"{alone['pairs']} probes"
-    yield "intervals of measured", f"with one probe {alone['overlapping']} do"
-    assert finalists["overlapping"] == finalists["pairs"] == alone["pairs"]
+    yield "intervals of measured", f"{probes['pairs']} probes"
+    yield "intervals of measured", f"with one probe {probes['overlapping']} do"
+    assert finalists["overlapping"] == finalists["pairs"] == probes["pairs"]
 
 
 CLAIMS = [*_memory(), *_speed(), *_search_and_diagnosis()]

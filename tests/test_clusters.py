@@ -28,11 +28,14 @@ def test_the_shell_accepts_them(name: str) -> None:
 
 def test_slurm_reads_its_options_first() -> None:
     lines = (FOLDER / "slurm.sbatch").read_text().splitlines()
-    options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
-    commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), (
-        "SLURM stops to read options at the first command"
-    )
+    options, commands = 0, 0
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            assert not commands, "SLURM stops to read options at the first command"
+            options += 1
+        elif line and not line.startswith("#"):
+            commands += 1
+    assert options and commands
 
 
 def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
@@ -42,9 +45,8 @@ def test_the_job_of_kuberay_has_what_its_operator_wants() -> None:
     pinned = (FOLDER.parents[1] / ".ci" / "constraints" / "cpu.txt").read_text()
     assert f"ray=={cluster['rayVersion']}" in pinned
     for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert all(isinstance(value, str) for value in group["rayStartParams"].values()), (
-            "the operator takes strings only"
-        )
+        for value in group["rayStartParams"].values():
+            assert isinstance(value, str), "the operator takes strings only"
         pod = group["template"]["spec"]
         assert {mount["name"] for mount in pod["containers"][0]["volumeMounts"]} == {
             volume["name"] for volume in pod["volumes"]
@@ -74,9 +76,12 @@ def test_they_ask_for_what_there_is(name: str) -> None:
     assert len(called) == 1
     command = autotune_command.get_command(None, "run")  # type: ignore[arg-type]
     assert command is not None
-    known = {option for parameter in command.params for option in parameter.opts}
+    options = set()
+    for parameter in command.params:
+        for option in parameter.opts:
+            options.add(option)
     flags = {word for word in shlex.split(called[0].partition(" run ")[2]) if word.startswith("--")}
-    assert {"--executor", "--gpus", "--budget"} <= flags <= known
+    assert {"--executor", "--gpus", "--budget"} <= flags <= options
 
 
 SRUN = """#!/bin/bash

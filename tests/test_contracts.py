@@ -72,13 +72,12 @@ def _flags_of(
 
 def codes() -> dict[str, Any]:
     """Return the exit codes, by name and by status of a document."""
-    named = {
-        name: code
-        for name, code in vars(exit_codes).items()
-        if name.isupper() and isinstance(code, int)
-    }
+    code_by_name = {}
+    for name, code in vars(exit_codes).items():
+        if name.isupper() and isinstance(code, int):
+            code_by_name[name] = code
     return {
-        "names": named,
+        "names": code_by_name,
         "run": run.EXITS,
         "preflight": dict(preflight.EXIT_CODES),
         "rehearse": rehearse.EXITS,
@@ -98,7 +97,7 @@ def keys() -> dict[str, list[str]]:
         trial=trial,
         certificate={},
     )
-    found = Preflight(
+    report = Preflight(
         job=case.job,
         candidate=trial.candidate,
         proof=proof,
@@ -134,23 +133,23 @@ def keys() -> dict[str, list[str]]:
         "predict": prediction_document(
             job, predicted.CANDIDATE, predicted.PREDICTION, (predicted.WAY,)
         ),
-        "preflight": found.document,
+        "preflight": report.document,
         "diagnose": as_document(diagnose_lines(LOG.read_text().splitlines())),
         "rehearse": rehearse._document(rehearsed, diagnose_lines([])),
         "error": printed("predict", "--gpus", "nothing", "--json"),
         **{
-            f"show {what}": printed("show", what, "--json")
-            for what in ("models", "gpus", "spaces", "knobs")
+            f"show {table}": printed("show", table, "--json")
+            for table in ("models", "gpus", "spaces", "knobs")
         },
     }
-    return {name: sorted(set(_paths(each, DEPTH))) for name, each in documents.items()}
+    return {name: sorted(set(_paths(paths, DEPTH))) for name, paths in documents.items()}
 
 
-def printed(*words: str) -> dict[str, Any]:
+def printed(*arguments: str) -> dict[str, Any]:
     """Return the JSON document that a command prints."""
     stdout = io.StringIO()
     with contextlib.redirect_stdout(stdout), contextlib.suppress(SystemExit):
-        main(words)
+        main(arguments)
     result: dict[str, Any] = json.loads(stdout.getvalue())
     return result
 
@@ -171,8 +170,8 @@ def _paths(
 
 
 def contracts() -> dict[str, Any]:
-    made = {"flags": flags(), "exit codes": codes(), "JSON keys": keys()}
-    result: dict[str, Any] = json.loads(json.dumps(made))
+    current = {"flags": flags(), "exit codes": codes(), "JSON keys": keys()}
+    result: dict[str, Any] = json.loads(json.dumps(current))
     return result
 
 

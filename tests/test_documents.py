@@ -11,6 +11,7 @@ import ast
 import re
 import shlex
 import tomllib
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -47,66 +48,73 @@ class Block:
     def commands(self) -> list[str]:
         text = re.sub(r"\\\n\s*", "", self.text)
         if self.kind == "sh":
-            return [
-                line
-                for line in text.splitlines()
-                if line.strip() and not line.lstrip().startswith("#")
-            ]
+            commands = []
+            for line in text.splitlines():
+                if line.strip() and not line.lstrip().startswith("#"):
+                    commands.append(line)
+            return commands
         if self.kind == "console":
-            return [line.removeprefix("$ ") for line in text.splitlines() if line.startswith("$ ")]
+            commands = []
+            for line in text.splitlines():
+                if line.startswith("$ "):
+                    commands.append(line.removeprefix("$ "))
+            return commands
         # The pages of the commands are help, whose examples are commands.
         _, _, examples = text.partition("Example")
-        return [
-            line.strip()
-            for line in examples.splitlines()
-            if re.match(r" {4}(?:autotune|torchrun) ", line)
-        ]
+        commands = []
+        for line in examples.splitlines():
+            if re.match(r" {4}(?:autotune|torchrun) ", line):
+                commands.append(line.strip())
+        return commands
 
 
 BLOCKS = [
     Block(page, kind, text) for page in PAGES for kind, text in _FENCE.findall(page.read_text())
 ]
 _SPAN = re.compile(r"`(autotune [a-z]+ [^`]+|make [a-z-]+|pip [^`]+)`")
-_SPANS = {("README.md", line) for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text()))}
 """Commands in README's sentences and tables. Other pages may name a part of a command."""
 
-COMMANDS = sorted(
-    {
-        (str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip())
-        for block in BLOCKS
-        for line in block.commands
-    }
-    | _SPANS
-)
+
+def _commands() -> Iterator[tuple[str, str]]:
+    """Yield each page's name and command, without its comment."""
+    for block in BLOCKS:
+        for line in block.commands:
+            yield str(block.page.relative_to(ROOT)), line.partition("  #")[0].rstrip()
+    for line in _SPAN.findall(_FENCE.sub("", PAGES[0].read_text())):
+        yield "README.md", line
+
+
+COMMANDS = sorted(set(_commands()))
 
 
 def test_every_block_says_what_it_is() -> None:
-    assert [block for block in BLOCKS if block.kind not in KINDS] == []
-    shown = [block for block in BLOCKS if block.kind == "console"]
-    assert all(block.commands for block in shown)
+    for block in BLOCKS:
+        assert block.kind in KINDS
+        if block.kind == "console":
+            assert block.commands
     # A command in a block that says it has none would be passed over.
-    hidden = [
-        block
-        for block in BLOCKS
-        if block.kind == "text"
-        and re.search(r"^(?:\$ |autotune \w+ -|make \w+$)", block.text, re.M)
-    ]
+    hidden = []
+    for block in BLOCKS:
+        if block.kind == "text" and re.search(
+            r"^(?:\$ |autotune \w+ -|make \w+$)", block.text, re.M
+        ):
+            hidden.append(block)
     assert hidden == []
 
 
 @pytest.mark.parametrize(("page", "line"), COMMANDS)
 def test_the_program_would_take_it(page: str, line: str) -> None:
-    for words in _programs(line):
-        _CHECKS[words[0]](words[1:])
+    for command_line in _programs(line):
+        _CHECKS[command_line[0]](command_line[1:])
 
 
 def _programs(line: str) -> list[list[str]]:
     """The programs of one line, without what the shell itself takes: pipes, and files that are
     written.
     """
-    words = shlex.split(re.sub(r"2>&1", "", line), comments=True)
+    tokens = shlex.split(re.sub(r"2>&1", "", line), comments=True)
     programs: list[list[str]] = [[]]
-    for word in words:
+    for word in tokens:
         if word in ("|", "&&", ";"):
             programs.append([])
         elif word in (">", "<", ">>"):
@@ -116,60 +124,66 @@ def _programs(line: str) -> list[list[str]]:
         else:
             programs[-1].append(word)
     assert all(programs), line
-    return [_without_variables(words) for words in programs]
+    return list(map(_without_variables, programs))
 
 
-def _without_variables(words: list[str]) -> list[str]:
-    while re.fullmatch(r"[A-Z_]+=.*", words[0]):
-        words = words[1:]
-    return words
+def _without_variables(tokens: list[str]) -> list[str]:
+    while re.fullmatch(r"[A-Z_]+=.*", tokens[0]):
+        tokens = tokens[1:]
+    return tokens
 
 
-def _parsed(words: list[str]) -> None:
+def _parsed(tokens: list[str]) -> None:
     context = click.Context(autotune_command, info_name="autotune")
     command: click.Command = autotune_command
     while isinstance(command, click.Group):
-        found = command.get_command(context, words[0])
-        assert found is not None, words
-        command, words = found, words[1:]
-    command.make_context(command.name, words, parent=context)
+        subcommand = command.get_command(context, tokens[0])
+        assert subcommand is not None, tokens
+        command, tokens = subcommand, tokens[1:]
+    command.make_context(command.name, tokens, parent=context)
 
 
-def _makes(words: list[str]) -> None:
+def _makes(targets_and_variables: list[str]) -> None:
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     targets |= set(
         re.findall(
             r"^([\w-]+):", (ROOT / "examples" / "pipelines" / "Makefile").read_text(), re.MULTILINE
         )
     )
-    assert {word for word in words if "=" not in word and not word.startswith("-")} <= targets
+    for word in targets_and_variables:
+        assert word in targets or "=" in word or word.startswith("-")
 
 
-def _installs(words: list[str]) -> None:
-    known = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-    assert words[0] in ("install", "download")
-    named = {extra for word in words for extra in re.findall(r"\[([\w,-]+)\]", word)}
-    assert {extra for extras in named for extra in extras.split(",")} <= set(known)
+def _installs(arguments: list[str]) -> None:
+    extras_of_project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"][
+        "optional-dependencies"
+    ]
+    assert arguments[0] in ("install", "download")
+    extras_of_command = set()
+    for word in arguments:
+        for extra in re.findall(r"\[([\w,-]+)\]", word):
+            extras_of_command.add(extra)
+    for extras in extras_of_command:
+        assert set(extras.split(",")) <= set(extras_of_project)
 
 
-def _scripts(words: list[str]) -> None:
-    if words[0] == "-m":
-        assert words[1] in ("autotune.cli.reference_pages", "pytest", "tests.fuzz"), words
+def _scripts(arguments: list[str]) -> None:
+    if arguments[0] == "-m":
+        assert arguments[1] in ("autotune.cli.reference_pages", "pytest", "tests.fuzz"), arguments
         return
-    script = ROOT / words[0]
-    assert script.is_file(), words
-    flags = [word for word in words[1:] if word.startswith("--")]
-    assert all(f'"{flag}"' in script.read_text() for flag in flags), (
-        f"{script} does not know one of {flags}"
-    )
+    script = ROOT / arguments[0]
+    assert script.is_file(), arguments
+    flags = [word for word in arguments[1:] if word.startswith("--")]
+    for flag in flags:
+        assert f'"{flag}"' in script.read_text(), f"{script} does not know one of {flags}"
 
 
-def _is_written(words: list[str]) -> None:
-    assert words[0] in WRITTEN
+def _is_written(tokens: list[str]) -> None:
+    assert tokens[0] in WRITTEN
 
 
-def _is_there(words: list[str]) -> None:
-    assert any((ROOT / "examples" / "pipelines" / word).is_file() for word in words), words
+def _is_there(tokens: list[str]) -> None:
+    assert any((ROOT / "examples" / "pipelines" / word).is_file() for word in tokens), tokens
 
 
 _CHECKS = {
@@ -181,8 +195,8 @@ _CHECKS = {
     "xdg-open": _is_written,
     "sh": _is_there,
     "sbatch": _is_there,
-    "torchrun": lambda words: None,
-    "tee": lambda words: None,
+    "torchrun": lambda tokens: None,
+    "tee": lambda tokens: None,
 }
 """Check for each program. Programs before a pipe into autotune belong to the user."""
 
@@ -206,7 +220,8 @@ def test_what_is_no_command_can_be_read_as_what_it_is(block: Block) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_links_to_is_there(page: Path) -> None:
     targets = [target for target in _LINK.findall(page.read_text()) if "://" not in target]
-    assert [target for target in targets if not (page.parent / target).exists()] == []
+    for target in targets:
+        assert (page.parent / target).exists(), target
 
 
 @pytest.mark.slow
@@ -226,13 +241,11 @@ def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -
 
 def test_the_files_that_the_architecture_names_are_there() -> None:
     text = (ROOT / "docs" / "architecture.md").read_text()
-    named = set(
+    paths = set(
         re.findall(r"`((?:autotune/|search_spaces/|tests/)?[\w/-]+(?:/|\.(?:py|yaml|json)))`", text)
     )
     roots = (ROOT, ROOT / "autotune")
-    assert {name for name in named if not any((root / name).exists() for root in roots)} <= {
-        "autotune/frameworks/NAME.py",
-        "NAME.yaml",
-        "recommendation.json",
-    }
-    assert len(named) > 40
+    made_up = {"autotune/frameworks/NAME.py", "NAME.yaml", "recommendation.json"}
+    for name in paths - made_up:
+        assert any((root / name).exists() for root in roots), name
+    assert len(paths) > 40

@@ -51,15 +51,15 @@ class Run:
     before: Callable[[Path], None] = lambda folder: None
 
     def typed(self, line: str) -> str:
-        for words, others in self.instead.items():
-            assert words in line, f"{line!r} does not say {words!r} any more"
-            line = line.replace(words, others, 1)
+        for original, replacement in self.instead.items():
+            assert original in line, f"{line!r} does not say {original!r} any more"
+            line = line.replace(original, replacement, 1)
         return line
 
 
-def _script(name: str, more: str = "") -> Callable[[Path], None]:
+def _script(name: str, suffix: str = "") -> Callable[[Path], None]:
     def lay_down(folder: Path) -> None:
-        (folder / "train.py").write_text((HERE / name).read_text() + more)
+        (folder / "train.py").write_text((HERE / name).read_text() + suffix)
 
     return lay_down
 
@@ -94,9 +94,9 @@ def _for_gpus(folder: Path) -> None:
 def _prices(folder: Path) -> None:
     """The price list that the page shows."""
     page = (ROOT / "docs" / "predictions.md").read_text()
-    found = re.search(r"```yaml\n(currency:.*?)```", page, re.DOTALL)
-    assert found is not None
-    (folder / "prices.yaml").write_text(found[1])
+    block = re.search(r"```yaml\n(currency:.*?)```", page, re.DOTALL)
+    assert block is not None
+    (folder / "prices.yaml").write_text(block[1])
 
 
 def _never_trained(folder: Path) -> None:
@@ -303,13 +303,15 @@ OTHER_TESTS = {
         "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document"
     ),
     "autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh": (
-        "emulator/test_rehearsal.py::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place"
+        "emulator/test_rehearsal.py"
+        "::test_a_command_that_does_not_fit_ends_with_its_error_and_its_place"
     ),
     "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python": (
         "emulator/test_prediction_check.py::test_one_configuration_on_emulated_cards"
     ),
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --mode emulate --python .venv/bin/python": (
-        "emulator/test_emulated_search.py::test_a_search_on_emulated_cards_and_the_run_that_it_recommends"
+        "emulator/test_emulated_search.py"
+        "::test_a_search_on_emulated_cards_and_the_run_that_it_recommends"
     ),
     "autotune dashboard autotune-out": (
         "test_documents_run.py::test_the_dashboard_is_served_until_it_is_interrupted"
@@ -323,9 +325,9 @@ def test_no_command_is_passed_over_and_no_row_is_left_over() -> None:
     assert sorted({*QUICK, *SLOW, *OTHER_TESTS}) == LINES
 
 
-@pytest.mark.parametrize("named", sorted(set(OTHER_TESTS.values())))
-def test_the_test_that_is_named_is_there(named: str) -> None:
-    file, _, name = named.partition("::")
+@pytest.mark.parametrize("test", sorted(set(OTHER_TESTS.values())))
+def test_the_test_that_is_named_is_there(test: str) -> None:
+    file, _, name = test.partition("::")
     assert re.search(rf"^def {name}\(", (HERE / file).read_text(), re.MULTILINE)
 
 
@@ -354,8 +356,8 @@ def what_the_pages_take_for_granted(tmp_path_factory: pytest.TempPathFactory) ->
         ("pip", "pip"),
         ("torchrun", "torch.distributed.run"),
     ):
-        words = f'"{sys.executable}" -m {module}' if module else f'"{sys.executable}"'
-        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {words} "$@"\n')
+        interpreter = f'"{sys.executable}" -m {module}' if module else f'"{sys.executable}"'
+        (folder / "bin" / name).write_text(f'#!/bin/sh\nexec {interpreter} "$@"\n')
         (folder / "bin" / name).chmod(0o755)
     return folder
 
@@ -373,7 +375,7 @@ def _environment(folder: Path) -> dict[str, str]:
     programs = os.pathsep.join(
         [str(folder / "bin"), str(Path(sys.executable).parent), os.environ["PATH"]]
     )
-    there = {
+    folders = {
         "HOME": str(folder),
         "XDG_DATA_HOME": str(folder / "data"),
         "XDG_CACHE_HOME": str(folder / "cache"),
@@ -381,7 +383,7 @@ def _environment(folder: Path) -> dict[str, str]:
     return environment(
         PATH=programs,
         PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
-        **there,
+        **folders,
     )
 
 
@@ -402,9 +404,9 @@ def _really(
         text=True,
         timeout=seconds,
     )
-    told = done.stdout + done.stderr
-    assert done.returncode == run.code, told[-4000:]
-    assert run.says in told, told[-4000:]
+    output = done.stdout + done.stderr
+    assert done.returncode == run.code, output[-4000:]
+    assert run.says in output, output[-4000:]
     assert "Traceback" not in done.stderr
 
 

@@ -26,9 +26,13 @@ def test_there_are_examples() -> None:
 def test_the_recommendation_is_legal_and_its_files_agree_with_it(folder: Path) -> None:
     from autotune.frameworks import trainer
 
-    told = json.loads((folder / "recommendation.json").read_text())
-    assert told["schema"] == SCHEMA and told["status"] == "ok" and told["basis"] == "measured"
-    job, recommended = told["question"], told["recommendation"]
+    recommendation = json.loads((folder / "recommendation.json").read_text())
+    assert (
+        recommendation["schema"] == SCHEMA
+        and recommendation["status"] == "ok"
+        and recommendation["basis"] == "measured"
+    )
+    job, recommended = recommendation["question"], recommendation["recommendation"]
     space = load_space(job["space"])
     task = make_task(global_batch=space.assume["global_batch"])
     candidate = trainer(job["framework"], job["method"]).complete(recommended["knobs"], task)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Collection
 from pathlib import Path
 
 import pytest
@@ -70,12 +71,21 @@ def _module(node: ast.ImportFrom, file: Path) -> str:
     """
     if node.level == 0:
         return node.module or ""
-    here = ("autotune", *file.relative_to(PACKAGE).parts[: -node.level])
-    return ".".join([*here, node.module] if node.module else here)
+    package = ("autotune", *file.relative_to(PACKAGE).parts[: -node.level])
+    return ".".join([*package, node.module] if node.module else package)
 
 
 def _imported_rooms(file: Path) -> set[str]:
     return {name.split(".")[1] for name in _imports(file) if name.startswith("autotune.")}
+
+
+def _packages(file: Path) -> set[str]:
+    return {name.split(".")[0] for name in _imports(file)}
+
+
+def _users(packages: Collection[str]) -> list[Path]:
+    """Return the files that import any of these packages."""
+    return [file for file in FILES if not _packages(file).isdisjoint(packages)]
 
 
 def _ids(file: Path) -> str:
@@ -99,43 +109,34 @@ def test_imports_go_strictly_down(file: Path) -> None:
     # `worker` is plain standard library at import; the parent shares its wire format. `__version__`
     # is the package's.
     imported = _imported_rooms(file) - {room, "worker", "__version__"}
-    upward = {other for other in imported if HEIGHT[other] >= HEIGHT[room]}
+    upward = {imported_room for imported_room in imported if HEIGHT[imported_room] >= HEIGHT[room]}
     assert not upward, f"{_ids(file)} imports from the same floor or above: {upward}"
 
 
 @pytest.mark.parametrize("file", [file for file in FILES if _room(file) == "worker"], ids=_ids)
 def test_worker_imports_nothing_else_of_autotune(file: Path) -> None:
     # It runs in an environment where autotune and its dependencies may be absent.
-    ours = {name for name in _imports(file) if name.startswith("autotune")}
-    unavailable = {name for name in _imports(file) if name.split(".")[0] in PARENT_ONLY}
-    assert not {name for name in ours if not name.startswith("autotune.worker")}
+    modules = {name for name in _imports(file) if name.startswith("autotune")}
+    unavailable = _packages(file) & PARENT_ONLY
+    for name in modules:
+        assert name.startswith("autotune.worker")
     assert not unavailable
 
 
 def test_only_the_search_imports_optuna() -> None:
-    assert {
-        _room(file)
-        for file in FILES
-        if any(name.split(".")[0] == "optuna" for name in _imports(file))
-    } == {"search"}
+    assert set(map(_room, _users({"optuna"}))) == {"search"}
 
 
 def test_frameworks_load_only_on_the_training_side() -> None:
-    users = {
-        _ids(file) for file in FILES if FRAMEWORKS & {name.split(".")[0] for name in _imports(file)}
-    }
-    parts = {Path(user).parts for user in users}
-    assert {
-        own for own in parts if own[:1] not in TRAINING_SIDE and own[:2] not in TRAINING_SIDE
-    } == set()
+    users = _users(FRAMEWORKS)
+    for user in users:
+        part = user.relative_to(PACKAGE).parts
+        assert part[:1] in TRAINING_SIDE or part[:2] in TRAINING_SIDE
     assert users, "the training side imports its frameworks somewhere, or this test reads nothing"
 
 
 def test_only_the_ray_executor_imports_ray() -> None:
-    users = {
-        _ids(file) for file in FILES if any(name.split(".")[0] == "ray" for name in _imports(file))
-    }
-    assert users == {"probe/executors/ray_cluster.py"}
+    assert list(map(_ids, _users({"ray"}))) == ["probe/executors/ray_cluster.py"]
 
 
 def test_exit_codes_are_only_in_the_cli() -> None:

@@ -229,11 +229,11 @@ def c_graph(folder: Path) -> dict[str, set[str]]:
 
 def _functions(text: str) -> set[str]:
     """Return the functions that the text defines for other files."""
-    return {
-        match["name"]
-        for match in _FUNCTION.finditer(text)
-        if match["end"] == "{" and "static" not in match["head"].split()
-    }
+    names = set()
+    for match in _FUNCTION.finditer(text):
+        if match["end"] == "{" and "static" not in match["head"].split():
+            names.add(match["name"])
+    return names
 
 
 def _without_declarations(text: str) -> str:

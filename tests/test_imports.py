@@ -25,19 +25,19 @@ def _module(name: str) -> Path | None:
 @functools.cache
 def _defined(file: Path) -> frozenset[str]:
     """Names bound at a module's top level, in branches and `try` blocks too."""
-    found: set[str] = set()
+    names: set[str] = set()
     waiting: list[ast.AST] = [ast.parse(file.read_text())]
     while waiting:
         for node in ast.iter_child_nodes(waiting.pop()):
             if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-                found.add(node.name)
+                names.add(node.name)
             elif isinstance(node, (ast.Import, ast.ImportFrom)):
-                found |= {(name.asname or name.name).split(".")[0] for name in node.names}
+                names |= {(name.asname or name.name).split(".")[0] for name in node.names}
             elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-                found.add(node.id)
+                names.add(node.id)
             else:
                 waiting.append(node)
-    return frozenset(found)
+    return frozenset(names)
 
 
 def _imports(file: Path) -> Iterator[tuple[str, str]]:
@@ -56,7 +56,7 @@ def test_what_is_imported_exists(folder: str) -> None:
     for file in sorted((ROOT / folder).rglob("*.py")):
         for module, name in _imports(file):
             target = _module(module)
-            known = (
+            exists = (
                 _module(f"{module}.{name}") is not None
                 or (target is None and ROOT.joinpath(*module.split(".")).is_dir())
                 or (
@@ -64,6 +64,6 @@ def test_what_is_imported_exists(folder: str) -> None:
                     and ("__getattr__" in _defined(target) or name in _defined(target))
                 )
             )
-            if not known:
+            if not exists:
                 missing.append(f"{file.relative_to(ROOT)}: {module}.{name}")
     assert missing == []

@@ -23,20 +23,23 @@ INSTRUCTIONS = {"FROM", "WORKDIR", "COPY", "RUN", "ENV", "VOLUME", "ENTRYPOINT",
 
 def test_the_dockerfile_copies_what_there_is_and_starts_autotune() -> None:
     text = (JOBS / "Dockerfile").read_text().replace("\\\n", " ")
-    lines = [
-        line.split(maxsplit=1)
-        for line in text.splitlines()
-        if line.strip() and not line.startswith("#")
-    ]
-    assert {name for name, _ in lines} <= INSTRUCTIONS and lines[0][0] == "FROM"
-    for name, rest in lines:
-        if name == "COPY":
-            assert all((ROOT / source).exists() for source in rest.split()[:-1]), rest
+    arguments_by_instruction: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        if line.strip() and not line.startswith("#"):
+            name, arguments = line.split(maxsplit=1)
+            arguments_by_instruction.setdefault(name, []).append(arguments)
+    assert set(arguments_by_instruction) <= INSTRUCTIONS
+    assert next(iter(arguments_by_instruction)) == "FROM"
+    for arguments in arguments_by_instruction["COPY"]:
+        for source in arguments.split()[:-1]:
+            assert (ROOT / source).exists(), arguments
     extras = re.search(r"\.\[([\w,]+)\]", text)
     assert extras is not None
-    known = set(re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M))
-    assert set(extras[1].split(",")) <= known
-    assert json.loads(next(rest for name, rest in lines if name == "ENTRYPOINT")) == ["autotune"]
+    extras_of_project = set(
+        re.findall(r"^([\w-]+) = \[", (ROOT / "pyproject.toml").read_text(), re.M)
+    )
+    assert set(extras[1].split(",")) <= extras_of_project
+    assert json.loads(arguments_by_instruction["ENTRYPOINT"][0]) == ["autotune"]
 
 
 def test_skypilot_reads_its_task() -> None:
@@ -45,16 +48,13 @@ def test_skypilot_reads_its_task() -> None:
     assert set(task) <= {"name", "resources", "envs", "file_mounts", "setup", "run"}
     for part in ("setup", "run"):
         subprocess.run(["bash", "-n", "-c", task[part]], check=True, timeout=30)
-    accept(
-        [
-            word
-            for command in commands_of(task["run"], (), task["envs"])
-            for word in [[one.text for one in command.words]]
-        ]
-    )
+    command_lines = []
+    for command in commands_of(task["run"], (), task["envs"]):
+        command_lines.append([word.text for word in command.words])
+    accept(command_lines)
     sky = pytest.importorskip("sky")
-    found = sky.Task.from_yaml(str(path))
-    assert found.name == "autotune" and "A100-80GB" in str(found.resources)
+    sky_task = sky.Task.from_yaml(str(path))
+    assert sky_task.name == "autotune" and "A100-80GB" in str(sky_task.resources)
 
 
 def test_the_job_for_hugging_face_is_taken_by_its_command() -> None:
@@ -63,27 +63,27 @@ def test_the_job_for_hugging_face_is_taken_by_its_command() -> None:
     hf = pytest.importorskip("huggingface_hub.cli.hf").app
     joined = text.replace("\\\n", " ")
     start = joined.index("hf jobs run")
-    words = shlex.split(joined[start:])[1:]
+    tokens = shlex.split(joined[start:])[1:]
     run = hf.commands["jobs"].get_command(None, "run")  # imported when it is asked for
-    with run.make_context("run", words[2:]) as context:
-        assert context.params["flavor"] is not None and "autotune run" in words[-1]
-    inner = words[-1]
+    with run.make_context("run", tokens[2:]) as context:
+        assert context.params["flavor"] is not None and "autotune run" in tokens[-1]
+    inner = tokens[-1]
     subprocess.run(["bash", "-n", "-c", inner], check=True, timeout=30)
 
 
 def accept(commands: list[list[str]]) -> None:
     """Parse each `autotune` command, without running it."""
-    for words in commands:
-        if Path(words[0]).name == "autotune":
-            words = words[: words.index(">")] if ">" in words else words
-            take(words[1:])
+    for tokens in commands:
+        if Path(tokens[0]).name == "autotune":
+            tokens = tokens[: tokens.index(">")] if ">" in tokens else tokens
+            take(tokens[1:])
 
 
-def take(words: list[str]) -> None:
+def take(tokens: list[str]) -> None:
     with click.Context(autotune_command) as context:
-        command = autotune_command.get_command(context, words[0])
-        assert command is not None, words
-        command.make_context(words[0], list(words[1:]), parent=context).close()
+        command = autotune_command.get_command(context, tokens[0])
+        assert command is not None, tokens
+        command.make_context(tokens[0], list(tokens[1:]), parent=context).close()
 
 
 def test_the_skill_names_commands_codes_and_keys_that_exist() -> None:
@@ -92,11 +92,10 @@ def test_the_skill_names_commands_codes_and_keys_that_exist() -> None:
     assert head["name"] == "autotune" and len(head["description"]) < 1024
     for line in re.findall(r"`(autotune [^`]+)`", text):
         take(shlex.split(line)[1:])
-    codes = {
-        value
-        for name, value in vars(exit_codes).items()
-        if name.isupper() and isinstance(value, int)
-    }
+    codes = set()
+    for name, value in vars(exit_codes).items():
+        if name.isupper() and isinstance(value, int):
+            codes.add(value)
     assert {int(code) for code in re.findall(r"^\| (\d+) \|", text, re.M)} <= codes
     contracts = (ROOT / "tests" / "contracts.json").read_text()
     for key in (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
@@ -157,7 +157,7 @@ def _assigned(statements: list[ast.stmt]) -> Iterator[str]:
                 yield node.id
 
 
-def _shared_names() -> dict[str, set[str]]:
+def _shared_names() -> dict[str, Collection[str]]:
     """Return the modules of each name that several modules give to a class, alias or constant."""
     homes: defaultdict[str, set[str]] = defaultdict(set)
     for file in _files():
@@ -166,6 +166,11 @@ def _shared_names() -> dict[str, set[str]]:
         for name in (*classes, *_assigned(tree.body)):
             if not name.startswith("_"):
                 homes[name].add(str(file.relative_to(PACKAGE)))
+    return _several(homes)
+
+
+def _several(homes: Mapping[str, Collection[str]]) -> dict[str, Collection[str]]:
+    """Return the names that have more than one home."""
     return {name: files for name, files in homes.items() if len(files) > 1}
 
 
@@ -186,8 +191,7 @@ def test_a_class_name_has_one_meaning() -> None:
         for node in ast.walk(ast.parse(file.read_text())):
             if isinstance(node, ast.ClassDef):
                 homes[node.name].append(str(file.relative_to(PACKAGE)))
-    shared = {name: files for name, files in homes.items() if len(files) > 1}
-    assert not shared
+    assert not _several(homes)
 
 
 def test_a_module_name_has_one_home() -> None:
@@ -195,6 +199,6 @@ def test_a_module_name_has_one_home() -> None:
     for file in _files():
         if file.stem not in ("__init__", "__main__", "base"):
             homes[file.stem].append(str(file.relative_to(PACKAGE)))
-    shared = {name: files for name, files in homes.items() if len(files) > 1}
+    shared = _several(homes)
     assert set(shared) == set(SHARED_MODULES), shared
     assert len(SHARED_MODULES) <= MAX_MODULES

@@ -44,14 +44,13 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_wheel_holds_every_data_file(wheel: Path) -> None:
     shipped = set(zipfile.ZipFile(wheel).namelist())
-    package = {
-        str(path.relative_to(ROOT))
-        for path in (ROOT / "autotune").rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".typed")
-    }
-    spaces = {
-        f"autotune/{path.relative_to(ROOT)}" for path in (ROOT / "search_spaces").glob("*.yaml")
-    }
+    package = set()
+    for path in (ROOT / "autotune").rglob("*"):
+        if path.suffix in (".py", ".yaml", ".json", ".typed"):
+            package.add(str(path.relative_to(ROOT)))
+    spaces = set()
+    for path in (ROOT / "search_spaces").glob("*.yaml"):
+        spaces.add(f"autotune/{path.relative_to(ROOT)}")
     assert spaces
     assert package | spaces <= shipped
 
@@ -145,25 +144,26 @@ def test_every_promised_extra_is_there() -> None:
 
 def test_pip_and_the_probe_agree_on_the_supported_trl() -> None:
     oldest, beyond = SUPPORTED["trl"]["trl"]
-    asked = next(
-        each for each in PROJECT["optional-dependencies"]["train"] if each.startswith("trl")
-    )
-    low, high = re.search(r">=([\d.]+),<([\d.]+)", asked).groups()  # type: ignore[union-attr]
+    extras = PROJECT["optional-dependencies"]["train"]
+    (requirement,) = (extra for extra in extras if extra.startswith("trl"))
+    low, high = re.search(r">=([\d.]+),<([\d.]+)", requirement).groups()  # type: ignore[union-attr]
     assert _parts(low) == _parts(oldest) and _parts(high) == _parts(beyond)
 
 
 def test_constraints_pin_what_the_extras_ask_for() -> None:
-    files = (ROOT / ".ci" / "constraints" / name for name in ("cpu.txt", "torch-cpu.txt"))
-    lines = [line.removesuffix(" \\") for file in files for line in file.read_text().splitlines()]
-    pinned = dict(line.split("==") for line in lines if "==" in line)
+    pinned = {}
+    for file in ("cpu.txt", "torch-cpu.txt"):
+        for line in (ROOT / ".ci" / "constraints" / file).read_text().splitlines():
+            name, equals, version = line.removesuffix(" \\").partition("==")
+            if equals:
+                pinned[name.lower().replace("_", "-")] = version
     assert pinned["torch"].endswith("+cpu")
-    pinned = {name.lower().replace("_", "-"): version for name, version in pinned.items()}
-    asked = [
+    requirements = [
         *PROJECT["dependencies"],
         *PROJECT["optional-dependencies"]["vllm-cpu"],
         *PROJECT["optional-dependencies"]["dev"],
     ]
-    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in asked} - {
+    names = {re.split(r"[<>=\[ ]", requirement)[0].lower() for requirement in requirements} - {
         "grpo-autotune"
     }
     assert names - set(pinned) == set()

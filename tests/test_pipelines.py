@@ -30,31 +30,39 @@ def test_shells_accept_them(name: str) -> None:
 def test_the_shell_script_can_be_started_and_slurm_reads_its_options_first() -> None:
     assert os.access(FOLDER / "train.sh", os.X_OK)
     lines = (FOLDER / "train.sbatch").read_text().splitlines()
-    options = [index for index, line in enumerate(lines) if line.startswith("#SBATCH")]
-    commands = [index for index, line in enumerate(lines) if line and not line.startswith("#")]
-    assert options and max(options) < min(commands), (
-        "SLURM stops to read options at the first command"
-    )
+    options, commands = 0, 0
+    for line in lines:
+        if line.startswith("#SBATCH"):
+            assert not commands, "SLURM stops to read options at the first command"
+            options += 1
+        elif line and not line.startswith("#"):
+            commands += 1
+    assert options and commands
 
 
 def test_the_workflow_calls_what_there_is() -> None:
     flow = yaml.safe_load((FOLDER / "workflow.yml").read_text())
     assert set(flow["jobs"]) == {"predict", "train"}
-    runs = [
-        step["run"] for task in flow["jobs"].values() for step in task["steps"] if "run" in step
-    ]
-    ours = [line.split() for line in runs if line.startswith("autotune ")]
-    assert [words[1] for words in ours] == ["predict", "preflight"]
-    for words in ours:
-        command = autotune_command.get_command(None, words[1])  # type: ignore[arg-type]
+    runs = []
+    for task in flow["jobs"].values():
+        for step in task["steps"]:
+            if "run" in step:
+                runs.append(step["run"])
+    commands = [line.split() for line in runs if line.startswith("autotune ")]
+    assert [command_line[1] for command_line in commands] == ["predict", "preflight"]
+    for command_line in commands:
+        command = autotune_command.get_command(None, command_line[1])  # type: ignore[arg-type]
         assert command is not None
-        known = {option for parameter in command.params for option in parameter.opts}
+        options = set()
+        for parameter in command.params:
+            for option in parameter.opts:
+                options.add(option)
         flags = (
-            {word for word in words[: words.index("--")] if word.startswith("--")}
-            if "--" in words
+            {word for word in command_line[: command_line.index("--")] if word.startswith("--")}
+            if "--" in command_line
             else set()
         )
-        assert flags <= known
+        assert flags <= options
 
 
 def test_the_configuration_is_one_that_trl_takes() -> None:
@@ -69,18 +77,18 @@ def a_project(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return make_project(tmp_path_factory.mktemp("pipeline")).parent
 
 
-def run(words: list[str], project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+def run(command: list[str], project: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     programs = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-    told = environment(
+    variables_of_run = environment(
         PATH=programs,
         XDG_DATA_HOME=str(project / "data"),
         PREFLIGHT=LIMITS,
         **variables,
     )
     return subprocess.run(
-        words,
+        command,
         cwd=project,
-        env=told,
+        env=variables_of_run,
         capture_output=True,
         text=True,
         timeout=280,
@@ -104,8 +112,8 @@ def check(
 def test_one_after_the_other_they_train(project: Path) -> None:
     """The first one proves the configuration, for all of them."""
     check(run(["sh", str(FOLDER / "train.sh")], project), project / "out", measured=True)
-    known = run(["make", "-f", str(FOLDER / "Makefile"), "check"], project)
-    assert known.returncode == 0, known.stderr
+    checking = run(["make", "-f", str(FOLDER / "Makefile"), "check"], project)
+    assert checking.returncode == 0, checking.stderr
     assert json.loads((project / "preflight.json").read_text())["from_record"]
     slurm = run(
         ["bash", str(FOLDER / "train.sbatch")],

@@ -21,6 +21,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.units import MIB
 from autotune.estimate import rollout_engine
+from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.unknown_facts import agreed, worst
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -32,22 +33,24 @@ SIGNS = {"less": -1, "same": 0, "more": 1}
 NOTHING = 16 * MIB
 """Less than this is no effect: what the allocator rounds."""
 
-each = pytest.mark.parametrize(
-    "scenario", [Scenario.of(folder) for folder in SCENARIOS], ids=lambda one: one.folder.name
+each_scenario = pytest.mark.parametrize(
+    "scenario",
+    [Scenario.of(folder) for folder in SCENARIOS],
+    ids=lambda scenario: scenario.folder.name,
 )
 
 
 @pytest.fixture(scope="module")
 def oracle() -> Iterator[Oracle]:
-    with one_oracle() as found:
-        yield found
+    with one_oracle() as shared_oracle:
+        yield shared_oracle
 
 
 def test_there_are_five() -> None:
     assert len(SCENARIOS) == 5
 
 
-@each
+@each_scenario
 def test_the_page_has_the_commands_and_a_source_and_is_honest_about_where_it_was_made(
     scenario: Scenario,
 ) -> None:
@@ -55,22 +58,22 @@ def test_the_page_has_the_commands_and_a_source_and_is_honest_about_where_it_was
     for command in scenario.commands():
         assert shlex.join(command) in page
     assert "https://github.com/" in page and "predicted" in page
-    for flip in scenario.told["flips"]:
+    for flip in scenario.document["flips"]:
         for name in flip["change"]:
             assert name in page, f"the page says nothing of {name}"
 
 
-@each
+@each_scenario
 def test_native_files_name_no_path_of_the_machine_they_were_made_on(scenario: Scenario) -> None:
     files = [file for file in scenario.folder.rglob("*") if file.is_file()]
     assert any(file.parent.name == "recommended" for file in files)
     for file in files:
-        found = re.findall(r"(?<![\w.:/<}$-])/[A-Za-z][\w.-]*/\S*", file.read_text())
-        assert set(found) <= {"/bin/sh", "/usr/bin/env"}, file
+        paths = re.findall(r"(?<![\w.:/<}$-])/[A-Za-z][\w.-]*/\S*", file.read_text())
+        assert set(paths) <= {"/bin/sh", "/usr/bin/env"}, file
 
 
 @pytest.mark.slow
-@each
+@each_scenario
 def test_what_is_said_of_the_failing_one(
     scenario: Scenario,
     oracle: Oracle,
@@ -78,20 +81,25 @@ def test_what_is_said_of_the_failing_one(
 ) -> None:
     monkeypatch.chdir(scenario.folder)
     ways = oracle.ways(scenario.failing())
-    found = agreed(ways)
-    assert found.fits is VERDICTS[scenario.told["verdict"]]
-    for fact in scenario.told.get("depends_on", ()):
-        assert any(cause.startswith(f"{fact}, which is not given") for cause in found.depends_on)
+    prediction = agreed(ways)
+    assert prediction.fits is VERDICTS[scenario.document["verdict"]]
+    for fact in scenario.document.get("depends_on", ()):
+        assert any(
+            cause.startswith(f"{fact}, which is not given") for cause in prediction.depends_on
+        )
     # Not of torch's cache: torch gives its free blocks back before it runs out of memory.
-    held = {part: size for part, size in found.breakdown.items() if part != "fragmentation"}
-    assert max(held, key=lambda part: held[part]) == scenario.told["blames"]
+    bytes_by_part = {}
+    for part, size in prediction.breakdown.items():
+        if part != "fragmentation":
+            bytes_by_part[part] = size
+    assert max(bytes_by_part, key=lambda part: bytes_by_part[part]) == scenario.document["blames"]
     assert worst(ways).prediction.fits is not True, (
         "with the most of what is unknown it is not sure to fit"
     )
 
 
 @pytest.mark.slow
-@each
+@each_scenario
 def test_each_remedy_alone_and_the_sign_of_what_it_does(
     scenario: Scenario,
     oracle: Oracle,
@@ -99,14 +107,14 @@ def test_each_remedy_alone_and_the_sign_of_what_it_does(
 ) -> None:
     monkeypatch.chdir(scenario.folder)
     before = oracle.predict(scenario.worst()).peak_memory_bytes.value
-    for flip in scenario.told["flips"]:
+    for flip in scenario.document["flips"]:
         change = oracle.predict(scenario.flipped(flip["change"])).peak_memory_bytes.value - before
         sign = 0 if abs(change) < NOTHING else -1 if change < 0 else 1
         assert sign == SIGNS[flip["memory"]], f"{flip['change']}: {change / MIB:+.0f} MiB"
 
 
 @pytest.mark.slow
-@each
+@each_scenario
 def test_run_still_recommends_what_is_checked_in(
     scenario: Scenario,
     oracle: Oracle,
@@ -119,8 +127,8 @@ def test_run_still_recommends_what_is_checked_in(
     assert tuned.winner is not None and tuned.files
     for file in tuned.files:
         written = portable(file.read_text(), tmp_path)
-        kept = scenario.folder / "recommended" / file.relative_to(tmp_path)
-        assert kept.read_text() == written, f"{kept} is no longer what is written"
+        committed = scenario.folder / "recommended" / file.relative_to(tmp_path)
+        assert committed.read_text() == written, f"{committed} is no longer what is written"
 
 
 # What single scenarios have beside that.
@@ -144,9 +152,10 @@ def test_trl_cannot_push_an_adapter_over_gptq_weights_and_says_what_works(
 
 
 def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_the_cache() -> None:
-    gpu = next(one for one in catalog.gpus() if one.name == "A100-80G")
-    high, low = (
-        rollout_engine.fit(
+    gpu = next(gpu for gpu in catalog.gpus() if gpu.name == "A100-80G")
+
+    def fit(share: float) -> EngineUse:
+        return rollout_engine.fit(
             find_model("Qwen2.5-7B-Instruct").config,
             EngineSettings(
                 utilization=share,
@@ -158,8 +167,8 @@ def test_on_the_fourth_gpu_vllm_takes_its_share_and_less_of_it_leaves_less_for_t
             device_memory_bytes=gpu.memory_bytes,
             other_bytes=0,
         )
-        for share in (0.6, 0.5)
-    )
+
+    high, low = fit(0.6), fit(0.5)
     assert high.failure is None and low.failure is None
     assert low.reserved_bytes.value < high.reserved_bytes.value < gpu.memory_bytes
     assert (

@@ -64,8 +64,8 @@ def test_trackers_can_be_asked_for() -> None:
 UPLOADS = (Path(__file__).parent / "programs/uploads.py.txt").read_text()
 
 
-@pytest.mark.parametrize("kept", ["0", "1"])
-def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
+@pytest.mark.parametrize("keeps", ["0", "1"])
+def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, keeps: str) -> None:
     """The real client, in a process started as a rehearsal starts it; the address answers
     nobody.
     """
@@ -73,21 +73,21 @@ def test_a_rehearsed_command_uploads_nothing(tmp_path: Path, kept: str) -> None:
         **os.environ,
         "PYTHONPATH": str(INJECTED),
         "AUTOTUNE_EMULATED_MACHINE": "none",
-        KEEP: kept,
+        KEEP: keeps,
         "HF_TOKEN": "no",
         "HF_ENDPOINT": "http://127.0.0.1:9",
         "HF_HUB_OFFLINE": "0",
     }
-    words = [sys.executable, "-c", UPLOADS]
+    command = [sys.executable, "-c", UPLOADS]
     done = subprocess.run(
-        words,
+        command,
         capture_output=True,
         text=True,
         env=environment,
         cwd=tmp_path,
         timeout=60,
     )
-    assert (done.returncode == 0) is (kept == "0"), done.stderr
-    if kept == "0":
+    assert (done.returncode == 0) is (keeps == "0"), done.stderr
+    if keeps == "0":
         assert done.stdout.split() == ["me/model", "0" * 40]
         assert done.stderr.count("to the hub is off in a rehearsal") == 3

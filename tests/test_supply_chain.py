@@ -22,12 +22,11 @@ from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-CORE = [Requirement(text) for text in PROJECT["dependencies"]]
-OUR_EXTRAS = [
-    Requirement(text)
-    for name in ("fast", "ray", "dashboard", "postgres")
-    for text in PROJECT["optional-dependencies"][name]
-]
+CORE = list(map(Requirement, PROJECT["dependencies"]))
+EXTRAS = PROJECT["optional-dependencies"]
+OUR_EXTRAS = list(
+    map(Requirement, EXTRAS["fast"] + EXTRAS["ray"] + EXTRAS["dashboard"] + EXTRAS["postgres"])
+)
 ADVISORIES = yaml.safe_load((ROOT / ".ci" / "constraints" / "advisories.yaml").read_text())
 
 MOST = 14
@@ -42,7 +41,7 @@ def test_there_are_few() -> None:
 
 @pytest.mark.parametrize("needed", [*CORE, *OUR_EXTRAS], ids=str)
 def test_each_is_bounded_below_and_above(needed: Requirement) -> None:
-    operators = {one.operator for one in needed.specifier}
+    operators = {specifier.operator for specifier in needed.specifier}
     assert operators & {">=", "=="} and operators & {"<", "=="}, f"{needed} is open at one end"
 
 
@@ -52,10 +51,11 @@ def test_no_version_with_a_known_hole_may_be_chosen(package: str) -> None:
     assert allowed, f"{package} is no dependency any more: drop it from advisories.yaml"
     for identifier, mended in ADVISORIES[package]:
         for needed in allowed:
-            lowest = min(
-                Version(one.version) for one in needed.specifier if one.operator in (">=", "==")
-            )
-            assert lowest >= Version(mended), (
+            lower_bounds = []
+            for specifier in needed.specifier:
+                if specifier.operator in (">=", "=="):
+                    lower_bounds.append(Version(specifier.version))
+            assert min(lower_bounds) >= Version(mended), (
                 f"{needed} allows versions with {identifier}, mended in {mended}"
             )
 
@@ -71,16 +71,16 @@ def test_licences_allow_it(needed: Requirement) -> None:
 
 def test_every_licence_is_listed() -> None:
     page = (ROOT / "docs" / "dependencies.md").read_text()
-    missing = [needed.name for needed in [*CORE, *OUR_EXTRAS] if f"| {needed.name} |" not in page]
-    assert missing == []
+    for needed in [*CORE, *OUR_EXTRAS]:
+        assert f"| {needed.name} |" in page
 
 
 def test_nothing_is_imported_that_is_not_declared() -> None:
     declared = {canonicalize_name(needed.name) for needed in [*CORE, *OUR_EXTRAS]}
     owners = packages_distributions()
     for file, module in _imports():
-        found = {canonicalize_name(owner) for owner in owners.get(module, [module])}
-        assert found & declared, (
+        distributions = set(map(canonicalize_name, owners.get(module, [module])))
+        assert distributions & declared, (
             f"{file.relative_to(ROOT)} imports {module}, which is no dependency of autotune's"
         )
 
@@ -109,30 +109,31 @@ def test_no_other_index_can_shadow_a_name_and_nothing_unpinned_is_installed() ->
             assert line == "PIP_INSTALL := $(BIN)/python -m pip install --no-deps", line
     build = tomllib.loads((ROOT / "pyproject.toml").read_text())["build-system"]["requires"]
     pinned = (ROOT / ".ci" / "constraints" / "cpu.txt").read_text()
-    assert all(f"{Requirement(one).name}==" in pinned for one in build), (
-        "an installation without build isolation needs them"
-    )
+    for requirement in build:
+        assert f"{Requirement(requirement).name}==" in pinned, (
+            "an installation without build isolation needs them"
+        )
 
 
 def _everything() -> list[Requirement]:
-    extras = [
-        Requirement(text) for texts in PROJECT["optional-dependencies"].values() for text in texts
-    ]
+    extras = []
+    for texts in PROJECT["optional-dependencies"].values():
+        for text in texts:
+            extras.append(Requirement(text))
     return [*CORE, *extras]
 
 
 def _licence(name: str) -> str | None:
     try:
-        told = distribution(name).metadata
+        metadata = distribution(name).metadata
     except PackageNotFoundError:
         return None
-    kinds = [
-        line.split("::")[-1]
-        for line in told.get_all("Classifier") or []
-        if line.startswith("License")
-    ]
+    kinds = []
+    for line in metadata.get_all("Classifier") or []:
+        if line.startswith("License"):
+            kinds.append(line.split("::")[-1])
     return " ".join(
-        [told.get("License-Expression") or "", *kinds, (told.get("License") or "")[:60]]
+        [metadata.get("License-Expression") or "", *kinds, (metadata.get("License") or "")[:60]]
     )
 
 

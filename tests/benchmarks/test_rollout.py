@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import operator
 import subprocess
 import sys
 from dataclasses import asdict
@@ -30,26 +31,25 @@ def test_the_cost_of_a_pass_is_found_again() -> None:
     for requests in rollout.equal_runs(limits):
         seconds: list[float] = []
 
-        def spent(one: Pass, seconds: list[float] = seconds) -> float:
-            one_pass = sum(
-                factor * feature
-                for factor, feature in zip(cost, rollout.features(one), strict=True)
-            )
-            seconds += [one_pass] * one.repeats
+        def spent(step: Pass, seconds: list[float] = seconds) -> float:
+            one_pass = sum(map(operator.mul, cost, rollout.features(step)))
+            seconds += [one_pass] * step.repeats
             return one_pass
 
         simulate(requests, limits, spent)
         measured.append(seconds)
-    found = rollout.fitted(
-        rollout.equal_runs(limits), [rollout.np.array(each) for each in measured], limits
+    fitted = rollout.fitted(
+        rollout.equal_runs(limits),
+        list(map(rollout.np.array, measured)),
+        limits,
     )
-    assert list(found) == pytest.approx(cost, rel=0.01)
+    assert list(fitted) == pytest.approx(cost, rel=0.01)
 
 
 def test_a_core_that_was_slow_is_seen() -> None:
     steady, slow = [[0.01, 0.001]] * 20, [[0.03, 0.003]] * 20
-    found = rollout.at_full_speed([steady, slow, slow], 1)
-    assert found[0] == pytest.approx(0.01)
+    times = rollout.at_full_speed([steady, slow, slow], 1)
+    assert times[0] == pytest.approx(0.01)
 
 
 @pytest.mark.slow
@@ -61,14 +61,17 @@ def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
         block_tokens=32,
         blocks=40,
     )
-    drawn: list[list[Request]] = [rollout.draw(24, 4, 64, 60, 0.8, seed=seed) for seed in (1, 2)]
+    drawn: list[list[Request]] = [
+        rollout.draw(24, 4, 64, 60, 0.8, seed=1),
+        rollout.draw(24, 4, 64, 60, 0.8, seed=2),
+    ]
     write_model(tmp_path / "model")
     task = {
         "model": str(tmp_path / "model"),
         "engine": asdict(limits),
         "longest": rollout.LONGEST,
         "vocabulary": rollout.VOCABULARY,
-        "runs": [[asdict(request) for request in requests] for requests in drawn],
+        "runs": [list(map(asdict, requests)) for requests in drawn],
     }
     (tmp_path / "task.json").write_text(json.dumps(task))
     command = [
@@ -88,8 +91,8 @@ def test_vllm_takes_as_many_passes(tmp_path: Path) -> None:
     for requests, passes in zip(
         drawn, json.loads((tmp_path / "answer.json").read_text())["runs"], strict=True
     ):
-        found = simulate(requests, limits, lambda one: 1.0)
-        assert len(passes) == pytest.approx(found.passes, rel=0.05)
+        rollout_result = simulate(requests, limits, lambda step: 1.0)
+        assert len(passes) == pytest.approx(rollout_result.passes, rel=0.05)
 
 
 def write_model(folder: Path) -> None:

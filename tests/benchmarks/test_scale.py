@@ -18,12 +18,12 @@ MACHINE = {
 }
 
 
-def _page(found: dict[str, Any]) -> str:
+def _page(results: dict[str, Any]) -> str:
     spec = importlib.util.spec_from_file_location("scale_page", FILE)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return str(module.page(found))
+    return str(module.page(results))
 
 
 def test_every_figure_stands_beside_its_machine() -> None:

@@ -5,8 +5,10 @@ above one.
 from __future__ import annotations
 
 import random
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,17 +27,18 @@ from autotune.core.space import Candidate  # noqa: E402
 from autotune.search.loop import SHORT_PROBE  # noqa: E402
 
 MICRO = "per_device_train_batch_size"
+CASE_BY_NAME = {case.name: case for case in CASES}
 
 
 def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
-    case = next(case for case in CASES if case.name == name)
-    asked = pose(case)
-    shape = Shape.of(asked.job.task.workload.model.config)
+    case = CASE_BY_NAME[name]
+    posed = pose(case)
+    shape = Shape.of(posed.job.task.workload.model.config)
     dice = random.Random(seed)
     formulas = Machine(
-        shape, gpu_of(case), case.hardware.count, asked.job.memory_limit_bytes, Quirks.drawn(dice)
+        shape, gpu_of(case), case.hardware.count, posed.job.memory_limit_bytes, Quirks.drawn(dice)
     )
-    return asked, Simulated(
+    return posed, Simulated(
         formulas,
         memory_level=1.0,
         speed_level=1.0,
@@ -43,21 +46,34 @@ def machine_of(name: str, seed: int = 0) -> tuple[Posed, Simulated]:
     )
 
 
-def beside(asked: Posed, one: Candidate, **changes: object) -> Candidate | None:
+def first_with(posed: Posed, **knobs: object) -> Candidate:
+    """Return the first candidate with these knobs."""
+    for candidate in posed.candidates:
+        if knobs.items() <= candidate.knobs.items():
+            return candidate
+    raise LookupError(knobs)
+
+
+def first_with_cause(
+    candidates: Iterable[Candidate], machine: Simulated, cause: object
+) -> Candidate:
+    return next(candidate for candidate in candidates if machine.truth(candidate).cause == cause)
+
+
+def changed(posed: Posed, candidate: Candidate, **changes: object) -> Candidate | None:
     """The candidate that differs in these knobs alone."""
     loose = ("gradient_accumulation_steps",)
-    wanted = {name: value for name, value in {**one.knobs, **changes}.items() if name not in loose}
-    return next(
-        (
-            other
-            for other in asked.candidates
-            if {k: v for k, v in other.knobs.items() if k not in loose} == wanted
-        ),
-        None,
-    )
+    knobs = {}
+    for name, value in {**candidate.knobs, **changes}.items():
+        if name not in loose:
+            knobs[name] = value
+    for neighbour in posed.candidates:
+        if {k: v for k, v in neighbour.knobs.items() if k not in loose} == knobs:
+            return neighbour
+    return None
 
 
-@pytest.mark.parametrize("case", [case.name for case in CASES])
+@pytest.mark.parametrize("case", CASE_BY_NAME)
 def test_the_parameter_count_is_the_models_own(case: str) -> None:
     _, machine = machine_of(case)
     billions = {
@@ -70,20 +86,26 @@ def test_the_parameter_count_is_the_models_own(case: str) -> None:
         "32b": 32.76,
         "70b": 70.55,
     }
-    size = next(part for part in case.split("-") if part.endswith("b") and part[0].isdigit())
-    assert machine._formulas.shape.parameters == pytest.approx(billions[size] * 1e9, rel=0.002)
+    size = re.search(r"-(\d[\d.]*b)-", case)
+    assert size is not None
+    assert machine._formulas.shape.parameters == pytest.approx(billions[size[1]] * 1e9, rel=0.002)
 
 
 @pytest.mark.parametrize("case", ["qwen2.5-1.5b-lora-l4", "qwen2.5-7b-full-4xa100-80g"])
 def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
-    asked, machine = machine_of(case)
-    pairs = [
-        (one, beside(asked, one, **{MICRO: 2 * int(one.settings[MICRO] or 0)}))
-        for one in asked.candidates
-    ]
-    compared = [
-        (machine.truth(small), machine.truth(large)) for small, large in pairs if large is not None
-    ]
+    posed, machine = machine_of(case)
+    pairs = []
+    for candidate in posed.candidates:
+        pairs.append(
+            (
+                candidate,
+                changed(posed, candidate, **{MICRO: 2 * int(candidate.settings[MICRO] or 0)}),
+            )
+        )
+    compared = []
+    for small, large in pairs:
+        if large is not None:
+            compared.append((machine.truth(small), machine.truth(large)))
     assert len(compared) > 100
     for small, large in compared:
         if small.cause is None and large.cause is None:
@@ -91,41 +113,36 @@ def test_a_larger_micro_batch_needs_no_less_for_training(case: str) -> None:
 
 
 def test_sharding_the_weights_costs_memory_where_adapters_are_merged_and_saves_it_else() -> None:
-    for case, other, saves in (
+    for case, strategy, saves in (
         ("qwen2.5-7b-full-4xa100-80g", "zero2", True),
         ("llama-3.1-8b-lora-2xa100-40g", "ddp", False),
     ):
-        asked, machine = machine_of(case)
-        one = next(
-            one
-            for one in asked.candidates
-            if one.knobs.get("use_vllm") and one.knobs["sharding"] == "zero3"
-        )
-        without = beside(asked, one, sharding=other)
+        posed, machine = machine_of(case)
+        sharded = first_with(posed, use_vllm=True, sharding="zero3")
+        without = changed(posed, sharded, sharding=strategy)
         assert without is not None
-        assert (machine.truth(one).peak_bytes < machine.truth(without).peak_bytes) is saves
+        assert (machine.truth(sharded).peak_bytes < machine.truth(without).peak_bytes) is saves
 
 
 def test_an_engine_with_too_small_a_share_fails_for_its_cache_and_one_with_little_is_slow() -> None:
-    asked, machine = machine_of("qwen2.5-7b-lora-a100-80g")
-    engines = [
-        one for one in asked.candidates if one.knobs.get("use_vllm") and one.settings[MICRO] == 1
-    ]
-    by_share = {one.knobs["vllm_gpu_memory_utilization"]: machine.truth(one) for one in engines}
+    posed, machine = machine_of("qwen2.5-7b-lora-a100-80g")
+    engines, by_share = [], {}
+    for candidate in posed.candidates:
+        if candidate.knobs.get("use_vllm") and candidate.settings[MICRO] == 1:
+            engines.append(candidate)
+            by_share[candidate.knobs["vllm_gpu_memory_utilization"]] = machine.truth(candidate)
     assert (
         by_share[0.2].cause == "kv_cache"
         or by_share[0.2].by_phase["rollout"] > 2 * by_share[0.4].by_phase["rollout"]
     )
     assert by_share[0.4].cause is None
-    measured = machine.measure(
-        next(one for one in engines if machine.truth(one).cause is None), SHORT_PROBE
-    )
+    measured = machine.measure(first_with_cause(engines, machine, None), SHORT_PROBE)
     assert measured.outcome == "ok"
 
 
 def test_a_failed_probe_says_what_the_messages_say() -> None:
-    asked, machine = machine_of("qwen2.5-1.5b-lora-l4")
-    failing = next(one for one in asked.candidates if machine.truth(one).cause == "activations")
+    posed, machine = machine_of("qwen2.5-1.5b-lora-l4")
+    failing = first_with_cause(posed.candidates, machine, "activations")
     measured = machine.measure(failing, SHORT_PROBE)
     assert measured.outcome.is_out_of_memory
     assert measured.failure is not None
@@ -136,9 +153,9 @@ def test_a_failed_probe_says_what_the_messages_say() -> None:
 
 @pytest.mark.parametrize("rival", [name for name in RIVALS if name != "GP"])
 def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: str) -> None:
-    asked, machine = machine_of("qwen2.5-3b-lora-a100-40g", seed=3)
-    space = asked.job.space
-    optimum = Optimum.of(machine, space, asked.candidates)
+    posed, machine = machine_of("qwen2.5-3b-lora-a100-40g", seed=3)
+    space = posed.job.space
+    optimum = Optimum.of(machine, space, posed.candidates)
     assert optimum is not None
     assert len(optimum.speeds) > 10
     probes = run(
@@ -146,15 +163,15 @@ def test_no_searcher_beats_the_optimum_and_all_end_within_their_probes(rival: st
         Arena(
             machine=machine,
             space=space,
-            candidates=asked.candidates,
+            candidates=posed.candidates,
             most=12,
         ),
         seed=3,
     )
     assert 1 <= len(probes) <= 12
-    assert len({one.candidate.id for one in probes}) == len(probes)
-    assert all(0 <= optimum.share(one.candidate) <= 1 for one in probes)
-    assert any(optimum.share(one.candidate) > 0 for one in probes)
+    assert len({probe.candidate.id for probe in probes}) == len(probes)
+    shares = [optimum.share(probe.candidate) for probe in probes]
+    assert min(shares) >= 0 and 0 < max(shares) <= 1
 
 
 @pytest.mark.slow
@@ -173,8 +190,8 @@ def test_a_few_studies_of_every_setup_are_in_order() -> None:
 
 def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> None:
     name = "qwen2.5-1.5b-lora-l4"
-    asked, near = machine_of(name)
-    case = next(case for case in CASES if case.name == name)
+    posed, near = machine_of(name)
+    case = CASE_BY_NAME[name]
     quirks = replace(
         near._formulas.quirks,
         small_share=3.0,
@@ -190,8 +207,8 @@ def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> No
         seed=0,
     )
     slower = []
-    for one in asked.candidates:
-        before, after = near.truth(one), far.truth(one)
+    for candidate in posed.candidates:
+        before, after = near.truth(candidate), far.truth(candidate)
         assert after.peak_bytes == before.peak_bytes and after.tokens < before.tokens
         if before.cause is None:
             slower.append(

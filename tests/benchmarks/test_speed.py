@@ -50,10 +50,10 @@ ROWS = [
 
 
 def test_errors_intervals_and_order() -> None:
-    found = speed_report.summary(ROWS[:3])
-    assert found["median"] == pytest.approx(0.1)
-    assert found["within_20_percent"] == found["inside"] == pytest.approx(2 / 3, abs=1e-4)
-    assert found["order"] == {"pairs": 3, "right": 2}
+    result = speed_report.summary(ROWS[:3])
+    assert result["median"] == pytest.approx(0.1)
+    assert result["within_20_percent"] == result["inside"] == pytest.approx(2 / 3, abs=1e-4)
+    assert result["order"] == {"pairs": 3, "right": 2}
 
 
 def test_a_pair_that_measured_alike_has_no_order() -> None:
@@ -61,18 +61,17 @@ def test_a_pair_that_measured_alike_has_no_order() -> None:
 
 
 def test_calibration_uses_rows_that_share_the_facts_alone() -> None:
-    found = speed_report.one_row_calibration(
+    result = speed_report.one_row_calibration(
         ROWS[:2], [ROWS[3], row("5", 1, 100, model="b")], ("model", "gpus")
     )
-    assert found == {"pairs": 2, "median": 0.0, "median_before": pytest.approx(0.1)}
+    assert result == {"pairs": 2, "median": 0.0, "median_before": pytest.approx(0.1)}
 
 
 def test_a_row_that_could_not_be_traced_fails_the_bars_and_is_listed() -> None:
-    failed = {
-        name: value
-        for name, value in ROWS[0].items()
-        if name not in ("predicted", "low", "high", "measured")
-    }
+    failed = {}
+    for name, value in ROWS[0].items():
+        if name not in ("predicted", "low", "high", "measured"):
+            failed[name] = value
     document = speed_report.document([*ROWS, {**failed, "id": "6", "error": "no environment"}], {})
     assert not document["bars_met"]
     assert "no environment" in speed_report.readable(document)

@@ -11,9 +11,9 @@ from autotune.core.dataset import MAX_SAMPLE, TokenLengths
 
 
 def test_a_lognormal_distribution_has_the_mean_and_the_quantile_asked_for() -> None:
-    found = TokenLengths.lognormal("x", 600, 1500)
-    assert found.mean == pytest.approx(600, rel=0.02)
-    assert found.quantile(0.95) == pytest.approx(1500, rel=0.03)
+    lengths = TokenLengths.lognormal("x", 600, 1500)
+    assert lengths.mean == pytest.approx(600, rel=0.02)
+    assert lengths.quantile(0.95) == pytest.approx(1500, rel=0.03)
 
 
 @pytest.mark.parametrize(("mean", "p95"), [(600, 500), (100, 1000)])
@@ -23,9 +23,9 @@ def test_an_impossible_quantile_is_refused(mean: float, p95: float) -> None:
 
 
 def test_a_long_list_keeps_its_quantiles() -> None:
-    found = TokenLengths.of("x", range(1, 100_001))
-    assert len(found.sample) == MAX_SAMPLE
-    assert found.mean == pytest.approx(50_000, rel=0.01)
+    lengths = TokenLengths.of("x", range(1, 100_001))
+    assert len(lengths.sample) == MAX_SAMPLE
+    assert lengths.mean == pytest.approx(50_000, rel=0.01)
 
 
 def test_the_expected_longest_is_that_of_many_draws() -> None:

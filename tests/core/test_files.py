@@ -145,7 +145,9 @@ def test_real_files_are_far_from_the_limits(tmp_path: Path) -> None:
     for _ in range(MAX_DEPTH - 1):
         nested = [nested]
     (tmp_path / "deep.json").write_text(json.dumps(nested))
-    assert read_json(tmp_path / "deep.json", Any, largest_bytes=1000, way_out="") == nested  # type: ignore[arg-type]
+    deep = tmp_path / "deep.json"
+    content = read_json(deep, Any, largest_bytes=1000, way_out="")  # type: ignore[arg-type]
+    assert content == nested
     (tmp_path / "a.yaml").write_text("a: &a {x: 1}\nb: {<<: *a, y: 2}\nc: 2001-01-01\n")
     assert read_document(tmp_path / "a.yaml").content["b"] == {"x": 1, "y": 2}
 

@@ -83,7 +83,7 @@ def test_growth_without_noise_is_exact(per_step: int, count: int) -> None:
 
 
 def test_the_interval_has_its_nominal_coverage() -> None:
-    held = 0
+    covered = 0
     for seed in range(400):
         growth = growth_of(
             cycles(
@@ -94,8 +94,8 @@ def test_the_interval_has_its_nominal_coverage() -> None:
             )
         )
         assert growth is not None
-        held += growth.low <= MIB <= growth.high
-    assert held / 400 >= 0.97
+        covered += growth.low <= MIB <= growth.high
+    assert covered / 400 >= 0.97
 
 
 def test_one_jump_is_no_growth() -> None:
@@ -123,9 +123,9 @@ def test_noise_is_rarely_taken_for_growth() -> None:
 
 
 def test_a_level_run_holds() -> None:
-    found = assess_soak(soaked(cycles(20, noise=MIB // 2)), projected_steps=10**6)
-    assert (found.verdict, found.holds) == ("held", True)
-    assert "no growth beyond doubt" in describe_soak(found)
+    assessment = assess_soak(soaked(cycles(20, noise=MIB // 2)), projected_steps=10**6)
+    assert (assessment.verdict, assessment.holds) == ("held", True)
+    assert "no growth beyond doubt" in describe_soak(assessment)
 
 
 def test_growth_that_reaches_the_limit_before_the_end_does_not_hold() -> None:
@@ -143,7 +143,7 @@ def test_a_run_that_broke_did_not_hold() -> None:
 
 
 def test_too_few_cycles_say_nothing() -> None:
-    found = assess_soak(
+    assessment = assess_soak(
         soaked(cycles(SOAK_WARMUP_CYCLES + MIN_CYCLES - 1, per_step=10 * MIB)), 10**6
     )
-    assert (found.verdict, found.growth) == ("too short", None)
+    assert (assessment.verdict, assessment.growth) == ("too short", None)

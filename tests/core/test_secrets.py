@@ -73,10 +73,10 @@ def test_passwords_of_addresses() -> None:
 
 
 def test_settings_by_name_and_everything_inside() -> None:
-    found = Secrets({}).hide_all(
+    hidden = Secrets({}).hide_all(
         {"hub_token": "anything", "max_tokens": 5, "deep": [{"text": TOKEN}], "token": None}
     )
-    assert found == {"hub_token": "***", "max_tokens": 5, "deep": [{"text": "***"}], "token": None}
+    assert hidden == {"hub_token": "***", "max_tokens": 5, "deep": [{"text": "***"}], "token": None}
 
 
 @pytest.mark.parametrize("value", ["true", "1", "/etc/token", "short"])

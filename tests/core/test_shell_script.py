@@ -111,14 +111,14 @@ def test_words_are_those_of_bash(
         check=False,
         capture_output=True,
     )
-    wanted = out.read_bytes().decode().split("\0")[:-1]
-    found = [
+    expected = out.read_bytes().decode().split("\0")[:-1]
+    launches = [
         command
         for command in commands_of(SCRIPTS[name], arguments, environment)
         if command.words[0].text == "launch"
     ]
-    assert [[word.text for word in command.words] for command in found] == [wanted]
-    for word in found[0].words:
+    assert [[word.text for word in command.words] for command in launches] == [expected]
+    for word in launches[0].words:
         assert word.span is None or SCRIPTS[name][slice(*word.span)]
 
 
@@ -143,8 +143,8 @@ def test_what_only_a_run_decides_is_uncertain() -> None:
         'case "$(hostname)" in a) launch b;; esac\n',
         "f() {\n:\n}\nif nvidia-smi; then\nlaunch a\nfi\n",
     ):
-        found = [command for command in commands_of(text) if command.words[0].text == "launch"]
-        assert found and not found[0].certain, text
+        launches = [command for command in commands_of(text) if command.words[0].text == "launch"]
+        assert launches and not launches[0].certain, text
 
 
 @pytest.mark.parametrize("text", ["launch 'a\n", 'launch "a\n', "launch ${A\n", "launch $(a\n"])

@@ -35,9 +35,9 @@ ENGINE = space(
 
 
 def test_assignments_leave_out_knobs_that_do_not_apply() -> None:
-    found = list(ENGINE.assignments())
-    assert len(found) == 3 + 2 * 3
-    assert all(("share" in each) == each["engine"] for each in found)
+    assignments = list(ENGINE.assignments())
+    assert len(assignments) == 3 + 2 * 3
+    assert all(("share" in assignment) == assignment["engine"] for assignment in assignments)
 
 
 @given(
@@ -53,21 +53,21 @@ def test_assignments_leave_out_knobs_that_do_not_apply() -> None:
     )
 )
 def test_every_assignment_comes_once(choices: list[list[int]]) -> None:
-    found = [
-        tuple(each.items())
-        for each in space(
-            *(knob(f"k{n}", list(each)) for n, each in enumerate(choices))
+    assignments = [
+        tuple(assignment.items())
+        for assignment in space(
+            *(knob(f"k{n}", list(values)) for n, values in enumerate(choices))
         ).assignments()
     ]
     expected = 1
-    for each in choices:
-        expected *= len(each)
-    assert len(found) == len(set(found)) == expected
+    for values in choices:
+        expected *= len(values)
+    assert len(assignments) == len(set(assignments)) == expected
 
 
 def test_other_choices_hold_or_widen_a_knob() -> None:
-    held = ENGINE.with_choices({"engine": [True], "share": [0.4]})
-    assert [dict(each) for each in held.assignments()] == [
+    narrowed = ENGINE.with_choices({"engine": [True], "share": [0.4]})
+    assert [dict(assignment) for assignment in narrowed.assignments()] == [
         {"engine": True, "share": 0.4, "batch": batch} for batch in (1, 2, 4)
     ]
     assert ENGINE["engine"].choices == (False, True), "the space itself must not change"

@@ -81,11 +81,11 @@ def test_formatted_seconds(seconds: float, text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("count", "said"),
+    ("count", "text"),
     [(999.4 * MIB, "999 MiB"), (999.7 * MIB, "1000 MiB"), (1017 * MIB, "1017 MiB")],
 )
-def test_no_size_is_written_with_an_exponent(count: float, said: str) -> None:
-    assert format_bytes(count) == said
+def test_no_size_is_written_with_an_exponent(count: float, text: str) -> None:
+    assert format_bytes(count) == text
 
 
 @pytest.mark.parametrize(

@@ -47,7 +47,7 @@ def raised(text: str, frames: str = FRAMES) -> str:
     return f"{frames}{text}\n" if is_exception else f"{text}\n"
 
 
-def alone(text: str) -> str:
+def on_one_process(text: str) -> str:
     return START + raised(text)
 
 
@@ -90,7 +90,7 @@ def under_srun(text: str) -> str:
 
 
 def on_windows(text: str) -> str:
-    return alone(text).replace("\n", "\r\n")
+    return on_one_process(text).replace("\n", "\r\n")
 
 
 def in_containers(text: str) -> str:
@@ -98,7 +98,7 @@ def in_containers(text: str) -> str:
 
 
 SHAPES: dict[str, Callable[[str], str]] = {
-    "alone": alone,
+    "alone": on_one_process,
     "on_rank_1": on_rank_1,
     "by_default_prefix": by_default_prefix,
     "in_ray": in_ray,

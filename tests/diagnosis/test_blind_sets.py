@@ -185,46 +185,51 @@ SETS = (
     ),
 )
 CASES = [
-    pytest.param(each, label, id=f"{each.name}-{label['name']}")
-    for each in SETS
-    for label in each.labels
+    pytest.param(blind_set, label, id=f"{blind_set.name}-{label['name']}")
+    for blind_set in SETS
+    for label in blind_set.labels
 ]
-of_each = pytest.mark.parametrize("each", SETS, ids=lambda each: each.name)
+of_each = pytest.mark.parametrize("blind_set", SETS, ids=lambda blind_set: blind_set.name)
 
 
 @of_each
-def test_each_log_has_its_label(each: Blind) -> None:
-    assert {file.stem for file in each.folder.glob("*.log")} == {
-        label["name"] for label in each.labels
+def test_each_log_has_its_label(blind_set: Blind) -> None:
+    assert {file.stem for file in blind_set.folder.glob("*.log")} == {
+        label["name"] for label in blind_set.labels
     }
-    assert len(each.labels) == each.first_right[1]
-    assert all(label["cause"] is None or label["cause"] in CAUSES for label in each.labels)
+    assert len(blind_set.labels) == blind_set.first_right[1]
+    assert all(label["cause"] is None or label["cause"] in CAUSES for label in blind_set.labels)
 
 
-@pytest.mark.parametrize(("each", "label"), CASES)
-def test_it_is_named_for_what_it_is(each: Blind, label: dict[str, Any]) -> None:
-    found = diagnose(each.log(label["name"]))
-    if label["name"] in each.mistaken:
-        assert found.cause != label["cause"] and found.cause in label["also_defensible"]
+@pytest.mark.parametrize(("blind_set", "label"), CASES)
+def test_it_is_named_for_what_it_is(blind_set: Blind, label: dict[str, Any]) -> None:
+    diagnosis = diagnose(blind_set.log(label["name"]))
+    if label["name"] in blind_set.mistaken:
+        assert diagnosis.cause != label["cause"] and diagnosis.cause in label["also_defensible"]
         return
-    if label["name"] in each.otherwise:
-        assert found.cause == each.otherwise[label["name"]][0] != label["cause"]
+    if label["name"] in blind_set.otherwise:
+        assert diagnosis.cause == blind_set.otherwise[label["name"]][0] != label["cause"]
         return
-    is_memory = each.askew.get((label["name"], "is_memory"), label["is_memory"])
-    assert (found.cause, found.is_memory) == (label["cause"], is_memory), found
-    for what in ("rank", "phase"):
-        wanted = each.askew.get((label["name"], what), label.get(what))
-        assert what not in label or getattr(found, what) == wanted, found
+    is_memory = blind_set.askew.get((label["name"], "is_memory"), label["is_memory"])
+    assert (diagnosis.cause, diagnosis.is_memory) == (label["cause"], is_memory), diagnosis
+    for fact in ("rank", "phase"):
+        expected = blind_set.askew.get((label["name"], fact), label.get(fact))
+        assert fact not in label or getattr(diagnosis, fact) == expected, diagnosis
 
 
 @of_each
-def test_nothing_of_another_cause_is_called_memory_but_what_is_known_to_be(each: Blind) -> None:
-    others = [label["name"] for label in each.labels if not label["is_memory"]]
-    assert tuple(name for name in others if diagnose(each.log(name)).is_memory) == each.alarms
+def test_nothing_of_another_cause_is_called_memory_but_what_is_known_to_be(
+    blind_set: Blind,
+) -> None:
+    other_causes = [label["name"] for label in blind_set.labels if not label["is_memory"]]
+    assert (
+        tuple(name for name in other_causes if diagnose(blind_set.log(name)).is_memory)
+        == blind_set.alarms
+    )
 
 
 @of_each
-def test_the_first_reading_stays_on_record(each: Blind) -> None:
-    first = RESULTS[f"{each.name}_set_first_run"]
-    assert (first["right"], first["logs"]) == each.first_right
-    assert first["table"] != RESULTS[f"{each.name}_set_after_mending"]["table"]
+def test_the_first_reading_stays_on_record(blind_set: Blind) -> None:
+    first = RESULTS[f"{blind_set.name}_set_first_run"]
+    assert (first["right"], first["logs"]) == blind_set.first_right
+    assert first["table"] != RESULTS[f"{blind_set.name}_set_after_mending"]["table"]

@@ -52,33 +52,35 @@ MISLEADING = {
 }
 
 
-@pytest.mark.parametrize("words", MISLEADING.values(), ids=MISLEADING.keys())
-def test_a_training_that_finished_is_clean_whatever_is_printed(words: str) -> None:
+@pytest.mark.parametrize("text", MISLEADING.values(), ids=MISLEADING.keys())
+def test_a_training_that_finished_is_clean_whatever_is_printed(text: str) -> None:
     for log in (
-        f"{START}{words}\n{FINISH}",
-        f"{START}{FINISH}{words}\n",
-        prefixed("[rank0]: ", f"{START}{words}\n{FINISH}"),
+        f"{START}{text}\n{FINISH}",
+        f"{START}{FINISH}{text}\n",
+        prefixed("[rank0]: ", f"{START}{text}\n{FINISH}"),
     ):
-        found = diagnose(log)
-        assert (found.known, found.is_memory, found.cause) == (True, False, "none"), found
-        assert not found.remedies and found.rank is None
-        assert "train_runtime" in found.evidence
+        diagnosis = diagnose(log)
+        assert (diagnosis.known, diagnosis.is_memory, diagnosis.cause) == (True, False, "none"), (
+            diagnosis
+        )
+        assert not diagnosis.remedies and diagnosis.rank is None
+        assert "train_runtime" in diagnosis.evidence
 
 
-@pytest.mark.parametrize("words", MISLEADING.values(), ids=MISLEADING.keys())
-def test_misleading_words_do_not_make_a_failure_known(words: str) -> None:
-    cut = diagnose(f"{START}{words}\nnothing more\n")
+@pytest.mark.parametrize("text", MISLEADING.values(), ids=MISLEADING.keys())
+def test_misleading_words_do_not_make_a_failure_known(text: str) -> None:
+    cut = diagnose(f"{START}{text}\nnothing more\n")
     assert not cut.known and cut.is_memory is None and cut.cause is None and not cut.remedies
     assert cut.evidence == "nothing more"
     failed = diagnose(
-        f"{START}{words}\n{raised('TypeError: tokenizer must be a string, not a list')}"
+        f"{START}{text}\n{raised('TypeError: tokenizer must be a string, not a list')}"
     )
     assert not failed.known
     assert failed.evidence == "TypeError: tokenizer must be a string, not a list"
 
 
 @pytest.mark.parametrize(
-    "words",
+    "ending",
     [
         "Training finished.",
         "[rank0]: Training completed",
@@ -86,8 +88,8 @@ def test_misleading_words_do_not_make_a_failure_known(words: str) -> None:
         "{'train_runtime': 3}",
     ],
 )
-def test_other_words_for_the_end(words: str) -> None:
-    assert diagnose(f"{START}{words}\n").cause == "none"
+def test_other_words_for_the_end(ending: str) -> None:
+    assert diagnose(f"{START}{ending}\n").cause == "none"
     assert not diagnose(f"{START}the prompt: why is training finished so early?\n").known
 
 
@@ -100,7 +102,7 @@ EXITED = "[2026-11-20 18:30:00,020] [INFO] [launch.py:351:main] Process {pid} ex
 
 
 @pytest.mark.parametrize(
-    "words",
+    "ending",
     [
         VERL,
         "(TaskRunner pid=77) ('Final validation metrics: '\n",
@@ -113,16 +115,16 @@ EXITED = "[2026-11-20 18:30:00,020] [INFO] [launch.py:351:main] Process {pid} ex
         + EXITED.format(pid=1),
     ],
 )
-def test_a_good_end_in_a_frameworks_own_words_counts_where_nothing_failed(words: str) -> None:
-    assert diagnose(START + words).cause == "none"
+def test_a_good_end_in_a_frameworks_own_words_counts_where_nothing_failed(ending: str) -> None:
+    assert diagnose(START + ending).cause == "none"
     # A bar is drawn once more when it is closed, after whatever went wrong.
     for failed in (
         raised(sample("disk")),
         "torch.distributed.elastic.multiprocessing.errors.ChildFailedError:\n",
     ):
-        assert diagnose(START + failed + words).cause != "none"
+        assert diagnose(START + failed + ending).cause != "none"
     assert not diagnose(
-        f"{START}{words}srun: error: node7: task 2: Exited with exit code 1\n"
+        f"{START}{ending}srun: error: node7: task 2: Exited with exit code 1\n"
     ).known
 
 
@@ -138,8 +140,12 @@ CAUGHT = "2026-11-20 18:14:0{step} | train | step {step} skipped: CUDA out of me
 def test_memory_that_ran_out_time_and_again_before_the_end_is_what_ended_it() -> None:
     often = "".join(CAUGHT.format(step=step) for step in range(3))
     for end in ("giving up\n", f"{FRAMES}RuntimeError: three steps skipped in a row\n"):
-        found = diagnose(START + often + end)
-        assert (found.cause, found.is_memory, found.phase) == ("unknown_memory", True, None)
+        diagnosis = diagnose(START + often + end)
+        assert (diagnosis.cause, diagnosis.is_memory, diagnosis.phase) == (
+            "unknown_memory",
+            True,
+            None,
+        )
     assert not diagnose(f"{START}{often}{{'loss': 0.1}}\ngoing on\n").known
     assert not diagnose(START + often + "on and on\n" * 30).known
     assert diagnose(START + often + FINISH).cause == "none"
@@ -171,14 +177,14 @@ def test_an_unknown_failure_says_so(text: str) -> None:
         START + raised_always(text),
         START + prefixed("[rank1]: ", raised_always(text)) + LATER.format(other=0, rank=1),
     ):
-        found = diagnose(log)
+        diagnosis = diagnose(log)
         assert (
-            not found.known
-            and found.is_memory is None
-            and found.cause is None
-            and found.remedies == ()
+            not diagnosis.known
+            and diagnosis.is_memory is None
+            and diagnosis.cause is None
+            and diagnosis.remedies == ()
         )
-        assert found.evidence == text
+        assert diagnosis.evidence == text
 
 
 def raised_always(text: str) -> str:
@@ -187,8 +193,10 @@ def raised_always(text: str) -> str:
 
 def test_an_unknown_failure_is_not_hidden_by_what_it_led_to() -> None:
     later = prefixed("[rank1]: ", raised(sample("numeric")))
-    found = diagnose(prefixed("[rank0]: ", raised("ZeroDivisionError: division by zero")) + later)
-    assert not found.known and found.rank == 0
+    diagnosis = diagnose(
+        prefixed("[rank0]: ", raised("ZeroDivisionError: division by zero")) + later
+    )
+    assert not diagnosis.known and diagnosis.rank == 0
 
 
 @pytest.mark.parametrize(

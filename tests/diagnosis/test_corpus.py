@@ -52,8 +52,10 @@ def test_each_log_has_its_label_and_each_label_its_log_and_script() -> None:
 
 def test_there_are_enough_of_each_kind() -> None:
     unseen = [label for label in LABELS if not label["used_for_patterns"]]
-    others = [label for label in LABELS if label["is_memory"] is False and label["cause"] != "none"]
-    assert len(LABELS) >= 80 and 2 * len(unseen) >= len(LABELS) and len(others) >= 30
+    other_causes = [
+        label for label in LABELS if label["is_memory"] is False and label["cause"] != "none"
+    ]
+    assert len(LABELS) >= 80 and 2 * len(unseen) >= len(LABELS) and len(other_causes) >= 30
     assert sum(label["is_memory"] is True for label in unseen) >= 20
     assert (
         sum(label["cause"] is None for label in unseen) >= 5
@@ -92,17 +94,17 @@ def test_a_log_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) 
 
 @pytest.mark.parametrize("name", BY_NAME)
 def test_it_is_named_for_what_it_is(name: str) -> None:
-    label, found = BY_NAME[name], diagnose(log_of(name))
+    label, diagnosis = BY_NAME[name], diagnose(log_of(name))
     if name in MISTAKEN:
-        assert found.cause != label["cause"], (
+        assert diagnosis.cause != label["cause"], (
             f"{name} is named rightly now: take it out of MISTAKEN"
         )
-        assert not found.is_memory or label["is_memory"]
+        assert not diagnosis.is_memory or label["is_memory"]
         return
-    assert (found.cause, found.is_memory) == (label["cause"], label["is_memory"]), found
-    assert found.known == (label["cause"] is not None)
-    for what in ("phase", "rank"):
-        assert what not in label or getattr(found, what) == label[what], found
+    assert (diagnosis.cause, diagnosis.is_memory) == (label["cause"], label["is_memory"]), diagnosis
+    assert diagnosis.known == (label["cause"] is not None)
+    for fact in ("phase", "rank"):
+        assert fact not in label or getattr(diagnosis, fact) == label[fact], diagnosis
 
 
 def test_at_most_one_in_twenty_is_mistaken() -> None:

@@ -45,9 +45,9 @@ UNNAMED = {
     "excerpt", EXCERPTS, ids=lambda excerpt: f"{excerpt['source']}: {excerpt['text'][-20:]}"
 )
 def test_an_excerpt_is_named(excerpt: dict[str, Any]) -> None:
-    found = diagnose(excerpt["text"])
-    named = found.cause in (excerpt["cause"], *excerpt.get("also", ()))
-    assert named == (excerpt["source"] not in UNNAMED), found
+    diagnosis = diagnose(excerpt["text"])
+    is_right = diagnosis.cause in (excerpt["cause"], *excerpt.get("also", ()))
+    assert is_right == (excerpt["source"] not in UNNAMED), diagnosis
 
 
 def test_the_first_readings_stay_on_record() -> None:
@@ -76,11 +76,11 @@ def test_sets_without_sight_of_the_tables_are_named_at_85_percent() -> None:
 
 def test_the_set_that_no_table_was_corrected_by() -> None:
     excerpts = yaml.safe_load((HERE / "excerpts-seventh.yaml").read_text())
-    named = sum(
+    right = sum(
         diagnose(excerpt["text"]).cause in (excerpt["cause"], *excerpt.get("also", ()))
         for excerpt in excerpts
     )
-    assert len(excerpts) == 60 and named >= 52
+    assert len(excerpts) == 60 and right >= 52
 
 
 QUOTED = "ValueError: loss_mode must be one of 'a' or 'b', got 'c'"
@@ -94,11 +94,11 @@ def test_words_that_only_an_excerpt_may_have_count_in_no_log_of_a_run() -> None:
     )
     assert not diagnose(f"{QUOTED}\n" + "a line\n" * 40).known
     assert not diagnose(f"{{'loss': 0.5, 'epoch': 1.0}}\nretrying: {QUOTED}\n").known
-    own = (
+    traceback = (
         'Traceback (most recent call last):\n  File "/job/train.py", line 4, in <module>\n   '
         f" check()\n{QUOTED}\n"
     )
-    assert not diagnose(own).known
+    assert not diagnose(traceback).known
 
 
 def test_a_traceback_that_ends_with_its_frames_is_named_by_its_last() -> None:
@@ -142,7 +142,7 @@ Root Cause (first observed failure):
   traceback : Signal 6 (SIGABRT) received by PID 470
 ============================================================
 """
-    found = diagnose(log)
-    assert found.known and found.cause == "none" and not found.is_memory
-    assert any("aborted" in remark for remark in found.remarks)
+    diagnosis = diagnose(log)
+    assert diagnosis.known and diagnosis.cause == "none" and not diagnosis.is_memory
+    assert any("aborted" in remark for remark in diagnosis.remarks)
     assert diagnose(log.replace(end, "")).cause is None

@@ -53,12 +53,12 @@ AROUND = [
 PIECES = st.sampled_from([*AROUND, *TELLING, *(sample(name) for name in NAMES)])
 
 
-def check(found: Diagnosis) -> None:
-    assert found.known == (found.cause is not None)
-    assert found.cause is None or found.cause in CAUSES
-    assert len(found.evidence) <= 600 and found.evidence.isprintable()
-    found.evidence.encode()
-    json.loads(json.dumps(as_document(found)))
+def check(diagnosis: Diagnosis) -> None:
+    assert diagnosis.known == (diagnosis.cause is not None)
+    assert diagnosis.cause is None or diagnosis.cause in CAUSES
+    assert len(diagnosis.evidence) <= 600 and diagnosis.evidence.isprintable()
+    diagnosis.evidence.encode()
+    json.loads(json.dumps(as_document(diagnosis)))
 
 
 @settings(max_examples=200, deadline=None)
@@ -88,27 +88,27 @@ def test_reading_bytes_and_text_is_the_same() -> None:
 def test_bytes_that_are_not_utf8_and_colours_do_not_hide_the_failure() -> None:
     text = f"\x1b[1;31m{sample('vllm_no_cache_blocks')}\x1b[0m".encode()
     log = b"\xff\xfe caf\xe9 \x80\n" + FRAMES.encode() + text + b"\n\xc3("
-    found = diagnose_lines(lines_of(io.BytesIO(log)))
-    assert found.cause == "kv_cache"
-    assert "\x1b" not in found.evidence
+    diagnosis = diagnose_lines(lines_of(io.BytesIO(log)))
+    assert diagnosis.cause == "kv_cache"
+    assert "\x1b" not in diagnosis.evidence
 
 
 def test_evidence_never_writes_to_a_terminal() -> None:
-    found = diagnose(FRAMES + "ValueError: \x1b]0;title\x07\x1b[2J\x08\x07 no\u009b2J space\n")
-    assert found.evidence.isprintable() and found.evidence.startswith("ValueError: no")
+    diagnosis = diagnose(FRAMES + "ValueError: \x1b]0;title\x07\x1b[2J\x08\x07 no\u009b2J space\n")
+    assert diagnosis.evidence.isprintable() and diagnosis.evidence.startswith("ValueError: no")
 
 
 def test_what_a_progress_bar_stands_before_is_found() -> None:
     bar = "  1%|1         | 5/500 [00:10<16:30,  2.00s/it]\r"
-    found = diagnose(bar * 50 + raised(sample("cuda_out_of_memory.container")) + bar)
-    assert found.is_memory
+    diagnosis = diagnose(bar * 50 + raised(sample("cuda_out_of_memory.container")) + bar)
+    assert diagnosis.is_memory
 
 
 def test_a_long_line_keeps_its_beginning_and_its_end() -> None:
     data = b"x" * (3 * 2**20) + b" exits with return code = -9\n" + b"short\n"
-    first, second, rest = lines_of(io.BytesIO(data))
+    first, second, third = lines_of(io.BytesIO(data))
     assert len(first) <= LONGEST_LINE and first.endswith("return code = -9")
-    assert (second, rest) == ("short", "")
+    assert (second, third) == ("short", "")
     assert diagnose_lines(lines_of(io.BytesIO(data))).cause == "host_ram"
 
 
@@ -152,8 +152,8 @@ def test_memory_does_not_grow_with_the_log() -> None:
         f"[rank{number}]: {line}\n" for number in range(3000) for line in FRAMES.splitlines()
     ).encode()
     for block, times in ((steps, 6), (errors, 6), (sources, 2)):
-        found, peak = peak_of(Endless(block, times * len(block), last))
-        assert found.cause == "disk_or_permission"
+        diagnosis, peak = peak_of(Endless(block, times * len(block), last))
+        assert diagnosis.cause == "disk_or_permission"
         assert peak < 24 * 2**20, peak
 
 

@@ -110,9 +110,9 @@ def test_advice_in_the_logs_own_words(
     framework: str | None,
     settings: tuple[str, ...],
 ) -> None:
-    found = diagnose(log(package, command))
-    assert (found.framework, found.cause) == (framework, "activations")
-    assert tuple(name for advice in found.remedies for name in advice.change) == tuple(
+    diagnosis = diagnose(log(package, command))
+    assert (diagnosis.framework, diagnosis.cause) == (framework, "activations")
+    assert tuple(name for advice in diagnosis.remedies for name in advice.change) == tuple(
         name if framework != "open-reasoner-zero" else name.removeprefix("--") for name in settings
     )
 
@@ -148,9 +148,9 @@ def test_the_length_is_that_of_the_method(
     command: str,
     length: str,
 ) -> None:
-    found = diagnose(log(package, command))
-    assert found.cause == "activations"
-    assert [name for advice in found.remedies for name in advice.change][2] == length
+    diagnosis = diagnose(log(package, command))
+    assert diagnosis.cause == "activations"
+    assert [name for advice in diagnosis.remedies for name in advice.change][2] == length
 
 
 def test_a_method_without_generation_is_advised_nothing_about_an_engine() -> None:
@@ -159,7 +159,7 @@ def test_a_method_without_generation_is_advised_nothing_about_an_engine() -> Non
         for command in ("", "trl sft")
     )
     with_engine, without = (
-        [name for one in diagnose(text).remedies for name in one.change] for text in texts
+        [name for remedy in diagnose(text).remedies for name in remedy.change] for text in texts
     )
     assert (
         "vllm_gpu_memory_utilization" in with_engine
@@ -175,25 +175,34 @@ def test_a_method_without_generation_is_advised_nothing_about_an_engine() -> Non
 )
 def test_every_translated_setting_is_one_of_the_frameworks(kind: LaunchKind) -> None:
     """Outputs are no settings of a candidate: they are in the row's list of what is kept."""
-    known = frameworks.trainer(kind.framework, METHOD).fields()
+    fields = frameworks.trainer(kind.framework, METHOD).fields()
     names = {
         name
         for name in kind.remedies.values()
         if name is not None and not name.startswith(kind.kept)
     }
-    assert names <= known.keys(), names - known.keys()
+    assert names <= fields.keys(), names - fields.keys()
 
 
 def test_every_translation_belongs_to_a_remedy() -> None:
     settings = {
-        one.setting for table in (BY_CAUSE, BY_ROW) for found in table.values() for one in found
+        remedy.setting
+        for table in (BY_CAUSE, BY_ROW)
+        for remedies in table.values()
+        for remedy in remedies
     }
     elsewhere = {
-        one.elsewhere for table in (BY_CAUSE, BY_ROW) for found in table.values() for one in found
+        remedy.elsewhere
+        for table in (BY_CAUSE, BY_ROW)
+        for remedies in table.values()
+        for remedy in remedies
     }
     for kind in launch_kinds():
-        named = {*kind.remedies, *kind.remedy_values, *kind.remedy_reasons}
-        assert named <= settings | elsewhere, (kind.framework, named - settings - elsewhere)
+        translated = {*kind.remedies, *kind.remedy_values, *kind.remedy_reasons}
+        assert translated <= settings | elsewhere, (
+            kind.framework,
+            translated - settings - elsewhere,
+        )
 
 
 @pytest.mark.parametrize(

@@ -19,29 +19,29 @@ RAY = (Path(__file__).parent / "around/ray.log").read_text()
 
 
 def test_strangers_on_a_gpu_are_named() -> None:
-    found = diagnose(NVIDIA_SMI + OUT_OF_MEMORY)
-    assert found.cause == "gpu_other_process"
-    (remark,) = found.remarks
+    diagnosis = diagnose(NVIDIA_SMI + OUT_OF_MEMORY)
+    assert diagnosis.cause == "gpu_other_process"
+    (remark,) = diagnosis.remarks
     assert "4242 (/opt/envs/other/bin/python, 60 GiB)" in remark and "ps -fp 4242" in remark
 
 
 def test_the_victim_of_the_kernel_is_not_the_cause() -> None:
-    found = diagnose(KERNEL)
-    assert found.cause == "host_ram"
-    assert found.remarks == (
+    diagnosis = diagnose(KERNEL)
+    assert diagnosis.cause == "host_ram"
+    assert diagnosis.remarks == (
         "The kernel ended process 4242 (python3), which held 10 GiB.",
         "The most host memory was held by process 1200 (postgres): 60 GiB.",
     )
 
 
 def test_the_largest_user_that_ray_lists() -> None:
-    found = diagnose(RAY)
-    assert found.cause == "host_ram"
-    assert found.remarks == (
+    diagnosis = diagnose(RAY)
+    assert diagnosis.cause == "host_ram"
+    assert diagnosis.remarks == (
         "The most host memory was held by process 990 (python preprocess.py): 88.2 GiB.",
     )
 
 
 def test_a_victim_that_held_most_is_named_once() -> None:
-    found = diagnose(KERNEL.replace("15728640", "1572"))
-    assert found.remarks == ("The kernel ended process 4242 (python3), which held 10 GiB.",)
+    diagnosis = diagnose(KERNEL.replace("15728640", "1572"))
+    assert diagnosis.remarks == ("The kernel ended process 4242 (python3), which held 10 GiB.",)

@@ -30,8 +30,8 @@ def failing(place: str, package: str) -> str:
 
 
 def test_actors_that_share_a_gpu_are_no_strangers_to_each_other() -> None:
-    found = diagnose(STEP + failing("update_actor", "verl"))
-    assert found.cause == "activations" and found.numbers["others_bytes"] > 0
+    diagnosis = diagnose(STEP + failing("update_actor", "verl"))
+    assert diagnosis.cause == "activations" and diagnosis.numbers["others_bytes"] > 0
     # While it loads, a job holds little of the GPU yet; and who trains in one process has no other
     # roles.
     assert diagnose(STEP + failing("load_model", "verl")).cause == "gpu_other_process"
@@ -56,5 +56,5 @@ def test_actors_that_share_a_gpu_are_no_strangers_to_each_other() -> None:
     ],
 )
 def test_what_was_listed_before_the_run_began_is_not_the_engines(before: str, cause: str) -> None:
-    found = diagnose(before + prefixed("(EngineCore_DP0 pid=812) ", RESERVATION))
-    assert (found.cause, found.row) == (cause, "vllm_reservation")
+    diagnosis = diagnose(before + prefixed("(EngineCore_DP0 pid=812) ", RESERVATION))
+    assert (diagnosis.cause, diagnosis.row) == (cause, "vllm_reservation")

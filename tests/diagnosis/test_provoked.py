@@ -34,10 +34,10 @@ frameworks.
 @pytest.mark.parametrize("name", AGAIN)
 def test_a_failure_provoked_anew_is_named_the_same(name: str) -> None:
     label = BY_NAME[name]
-    found = diagnose(make(label))
-    assert (found.cause, found.is_memory) == (label["cause"], label["is_memory"]), found
-    for what in ("phase", "rank"):
-        assert what not in label or getattr(found, what) == label[what], found
+    diagnosis = diagnose(make(label))
+    assert (diagnosis.cause, diagnosis.is_memory) == (label["cause"], label["is_memory"]), diagnosis
+    for fact in ("phase", "rank"):
+        assert fact not in label or getattr(diagnosis, fact) == label[fact], diagnosis
 
 
 @pytest.mark.slow

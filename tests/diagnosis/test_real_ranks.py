@@ -65,9 +65,11 @@ def log_of(failure: str, folder: Path) -> str:
 @pytest.mark.parametrize("way", WAYS)
 def test_the_second_rank_is_named_with_its_cause(way: str, tmp_path: Path) -> None:
     failure, is_memory, cause = WAYS[way]
-    found = diagnose(log_of(failure, tmp_path))
-    assert (found.rank, found.is_memory, found.cause) == (1, is_memory, cause), found
-    assert found.known == (cause is not None)
+    diagnosis = diagnose(log_of(failure, tmp_path))
+    assert (diagnosis.rank, diagnosis.is_memory, diagnosis.cause) == (1, is_memory, cause), (
+        diagnosis
+    )
+    assert diagnosis.known == (cause is not None)
 
 
 @pytest.mark.slow

@@ -162,64 +162,69 @@ def expected(name: str) -> str:
 @pytest.mark.parametrize("shape", SHAPES)
 @pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] not in WRAPPERS])
 def test_the_cause_is_found_in_a_whole_log(name: str, shape: str) -> None:
-    found = diagnose(SHAPES[shape](sample(name)))
-    assert found.known, found
-    assert found.cause == expected(name), found
-    assert found.is_memory == (
-        found.cause in MEMORY_CAUSES and found.row not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS
+    diagnosis = diagnose(SHAPES[shape](sample(name)))
+    assert diagnosis.known, diagnosis
+    assert diagnosis.cause == expected(name), diagnosis
+    assert diagnosis.is_memory == (
+        diagnosis.cause in MEMORY_CAUSES and diagnosis.row not in NOT_MEMORY_THOUGH_ITS_CAUSE_IS
     )
-    assert found.evidence and "\n" not in found.evidence
-    assert found.phase in (None, *PHASES)
-    assert 1 <= len(found.remedies) <= 3
+    assert diagnosis.evidence and "\n" not in diagnosis.evidence
+    assert diagnosis.phase in (None, *PHASES)
+    assert 1 <= len(diagnosis.remedies) <= 3
     assert all(
-        advice.change and advice.why and advice.predicted is None for advice in found.remedies
+        advice.change and advice.why and advice.predicted is None for advice in diagnosis.remedies
     )
     if (
         shape in RANKS
         and not sample(name).startswith("[rank")
         and not re.search(r"rank[ :]|task \d", sample(name))
     ):
-        assert found.rank == RANKS[shape]
+        assert diagnosis.rank == RANKS[shape]
 
 
 def test_a_log_cut_in_the_middle_of_a_traceback() -> None:
-    whole = prefixed("[rank1]: ", raised(sample("cuda_out_of_memory.container"), FRAMES + FORWARD))
-    found = diagnose(whole.split("\n", 1)[1])
-    assert (found.cause, found.phase, found.rank) == ("logits", "forward", 1)
+    log = prefixed("[rank1]: ", raised(sample("cuda_out_of_memory.container"), FRAMES + FORWARD))
+    diagnosis = diagnose(log.split("\n", 1)[1])
+    assert (diagnosis.cause, diagnosis.phase, diagnosis.rank) == ("logits", "forward", 1)
 
 
 @pytest.mark.parametrize(
     "name", ["disk", "cuda_out_of_memory.container", "vllm_no_cache_blocks", "trl_divisible"]
 )
 def test_a_containers_name_before_each_line(name: str) -> None:
-    found = diagnose(in_containers(sample(name)))
-    assert found.cause == expected(name) and not found.evidence.startswith("trainer-1")
+    diagnosis = diagnose(in_containers(sample(name)))
+    assert diagnosis.cause == expected(name) and not diagnosis.evidence.startswith("trainer-1")
 
 
 @pytest.mark.parametrize("name", ["engine_wrapper", "engine_wrapper.actor", "engine_wrapper.map"])
 @pytest.mark.parametrize("shape", ["alone", "in_ray", "in_engine", "by_default_prefix"])
 def test_a_wrapper_alone_is_unknown(shape: str, name: str) -> None:
-    found = diagnose(SHAPES[shape](sample(name)))
+    diagnosis = diagnose(SHAPES[shape](sample(name)))
     assert (
-        not found.known and found.is_memory is None and found.cause is None and not found.remedies
+        not diagnosis.known
+        and diagnosis.is_memory is None
+        and diagnosis.cause is None
+        and not diagnosis.remedies
     )
 
 
 def test_a_wrapper_and_lost_peers_are_the_peers() -> None:
-    found = diagnose(SHAPES["on_rank_1"](sample("engine_wrapper")))
-    assert found.cause == "hang_or_nccl" and not found.is_memory
+    diagnosis = diagnose(SHAPES["on_rank_1"](sample("engine_wrapper")))
+    assert diagnosis.cause == "hang_or_nccl" and not diagnosis.is_memory
 
 
 def test_the_numbers_of_the_message_bound_the_remedy() -> None:
-    found = diagnose(SHAPES["in_engine"](sample("vllm_kv_too_small.earlier")))
-    assert found.numbers["longest_length"] == 34736 and found.phase == "load"
-    assert found.remedies[0].change == {"vllm_max_model_length": "lower, to at most 34736"}
+    diagnosis = diagnose(SHAPES["in_engine"](sample("vllm_kv_too_small.earlier")))
+    assert diagnosis.numbers["longest_length"] == 34736 and diagnosis.phase == "load"
+    assert diagnosis.remedies[0].change == {"vllm_max_model_length": "lower, to at most 34736"}
 
 
 def test_the_engines_causes_pull_in_opposite_directions() -> None:
     def share(name: str, frame: str = "") -> str | None:
-        found = diagnose(raised(sample(name), FRAMES + frame))
-        changes = [advice.change.get("vllm_gpu_memory_utilization") for advice in found.remedies]
+        diagnosis = diagnose(raised(sample(name), FRAMES + frame))
+        changes = [
+            advice.change.get("vllm_gpu_memory_utilization") for advice in diagnosis.remedies
+        ]
         return next((change for change in changes if change), None)
 
     allocating = (
@@ -304,8 +309,8 @@ def test_the_innermost_telling_place_decides(
     cause: str,
     phase: str | None,
 ) -> None:
-    found = diagnose(START + raised(sample("cuda_out_of_memory.container"), FRAMES + frames))
-    assert (found.cause, found.phase) == (cause, phase)
+    diagnosis = diagnose(START + raised(sample("cuda_out_of_memory.container"), FRAMES + frames))
+    assert (diagnosis.cause, diagnosis.phase) == (cause, phase)
 
 
 def test_an_out_of_memory_behind_rays_wrapper_has_its_numbers_and_its_place() -> None:
@@ -318,8 +323,8 @@ def test_an_out_of_memory_behind_rays_wrapper_has_its_numbers_and_its_place() ->
         + sample("cuda_out_of_memory.container")
         + "\n"
     )
-    found = diagnose(text)
-    assert (found.cause, found.phase) == ("activations", "backward") and found.numbers[
+    diagnosis = diagnose(text)
+    assert (diagnosis.cause, diagnosis.phase) == ("activations", "backward") and diagnosis.numbers[
         "asked_bytes"
     ] > 2**30
 
@@ -328,8 +333,8 @@ def test_the_earliest_root_decides_across_ranks_that_print_at_once() -> None:
     first = prefixed("[rank2]: ", raised(sample("cuda_out_of_memory.container"))).splitlines()
     second = prefixed("[rank5]: ", raised(sample("disk"))).splitlines()
     woven = [line for pair in zip(first, second, strict=True) for line in pair]
-    found = diagnose("\n".join([*woven, LATER.format(other=0, rank=2)]))
-    assert (found.rank, found.is_memory) == (2, True)
+    diagnosis = diagnose("\n".join([*woven, LATER.format(other=0, rank=2)]))
+    assert (diagnosis.rank, diagnosis.is_memory) == (2, True)
 
 
 def test_a_lost_peer_is_blamed_only_where_nothing_else_is() -> None:
@@ -383,15 +388,17 @@ def of_a_reward(error: str, *frames: str) -> str:
 
 
 def test_what_fails_in_a_users_rewards_is_neither_a_setting_nor_a_version() -> None:
-    own = '/job/rewards.py", line 3, in check_answer'
+    reward_frame = '/job/rewards.py", line 3, in check_answer'
     package = '/venv/lib/python3.11/site-packages/math_verify/parser.py", line 9, in _check_length'
     assert not diagnose(
-        of_a_reward("ValueError: invalid literal for int() with base 10: 'x'", own)
+        of_a_reward("ValueError: invalid literal for int() with base 10: 'x'", reward_frame)
     ).known
-    assert not diagnose(of_a_reward("ValueError: the answer must be shorter", own, package)).known
-    assert diagnose(of_a_reward(sample("cuda_out_of_memory.container"), own)).is_memory
+    assert not diagnose(
+        of_a_reward("ValueError: the answer must be shorter", reward_frame, package)
+    ).known
+    assert diagnose(of_a_reward(sample("cuda_out_of_memory.container"), reward_frame)).is_memory
     away = '/venv/lib/python3.11/site-packages/openai/_base_client.py", line 9, in request'
-    assert diagnose(of_a_reward("RuntimeError: no answer", own, away)).cause == "network"
+    assert diagnose(of_a_reward("RuntimeError: no answer", reward_frame, away)).cause == "network"
 
 
 def test_words_about_another_process_give_way_to_what_ended_it() -> None:

@@ -49,15 +49,15 @@ def _cases() -> Iterator[tuple[str, set[str], str]]:
     for file in sorted(TEXTS.glob("*.txt")):
         for block in re.split(r"(?m)^== ", file.read_text())[1:]:
             head, _, body = block.partition("\n")
-            name, *rest = (part.strip() for part in head.split("|"))
+            name, *fields = (part.strip() for part in head.split("|"))
             lines = body.rstrip("\n").split("\n")
-            if not rest:
-                rest = [lines.pop().removeprefix("| ").strip()]
+            if not fields:
+                fields = [lines.pop().removeprefix("| ").strip()]
                 log = "\n".join(lines).removeprefix(": ").replace("\\n", "\n").replace("\\t", "\t")
-            elif "raw" in rest:
+            elif "raw" in fields:
                 log = "\n".join(lines)
             else:
-                words = (
+                messages = (
                     line.replace("\\n", "\n").replace("\\t", "\t") + "\n"
                     for line in lines
                     if not line.startswith("@")
@@ -65,9 +65,9 @@ def _cases() -> Iterator[tuple[str, set[str], str]]:
                 log = (
                     HEADER
                     + "".join(_frame(line) for line in lines if line.startswith("@"))
-                    + "".join(words)
+                    + "".join(messages)
                 )
-            yield name, {cause.strip() for cause in rest[0].split("/")}, f"{START}{log}\n"
+            yield name, {cause.strip() for cause in fields[0].split("/")}, f"{START}{log}\n"
 
 
 CASES = {name: (causes, log) for name, causes, log in _cases()}
@@ -81,6 +81,6 @@ def test_there_are_many_and_each_has_a_cause() -> None:
 @pytest.mark.parametrize("name", CASES)
 def test_it_is_named_for_what_it_is(name: str) -> None:
     causes, log = CASES[name]
-    found = diagnose(log)
-    assert ((found.cause or "null") in causes) == (name not in MISTAKEN), found
-    assert not found.is_memory or causes & set(MEMORY_CAUSES)
+    diagnosis = diagnose(log)
+    assert ((diagnosis.cause or "null") in causes) == (name not in MISTAKEN), diagnosis
+    assert not diagnosis.is_memory or causes & set(MEMORY_CAUSES)

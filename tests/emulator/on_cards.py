@@ -36,10 +36,10 @@ def interpreters() -> list[str]:
 @functools.cache
 def installed(python: str) -> Built:
     try:
-        found = look(Path(python))
+        installation = look(Path(python))
     except TrainingEnvironmentError as error:
         pytest.skip(f"{VARIABLE}: {error}")
-    return build(found)
+    return build(installation)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,18 +47,18 @@ class Ran:
     """A program that has ended."""
 
     code: int
-    said: str
+    output: str
     """Printed text, errors included."""
 
     report: RunReport
 
     @property
-    def told(self) -> Any:
+    def answer(self) -> Any:
         """Last printed JSON object; torch may warn after it."""
-        for line in reversed(self.said.strip().splitlines()):
+        for line in reversed(self.output.strip().splitlines()):
             with contextlib.suppress(ValueError):
                 return json.loads(line)
-        raise AssertionError(self.said)
+        raise AssertionError(self.output)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -69,10 +69,10 @@ class Cards:
     stand: launch.Stand
 
     def start(self, program: str, **environment: str) -> subprocess.Popen[str]:
-        known = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
+        variables = {**os.environ, "OMP_NUM_THREADS": "1", **environment}
         return subprocess.Popen(
             [self.python, "-c", textwrap.dedent(program)],
-            env=self.stand.environment(known, phases=True),
+            env=self.stand.environment(variables, phases=True),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -80,10 +80,10 @@ class Cards:
         )
 
     def ended(self, process: subprocess.Popen[str]) -> Ran:
-        said, _ = process.communicate()
+        output, _ = process.communicate()
         return Ran(
             code=process.returncode,
-            said=said,
+            output=output,
             report=self.stand.report(),
         )
 
@@ -94,11 +94,11 @@ class Cards:
 @contextmanager
 def cards(python: str, machine: EmulatedMachine | str) -> Iterator[Cards]:
     built = installed(python)
-    asked = emulated_machine(machine) if isinstance(machine, str) else machine
+    emulated = emulated_machine(machine) if isinstance(machine, str) else machine
     with tempfile.TemporaryDirectory(
         prefix="autotune-emulated-", ignore_cleanup_errors=True
     ) as folder:
-        yield Cards(python=python, stand=launch.set_up(asked, built, Path(folder)))
+        yield Cards(python=python, stand=launch.set_up(emulated, built, Path(folder)))
 
 
 def run(python: str, machine: EmulatedMachine | str, program: str, **environment: str) -> Ran:

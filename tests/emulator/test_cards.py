@@ -13,11 +13,11 @@ from autotune.emulator.cards import EmulatedCard, EmulatedMachine, emulated_mach
 
 
 def lines(machine: EmulatedMachine) -> list[dict[str, str]]:
-    found = []
+    rows = []
     for line in machine.text((12, 8)).splitlines():
         _, *fields = line.split("\t")
-        found.append(dict(field.split("=", 1) for field in fields))
-    return found
+        rows.append(dict(field.split("=", 1) for field in fields))
+    return rows
 
 
 def test_two_cards_are_described_as_the_catalog_has_them() -> None:
@@ -37,7 +37,7 @@ def test_two_cards_are_described_as_the_catalog_has_them() -> None:
 
 
 def test_what_nccl_takes_goes_by_the_link_and_the_number_of_cards() -> None:
-    assert [one["nccl_mib"] for one in lines(emulated_machine("8xA100-40G"))[1:]] == ["688"] * 8
+    assert [card["nccl_mib"] for card in lines(emulated_machine("8xA100-40G"))[1:]] == ["688"] * 8
     assert lines(emulated_machine("2xRTX4090"))[1]["nccl_mib"] == "120"
 
 
@@ -48,7 +48,7 @@ def test_every_card_of_the_catalog_has_a_shape(gpu: catalog.Gpu) -> None:
     (_, card) = lines(emulated_machine(gpu.name))
     assert gpu.compute_capability == card["capability"]
     assert 0 < int(card["context_mib"]) < int(card["memory_mib"]) <= gpu.memory_mib
-    assert any(words in card["name"].lower() for words in gpu.names), (
+    assert any(name in card["name"].lower() for name in gpu.names), (
         "its name is one by which it is recognised"
     )
     assert int(card["shared_kib"]) in (64, 96, 100, 164, 228)
@@ -68,7 +68,7 @@ def test_what_else_is_on_a_card_and_its_state_are_told() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked, words",
+    "hardware, reason",
     [
         ("17xA100-40G", "no number of cards from 1 to 16. Write it like 2xA100-40G."),
         ("0xA100-40G", "no number of cards from 1 to 16."),
@@ -79,9 +79,9 @@ def test_what_else_is_on_a_card_and_its_state_are_told() -> None:
         ("", "no number of cards"),
     ],
 )
-def test_what_cannot_be_emulated_is_one_sentence_with_a_way_out(asked: str, words: str) -> None:
-    with pytest.raises(BadInput, match=words.replace("(", r"\(")):
-        emulated_machine(asked)
+def test_what_cannot_be_emulated_is_one_sentence_with_a_way_out(hardware: str, reason: str) -> None:
+    with pytest.raises(BadInput, match=reason.replace("(", r"\(")):
+        emulated_machine(hardware)
 
 
 def test_an_unknown_card_names_the_nearest() -> None:

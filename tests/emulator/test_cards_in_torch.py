@@ -15,9 +15,9 @@ from tests.emulator.on_cards import GIB, MIB, Ran, cards, run
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 
-def told(ran: Ran) -> object:
-    assert ran.code == 0, ran.said
-    return ran.told
+def answer_of(ran: Ran) -> object:
+    assert ran.code == 0, ran.output
+    return ran.answer
 
 
 def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
@@ -30,7 +30,7 @@ def test_torch_sees_the_cards_of_the_catalog(python: str) -> None:
     """
     machine = emulated_machine("2xH100")
     expected = [2, "NVIDIA H100 80GB HBM3", 9, 132, True, machine.cards[1].memory_mib * MIB]
-    assert told(run(python, machine, program)) == expected
+    assert answer_of(run(python, machine, program)) == expected
 
 
 @pytest.mark.parametrize(
@@ -52,7 +52,7 @@ def test_cuda_visible_devices(
         first = uuids.index("GPU-" + str(torch.cuda.get_device_properties(0).uuid)) if count else 0
         print(json.dumps([count, first]))
     """
-    assert told(run(python, "3xL4", program, CUDA_VISIBLE_DEVICES=visible)) == expected
+    assert answer_of(run(python, "3xL4", program, CUDA_VISIBLE_DEVICES=visible)) == expected
 
 
 def test_a_full_card_raises_torchs_own_error(python: str) -> None:
@@ -71,13 +71,13 @@ def test_a_full_card_raises_torchs_own_error(python: str) -> None:
     """
     with cards(python, "A100-40G") as stand:
         ran = stand.run(program)
-        refusals, all_back, said = told(ran)
+        refusals, all_back, message = answer_of(ran)
         assert (refusals, all_back) == (1, True)
-        assert "GPU 0 has a total capacity of 39.51 GiB" in said
+        assert "GPU 0 has a total capacity of 39.51 GiB" in message
         (process,) = ran.report.processes
         assert 39 * GIB < process.peak_bytes[0] <= 39.52 * GIB and process.refused >= 1
         again = stand.run("import torch; print(torch.cuda.mem_get_info()[0])")
-        assert told(again) > 39 * GIB, "a process that ended gives its memory back"
+        assert answer_of(again) > 39 * GIB, "a process that ended gives its memory back"
 
 
 def test_processes_share_a_card_and_a_killed_one_leaves_nothing(python: str) -> None:
@@ -98,11 +98,11 @@ def test_processes_share_a_card_and_a_killed_one_leaves_nothing(python: str) -> 
     with cards(python, "A100-40G") as stand:
         neighbour = stand.start(holds)
         assert neighbour.stdout is not None and "held" in neighbour.stdout.readline()
-        said = told(stand.run(tries))
-        assert f"Process {neighbour.pid} has 20." in str(said)
+        message = answer_of(stand.run(tries))
+        assert f"Process {neighbour.pid} has 20." in str(message)
         neighbour.kill()
         neighbour.communicate()
-        assert told(stand.run(tries)) == ""
+        assert answer_of(stand.run(tries)) == ""
 
 
 def test_memory_of_others_that_are_not_emulated(python: str) -> None:
@@ -114,7 +114,7 @@ def test_memory_of_others_that_are_not_emulated(python: str) -> None:
         ctypes.CDLL(None).emu_set_foreign(0, ctypes.c_int64(2**30))
         print(json.dumps([first, torch.cuda.mem_get_info()[0]]))
     """
-    before, after = told(run(python, machine, program))  # type: ignore[misc]
+    before, after = answer_of(run(python, machine, program))  # type: ignore[misc]
     assert before < (machine.cards[0].memory_mib - 10_000) * MIB
     assert before - after == GIB
 
@@ -122,7 +122,8 @@ def test_memory_of_others_that_are_not_emulated(python: str) -> None:
 @pytest.mark.parametrize("state", ["busy", "lost"])
 def test_a_card_that_cannot_be_had(python: str, state: str) -> None:
     machine = emulated_machine("2xL4")
-    machine = replace(machine, cards=(machine.cards[0], replace(machine.cards[1], state=state)))  # type: ignore[arg-type]
+    second = replace(machine.cards[1], state=state)  # type: ignore[arg-type]
+    machine = replace(machine, cards=(machine.cards[0], second))
     program = """
         import json, torch
         torch.empty(8, device="cuda:0")
@@ -131,7 +132,7 @@ def test_a_card_that_cannot_be_had(python: str, state: str) -> None:
         except RuntimeError as error:
             print(json.dumps(str(error).splitlines()[0]))
     """
-    assert "busy or unavailable" in str(told(run(python, machine, program)))
+    assert "busy or unavailable" in str(answer_of(run(python, machine, program)))
 
 
 def test_small_tensors_and_integers_are_true(python: str) -> None:
@@ -166,7 +167,7 @@ def test_small_tensors_and_integers_are_true(python: str) -> None:
         [4, 5],
         [4.0, 6.0],
     ]
-    assert told(run(python, "L4", program)) == expected
+    assert answer_of(run(python, "L4", program)) == expected
 
 
 def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cpu_saves(
@@ -182,7 +183,7 @@ def test_the_gradient_of_dpos_loss_is_computed_without_the_buffer_that_only_a_cp
         print(json.dumps([round(value, 4) for value in x.grad.tolist()]))
         """,
     )
-    assert ran.told == [0.7311, 0.5, 0.1192]
+    assert ran.answer == [0.7311, 0.5, 0.1192]
     assert not ran.report.failed
 
 
@@ -207,7 +208,7 @@ def test_a_cached_block_holds_nothing_of_its_former_tensor(python: str, elements
             del one
         print(json.dumps(found))
     """
-    assert told(run(python, "A100-40G", program)) == [True, 0.0, 0.0] * 2
+    assert answer_of(run(python, "A100-40G", program)) == [True, 0.0, 0.0] * 2
 
 
 def test_looking_whether_torch_is_there_does_not_use_the_hook_up(python: str) -> None:
@@ -218,13 +219,13 @@ def test_looking_whether_torch_is_there_does_not_use_the_hook_up(python: str) ->
         import torch
         print(json.dumps(torch.tensor([1, 2], device="cuda").sum().item()))
     """
-    assert told(run(python, "L4", program)) == 3
+    assert answer_of(run(python, "L4", program)) == 3
 
 
 def test_printing_a_large_tensor_names_it(python: str) -> None:
     program = 'import json, torch; print(json.dumps(str(torch.ones(4096, 4096, device="cuda"))))'
     assert (
-        told(run(python, "L4", program))
+        answer_of(run(python, "L4", program))
         == "tensor(..., device='cuda:0', size=(4096, 4096), dtype=torch.float32)"
     )
 
@@ -237,9 +238,9 @@ def test_integers_that_were_too_large_are_reported_and_floats_are_not(python: st
         torch.randn(3000, 3000, device="cuda") @ torch.randn(3000, 3000, device="cuda")
     """
     ran = run(python, "L4", program)
-    assert ran.code == 0, ran.said
-    assert any("bitwise_and" in words for words in ran.report.skipped)
-    assert not any("mm" in words or "randn" in words for words in ran.report.skipped)
+    assert ran.code == 0, ran.output
+    assert any("bitwise_and" in operation for operation in ran.report.skipped)
+    assert not any("mm" in operation or "randn" in operation for operation in ran.report.skipped)
 
 
 def test_a_training_step_touches_little_of_the_host_and_calls_nothing_unjudged(python: str) -> None:
@@ -259,7 +260,7 @@ def test_a_training_step_touches_little_of_the_host_and_calls_nothing_unjudged(p
         print(json.dumps([torch.cuda.max_memory_allocated(), grown // 1024]))
     """
     ran = run(python, "A100-40G", program)
-    allocated, grown_mib = told(ran)  # type: ignore[misc]
+    allocated, grown_mib = answer_of(ran)  # type: ignore[misc]
     parameters = 24 * (8192 * 8192 + 8192)
     assert 4 * 2 * parameters < allocated < 4.5 * 2 * parameters, (
         "weights, gradients and two moments of bfloat16"
@@ -285,8 +286,9 @@ def test_work_that_finishes_late_keeps_more_memory_waiting(python: str) -> None:
         torch.empty(2**28, dtype=torch.uint8, device="cuda")
         print(json.dumps([waiting, torch.cuda.memory_reserved()]))
     """
-    at_once, _ = told(run(python, "A100-40G", program))  # type: ignore[misc]
-    late, after = told(run(python, emulated_machine("A100-40G", lag=LONGEST_LAG), program))  # type: ignore[misc]
+    at_once, _ = answer_of(run(python, "A100-40G", program))  # type: ignore[misc]
+    machine = emulated_machine("A100-40G", lag=LONGEST_LAG)
+    late, after = answer_of(run(python, machine, program))  # type: ignore[misc]
     assert at_once == 2**28
     assert late == 40 * 2**28 == after, (
         "what waits becomes free with the next synchronisation, and is used again"
@@ -304,7 +306,8 @@ def test_who_only_asks_whether_work_is_done_does_not_wait_for_ever(python: str) 
         print(json.dumps(asked))
     """
     started = time.monotonic()
-    assert told(run(python, emulated_machine("L4", lag=LONGEST_LAG), program)) > 1  # type: ignore[operator]
+    machine = emulated_machine("L4", lag=LONGEST_LAG)
+    assert answer_of(run(python, machine, program)) > 1  # type: ignore[operator]
     assert time.monotonic() - started < 60
 
 
@@ -322,7 +325,7 @@ def test_a_forked_child_cannot_use_what_its_parent_initialised(python: str) -> N
         child = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         print(json.dumps([before, after, child]))
     """
-    assert told(run(python, "L4", program)) == [
+    assert answer_of(run(python, "L4", program)) == [
         3,
         0,
         33,
@@ -337,7 +340,7 @@ def test_a_forked_child_uses_cuda_where_its_parent_only_imported_torch(python: s
             os._exit(0)
         os.wait()
     """
-    assert told(run(python, "L4", program)) == 3.0
+    assert answer_of(run(python, "L4", program)) == 3.0
 
 
 def test_expandable_segments_grow_and_give_back(python: str) -> None:
@@ -354,8 +357,9 @@ def test_expandable_segments_grow_and_give_back(python: str) -> None:
         "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
         "PYTORCH_ALLOC_CONF": "expandable_segments:True",
     }
-    grown, left, value = told(run(python, "A100-40G", program, **variable))  # type: ignore[misc]
-    assert 5 * GIB <= grown < 5.1 * GIB and left == 0 and value == 5
+    answer = answer_of(run(python, "A100-40G", program, **variable))
+    grown, left_bytes, value = answer  # type: ignore[misc]
+    assert 5 * GIB <= grown < 5.1 * GIB and left_bytes == 0 and value == 5
 
 
 @pytest.mark.parametrize("expandable", ["False", "True"])
@@ -394,8 +398,8 @@ if __name__ == "__main__":
         ran = stand.run(
             f"import runpy; runpy.run_path({str(file)!r}, run_name='__main__')", **variable
         )
-    seen, charged, changed = told(ran)  # type: ignore[misc]
-    assert seen == [1, 2, 3] and changed == 9
+    values, charged, changed = answer_of(ran)  # type: ignore[misc]
+    assert values == [1, 2, 3] and changed == 9
     assert charged < GIB, "a context and its kernels, and not the tensor once more"
 
 
@@ -421,7 +425,7 @@ def test_gradients_of_a_shared_weight_are_summed_in_place(python: str) -> None:
             small.grad.tolist(),
         ]))
     """
-    summed, gathered, values = told(run(python, "A100-40G", program))  # type: ignore[misc]
+    summed, gathered, values = answer_of(run(python, "A100-40G", program))  # type: ignore[misc]
     assert summed == 3 * 64, "the weight, and a gradient of each use"
     assert gathered <= 2 * 64 + 8 + 4 + 4, "the weight, its gradient, positions and what was picked"
     assert values == [5.0] * 4
@@ -442,7 +446,7 @@ def test_kernels_that_are_chosen_by_the_card(python: str, card: str) -> None:
         torch.nn.functional.scaled_dot_product_attention(*heads, is_causal=True).sum().backward()
         print(json.dumps([list(spread.shape), list(heads[0].grad.shape)]))
     """
-    assert told(run(python, card, program)) == [[32768], [2, 8, 512, 64]]
+    assert answer_of(run(python, card, program)) == [[32768], [2, 8, 512, 64]]
 
 
 def test_deepspeeds_fused_adam_steps_without_nvcc(python: str) -> None:
@@ -457,5 +461,5 @@ def test_deepspeeds_fused_adam_steps_without_nvcc(python: str) -> None:
     print(json.dumps(torch.cuda.memory_allocated()))
     """
     ran = run(python, "A100-40G", program, PATH="/usr/bin:/bin", CUDA_HOME="")
-    assert ran.code == 0, ran.said
-    assert 4 * 64 * MIB <= ran.told < 4 * 64 * MIB + MIB  # weights, gradients, two moments
+    assert ran.code == 0, ran.output
+    assert 4 * 64 * MIB <= ran.answer < 4 * 64 * MIB + MIB  # weights, gradients, two moments

@@ -67,8 +67,8 @@ def emulated_answer() -> tuple[Job, Recommendation]:
         name: tuple(map(mark, getattr(answer, name)))
         for name in ("runner_ups", "trade_offs", "refuted", "trials")
     }
-    alone = {name: mark(getattr(answer, name)) for name in ("winner", "certificate", "baseline")}
-    return on(case.job, emulated=True), replace(answer, **marked, **alone)
+    single = {name: mark(getattr(answer, name)) for name in ("winner", "certificate", "baseline")}
+    return on(case.job, emulated=True), replace(answer, **marked, **single)
 
 
 def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
@@ -81,10 +81,12 @@ def test_the_timed_speed_gives_place_to_the_predicted_one() -> None:
             high=2000.0,
         ),
     )
-    found = with_predicted_speed(measured, predicted)
-    assert found.worst is not None
-    assert found.worst.tokens_per_second == 1000.0 and found.typical is None
-    assert sum(found.worst.phase_seconds.values()) == pytest.approx(sum(found.worst.cycle_seconds))
+    measurement = with_predicted_speed(measured, predicted)
+    assert measurement.worst is not None
+    assert measurement.worst.tokens_per_second == 1000.0 and measurement.typical is None
+    assert sum(measurement.worst.phase_seconds.values()) == pytest.approx(
+        sum(measurement.worst.cycle_seconds)
+    )
 
 
 def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
@@ -98,11 +100,11 @@ def test_the_speed_at_the_lengths_that_occur_is_predicted_too() -> None:
         {"rollout": Estimate.exactly(3), "forward": Estimate.exactly(1)},
     )
     predicted = replace(PREDICTION, tokens_per_second_at_lengths=rate, seconds_at_lengths=seconds)
-    found = with_predicted_speed(measured, predicted)
-    assert found.typical is not None and found.ranking_speed is found.typical
-    assert found.typical.tokens_per_second == pytest.approx(800.0)
-    assert found.typical.phase_seconds["rollout"] == pytest.approx(
-        0.75 * found.typical.cycle_seconds[0]
+    measurement = with_predicted_speed(measured, predicted)
+    assert measurement.typical is not None and measurement.ranking_speed is measurement.typical
+    assert measurement.typical.tokens_per_second == pytest.approx(800.0)
+    assert measurement.typical.phase_seconds["rollout"] == pytest.approx(
+        0.75 * measurement.typical.cycle_seconds[0]
     )
 
 
@@ -113,7 +115,7 @@ def test_a_speed_that_cannot_be_predicted_is_unknown() -> None:
 
 
 def test_emulated_and_measured_figures_are_never_in_one_record_or_study() -> None:
-    real, emulated = (on(answered(900).job, emulated=one) for one in (False, True))
+    real, emulated = (on(answered(900).job, emulated=is_emulated) for is_emulated in (False, True))
     assert circumstances(real, {}).key != circumstances(emulated, {}).key
     assert real.identity != emulated.identity
     assert str(emulated.task.hardware) == "emulated 2xA100-40G"
@@ -121,13 +123,23 @@ def test_emulated_and_measured_figures_are_never_in_one_record_or_study() -> Non
 
 def test_every_candidate_of_the_document_is_marked() -> None:
     job, answer = emulated_answer()
-    made = document(job, answer, [], confirm_with="autotune run --mode probe")
-    assert (made["basis"], made["recommendation"]["basis"], made["baseline"]["basis"]) == (
-        "emulated",
-    ) * 3
-    rows = [*made["trials"], *made["runner_ups"], *made["trade_offs"], *made["refuted"]]
+    answer_document = document(job, answer, [], confirm_with="autotune run --mode probe")
+    assert (
+        answer_document["basis"],
+        answer_document["recommendation"]["basis"],
+        answer_document["baseline"]["basis"],
+    ) == ("emulated",) * 3
+    rows = [
+        *answer_document["trials"],
+        *answer_document["runner_ups"],
+        *answer_document["trade_offs"],
+        *answer_document["refuted"],
+    ]
     assert {row["basis"] for row in rows} == {"emulated"}
-    assert made["caveats"] == [DOUBT] and made["confirm_with"] == "autotune run --mode probe"
+    assert (
+        answer_document["caveats"] == [DOUBT]
+        and answer_document["confirm_with"] == "autotune run --mode probe"
+    )
 
 
 def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
@@ -135,13 +147,16 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
 
     job, answer = emulated_answer()
     show_answer(Console(width=200), job, answer, [], "autotune run --mode probe")
-    said = capsys.readouterr().out
+    output = capsys.readouterr().out
     assert (
-        "emulated peak memory" in said and "predicted tokens/s" in said and "Certified" not in said
+        "emulated peak memory" in output
+        and "predicted tokens/s" in output
+        and "Certified" not in output
     )
-    assert "easurabl" not in said and "±" not in said
+    assert "easurabl" not in output and "±" not in output
     assert (
-        f"Note: {DOUBT}" in said and "Confirm it on the target: autotune run --mode probe" in said
+        f"Note: {DOUBT}" in output
+        and "Confirm it on the target: autotune run --mode probe" in output
     )
     page = render(document(job, answer, [], confirm_with="autotune run --mode probe"))
     head = page[: page.index("<script>")]
@@ -150,7 +165,7 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
         (
             ["--gpus", "local"],
@@ -171,21 +186,27 @@ def test_neither_terminal_nor_page_calls_it_measured(capsys: pytest.CaptureFixtu
     ],
 )
 def test_bad_use_is_one_sentence_with_the_way_out(
-    words: list[str],
-    said: str,
+    arguments: list[str],
+    error: str,
     tmp_path: Path,
 ) -> None:
     done = autotune(
-        "run", "--model", str(shape_only(tmp_path / "m")), "--mode", "emulate", *words, cwd=tmp_path
+        "run",
+        "--model",
+        str(shape_only(tmp_path / "m")),
+        "--mode",
+        "emulate",
+        *arguments,
+        cwd=tmp_path,
     )
-    assert (done.code, done.out, done.err) == (2, "", f"Error: {said}\n")
+    assert (done.code, done.out, done.err) == (2, "", f"Error: {error}\n")
 
 
 def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
     if importlib.import_module("torch").version.cuda is not None:
         pytest.skip("torch has CUDA in this environment; make test-all runs this in one without")
     model = str(shape_only(tmp_path / "m"))
-    words = [
+    command = [
         "run",
         "--model",
         model,
@@ -196,7 +217,7 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
         "--hold",
         "use_vllm=false",
     ]
-    done = autotune(*words, cwd=tmp_path)
+    done = autotune(*command, cwd=tmp_path)
     assert (
         done.code == 4 and "which is no CUDA build, and only those can be emulated" in done.err
     ), done.err
@@ -212,7 +233,8 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
         """The patched methods stay in this class."""
 
     monkeypatch.setattr(emulator_hooks, "STRIDE", 8)
-    emulator_hooks.shorten_transformers(SimpleNamespace(GenerationMixin=Model))  # type: ignore[arg-type]
+    module = SimpleNamespace(GenerationMixin=Model)
+    emulator_hooks.shorten_transformers(module)  # type: ignore[arg-type]
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,
@@ -220,10 +242,12 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
         "num_attention_heads": 2,
     }
     model = Model(transformers.Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=64))
-    held: list[int] = []
+    cache_lengths: list[int] = []
     attention = model.model.layers[0].self_attn
     attention.register_forward_hook(
-        lambda module, args, kwargs, out: held.append(kwargs["past_key_values"].get_seq_length()),
+        lambda module, args, kwargs, out: cache_lengths.append(
+            kwargs["past_key_values"].get_seq_length()
+        ),
         with_kwargs=True,
     )
     config = transformers.GenerationConfig(
@@ -233,13 +257,13 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
         eos_token_id=1,
     )
     ids = torch.full((2, 5), 7)
-    made = model.generate(
+    completions = model.generate(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         generation_config=config,
     )
-    assert made.shape == (2, 5 + 32)
-    assert held == [5, 13, 21, 29]  # the prompt, then a token in eight
+    assert completions.shape == (2, 5 + 32)
+    assert cache_lengths == [5, 13, 21, 29]  # the prompt, then a token in eight
 
 
 SHAPE = {
@@ -262,7 +286,7 @@ def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(
     (tmp_path / "rows").mkdir()
     longest = 12 * "word " + "word"  # 64 tokens, one for each byte
     (tmp_path / "rows" / "train.jsonl").write_text(64 * (json.dumps({"prompt": longest}) + "\n"))
-    words = [
+    command = [
         "run",
         "--model",
         model,
@@ -295,23 +319,23 @@ def test_a_search_on_emulated_cards_and_the_run_that_it_recommends(
         "--json",
     ]
     done = autotune(
-        *words,
+        *command,
         cwd=tmp_path,
         timeout=590,
         XDG_DATA_HOME=str(tmp_path / "data"),
     )
     assert done.code == 0, done.err
-    made = done.document
-    assert made["basis"] == "emulated" and made["question"]["hardware"] == "emulated A100-40G"
-    best = made["recommendation"]
-    trial = next(row for row in made["trials"] if row["knobs"] == best["knobs"])
+    answer = done.document
+    assert answer["basis"] == "emulated" and answer["question"]["hardware"] == "emulated A100-40G"
+    best = answer["recommendation"]
+    trial = next(row for row in answer["trials"] if row["knobs"] == best["knobs"])
     interval = trial["prediction"]["peak_memory_bytes"]
     assert interval["low"] <= best["peak_memory_bytes"] <= interval["high"]
     assert best["tokens_per_second"]["worst"] == pytest.approx(
         trial["prediction"]["tokens_per_second"]["value"], rel=0.01
     )
-    assert any("docs/emulated-gpus.md" in caveat for caveat in made["caveats"])
-    assert "--mode probe" in made["confirm_with"] and json.dumps(made)
+    assert any("docs/emulated-gpus.md" in caveat for caveat in answer["caveats"])
+    assert "--mode probe" in answer["confirm_with"] and json.dumps(answer)
 
     steps = [
         "--max_steps",

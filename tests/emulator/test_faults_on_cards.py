@@ -20,7 +20,7 @@ def on(
     machine: str,
     program: str,
 ) -> Any:
-    return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
+    return run(python, machine, HEAD + program, PYTHONPATH=ROOT).answer
 
 
 def test_out_of_memory_in_each_phase_is_named_and_the_next_candidate_fits(python: str) -> None:
@@ -34,9 +34,9 @@ found.append(told(measured(running, mib=3000)))
 print(json.dumps(found)); running.close()
 """
     *failed, fits = on(python, "L4", program)
-    assert [one["outcome"] for one in failed] == [f"oom_{phase}" for phase in PHASES]
-    assert [one["phase"] for one in failed] == list(PHASES)
-    assert all("Tried to allocate 29.30 GiB" in one["failure"] for one in failed)
+    assert [failure["outcome"] for failure in failed] == [f"oom_{phase}" for phase in PHASES]
+    assert [failure["phase"] for failure in failed] == list(PHASES)
+    assert all("Tried to allocate 29.30 GiB" in failure["failure"] for failure in failed)
     assert fits["outcome"] == "ok" and 3000 <= fits["cards"]["0"] < 3600
 
 
@@ -45,9 +45,9 @@ def test_a_rank_that_is_killed_is_the_cause_and_not_its_peer(python: str) -> Non
 running = executor("2xL4", ranks=2)
 print(json.dumps(told(measured(running, killed=1, phase="optimizer")))); running.close()
 """
-    found = on(python, "2xL4", program)
-    assert not found["outcome"].startswith(("ok", "oom")), found
-    assert found["rank"] == 1 and "SIGKILL" in found["failure"], found
+    report = on(python, "2xL4", program)
+    assert not report["outcome"].startswith(("ok", "oom")), report
+    assert report["rank"] == 1 and "SIGKILL" in report["failure"], report
 
 
 def test_a_collective_that_nobody_joins_ends_at_the_deadline(python: str) -> None:
@@ -56,6 +56,6 @@ running = executor("2xL4", ranks=2)
 measured(running, mib=1)
 print(json.dumps(told(measured(running, seconds=25, absent=1, phase="sync")))); running.close()
 """
-    found = on(python, "2xL4", program)
-    assert found["outcome"] == "timeout" and found["phase"] == "sync", found
-    assert "hung" in found["failure"]
+    report = on(python, "2xL4", program)
+    assert report["outcome"] == "timeout" and report["phase"] == "sync", report
+    assert "hung" in report["failure"]

@@ -22,7 +22,7 @@ ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
 def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -> None:
     if not (ENVIRONMENTS / f"cuda-{framework}/bin/python").exists():
         pytest.skip(f"no {ENVIRONMENTS}/cuda-{framework}: make cuda-frameworks")
-    words = [
+    arguments = [
         "benchmarks/emulated_frameworks.py",
         "--environments",
         str(ENVIRONMENTS),
@@ -31,7 +31,7 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
         framework,
     ]
     ran = subprocess.run(
-        [sys.executable, *words],
+        [sys.executable, *arguments],
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -40,15 +40,17 @@ def test_real_steps_stay_within_the_prediction(framework: str, tmp_path: Path) -
     row = json.loads((tmp_path / "found.json").read_text())["rows"][framework]
     assert row["steps"] >= 3
     processes = row["emulated"]["processes"]
-    assert {one["card"] for one in processes} == {0, 1}
-    assert all(one["role"] is not None or one["rank"] is not None for one in processes), processes
-    phases = {phase for one in processes for phase in one["phase_peak_bytes"]}
+    assert {process["card"] for process in processes} == {0, 1}
+    assert all(
+        process["role"] is not None or process["rank"] is not None for process in processes
+    ), processes
+    phases = {phase for process in processes for phase in process["phase_peak_bytes"]}
     assert {"engine start", "rollout", "backward", "optimizer"} <= phases
     predicted = row["predicted"]["peak_memory_bytes"]
     for peak in row["emulated"]["cards"].values():
         assert predicted["low"] <= peak <= predicted["high"]
     allocated = row["predicted"]["torch_peak_allocated_bytes"]
-    trainers = [one for one in processes if "backward" in one["phase_peak_bytes"]]
+    trainers = [process for process in processes if "backward" in process["phase_peak_bytes"]]
     assert trainers
     for trainer in trainers:
         # The emulated driver has nothing of what vLLM holds outside torch: the cache of an engine

@@ -32,15 +32,15 @@ def test_names_come_from_libraries_the_drivers_header_and_nvml(
     library = tmp_path / "libcublas.so.13"
     library.write_bytes(elf(defined=("cublasSgemm_v2", "cublasDdot_v2", "_init", "free_me")))
     (tmp_path / "libcudart.so").write_text("INPUT(a linker script)")
-    found = names_in([library, tmp_path / "libcudart.so"], [headers])
+    names = names_in([library, tmp_path / "libcudart.so"], [headers])
     assert {
         "cublasSgemm_v2",
         "cublasDdot_v2",
         "cuDeviceGetLuid",
         "cuMemAlloc_v2",
         "nvmlDeviceGetFanSpeed",
-    } <= found
-    assert not found & {"_init", "free_me"}
+    } <= names
+    assert not names & {"_init", "free_me"}
 
 
 def test_only_questions_answer_through_scalars(headers: Path) -> None:
@@ -61,8 +61,8 @@ def test_each_kind_of_stub(headers: Path) -> None:
         "cudnnCreateX",
         "mine",
     }
-    made = {stub.name: stub for stub in stubs_for(names, frozenset({"mine"}), outs)}
-    kinds = {name: stub.kind for name, stub in made.items()}
+    stub_by_name = {stub.name: stub for stub in stubs_for(names, frozenset({"mine"}), outs)}
+    kinds = {name: stub.kind for name, stub in stub_by_name.items()}
     assert kinds == {
         "cublasGetSmCountTarget": "zeros",
         "cublasSgemm_v2": "success",
@@ -70,7 +70,7 @@ def test_each_kind_of_stub(headers: Path) -> None:
         "cusparseGetErrorString": "text",
         "cudnnCreateX": "handle",
     }
-    assert {name for name, stub in made.items() if stub.judged is None} == {
+    assert {name for name, stub in stub_by_name.items() if stub.judged is None} == {
         "cublasGetSmCountTarget"
     }
 
@@ -155,12 +155,12 @@ def test_the_text_compiles_and_counts_calls(tmp_path: Path) -> None:
     if compiler is None:
         pytest.skip("there is no C compiler")
     outs = {"cublasGetSmCountTarget": {1: 4}}
-    made = stubs_for(
+    stubs = stubs_for(
         {"cublasGetSmCountTarget", "cublasSgemm_v2", "nvmlDeviceGetFanSpeed", "cudnnCreateX"},
         frozenset(),
         outs,
     )
-    (tmp_path / "stubs.c").write_text(c_text(made, outs))
+    (tmp_path / "stubs.c").write_text(c_text(stubs, outs))
     (tmp_path / "main.c").write_text("""
 #include "emu.h"
 static char room[sizeof(Report) + 64];
@@ -217,8 +217,8 @@ def test_what_a_process_left_is_read(tmp_path: Path) -> None:
     (tmp_path / "4711-1.report").write_bytes(report(calls=(12, 0)))
     (tmp_path / "4712-1.report").write_bytes(report(calls=(12, 0))[:300])
     (tmp_path / "4713-1.report").write_bytes(b"something else")
-    found = reports.read(tmp_path, STUBS)
-    (process,) = found.processes
+    run_report = reports.read(tmp_path, STUBS)
+    (process,) = run_report.processes
     assert (process.pid, process.peak_bytes, process.refused, process.launches) == (
         4711,
         {0: 5 * 2**30},
@@ -226,7 +226,7 @@ def test_what_a_process_left_is_read(tmp_path: Path) -> None:
         100,
     )
     assert process.phase_peak_bytes == {"load": {0: 2**30}, "backward": {0: 5 * 2**30}}
-    assert found.sentences() == ()
+    assert run_report.sentences() == ()
 
 
 def test_unjudged_calls_and_skipped_operators_are_told(tmp_path: Path) -> None:
@@ -236,9 +236,9 @@ def test_unjudged_calls_and_skipped_operators_are_told(tmp_path: Path) -> None:
         "skipped\taten.bitwise_and.Tensor of 9 elements\nfailed\taten.x: no kernel\n"
     )
     (tmp_path / "2.values").write_text("skipped\taten.bitwise_and.Tensor of 9 elements\n")
-    found = reports.read(tmp_path, STUBS)
-    assert found.unjudged == {"cudaNew": 3}
-    unjudged, skipped, failed = found.sentences()
+    run_report = reports.read(tmp_path, STUBS)
+    assert run_report.unjudged == {"cudaNew": 3}
+    unjudged, skipped, failed = run_report.sentences()
     assert "nobody has checked: cudaNew (3 times)." in unjudged
     assert skipped.endswith(
         "another path of the code may have run: aten.bitwise_and.Tensor of 9 elements."

@@ -36,11 +36,11 @@ def test_pinned_memory_has_its_values_and_takes_only_the_pages_that_were_written
         print(json.dumps([values, made, resident() - before]))
     """
     ran = run(python, "A100-80G", program)
-    assert ran.code == 0, ran.said
-    values, made, taken = ran.told
+    assert ran.code == 0, ran.output
+    values, pinned, resident_bytes = ran.answer
     assert values == [3.0, 0.0, 1.0, 0.0, [0, 1, 2]]
-    assert made == 4 * [True]
-    assert taken < GIB // 4
+    assert pinned == 4 * [True]
+    assert resident_bytes < GIB // 4
 
 
 def test_memory_that_the_program_registered_is_zeroed_where_it_is(python: str) -> None:
@@ -55,8 +55,8 @@ def test_memory_that_the_program_registered_is_zeroed_where_it_is(python: str) -
         print(json.dumps([held.raw.count(b"a"), held.raw[-1:].decode()]))
     """
     ran = run(python, "A100-80G", program)
-    assert ran.code == 0, ran.said
-    assert ran.told == [1, "a"]
+    assert ran.code == 0, ran.output
+    assert ran.answer == [1, "a"]
 
 
 def test_a_copy_of_large_weights_on_the_host_is_zero_and_takes_nothing(python: str) -> None:
@@ -72,6 +72,6 @@ def test_a_copy_of_large_weights_on_the_host_is_zero_and_takes_nothing(python: s
         print(json.dumps([taken, any(copy.any().item() for copy in copies), list(shape)]))
     """
     ran = run(python, "A100-80G", program)
-    assert ran.code == 0, ran.said
-    taken, written, shape = ran.told
-    assert taken < GIB // 4 and not written and shape == [2**24]
+    assert ran.code == 0, ran.output
+    resident_bytes, written, shape = ran.answer
+    assert resident_bytes < GIB // 4 and not written and shape == [2**24]

@@ -28,10 +28,10 @@ def rehearsed(
     gpus: str, python: str, folder: Path, *command: str, **variables: str
 ) -> tuple[int, dict[str, Any]]:
     """Return the exit code and the document of a command on emulated cards."""
-    words = ["rehearse", "--gpus", gpus, "--python", python, "--json", "--", *command]
+    arguments = ["rehearse", "--gpus", gpus, "--python", python, "--json", "--", *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "HF_HUB_OFFLINE": "1", **variables}
     ran = subprocess.run(
-        [sys.executable, "-m", "autotune", *words],
+        [sys.executable, "-m", "autotune", *arguments],
         cwd=folder,
         env=environment,
         capture_output=True,
@@ -58,21 +58,21 @@ def inputs(
     """Write a model without weights and rows of data; return the options that name them."""
     (folder / "rows").mkdir()
     (folder / "rows/train.jsonl").write_text(count * (json.dumps(row) + "\n"))
-    named = [
+    paths = [
         "--model_name_or_path",
         empty_model(folder / "model", config),
         "--dataset_name",
         str(folder / "rows"),
     ]
-    return [*named, "--max_steps", str(STEPS), "--output_dir", str(folder / "out")]
+    return [*paths, "--max_steps", str(STEPS), "--output_dir", str(folder / "out")]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-sft-0.5b-qlora-rtx3050", str(Path(python).parent / "trl")
-    ours = inputs(tmp_path, find_model("Qwen2.5-0.5B").config, {"text": 5000 * "word "}, 4)
-    failing = [trl, "sft", "--config", "failing.yaml", "--max_length", "4096", *ours]
+    arguments = inputs(tmp_path, find_model("Qwen2.5-0.5B").config, {"text": 5000 * "word "}, 4)
+    failing = [trl, "sft", "--config", "failing.yaml", "--max_length", "4096", *arguments]
     code, failed = rehearsed("RTX3050-4G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
     assert failed["error"]["words"].startswith("torch.OutOfMemoryError: CUDA out of memory.")
@@ -81,14 +81,14 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
         "activations",
     )
     code, trained = rehearsed(
-        "RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *ours, PYTHON=python
+        "RTX3050-4G", python, folder, "bash", "recommended/launch.sh", *arguments, PYTHON=python
     )
     assert code == 0 and trained["status"] == "fits", trained["error"]
     assert (
         len(trained["processes"]) == 1 < len(failed["processes"])
     )  # `trl` holds a context beside its training process
     assert {"forward", "backward", "optimizer"} <= {
-        name for one in trained["processes"] for name in one["phase_peak_bytes"]
+        name for process in trained["processes"] for name in process["phase_peak_bytes"]
     }
 
 
@@ -96,7 +96,7 @@ def test_sft_with_qlora_on_a_card_of_4_gb(python: str, tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path) -> None:
     folder, trl = EXAMPLES / "trl-rloo-7b-zero3-4xrtx3060", str(Path(python).parent / "trl")
-    ours = inputs(tmp_path, find_model("Qwen2.5-7B").config, {"prompt": 100 * "word "}, 64)
+    arguments = inputs(tmp_path, find_model("Qwen2.5-7B").config, {"prompt": 100 * "word "}, 64)
     failing = [
         trl,
         "rloo",
@@ -104,7 +104,7 @@ def test_rloo_gathers_a_model_larger_than_its_cards(python: str, tmp_path: Path)
         "failing.yaml",
         "--config_file",
         "recommended/accelerate.yaml",
-        *ours,
+        *arguments,
     ]
     code, failed = rehearsed("4xRTX3060-12G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
@@ -129,15 +129,17 @@ def of_gptq(folder: Path, *, prompt: int) -> tuple[str, str, list[str]]:
     # The layer that GPTQModel chooses for training on a GPU, named: its search would first compile
     # others.
     config["quantization_config"]["backend"] = "gptq_triton"
-    ours = inputs(folder, config, {"prompt": prompt // 5 * "word "}, 64)  # one token for each byte
-    return str(python), str(trl), [*ours, "--attn_implementation", "sdpa"]
+    arguments = inputs(
+        folder, config, {"prompt": prompt // 5 * "word "}, 64
+    )  # one token for each byte
+    return str(python), str(trl), [*arguments, "--attn_implementation", "sdpa"]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_grpo_with_gptq_keeps_the_unpacked_weights_of_all_layers(tmp_path: Path) -> None:
     folder = EXAMPLES / "trl-grpo-7b-gptq-2xa100-40g"
-    python, trl, ours = of_gptq(tmp_path / "failing", prompt=1500)
+    python, trl, arguments = of_gptq(tmp_path / "failing", prompt=1500)
     batch = ["--use_vllm", "false", "--per_device_train_batch_size", "2", "--num_generations", "2"]
     failing = [
         trl,
@@ -147,7 +149,7 @@ def test_grpo_with_gptq_keeps_the_unpacked_weights_of_all_layers(tmp_path: Path)
         *batch,
         "--max_completion_length",
         "64",
-        *ours,
+        *arguments,
     ]
     code, failed = rehearsed("A100-40G", python, folder, *failing)
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
@@ -162,8 +164,8 @@ def test_grpo_with_gptq_keeps_the_unpacked_weights_of_all_layers(tmp_path: Path)
     assert "backward" not in failed["processes"][-1]["phase_peak_bytes"]
 
     # Checkpointing leaves the unpacked weights of one layer, also with a batch of eight.
-    python, trl, ours = of_gptq(tmp_path / "recommended", prompt=500)
-    recommended = ["bash", "recommended/launch.sh", "--max_completion_length", "16", *ours]
+    python, trl, arguments = of_gptq(tmp_path / "recommended", prompt=500)
+    recommended = ["bash", "recommended/launch.sh", "--max_completion_length", "16", *arguments]
     code, trained = rehearsed("A100-40G", python, folder, *recommended, PYTHON=python)
     assert code == 0 and trained["status"] == "fits", trained["error"]
     trainer = trained["processes"][-1]
@@ -225,7 +227,8 @@ def test_ms_swift_trains_on_rows_longer_than_the_engines_window(tmp_path: Path) 
     assert code == 3 and failed["status"] == "out_of_memory", failed["error"]
     assert (failed["diagnosis"]["phase"], failed["diagnosis"]["cause"]) == ("forward", "logits")
     by_card = {
-        card: [one for one in failed["processes"] if one["card"] == card] for card in range(4)
+        card: [process for process in failed["processes"] if process["card"] == card]
+        for card in range(4)
     }
     for card in range(3):
         assert "forward" in by_card[card][0]["phase_peak_bytes"]
@@ -251,9 +254,9 @@ def trained_by_open_reasoner_zero(
     outputs = [
         f"exp.{name}={folder}/out" for name in ("save_path", "ckpt_path", "tensorboard_log_dir")
     ]
-    ours = ["exp.num_episodes=1", f"exp.prompt_data=[{folder}/rows.json]", *outputs, *added]
+    overrides = ["exp.num_episodes=1", f"exp.prompt_data=[{folder}/rows.json]", *outputs, *added]
     text = (EXAMPLES / "orz-ppo-1.5b-4xa100-80g" / script).read_text().replace('"$@"', "").rstrip()
-    command = ["sh", "-c", " ".join([text.replace("Qwen/Qwen2.5-1.5B", model), *ours])]
+    command = ["sh", "-c", " ".join([text.replace("Qwen/Qwen2.5-1.5B", model), *overrides])]
     # Ray gives each process of a card a fifth of a core, and every reward a whole one.
     ray = {"RAY_OVERRIDE_RESOURCES": '{"CPU": 6}', "RAY_memory_monitor_refresh_ms": "0"}
     path = f"{python.parent}{os.pathsep}{os.environ['PATH']}"
@@ -262,9 +265,9 @@ def trained_by_open_reasoner_zero(
 
 def by_role(document: dict[str, Any], role: str) -> list[dict[str, Any]]:
     """Return the processes of a Ray actor, one on each card."""
-    found = [process for process in document["processes"] if process["role"] == role]
-    assert sorted(process["card"] for process in found) == [0, 1, 2, 3]
-    return found
+    processes = [process for process in document["processes"] if process["role"] == role]
+    assert sorted(process["card"] for process in processes) == [0, 1, 2, 3]
+    return processes
 
 
 @pytest.mark.slow

@@ -24,13 +24,13 @@ def test_the_oldest_python_reads_it(file: Path) -> None:
     ast.parse(file.read_text(), feature_version=(3, 9))
 
 
-def start(tmp_path: Path, program: str, **more: str) -> str:
+def start(tmp_path: Path, program: str, **variables: str) -> str:
     (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
     path = os.pathsep.join([str(INJECTED), str(tmp_path)])
-    known = {**os.environ, "PYTHONPATH": path, **more}
+    environment = {**os.environ, "PYTHONPATH": path, **variables}
     return subprocess.run(
         [sys.executable, "-c", program],
-        env=known,
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
@@ -77,10 +77,10 @@ print(seen)
 )
 def test_each_sitecustomize_runs_once(order: tuple[Path, Path], tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("print('of the environment')")
-    known = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*order, tmp_path)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (*order, tmp_path)))}
     done = subprocess.run(
         [sys.executable, "-c", "print('begun')"],
-        env=known,
+        env=environment,
         capture_output=True,
         text=True,
         check=True,
@@ -121,23 +121,23 @@ def stand(tmp_path: Path) -> Stand:
 
 
 def test_a_running_ray_cluster_is_not_joined(tmp_path: Path) -> None:
-    made = stand(tmp_path).environment({"RAY_ADDRESS": "10.0.0.1:6379"})
-    assert (made["RAY_ADDRESS"], made["RAY_TMPDIR"]) == ("", str(tmp_path))
+    environment = stand(tmp_path).environment({"RAY_ADDRESS": "10.0.0.1:6379"})
+    assert (environment["RAY_ADDRESS"], environment["RAY_TMPDIR"]) == ("", str(tmp_path))
 
 
 def test_the_users_environment_goes_on_behind_ours(tmp_path: Path) -> None:
-    ours = {
+    users = {
         "LD_PRELOAD": "libjemalloc.so",
         "PYTHONPATH": "/mine",
         "DS_BUILD_OPS": "1",
         "HOME": "/home/me",
     }
-    made = stand(tmp_path).environment(ours)
-    assert made["LD_PRELOAD"] == f"{tmp_path}/built/{LIBRARY}:libjemalloc.so"
-    assert made["PYTHONPATH"] == f"{INJECTED}:/mine"
-    assert (made["DS_BUILD_OPS"], made["HOME"], made["LD_LIBRARY_PATH"]) == (
+    environment = stand(tmp_path).environment(users)
+    assert environment["LD_PRELOAD"] == f"{tmp_path}/built/{LIBRARY}:libjemalloc.so"
+    assert environment["PYTHONPATH"] == f"{INJECTED}:/mine"
+    assert (environment["DS_BUILD_OPS"], environment["HOME"], environment["LD_LIBRARY_PATH"]) == (
         "1",
         "/home/me",
         f"{tmp_path}/built",
     )
-    assert "AUTOTUNE_EMULATOR_PHASES" not in made
+    assert "AUTOTUNE_EMULATOR_PHASES" not in environment

@@ -56,8 +56,8 @@ def test_no_torch(tmp_path: Path) -> None:
 
 
 def test_a_cpu_build_of_torch(tmp_path: Path) -> None:
-    said = refused(environment(tmp_path, cuda="None", version="2.13.0+cpu"))
-    assert "torch 2.13.0+cpu, which is no CUDA build" in said and "Install one:" in said
+    message = refused(environment(tmp_path, cuda="None", version="2.13.0+cpu"))
+    assert "torch 2.13.0+cpu, which is no CUDA build" in message and "Install one:" in message
 
 
 def test_a_cuda_that_is_too_old(tmp_path: Path) -> None:
@@ -71,10 +71,10 @@ def test_a_statically_linked_runtime(tmp_path: Path) -> None:
 
 
 def test_no_headers(tmp_path: Path) -> None:
-    said = refused(environment(tmp_path, cuda="'12.8'"))
+    message = refused(environment(tmp_path, cuda="'12.8'"))
     assert (
-        "has no headers of CUDA. Install them:" in said
-        and "'nvidia-cuda-runtime-cu12==12.8.*'" in said
+        "has no headers of CUDA. Install them:" in message
+        and "'nvidia-cuda-runtime-cu12==12.8.*'" in message
     )
 
 
@@ -88,12 +88,12 @@ def test_nvidias_wheels_are_found_wherever_they_are_on_the_path(tmp_path: Path) 
 
 
 def test_release_of_nccl_is_that_of_its_header(tmp_path: Path) -> None:
-    found = installation(tmp_path)
-    assert found.nccl == CURRENT_NCCL
-    (found.headers[0] / "nccl.h").write_text(
+    installed = installation(tmp_path)
+    assert installed.nccl == CURRENT_NCCL
+    (installed.headers[0] / "nccl.h").write_text(
         "#define NCCL_MAJOR 2\n#define NCCL_VERSION_CODE 22105\n"
     )
-    assert found.nccl == 22105
+    assert installed.nccl == 22105
 
 
 def test_no_interpreter(tmp_path: Path) -> None:

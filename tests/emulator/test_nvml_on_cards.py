@@ -25,7 +25,7 @@ def on(
     machine: EmulatedMachine,
     program: str,
 ) -> Any:
-    return run(python, machine, HEAD + program, PYTHONPATH=ROOT).told
+    return run(python, machine, HEAD + program, PYTHONPATH=ROOT).answer
 
 
 @pytest.mark.parametrize("state", ["lost", "forbidden", "memoryless"])
@@ -40,12 +40,12 @@ print(json.dumps({
     "uuids": [one.uuid for one in devices_here()], "notes": gpu_notes(hardware("local"),
         22 << 30)}))
 """
-    found = on(python, machine, program)
-    assert (found["count"], found["index"], found["named"]) == (2, [0, 2], [2, 0])
-    assert list(found["why"]) == ["1"]
-    assert sum(note.startswith("GPU 1 is left out: ") for note in found["notes"]) == 1
+    report = on(python, machine, program)
+    assert (report["count"], report["index"], report["named"]) == (2, [0, 2], [2, 0])
+    assert list(report["why"]) == ["1"]
+    assert sum(note.startswith("GPU 1 is left out: ") for note in report["notes"]) == 1
     # CUDA may count such cards or not: here it is given names that cannot be mistaken.
-    assert found["names"] == ",".join(found["uuids"])
+    assert report["names"] == ",".join(report["uuids"])
 
 
 def test_growth_of_others_is_not_the_probes_and_others_that_leave_hide_nothing(python: str) -> None:
@@ -107,8 +107,8 @@ for _ in range(2):
 print(json.dumps([words, found.effective_limit_bytes >> 20]))
 other.end()
 """
-    words, limit = on(python, emulated_machine("L4"), program)
-    assert len(words) == 1 and "not as empty" in words[0]
+    notes, limit = on(python, emulated_machine("L4"), program)
+    assert len(notes) == 1 and "not as empty" in notes[0]
     assert limit < 17_000
 
 
@@ -139,11 +139,11 @@ print(json.dumps({"names": [one.name for one in devices],
     "refused": refused, "used": used, "torch": json.loads(said)}))
 mine.end()
 """
-    found = on(python, machine, program)
-    assert found["names"] == [
+    report = on(python, machine, program)
+    assert report["names"] == [
         f"NVIDIA A100-SXM4-40GB MIG {profile}" for profile in ("3g.20gb", "2g.10gb")
     ]
-    assert 19_000 < found["mib"][0] < 20_480 and 9_500 < found["mib"][1] < 10_240
-    assert found["whole"] == 1 and "one slice only" in found["refused"]
-    assert 5000 <= found["used"] < 5700
-    assert found["torch"] == [1, found["mib"][1], 28]
+    assert 19_000 < report["mib"][0] < 20_480 and 9_500 < report["mib"][1] < 10_240
+    assert report["whole"] == 1 and "one slice only" in report["refused"]
+    assert 5000 <= report["used"] < 5700
+    assert report["torch"] == [1, report["mib"][1], 28]

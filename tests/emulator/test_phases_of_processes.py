@@ -12,7 +12,7 @@ from autotune.emulator.inject import emulator_hooks
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def phases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the phases that begin; the process is loading."""
     names: list[str] = []
     monkeypatch.setattr(emulator_hooks, "_phase", "load")
@@ -25,16 +25,17 @@ class Engine:
         """Update the weights."""
 
 
-def test_a_deepspeed_engine_is_made_in_the_phase_that_lasts(told: list[str]) -> None:
+def test_a_deepspeed_engine_is_made_in_the_phase_that_lasts(phases: list[str]) -> None:
     class Made(Engine):
         """The patched methods stay in this class."""
 
-    emulator_hooks.PHASES["deepspeed.runtime.engine"](SimpleNamespace(DeepSpeedEngine=Made))  # type: ignore[arg-type]
+    module = SimpleNamespace(DeepSpeedEngine=Made)
+    emulator_hooks.PHASES["deepspeed.runtime.engine"](module)  # type: ignore[arg-type]
     Made().step()
-    assert told == ["load", "optimizer", "forward"]
+    assert phases == ["load", "optimizer", "forward"]
 
 
-def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(told: list[str]) -> None:
+def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(phases: list[str]) -> None:
     class Handle:
         @staticmethod
         def from_tensor(tensor: str) -> str:
@@ -52,4 +53,4 @@ def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(told: list[str
     emulator_hooks.PHASES[worker](SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
     assert Handle.from_tensor("weights") == "weights"
     Worker().update_weight_internal_with_cuda_ipc("embeddings")
-    assert told == 2 * ["weight sync", "load"]
+    assert phases == 2 * ["weight sync", "load"]

@@ -26,7 +26,7 @@ def test_both_figures_and_their_difference() -> None:
         peak_bytes=round(PREDICTION.peak_memory_bytes.value * 0.8),
         torch_allocated_bytes=None,
     )
-    found = check_document(
+    check = check_document(
         PREDICTION,
         replace(
             trial,
@@ -35,13 +35,13 @@ def test_both_figures_and_their_difference() -> None:
             caveats=("for a test",),
         ),
     )
-    rows = {row["name"]: row for row in found["rows"]}
+    rows = {row["name"]: row for row in check["rows"]}
     assert rows["peak"]["difference"] == pytest.approx(0.25, abs=0.001)
     assert "torch allocated" not in rows  # unknown there
     assert (
-        found["basis"] == "emulated"
-        and found["outcome"] == "ok"
-        and found["caveats"] == ["for a test"]
+        check["basis"] == "emulated"
+        and check["outcome"] == "ok"
+        and check["caveats"] == ["for a test"]
     )
 
 
@@ -52,12 +52,12 @@ def test_an_emulated_error_is_part_of_the_document() -> None:
         outcome=Outcome.OOM_BACKWARD,
         failure=Failure(evidence="CUDA out of memory", phase="backward"),
     )
-    found = check_document(PREDICTION, failed)
-    assert (found["outcome"], found["evidence"]) == (failed.outcome.value, "CUDA out of memory")
+    check = check_document(PREDICTION, failed)
+    assert (check["outcome"], check["evidence"]) == (failed.outcome.value, "CUDA out of memory")
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "words"),
+    ("arguments", "code", "reason"),
     [
         (("--gpus", "2xZ9000"), 2, "Unknown GPU 'Z9000'"),
         (("--gpus", "cpu"), 2, "names no card that could be emulated"),
@@ -73,15 +73,17 @@ def test_an_emulated_error_is_part_of_the_document() -> None:
 def test_bad_input_is_one_sentence_before_anything_is_traced(
     arguments: tuple[str, ...],
     code: int,
-    words: str,
+    reason: str,
     tmp_path: Path,
 ) -> None:
     torch = pytest.importorskip("torch")
-    if torch.version.cuda and "no CUDA build" in words:
+    if torch.version.cuda and "no CUDA build" in reason:
         pytest.skip("this environment has a CUDA build")
     model = shape_only(tmp_path / "model", hidden_size=64, num_hidden_layers=2)
     done = autotune("predict", "--model", str(model), "--check", *arguments, cwd=tmp_path)
-    assert (done.code, done.out) == (code, "") and words in done.err and "Traceback" not in done.err
+    assert (
+        (done.code, done.out) == (code, "") and reason in done.err and "Traceback" not in done.err
+    )
 
 
 @pytest.mark.slow
@@ -117,9 +119,9 @@ def test_one_configuration_on_emulated_cards(python: str, tmp_path: Path) -> Non
         cwd=tmp_path,
         timeout=300,
     )
-    found = json.loads(done.out)["check"]
-    rows = {row["name"]: row for row in found["rows"]}
-    assert found["outcome"] == "ok" and rows["peak"]["emulated_bytes"] < GIB * 4
+    check = json.loads(done.out)["check"]
+    rows = {row["name"]: row for row in check["rows"]}
+    assert check["outcome"] == "ok" and rows["peak"]["emulated_bytes"] < GIB * 4
     assert abs(rows["torch allocated"]["difference"]) < 0.02
 
 
@@ -163,9 +165,9 @@ def test_asynchronous_grpo_on_emulated_cards(python: str, tmp_path: Path) -> Non
         timeout=400,
         PYTHONPATH=os.pathsep.join([str(Path(__file__).parents[2]), str(kernels)]),
     )
-    found = json.loads(done.out)["check"]
-    parts = {row["name"]: row for row in found["rows"]}
-    assert found["outcome"] == "ok", found
+    check = json.loads(done.out)["check"]
+    parts = {row["name"]: row for row in check["rows"]}
+    assert check["outcome"] == "ok", check
     assert abs(parts["torch allocated"]["difference"]) < 0.03
     # The probe's weights go nowhere: it has no communicator with a server.
     peak = parts["peak"]["predicted_bytes"] - constant("nccl_mib_two_nvlink").value * 2**20

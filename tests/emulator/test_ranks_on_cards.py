@@ -90,12 +90,12 @@ dist.destroy_process_group()
 """
     with cards(python, "3xA100-40G") as stand:
         ran = ranks(stand, tmp_path, program, count=3)
-        assert [one.code for one in ran] == [0, 0, 0], ran[0].said + ran[1].said
-        found = [one.told for one in ran]
+        assert [program_run.code for program_run in ran] == [0, 0, 0], ran[0].output + ran[1].output
+        answers = [program_run.answer for program_run in ran]
         common = [[6, 60], 2.0, [0, 7, 14], [0, 1, 2], 5]
-        assert [one[:5] for one in found] == [common] * 3
-        assert [one[5] for one in found] == [3, 6, 9]
-        assert found[1][6] == [3, 4]
+        assert [answer[:5] for answer in answers] == [common] * 3
+        assert [answer[5] for answer in answers] == [3, 6, 9]
+        assert answers[1][6] == [3, 4]
         assert stand.stand.report().unjudged == {}
 
 
@@ -110,11 +110,11 @@ print(json.dumps([before, during, torch.cuda.mem_get_info()[0]]), flush=True)
 """
     with cards(python, "2xA100-40G") as stand:
         for ran in ranks(stand, tmp_path, program):
-            assert ran.code == 0, ran.said
-            before, during, after = ran.told
+            assert ran.code == 0, ran.output
+            before, during, after = ran.answer
             nccl = constant("nccl_mib_two_nvlink").value * MIB
-            taken = max(before, after) - during
-            assert nccl <= taken <= nccl + GIB // 2
+            communicator_bytes = max(before, after) - during
+            assert nccl <= communicator_bytes <= nccl + GIB // 2
 
 
 @pytest.mark.parametrize(
@@ -143,9 +143,9 @@ dist.destroy_process_group()
         if unused == 0 and _nccl(python) < 22200:
             pytest.skip("NCCL before 2.22 connects all ranks when a communicator is created")
         for ran in ranks(stand, tmp_path, program, **variables):
-            assert ran.code == 0, ran.said
+            assert ran.code == 0, ran.output
             nccl = constant("nccl_mib_two_nvlink").value * MIB
-            assert ran.told == [unused * nccl, (1 - unused) * nccl]
+            assert ran.answer == [unused * nccl, (1 - unused) * nccl]
 
 
 def _nccl(python: str) -> int:
@@ -182,16 +182,16 @@ dist.destroy_process_group()
 """
     with cards(python, "2xA100-40G") as stand:
         ran = ranks(stand, tmp_path, program)
-        assert [one.code for one in ran] == [0, 0], ran[0].said
+        assert [program_run.code for program_run in ran] == [0, 0], ran[0].output
         weights = 8 * 8192 * 8192 * 4
-        for ddp, fsdp in (one.told for one in ran):
+        for ddp, fsdp in (program_run.answer for program_run in ran):
             # NCCL's watchdog lets go of DDP's first buckets in its own time, so one rank may still
             # hold them.
             assert 3 * weights <= ddp < 5.1 * weights, (
                 "weights and moments, and gradients in buckets"
             )
             assert 1.5 * weights <= fsdp < 1.7 * weights, "half of weights and moments"
-        assert len({one.told[1] for one in ran}) == 1
+        assert len({program_run.answer[1] for program_run in ran}) == 1
 
 
 def test_who_waits_for_a_rank_that_ended_is_told(python: str, tmp_path: Path) -> None:
@@ -205,7 +205,7 @@ torch.cuda.synchronize()
     with cards(python, "2xL4") as stand:
         first, second = ranks(stand, tmp_path, program)
     assert second.code == 9
-    assert first.code != 0 and "remote process exited" in first.said
+    assert first.code != 0 and "remote process exited" in first.output
 
 
 def test_ranks_of_two_machines_meet_and_each_has_its_own_card_0(
@@ -218,9 +218,12 @@ dist.all_reduce(x)
 print(json.dumps([x.item(), torch.cuda.mem_get_info()[0]]), flush=True)
 dist.destroy_process_group()
 """
-    with cards(python, "L4") as here, cards(python, "L4") as there:
+    with cards(python, "L4") as first_machine, cards(python, "L4") as second_machine:
         (first, free_here), (second, free_there) = (
-            one.told for one in on_machines([(here, 0), (there, 0)], tmp_path, program)
+            program_run.answer
+            for program_run in on_machines(
+                [(first_machine, 0), (second_machine, 0)], tmp_path, program
+            )
         )
     assert first == second == 3
     assert free_here - free_there == GIB
@@ -257,8 +260,8 @@ print(json.dumps([peak_of(model.state_dict), peak_of(summoned)]))
 """
     with cards(python, "2xA100-40G") as stand:
         for ran in ranks(stand, tmp_path, program):
-            assert ran.code == 0, ran.said
-            (copying, copies), (gathering, left) = ran.told
-            assert copies == 4 * 32 * MIB and left == 0
+            assert ran.code == 0, ran.output
+            (copying, copies), (gathering, left_bytes) = ran.answer
+            assert copies == 4 * 32 * MIB and left_bytes == 0
             assert copies < copying <= copies + 2 * 64 * MIB, "the last layer whole, and its copy"
             assert gathering == 4 * 64 * MIB

@@ -36,19 +36,21 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAIL
 
 
 def test_the_first_error_counts_and_the_users_own_line() -> None:
-    found = first_failure(TORCHS_ERROR.splitlines())
-    assert found is not None
-    assert found.words == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
-    assert found.place == "/home/me/train.py:7 main"
+    failure = first_failure(TORCHS_ERROR.splitlines())
+    assert failure is not None
+    assert (
+        failure.words == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+    )
+    assert failure.place == "/home/me/train.py:7 main"
 
 
 def test_no_error_is_none() -> None:
     assert first_failure(["step 1", "loss: 0.3"]) is None
 
 
-def rehearse(*words: str) -> subprocess.CompletedProcess[str]:
+def rehearse(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "autotune", "rehearse", *words], capture_output=True, text=True
+        [sys.executable, "-m", "autotune", "rehearse", *arguments], capture_output=True, text=True
     )
 
 
@@ -92,7 +94,7 @@ def test_a_statically_linked_runtime_is_one_sentence(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("arguments", "error"),
     [
         (
             ["--gpus", "L4"],
@@ -125,9 +127,9 @@ def test_a_statically_linked_runtime_is_one_sentence(tmp_path: Path) -> None:
         ),
     ],
 )
-def test_bad_use_is_one_sentence_with_the_way_out(words: list[str], said: str) -> None:
-    ran = rehearse(*words)
-    assert (ran.returncode, ran.stderr, ran.stdout) == (2, said, "")
+def test_bad_use_is_one_sentence_with_the_way_out(arguments: list[str], error: str) -> None:
+    ran = rehearse(*arguments)
+    assert (ran.returncode, ran.stderr, ran.stdout) == (2, error, "")
 
 
 @pytest.mark.slow

@@ -9,7 +9,7 @@ import pytest
 from autotune.emulator import reports
 
 
-def kept(
+def write_report(
     folder: Path,
     pid: int,
     together: int = 0,
@@ -46,7 +46,7 @@ def test_the_title_of_rays_and_vllms_processes_is_their_role(
     role: str | None,
     tmp_path: Path,
 ) -> None:
-    kept(tmp_path, 7)
+    write_report(tmp_path, 7)
     if title is not None:
         (tmp_path / "7.title").write_text(title)
     (process,) = reports.read(tmp_path, ()).processes
@@ -55,5 +55,5 @@ def test_the_title_of_rays_and_vllms_processes_is_their_role(
 
 def test_a_cards_peak_is_of_all_its_processes(tmp_path: Path) -> None:
     for pid, together in ((7, 3 * 2**30), (8, 5 * 2**30)):
-        kept(tmp_path, pid, together)
+        write_report(tmp_path, pid, together)
     assert reports.read(tmp_path, ()).card_peak_bytes == {1: 5 * 2**30}

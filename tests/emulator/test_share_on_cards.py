@@ -51,9 +51,9 @@ def test_the_engine_of_a_probe_has_the_predicted_bytes(
     limit_bytes = None if limit_gib is None else limit_gib * GIB
     program = PROGRAM.format(limit_bytes=limit_bytes, share=SHARE)
     ran = run(python, card, program, PYTHONPATH=ROOT)
-    assert ran.code == 0, ran.said
-    claimed = ran.told["share"] * ran.told["total"]
+    assert ran.code == 0, ran.output
+    claimed = ran.answer["share"] * ran.answer["total"]
     gpu = next(gpu for gpu in catalog.gpus() if gpu.name == card)
     predicted = SHARE * shared_bytes(gpu.memory_bytes, limit_bytes, gpu)
     assert claimed == pytest.approx(predicted, rel=0.005)
-    assert claimed < ran.told["free"], "vLLM would refuse to start"
+    assert claimed < ran.answer["free"], "vLLM would refuse to start"

@@ -61,13 +61,13 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
 
 
 def test_ids_by_name_have_a_text_of_the_full_length(engine: Engine) -> None:
-    made = engine.generate(
+    completions = engine.generate(
         prompt_token_ids=[[1, 2], [3]],
         sampling_params=Sampling(ASKED),
         use_tqdm=False,
     )  # type: ignore[call-arg]
-    assert len(made) == 2
-    output = made[0].outputs[0]
+    assert len(completions) == 2
+    output = completions[0].outputs[0]
     assert output.token_ids == [0, 1, 2, *[3] * (ASKED - 3)]
     assert output.text == "abc" + "d" * (ASKED - 3)
 

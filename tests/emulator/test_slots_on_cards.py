@@ -29,14 +29,15 @@ print(json.dumps(found))
     )
     with cards(python, "8xL4") as stand:
         ran = stand.run(program, PYTHONPATH=ROOT)
-    assert [one["outcome"] for one in ran.told] == ["ok"] * 4, ran.said
-    assert [one["visible"] for one in ran.told] == ["0,1", "2,3", "4,5", "6,7"]
-    assert [one["count"] for one in ran.told] == [2] * 4
-    for slot, one in enumerate(ran.told):
-        assert [int(card) for card in one["cards"]] == [2 * slot, 2 * slot + 1]
+    assert [slot_report["outcome"] for slot_report in ran.answer] == ["ok"] * 4, ran.output
+    assert [slot_report["visible"] for slot_report in ran.answer] == ["0,1", "2,3", "4,5", "6,7"]
+    assert [slot_report["count"] for slot_report in ran.answer] == [2] * 4
+    for slot, slot_report in enumerate(ran.answer):
+        assert [int(card) for card in slot_report["cards"]] == [2 * slot, 2 * slot + 1]
         assert all(
-            1000 * (slot + 1) <= mib <= 1000 * (slot + 1) + 700 for mib in one["cards"].values()
-        ), one
+            1000 * (slot + 1) <= mib <= 1000 * (slot + 1) + 700
+            for mib in slot_report["cards"].values()
+        ), slot_report
     # What the emulator counted is the truth.
     used = [card for process in ran.report.processes for card in process.peak_bytes]
     assert sorted(used) == list(range(8))
@@ -52,8 +53,8 @@ running.close()
 """
     )
     with cards(python, "2xL4") as stand:
-        found = stand.run(program, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES="1,0").told
-    assert (found["outcome"], found["visible"], found["count"]) == ("ok", "1", 1)
+        report = stand.run(program, PYTHONPATH=ROOT, CUDA_VISIBLE_DEVICES="1,0").answer
+    assert (report["outcome"], report["visible"], report["count"]) == ("ok", "1", 1)
 
 
 def test_ranks_of_a_second_node_take_its_cards_by_local_number(python: str) -> None:
@@ -67,6 +68,6 @@ running.close()
 """
     )
     with cards(python, "2xL4") as stand:
-        found = stand.run(program, PYTHONPATH=ROOT).told
-    assert found["outcome"] == "ok", found
-    assert list(found["cards"]) == ["0", "1"]
+        report = stand.run(program, PYTHONPATH=ROOT).answer
+    assert report["outcome"] == "ok", report
+    assert list(report["cards"]) == ["0", "1"]

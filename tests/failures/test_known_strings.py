@@ -108,9 +108,9 @@ IN_A_PRINTED_LINE = [
 
 
 def raised(text: str) -> ReportedException:
-    kind, _, words = text.partition(": ")
+    kind, _, message = text.partition(": ")
     return ReportedException(
-        chain=((kind, words),),
+        chain=((kind, message),),
         phase="forward",
         device="cuda",
     )
@@ -120,8 +120,8 @@ def raised(text: str) -> ReportedException:
 def test_what_is_no_lack_of_memory_is_never_counted_as_one(text: str, cause: str | None) -> None:
     finding = classify_exception(raised(text))
     assert not finding.outcome.is_out_of_memory and finding.cause == cause
-    said = classify_line(text, is_error=True)
-    assert said is None or not said.outcome.is_out_of_memory
+    classified = classify_line(text, is_error=True)
+    assert classified is None or not classified.outcome.is_out_of_memory
 
 
 @pytest.mark.parametrize(("text", "outcome"), OUT_OF_MEMORY)
@@ -151,14 +151,14 @@ def test_the_machines_memory_is_told_by_a_printed_line(line: str) -> None:
 )
 def test_the_innermost_frame_names_what_the_memory_was_for(frame: str, cause: str) -> None:
     text = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
-    kind, _, words = text.partition(": ")
-    told = ReportedException(
-        chain=((kind, words),),
+    kind, _, message = text.partition(": ")
+    exception = ReportedException(
+        chain=((kind, message),),
         frames=("train.py:<module>", frame),
         phase="forward",
         device="cuda",
     )
-    assert classify_exception(told).cause == cause
+    assert classify_exception(exception).cause == cause
 
 
 def test_what_only_mentions_an_error_is_none() -> None:

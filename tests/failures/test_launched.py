@@ -36,8 +36,8 @@ def printed(
 
 def test_the_phase_is_what_its_traceback_tells() -> None:
     ended = ProcessExit(exit=1, printed=printed(file="autograd/__init__.py", function="backward"))
-    found = classify_launched(ended, "")
-    assert found.outcome is Outcome.OOM_BACKWARD and found.numbers["asked_bytes"] == 536870912
+    finding = classify_launched(ended, "")
+    assert finding.outcome is Outcome.OOM_BACKWARD and finding.numbers["asked_bytes"] == 536870912
 
 
 def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> None:
@@ -45,8 +45,8 @@ def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> No
         classify_launched(ProcessExit(exit=1, printed=printed()), "").outcome
         is Outcome.OOM_BACKWARD
     )
-    alone = printed(code="hidden = model(batch)")
-    assert classify_launched(ProcessExit(exit=1, printed=alone), "").outcome is Outcome.OOM_FORWARD
+    output = printed(code="hidden = model(batch)")
+    assert classify_launched(ProcessExit(exit=1, printed=output), "").outcome is Outcome.OOM_FORWARD
 
 
 @pytest.mark.parametrize(
@@ -74,9 +74,9 @@ def test_what_is_computed_again_while_gradients_are_is_the_backward_pass() -> No
     ],
 )
 def test_an_unknown_phase_is_not_called_a_load(ending: ProcessExit) -> None:
-    found = classify_launched(ending, "")
-    assert found.outcome is Outcome.OOM_UNKNOWN and found.phase is None
-    assert found.outcome.is_out_of_memory
+    finding = classify_launched(ending, "")
+    assert finding.outcome is Outcome.OOM_UNKNOWN and finding.phase is None
+    assert finding.outcome.is_out_of_memory
 
 
 def test_what_is_not_about_memory_is_named_where_the_table_knows_it() -> None:
@@ -92,11 +92,11 @@ def test_what_is_not_about_memory_is_named_where_the_table_knows_it() -> None:
 
 
 def test_without_an_exception_its_last_words_are_the_evidence() -> None:
-    found = classify_launched(ProcessExit(exit=2, printed="usage: train.py"), "usage: train.py")
+    finding = classify_launched(ProcessExit(exit=2, printed="usage: train.py"), "usage: train.py")
     assert (
-        found.outcome is Outcome.CRASH
-        and "exit code 2" in found.evidence
-        and "usage: train.py" in found.evidence
+        finding.outcome is Outcome.CRASH
+        and "exit code 2" in finding.evidence
+        and "usage: train.py" in finding.evidence
     )
 
 

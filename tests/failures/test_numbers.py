@@ -143,8 +143,8 @@ def test_every_number_of_the_message_is_read(name: str) -> None:
 
 
 def test_each_number_is_found_in_some_sample() -> None:
-    found = {number for numbers in EXPECTED.values() for number in numbers}
-    assert set(MEANINGS.numbers) - found == {"allowed_bytes"}
+    numbers_in_samples = {number for numbers in EXPECTED.values() for number in numbers}
+    assert set(MEANINGS.numbers) - numbers_in_samples == {"allowed_bytes"}
 
 
 def test_what_torch_was_allowed_to_take_is_a_number_of_its_own() -> None:

@@ -38,31 +38,31 @@ def sample(name: str) -> str:
     return (SAMPLES / f"{name}.txt").read_text().partition("\n")[2].strip()
 
 
-def raised(name: str, phase: Phase | None = "backward", **more: object) -> ReportedException:
+def raised(name: str, phase: Phase | None = "backward", **fields: object) -> ReportedException:
     kind, _, text = sample(name).partition(": ")
     return ReportedException(
         chain=((kind, text),),
         phase=phase,
         device="cuda",
-        **more,
+        **fields,
     )  # type: ignore[arg-type]
 
 
 def read_log(text: str) -> Finding | None:
     """Return the first known failure in the log of a run on GPUs, None where there is none."""
     for thrown in exceptions_in(text):
-        found = _first_match([thrown.text], frames=thrown.frames)
-        if found is not None:
+        match = _first_match([thrown.text], frames=thrown.frames)
+        if match is not None:
             return _finding(
-                found,
+                match,
                 ReportedException(
                     chain=(),
                     frames=thrown.frames,
                     device="cuda",
                 ),
             )
-    found = _first_match([text])
-    return None if found is None else _finding(found, ReportedException(chain=(), device="cuda"))
+    match = _first_match([text])
+    return None if match is None else _finding(match, ReportedException(chain=(), device="cuda"))
 
 
 def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
@@ -131,13 +131,13 @@ def test_the_phase_is_where_it_happened_unless_the_text_can_only_come_from_one()
 )
 def test_the_innermost_frames_tell_what_the_memory_was_for(frame: str, cause: str) -> None:
     text = sample("cuda_out_of_memory").replace("2.30 GiB is reserved", "20.00 MiB is reserved")
-    told = ReportedException(
+    exception = ReportedException(
         chain=(("OutOfMemoryError", text),),
         frames=("train.py:main", frame),
         phase="backward",
         device="cuda",
     )
-    assert classify_exception(told).cause == cause
+    assert classify_exception(exception).cause == cause
 
 
 def test_memory_that_is_there_in_pieces_is_fragmentation() -> None:
@@ -147,8 +147,8 @@ def test_memory_that_is_there_in_pieces_is_fragmentation() -> None:
 def test_only_a_large_neighbour_on_the_gpu_is_blamed() -> None:
     assert classify_exception(raised("cuda_other_process")).cause == "gpu_other_process"
     assert classify_exception(raised("cuda_other_process.itself")).cause == "gpu_other_process"
-    for alone in ("cuda_out_of_memory.container", "cuda_out_of_memory.itself"):
-        assert classify_exception(raised(alone)).cause == "activations"
+    for sample in ("cuda_out_of_memory.container", "cuda_out_of_memory.itself"):
+        assert classify_exception(raised(sample)).cause == "activations"
     assert classify_exception(raised("cuda_out_of_memory.small_neighbour")).cause == "activations"
 
 
@@ -213,14 +213,14 @@ def test_endings_without_a_word() -> None:
     )
     for number in (9, 15, 2, 1):
         assert classify_exit(ProcessExit(signal=number, phase="forward")).from_outside
-    others = classify_exit(
+    finding = classify_exit(
         ProcessExit(
             signal=9,
             phase="forward",
             out_of_memory="others",
         )
     )
-    assert others.outcome is Outcome.INTERRUPTED and "used up by others" in others.evidence
+    assert finding.outcome is Outcome.INTERRUPTED and "used up by others" in finding.evidence
     assert not classify_exit(ProcessExit(signal=11)).from_outside
     assert classify_exit(ProcessExit(exit=0)).outcome is Outcome.CRASH
     aborted = classify_exit(

@@ -155,7 +155,7 @@ def interpreter(folder: Path, packages: Packages) -> Path:
     return python
 
 
-def found(
+def trap_names(
     folder: Path,
     packages: Packages,
     settings: dict[str, str],
@@ -172,7 +172,7 @@ def test_it_is_found_where_it_is(
     tmp_path: Path,
     variables: pytest.MonkeyPatch,
 ) -> None:
-    assert name in found(tmp_path, *CASES[name][0], variables)
+    assert name in trap_names(tmp_path, *CASES[name][0], variables)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -181,13 +181,13 @@ def test_it_is_not_found_where_it_is_not(
     tmp_path: Path,
     variables: pytest.MonkeyPatch,
 ) -> None:
-    assert name not in found(tmp_path, *CASES[name][1], variables)
+    assert name not in trap_names(tmp_path, *CASES[name][1], variables)
 
 
 def test_a_bare_interpreter_has_no_trap_of_packages(
     tmp_path: Path, variables: pytest.MonkeyPatch
 ) -> None:
-    assert found(tmp_path, {}, {}, variables) <= {"shared_memory_small"}
+    assert trap_names(tmp_path, {}, {}, variables) <= {"shared_memory_small"}
 
 
 def test_small_shared_memory_is_told_with_its_size() -> None:
@@ -201,12 +201,12 @@ def test_small_shared_memory_is_told_with_its_size() -> None:
 
 
 def test_what_is_said_names_the_versions(tmp_path: Path, variables: pytest.MonkeyPatch) -> None:
-    told = active_traps(
+    traps = active_traps(
         environment_facts(
             interpreter(tmp_path, {"trl": "1.16.0", "vllm": "0.33.0", "ms_swift": "4.6.0"})
         )
     )
-    says = " ".join(trap.says for trap in told)
+    says = " ".join(trap.says for trap in traps)
     assert "TRL 1.16.0 is made for vllm <=0.31.0,>=0.22.0, and vllm is 0.33.0" in says
     assert "ms-swift 4.6.0 requires trl<1.0,>=0.15, and 1.16.0 is installed" in says
 

@@ -29,19 +29,19 @@ SEEDS, HEAVY_SEEDS = 20, 5
 
 def main() -> None:
     options = _options()
-    kept = results.Results(results.FILE if options.keep else None)
-    rows = _rows(options, kept)
+    stored = results.Results(results.FILE if options.keep else None)
+    rows = _rows(options, stored)
     faults = tuple(dict.fromkeys(fault for _, fault in rows))
     places = tuple(dict.fromkeys(place for place, _ in rows))
     until = time.monotonic() + 60 * options.minutes
-    print(kept.machine_in_words, flush=True)
+    print(stored.machine_in_words, flush=True)
     with (
         tempfile.TemporaryDirectory(prefix="faults-") as folder,
         stages(Path(folder), faults, places, options.jobs) as shared,
         ProcessPoolExecutor(options.jobs, get_context("spawn")) as pool,
     ):
         for place, fault, seeds in itertools.takewhile(
-            lambda _: time.monotonic() < until, _blocks(rows, options, kept)
+            lambda _: time.monotonic() < until, _blocks(rows, options, stored)
         ):
             reason = why_not_here(fault, place)
             row = (
@@ -50,46 +50,45 @@ def main() -> None:
                 else _row(fault, place, seeds, shared, pool)
             )
             print(results.line(row), flush=True)
-            kept.put(row, added=seeds[0] > options.first)
-    raise SystemExit(1 if any(row.wrong for row in kept.rows) else 0)
+            stored.put(row, added=seeds[0] > options.first)
+    raise SystemExit(1 if any(row.wrong for row in stored.rows) else 0)
 
 
-def _rows(options: argparse.Namespace, kept: results.Results) -> list[tuple[ExecutorKind, Fault]]:
+def _rows(options: argparse.Namespace, stored: results.Results) -> list[tuple[ExecutorKind, Fault]]:
     """Return the rows to run, place by place."""
-    asked = [
-        (place, fault)
-        for place in PLACES
-        for fault in FAULTS
-        if place in options.places and (not options.only or fault.name in options.only)
-    ]
-    return [
-        (place, fault)
-        for place, fault in asked
-        if not options.missing or kept.runs(fault, place) < _count(fault, place, options)
-    ]
+    requested = []
+    for place in PLACES:
+        for fault in FAULTS:
+            if place in options.places and (not options.only or fault.name in options.only):
+                requested.append((place, fault))
+    missing = []
+    for place, fault in requested:
+        if not options.missing or stored.runs(fault, place) < _count(fault, place, options):
+            missing.append((place, fault))
+    return missing
 
 
 def _blocks(
     rows: list[tuple[ExecutorKind, Fault]],
     options: argparse.Namespace,
-    kept: results.Results,
+    stored: results.Results,
 ) -> Iterator[tuple[ExecutorKind, Fault, range]]:
     """Yield the seeds of each row: all at once, or in turns where the time is bounded."""
     seeds = {}
     for place, fault in rows:
-        done = int(kept.runs(fault, place)) if options.missing else 0
+        done = int(stored.runs(fault, place)) if options.missing else 0
         seeds[place, fault] = range(
             options.first + done, options.first + _count(fault, place, options)
         )
     while seeds:
-        for (place, fault), left in list(seeds.items()):
+        for (place, fault), remaining in list(seeds.items()):
             block = (
-                left
+                remaining
                 if options.minutes == float("inf")
-                else left[: options.jobs if fault.apart else 1]
+                else remaining[: options.jobs if fault.apart else 1]
             )
             yield place, fault, block
-            seeds[place, fault] = left[len(block) :]
+            seeds[place, fault] = remaining[len(block) :]
             if not seeds[place, fault]:
                 del seeds[place, fault]
 

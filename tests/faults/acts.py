@@ -75,12 +75,12 @@ def lose_the_node(scene: Scene) -> None:
 
 
 def _ancestors(pid: int) -> set[int]:
-    found: set[int] = set()
+    pids: set[int] = set()
     with contextlib.suppress(OSError):
         while pid > 1:
             pid = parent_of(pid)
-            found.add(pid)
-    return found
+            pids.add(pid)
+    return pids
 
 
 def database(scene: Scene) -> Path:
@@ -89,19 +89,19 @@ def database(scene: Scene) -> Path:
 
 def lock_the_database(scene: Scene) -> None:
     scene.wait_for_probe(scene.at)
-    other = sqlite3.connect(database(scene), isolation_level=None, timeout=30)
-    other.execute("BEGIN EXCLUSIVE")
+    connection = sqlite3.connect(database(scene), isolation_level=None, timeout=30)
+    connection.execute("BEGIN EXCLUSIVE")
     time.sleep(scene.random.uniform(6.0, 8.0))
-    other.execute("ROLLBACK")
-    other.close()
+    connection.execute("ROLLBACK")
+    connection.close()
 
 
 def take_the_database_away(scene: Scene) -> None:
     scene.wait_for_probe(scene.at)
-    here, away = scene.folder / "db", scene.folder / "db-away"
-    here.rename(away)
+    folder, away = scene.folder / "db", scene.folder / "db-away"
+    folder.rename(away)
     time.sleep(scene.random.uniform(0.5, 2.0))
-    away.rename(here)
+    away.rename(folder)
 
 
 def stop_the_server(scene: Scene) -> None:
@@ -127,8 +127,8 @@ def make_the_server_read_only(scene: Scene) -> None:
 def _on_server(scene: Scene, statements: str) -> None:
     import psycopg
 
-    others = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
-    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {others}"
+    other_clients = "pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    cut = f"SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE {other_clients}"
     with psycopg.connect(scene.server.url, autocommit=True) as connection:
         for statement in statements.split("; "):
             connection.execute(statement)  # type: ignore[call-overload]

@@ -55,15 +55,15 @@ def _begin(
     rank,
 ):
     """Return the number of this probe in the whole study, counted over all slots."""
-    mine = uuid.uuid4().hex
-    _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": mine})
+    token = uuid.uuid4().hex
+    _note(f"{folder}/begun-{rank}", {"candidate": candidate, "pid": os.getpid(), "mine": token})
     with open(f"{folder}/begun-{rank}") as file:  # noqa: PTH123
-        return 1 + next(place for place, line in enumerate(file) if mine in line)
+        return 1 + next(place for place, line in enumerate(file) if token in line)
 
 
-def _note(path, what):
+def _note(path, record):
     with open(path, "a") as file:  # noqa: PTH123
-        file.write(json.dumps(what) + "\n")
+        file.write(json.dumps(record) + "\n")
 
 
 def _grandchild(
@@ -136,11 +136,11 @@ def _write_on_the_wire(
     stage,
     folder,
 ):
-    words = bytes.fromhex(trouble["words"])
+    content = bytes.fromhex(trouble["words"])
     for entry in os.listdir("/proc/self/fd"):  # noqa: PTH208
         try:
             if stat.S_ISSOCK(os.fstat(int(entry)).st_mode):
-                os.write(int(entry), words)
+                os.write(int(entry), content)
         except OSError:
             continue
     _end(trouble.get("then"))
@@ -180,7 +180,8 @@ def _fill_the_disk(
     stage,
     folder,
 ):
-    with open(os.path.join(os.environ["TMPDIR"], "checkpoint"), "wb") as file:  # noqa: PTH118, PTH123
+    checkpoint = os.path.join(os.environ["TMPDIR"], "checkpoint")  # noqa: PTH118
+    with open(checkpoint, "wb") as file:  # noqa: PTH123
         while True:
             file.write(b"x" * MIB)
             file.flush()

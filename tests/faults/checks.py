@@ -39,7 +39,7 @@ def recorded_trials(scene: Scene) -> tuple[list[RecordedTrial], Counter[str]]:
         ).get_trials()
     except KeyError:  # no driver came as far as to make it: they say so themselves
         return [], Counter()
-    found = [
+    trials_with_measurement = [
         RecordedTrial(
             trial.number,
             Candidate(**attributes[CANDIDATE]),
@@ -49,20 +49,22 @@ def recorded_trials(scene: Scene) -> tuple[list[RecordedTrial], Counter[str]]:
         for trial in trials
         if MEASUREMENT in (attributes := trial.user_attrs)
     ]
-    return found, Counter(trial.state.name for trial in trials)
+    return trials_with_measurement, Counter(trial.state.name for trial in trials)
 
 
 def lost_measurements(
     events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial]
 ) -> list[str]:
     """Return measurements that a driver reported and the study lacks."""
-    kept = {trial.number: str(trial.measurement.outcome) for trial in study}
-    return [
-        f"trial {line['ended']} ended {line['outcome']}, and the study has"
-        f" {kept.get(line['ended'])}"
-        for line in events
-        if "ended" in line and kept.get(line["ended"]) != line["outcome"]
-    ]
+    outcome_by_number = {trial.number: str(trial.measurement.outcome) for trial in study}
+    lost = []
+    for line in events:
+        if "ended" in line and outcome_by_number.get(line["ended"]) != line["outcome"]:
+            lost.append(
+                f"trial {line['ended']} ended {line['outcome']}, and the study has"
+                f" {outcome_by_number.get(line['ended'])}"
+            )
+    return lost
 
 
 def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[str]:
@@ -71,26 +73,24 @@ def invented_measurements(scene: Scene, study: Sequence[RecordedTrial]) -> list[
     finished = Counter(line["candidate"] for line in scene.finished())
     recorded, well = Counter[str](), Counter[str]()
     wrong = []
-    for one in study:
+    for trial in study:
         # A timeout may come while it is still loading; a signal may end a rank that has the command
         # and not read it yet.
         begins = (
-            one.measurement.outcome is not Outcome.TIMEOUT
-            and not one.measurement.ended_from_outside
+            trial.measurement.outcome is not Outcome.TIMEOUT
+            and not trial.measurement.ended_from_outside
         )
-        recorded[one.candidate.id] += begins
-        if one.measurement.outcome is Outcome.OK:
-            well[one.candidate.id] += 1
-            speed = one.measurement.worst
+        recorded[trial.candidate.id] += begins
+        if trial.measurement.outcome is Outcome.OK:
+            well[trial.candidate.id] += 1
+            speed = trial.measurement.worst
             if speed is None or speed.tokens_per_second != pytest.approx(
-                scene.ranks * speed_of(one.candidate.knobs)
+                scene.ranks * speed_of(trial.candidate.knobs)
             ):
-                wrong.append(f"trial {one.number} has a speed that was not measured")
-    wrong += [
-        f"{name} was recorded {count} times and begun {begun[name]}"
-        for name, count in recorded.items()
-        if count > begun[name]
-    ]
+                wrong.append(f"trial {trial.number} has a speed that was not measured")
+    for name, count in recorded.items():
+        if count > begun[name]:
+            wrong.append(f"{name} was recorded {count} times and begun {begun[name]}")
     twice = [name for name, count in well.items() if count > finished[name]]
     return wrong + [
         f"{name} was recorded ok {well[name]} times and done {finished[name]}" for name in twice
@@ -101,13 +101,14 @@ def fastest_left_out(study: Sequence[RecordedTrial]) -> list[str]:
     """Return the space's fastest candidate if its probe was ended from outside and never measured
     again. A slower one need not be: by then the search may know that it is slower."""
     fastest = max(
-        (one.candidate for one in study),
+        (trial.candidate for trial in study),
         key=lambda candidate: speed_of(candidate.knobs),
         default=None,
     )
-    short = [
-        one.measurement for one in study if one.candidate == fastest and one.purpose != "confirm"
-    ]
+    short = []
+    for trial in study:
+        if trial.candidate == fastest and trial.purpose != "confirm":
+            short.append(trial.measurement)
     ended = sum(measurement.ended_from_outside for measurement in short)
     decided = any(measurement.outcome is not Outcome.INTERRUPTED for measurement in short)
     wrong = 0 < ended < MAX_ATTEMPTS and not decided
@@ -120,9 +121,9 @@ def fastest_left_out(study: Sequence[RecordedTrial]) -> list[str]:
 
 def measured_twice(study: Sequence[RecordedTrial]) -> list[str]:
     short = Counter(
-        one.candidate.id
-        for one in study
-        if one.purpose != "confirm" and one.measurement.outcome is Outcome.OK
+        trial.candidate.id
+        for trial in study
+        if trial.purpose != "confirm" and trial.measurement.outcome is Outcome.OK
     )
     return [f"{name} was measured {count} times" for name, count in short.items() if count > 1]
 
@@ -133,17 +134,15 @@ def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial
     if last is None:
         error = next((line["text"] for line in events if "error" in line), "no message")
         return [f"no answer ({error})"]
-    failed = {
-        one.candidate.id
-        for one in study
-        if one.purpose == "confirm" and one.measurement.outcome is not Outcome.OK
-    }
-    well = [
-        one
-        for one in study
-        if one.measurement.outcome is Outcome.OK and one.candidate.id not in failed
-    ]
-    best = max(well, key=lambda one: speed_of(one.candidate.knobs), default=None)
+    failed = set()
+    for trial in study:
+        if trial.purpose == "confirm" and trial.measurement.outcome is not Outcome.OK:
+            failed.add(trial.candidate.id)
+    well = []
+    for trial in study:
+        if trial.measurement.outcome is Outcome.OK and trial.candidate.id not in failed:
+            well.append(trial)
+    best = max(well, key=lambda trial: speed_of(trial.candidate.knobs), default=None)
     if best is None or last["answer"] != best.candidate.id:
         return [f"it recommends {last['answer']}, and the fastest is {best and best.candidate.id}"]
     return (
@@ -155,17 +154,15 @@ def wrong_answer(events: Sequence[dict[str, Any]], study: Sequence[RecordedTrial
 
 def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]:
     """Return what is wrong with the messages to the user: none matches, or one is a traceback."""
-    texts = [
-        str(line[key])
-        for line in events
-        for key in ("note", "evidence", "text", "fault")
-        if line.get(key)
-    ]
-    wrong = [
-        f"not one sentence: {text!r}"
-        for text in texts
-        if "\n" in text.strip() or "Traceback" in text
-    ]
+    texts = []
+    for line in events:
+        for key in ("note", "evidence", "text", "fault"):
+            if line.get(key):
+                texts.append(str(line[key]))
+    wrong = []
+    for text in texts:
+        if "\n" in text.strip() or "Traceback" in text:
+            wrong.append(f"not one sentence: {text!r}")
     return (
         wrong
         if any(re.search(pattern, text) for text in texts)
@@ -173,11 +170,10 @@ def message_missing(events: Sequence[dict[str, Any]], pattern: str) -> list[str]
     )
 
 
-def leaked_slots(events: Sequence[dict[str, Any]], wanted: int) -> list[str]:
+def leaked_slots(events: Sequence[dict[str, Any]], slots: int) -> list[str]:
     given_up = [line["note"] for line in events if "Going on without" in line.get("note", "")]
-    few = [
-        f"{line['slots']} slots of {wanted}"
-        for line in events
-        if line.get("slots", wanted) != wanted
-    ]
+    few = []
+    for line in events:
+        if line.get("slots", slots) != slots:
+            few.append(f"{line['slots']} slots of {slots}")
     return [*given_up, *few]

@@ -75,7 +75,8 @@ class Order:
 def drive(order: Order) -> None:
     os.environ[MARK] = order.mark
     os.environ.pop("CUDA_VISIBLE_DEVICES", None)
-    loop.SHORT_PROBE = replace(loop.SHORT_PROBE, deadline_seconds=order.deadline_seconds)  # type: ignore[misc]
+    plan = replace(loop.SHORT_PROBE, deadline_seconds=order.deadline_seconds)
+    loop.SHORT_PROBE = plan  # type: ignore[misc]
     loop.WAIT_SECONDS = 0.1  # type: ignore[misc]
     notebook = Notebook(Path(order.folder) / f"{order.name}.jsonl")
     try:
@@ -91,19 +92,22 @@ class Notebook:
     def __init__(self, file: Path) -> None:
         self._file = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 
-    def write(self, **what: object) -> None:
-        os.write(self._file, json.dumps({**what, "at": time.monotonic()}).encode() + b"\n")
+    def write(self, **fields: object) -> None:
+        os.write(self._file, json.dumps({**fields, "at": time.monotonic()}).encode() + b"\n")
 
 
 def _search(order: Order, notebook: Notebook) -> None:
     folder = Path(order.folder)
-    asked, trainer = job(folder, order.storage, resume=order.resume), Trainer(folder, order.trouble)
+    search_job, trainer = (
+        job(folder, order.storage, resume=order.resume),
+        Trainer(folder, order.trouble),
+    )
     library = Playback("newcomer")
-    executor = _executor(order, asked.task, trainer, library)
-    candidates = loop.legal_candidates(asked, trainer)
+    executor = _executor(order, search_job.task, trainer, library)
+    candidates = loop.legal_candidates(search_job, trainer)
     executor.prepare()
     notebook.write(slots=len(executor.slots))
-    study = open_study(asked, candidates, loop.baseline_candidate(asked, trainer))
+    study = open_study(search_job, candidates, loop.baseline_candidate(search_job, trainer))
     study.retry.seconds = order.patience_seconds
     visitor = (
         Visitor(Board(Path(order.moment)) if order.address else library) if order.gpus else None
@@ -115,11 +119,11 @@ def _search(order: Order, notebook: Notebook) -> None:
             visitor.hear(event)
 
     answer = loop.run_search(
-        asked,
+        search_job,
         study=study,
         executor=executor,
         listener=listen,
-        clock=loop.Clock(asked.budget_seconds),
+        clock=loop.Clock(search_job.budget_seconds),
     )
     winner = None if answer.winner is None else answer.winner.candidate.id
     notebook.write(
@@ -136,11 +140,11 @@ def _write(notebook: Notebook, event: Event) -> None:
     elif isinstance(event, ProbeStarted):
         notebook.write(started=event.number, candidate=event.candidate.id)
     elif isinstance(event, ProbeEnded):
-        found = event.trial.measurement
-        evidence = None if found.failure is None else found.failure.evidence
+        measurement = event.trial.measurement
+        evidence = None if measurement.failure is None else measurement.failure.evidence
         notebook.write(
             ended=event.trial.number,
-            outcome=str(found.outcome),
+            outcome=str(measurement.outcome),
             evidence=evidence,
         )
 

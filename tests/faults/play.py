@@ -91,25 +91,25 @@ def stages(
     jobs: int = 1,
 ) -> Iterator[Stages]:
     """Create the resources that these faults need, for as many runs beside each other."""
-    made = Stages(folder=folder)
+    shared = Stages(folder=folder)
     with contextlib.ExitStack() as stack:
         if any(fault.database == "postgres" for fault in faults):
             from tests.search.postgres import server
 
-            made.server = stack.enter_context(server())
+            shared.server = stack.enter_context(server())
         if any(
             {"ray"} & set(places) & set(fault.places) and not fault.own_cluster for fault in faults
         ):
             from tests.executors.clusters import cluster
 
-            made.nodes = max(
+            shared.nodes = max(
                 2 * jobs, *(fault.nodes for fault in faults)
             )  # a slot on CPUs takes a whole node
-            made.moment.write_text(json.dumps(None))
-            os.environ[NVML_FILE] = str(made.moment)
-            made.cluster = stack.enter_context(cluster(made.nodes, gpus=1, in_front=ON_NODES))
-            made.address = made.cluster.address
-        yield made
+            shared.moment.write_text(json.dumps(None))
+            os.environ[NVML_FILE] = str(shared.moment)
+            shared.cluster = stack.enter_context(cluster(shared.nodes, gpus=1, in_front=ON_NODES))
+            shared.address = shared.cluster.address
+        yield shared
 
 
 def play(
@@ -123,12 +123,12 @@ def play(
         wrong, orphans = _first(fault, scene)
         if fault.mend is not None:
             fault.mend(scene)
-        more, left = _second(scene)
+        faults_of_second, leftover = _second(scene)
         study, states = checks.recorded_trials(scene)
         lost = _lost(scene, study)
-        wrong += [*scene.wrong, *more, *_judge(fault, scene, study, states), *lost]
+        wrong += [*scene.wrong, *faults_of_second, *_judge(fault, scene, study, states), *lost]
     _as_before(shared)
-    count = orphans + left
+    count = orphans + leftover
     return Found(
         wrong=(*wrong, *([f"{count} processes were left"] if count else [])),
         lost=len(lost),
@@ -188,7 +188,11 @@ def _end(
         assert scene.driver is not None
         scene.driver.kill()
         return "hanging"
-    ends = [key for line in scene.events(name) for key in ("answer", "error") if key in line]
+    ends = []
+    for line in scene.events(name):
+        for key in ("answer", "error"):
+            if key in line:
+                ends.append(key)
     return "killed" if code == -signal.SIGKILL else ends[-1] if ends else "nothing"
 
 
@@ -223,17 +227,17 @@ def _judge(
     states: Any,
 ) -> list[str]:
     allowed = {"ok", "interrupted", *fault.outcomes}
-    strange = [
-        f"trial {one.number} ended {one.measurement.outcome}"
-        for one in study
-        if one.measurement.outcome not in allowed
-    ]
-    open_still = [
-        f"{states[name]} trials are {name}" for name in ("RUNNING", "WAITING") if states[name]
-    ]
-    files = [
-        f"{folder.name} was left" for folder in (scene.folder / "scratch").glob("autotune-probe-*")
-    ]
+    strange = []
+    for trial in study:
+        if trial.measurement.outcome not in allowed:
+            strange.append(f"trial {trial.number} ended {trial.measurement.outcome}")
+    open_still = []
+    for name in ("RUNNING", "WAITING"):
+        if states[name]:
+            open_still.append(f"{states[name]} trials are {name}")
+    files = []
+    for folder in (scene.folder / "scratch").glob("autotune-probe-*"):
+        files.append(f"{folder.name} was left")
     return [
         *strange,
         *open_still,
@@ -251,20 +255,19 @@ def _judge(
 
 
 def _lost(scene: Scene, study: list[checks.RecordedTrial]) -> list[str]:
-    return [
-        text
-        for name in ("before", "first", "second")
-        for text in checks.lost_measurements(scene.events(name), study)
-    ]
+    faults = []
+    for name in ("before", "first", "second"):
+        faults.extend(checks.lost_measurements(scene.events(name), study))
+    return faults
 
 
 def _clear(scene: Scene) -> int:
     """Return the number of leftover processes, and kill them for the sake of the next run."""
-    left = scene.marked_after(ORPHAN_SECONDS)
-    for pid in left:
+    pids = scene.marked_after(ORPHAN_SECONDS)
+    for pid in pids:
         with contextlib.suppress(OSError):
             os.kill(pid, signal.SIGKILL)
-    return len(left)
+    return len(pids)
 
 
 def _as_before(shared: Stages) -> None:

@@ -80,13 +80,12 @@ class Results:
 
     def runs(self, fault: Fault, place: str) -> float:
         """Return the number of runs of this very fault; infinity if there is a reason for none."""
-        mine = [
-            row
-            for row in self._kept.rows
-            if (row.fault, row.place, row.how) == (fault.name, place, fault.how)
-        ]
+        rows = []
+        for row in self._kept.rows:
+            if (row.fault, row.place, row.how) == (fault.name, place, fault.how):
+                rows.append(row)
         return max(
-            (float("inf") if row.left_out is not None else row.runs for row in mine), default=0
+            (float("inf") if row.left_out is not None else row.runs for row in rows), default=0
         )
 
     def put(self, row: Row, *, added: bool) -> None:
@@ -96,15 +95,15 @@ class Results:
         for former in self._kept.rows if added else ():
             if (former.fault, former.place) == (row.fault, row.place):
                 row = _together(former, row)
-        others = [
-            one for one in self._kept.rows if (one.fault, one.place) != (row.fault, row.place)
-        ]
-        order = {
-            (fault.name, place): number
-            for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS)
-        }
-        known = [one for one in [*others, row] if (one.fault, one.place) in order]
-        self._kept.rows = sorted(known, key=lambda one: order[one.fault, one.place])
+        other_rows = []
+        for stored in self._kept.rows:
+            if (stored.fault, stored.place) != (row.fault, row.place):
+                other_rows.append(stored)
+        order = {}
+        for number, (place, fault) in enumerate((p, f) for p in PLACES for f in FAULTS):
+            order[(fault.name, place)] = number
+        listed = [stored for stored in [*other_rows, row] if (stored.fault, stored.place) in order]
+        self._kept.rows = sorted(listed, key=lambda stored: order[stored.fault, stored.place])
         if self._file is not None:
             self._file.write_bytes(
                 msgspec.json.format(msgspec.json.encode(self._kept), indent=1) + b"\n"
@@ -114,12 +113,14 @@ class Results:
 
 def _rows_of(file: Path) -> list[Row]:
     """Assign rows without a place to the place of the file."""
-    kept = msgspec.json.decode(file.read_bytes(), type=Kept)
-    where, load = in_words(kept.machine), kept.machine["load_average_before"]
-    return [
-        row if row.where else msgspec.structs.replace(row, where=where, load_average=load)
-        for row in kept.rows
-    ]
+    contents = msgspec.json.decode(file.read_bytes(), type=Kept)
+    machine, load = in_words(contents.machine), contents.machine["load_average_before"]
+    rows = []
+    for row in contents.rows:
+        rows.append(
+            row if row.where else msgspec.structs.replace(row, where=machine, load_average=load)
+        )
+    return rows
 
 
 def row_of(
@@ -128,27 +129,26 @@ def row_of(
     runs: Sequence[tuple[int, Found]],
     load_average: float,
 ) -> Row:
-    found = [one for _, one in runs]
+    outcomes = [outcome for _, outcome in runs]
     return Row(
         fault=fault.name,
         how=fault.how,
         place=place,
-        runs=len(found),
-        survived=sum(one.survived for one in found),
-        lost=sum(one.lost for one in found),
-        orphans=sum(one.orphans for one in found),
-        median_seconds=round(statistics.median(one.seconds for one in found), 1),
+        runs=len(outcomes),
+        survived=sum(outcome.survived for outcome in outcomes),
+        lost=sum(outcome.lost for outcome in outcomes),
+        orphans=sum(outcome.orphans for outcome in outcomes),
+        median_seconds=round(statistics.median(outcome.seconds for outcome in outcomes), 1),
         date=datetime.date.today().isoformat(),
         load_average=round(load_average, 1),
-        wrong=tuple(f"seed {seed}: {text}" for seed, one in runs for text in one.wrong),
+        wrong=tuple(f"seed {seed}: {text}" for seed, outcome in runs for text in outcome.wrong),
     )
 
 
 def _together(former: Row, row: Row) -> Row:
-    runs = {
-        name: getattr(former, name) + getattr(row, name)
-        for name in ("runs", "survived", "lost", "orphans", "wrong")
-    }
+    runs = {}
+    for name in ("runs", "survived", "lost", "orphans", "wrong"):
+        runs[name] = getattr(former, name) + getattr(row, name)
     # The mean of both medians, by their runs; the higher load.
     seconds = (
         (former.median_seconds or 0) * former.runs + (row.median_seconds or 0) * row.runs
@@ -184,19 +184,20 @@ def line(row: Row) -> str:
 ABOUT = (Path(__file__).parent / "about.md").read_text()
 
 
-def page(kept: Kept) -> str:
+def page(contents: Kept) -> str:
     """The table for readers."""
-    played = [row for row in kept.rows if row.left_out is None]
-    nothing = [
-        f"- {row.fault}, {row.place}: {row.left_out}."
-        for row in kept.rows
-        if row.left_out is not None
-    ]
-    wrong = [f"- {row.fault}, {row.place}, {text}" for row in played for text in row.wrong]
-    machines = {
-        where: f"{number}"
-        for number, where in enumerate(dict.fromkeys(row.where for row in played), start=1)
-    }
+    played = [row for row in contents.rows if row.left_out is None]
+    nothing = []
+    for row in contents.rows:
+        if row.left_out is not None:
+            nothing.append(f"- {row.fault}, {row.place}: {row.left_out}.")
+    wrong = []
+    for row in played:
+        for text in row.wrong:
+            wrong.append(f"- {row.fault}, {row.place}, {text}")
+    machines = {}
+    for number, machine in enumerate(dict.fromkeys(row.where for row in played), start=1):
+        machines[machine] = f"{number}"
     return (
         "\n".join(
             [
@@ -204,7 +205,7 @@ def page(kept: Kept) -> str:
                 "",
                 "`make test-faults`, each row on one of these machines:",
                 "",
-                *(f"{number}. {where}" for where, number in machines.items()),
+                *(f"{number}. {machine}" for machine, number in machines.items()),
                 "",
                 ABOUT,
                 "",
@@ -253,9 +254,9 @@ def _machine() -> dict[str, Any]:
         import machine
     finally:
         sys.path.remove(str(BENCHMARKS))
-    there = [name for name in PACKAGES if importlib.util.find_spec(name)]
+    installed = [name for name in PACKAGES if importlib.util.find_spec(name)]
     versions = {
         "python": platform.python_version(),
-        **{name: importlib.metadata.version(name) for name in there},
+        **{name: importlib.metadata.version(name) for name in installed},
     }
     return {**machine.facts(versions), "load_average_before": round(os.getloadavg()[0], 1)}

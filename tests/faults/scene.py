@@ -160,9 +160,9 @@ class Scene:
     def marked_after(self, seconds: float) -> list[int]:
         """Return the processes that remain after a while."""
         until = time.monotonic() + seconds
-        while (left := self.marked()) and time.monotonic() < until:
+        while (pids := self.marked()) and time.monotonic() < until:
             time.sleep(0.02)
-        return left
+        return pids
 
 
 Act = Callable[[Scene], None]
@@ -173,20 +173,20 @@ def lines_of(file: Path) -> list[dict[str, Any]]:
     """Whole lines only: the last may be half written."""
     if not file.exists():
         return []
-    *whole, _ = file.read_text().split("\n")
-    return [json.loads(line) for line in whole]
+    *lines, _ = file.read_text().split("\n")
+    return [json.loads(line) for line in lines]
 
 
 def carrying(variable: str, spare: set[int]) -> list[int]:
-    needle, found = variable.encode(), []
+    needle, pids = variable.encode(), []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit() and int(entry.name) not in spare:
             try:
                 if needle in (entry / "environ").read_bytes().split(b"\0"):
-                    found.append(int(entry.name))
+                    pids.append(int(entry.name))
             except OSError:
                 continue
-    return found
+    return pids
 
 
 @contextmanager

@@ -111,7 +111,7 @@ def why_not_here(fault: Fault, place: ExecutorKind) -> str | None:
 
 
 def _wire(random: Random) -> Mapping[str, Any]:
-    words = random.choice(
+    content = random.choice(
         [
             b'no json\n[1, 2]\n{"event": "measured", "id": \n{"event": "ph',
             b'{"event": "measured", "id": 3, "rank": 0, "result": {"worst": {"cycle_sec',
@@ -122,7 +122,11 @@ def _wire(random: Random) -> Mapping[str, Any]:
             b"x" * 2_000_000,
         ]
     )
-    return {"name": "wire", "words": words.hex(), "then": random.choice([None, "killed", "exits"])}
+    return {
+        "name": "wire",
+        "words": content.hex(),
+        "then": random.choice([None, "killed", "exits"]),
+    }
 
 
 def _nonsense(random: Random) -> Mapping[str, Any]:

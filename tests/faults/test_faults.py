@@ -44,10 +44,10 @@ def test_the_rows_of_every_run_exist() -> None:
 
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stages]:
-    there = [(fault, place) for fault, place in ROWS if why_not_here(fault, place) is None]
-    faults, places = tuple(fault for fault, _ in there), tuple({place for _, place in there})
-    with stages(tmp_path_factory.mktemp("faults"), faults, places) as made:
-        yield made
+    playable = [(fault, place) for fault, place in ROWS if why_not_here(fault, place) is None]
+    faults, places = tuple(fault for fault, _ in playable), tuple({place for _, place in playable})
+    with stages(tmp_path_factory.mktemp("faults"), faults, places) as shared_stages:
+        yield shared_stages
 
 
 @pytest.mark.parametrize(("fault", "place"), [row(fault, place) for fault, place in ROWS])
@@ -59,5 +59,5 @@ def test_no_measurement_is_lost_and_no_process_stays(
     reason = why_not_here(fault, place)
     if reason is not None:
         pytest.skip(reason)
-    found = play(fault, place, SEED, shared)
-    assert found.wrong == () and found.lost == 0 and found.orphans == 0
+    outcome = play(fault, place, SEED, shared)
+    assert outcome.wrong == () and outcome.lost == 0 and outcome.orphans == 0

@@ -20,18 +20,18 @@ arguments.add_argument(
     default=1.0,
     help="of each parser's usual number of inputs",
 )
-asked = arguments.parse_args()
+options = arguments.parse_args()
 
 total, failed = 0, 0
 for name, parser in PARSERS.items():
     with tempfile.TemporaryDirectory() as folder:
-        found = crashes(name, Path(folder), seed=asked.seed, share=asked.share)
-    count = max(1, int(parser.inputs * asked.share))
-    total, failed = total + count, failed + len(found)
+        failures = crashes(name, Path(folder), seed=options.seed, share=options.share)
+    count = max(1, int(parser.inputs * options.share))
+    total, failed = total + count, failed + len(failures)
     print(
-        f"{name:16} {count:7} inputs, {len(found)} crashes",
-        *found[:5],
-        sep="\n  " if found else " ",
+        f"{name:16} {count:7} inputs, {len(failures)} crashes",
+        *failures[:5],
+        sep="\n  " if failures else " ",
         flush=True,
     )
 print(f"{total} inputs, {failed} crashes")

@@ -32,23 +32,23 @@ def crashes(
     """`number: Error: text` for every input that ended in anything but an answer or an error of
     autotune's, or late, or in too much memory.
     """
-    parser, found = PARSERS[name], []
+    parser, failures = PARSERS[name], []
     for number in range(max(1, int(parser.inputs * share))):
-        given = parser.make(random.Random(f"{seed}/{name}/{number}"), folder)
+        content = parser.make(random.Random(f"{seed}/{name}/{number}"), folder)
         before = peak_bytes()
         try:
             with limited():
-                parser.read(given)
+                parser.read(content)
         except _TooLong:
-            found.append(f"{number}: more than {MAX_CPU_SECONDS:.0f} s")
+            failures.append(f"{number}: more than {MAX_CPU_SECONDS:.0f} s")
         except AutotuneError as error:
             if not str(error).strip():
-                found.append(f"{number}: an error without a word")
+                failures.append(f"{number}: an error without a word")
         except Exception as error:
-            found.append(f"{number}: {type(error).__name__}: {str(error)[:200]}")
+            failures.append(f"{number}: {type(error).__name__}: {str(error)[:200]}")
         if (growth := peak_bytes() - before) > MAX_GROWTH_BYTES:
-            found.append(f"{number}: {growth >> 20} MiB")
-    return found
+            failures.append(f"{number}: {growth >> 20} MiB")
+    return failures
 
 
 @contextlib.contextmanager

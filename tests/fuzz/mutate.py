@@ -90,34 +90,34 @@ NASTY_VALUES: tuple[Any, ...] = (
 
 def text(dice: random.Random, seeds: list[str]) -> str:
     """A seed with a few wounds."""
-    made = dice.choice(seeds)
+    mutated = dice.choice(seeds)
     for _ in range(dice.randint(1, 4)):
-        made = _wounded(dice, made, seeds)
-    return made
+        mutated = _wounded(dice, mutated, seeds)
+    return mutated
 
 
 def _wounded(
     dice: random.Random,
-    made: str,
+    content: str,
     seeds: list[str],
 ) -> str:
-    start = dice.randint(0, len(made))
-    end = min(len(made), start + dice.choice((0, 1, 2, 10, 100)))
+    start = dice.randint(0, len(content))
+    end = min(len(content), start + dice.choice((0, 1, 2, 10, 100)))
     match dice.randint(0, 4):
         case 0:
-            return made[:start] + made[end:]
+            return content[:start] + content[end:]
         case 1:
-            return made[:start] + dice.choice(NASTY_TEXTS) + made[end:]
+            return content[:start] + dice.choice(NASTY_TEXTS) + content[end:]
         case 2:
-            return made[:start] + made[start:end] * 3 + made[end:]
+            return content[:start] + content[start:end] * 3 + content[end:]
         case 3:
-            other = dice.choice(seeds)
-            return made[:start] + other[dice.randint(0, len(other)) :]
+            donor = dice.choice(seeds)
+            return content[:start] + donor[dice.randint(0, len(donor)) :]
         case _:
             return (
-                made[:start]
+                content[:start]
                 + chr(dice.choice((0, 9, 10, 13, 58, 91, 123, 127, 255, 0x3000, 0xFFFD, 0x1F600)))
-                + made[start:]
+                + content[start:]
             )
 
 
@@ -126,11 +126,11 @@ def value(dice: random.Random, seed: Any) -> Any:
     if dice.random() < 0.04:
         return dice.choice(NASTY_VALUES)
     if isinstance(seed, dict):
-        kept = {name: value(dice, inner) for name, inner in seed.items() if dice.random() > 0.03}
+        mutated = {name: value(dice, inner) for name, inner in seed.items() if dice.random() > 0.03}
         return (
-            kept
+            mutated
             if dice.random() > 0.03
-            else {**kept, dice.choice(NASTY_TEXTS): dice.choice(NASTY_VALUES)}
+            else {**mutated, dice.choice(NASTY_TEXTS): dice.choice(NASTY_VALUES)}
         )
     if isinstance(seed, list):
         return [value(dice, inner) for inner in seed if dice.random() > 0.03]

@@ -133,9 +133,9 @@ EVENTS: list[Message] = [
 
 
 def _event(dice: random.Random, _: Path) -> Message:
-    made = mutate.value(dice, dice.choice(EVENTS))
+    event = mutate.value(dice, dice.choice(EVENTS))
     # Over a socket only JSON comes.
-    heard = json.loads(json.dumps(made))
+    heard = json.loads(json.dumps(event))
     return heard if isinstance(heard, dict) else {"event": heard}
 
 
@@ -189,8 +189,8 @@ def chain(levels: int, style: str) -> str:
 
 def _config(dice: random.Random, folder: Path) -> Path:
     """A model's folder."""
-    made = mutate.value(dice, json.loads(dice.choice(_MODELS)))
-    text = json.dumps(made) if dice.random() > 0.2 else mutate.text(dice, _MODELS)
+    config = mutate.value(dice, json.loads(dice.choice(_MODELS)))
+    text = json.dumps(config) if dice.random() > 0.2 else mutate.text(dice, _MODELS)
     (folder / "config.json").write_bytes(text.encode("utf-8", "surrogatepass"))
     return folder
 
@@ -205,7 +205,7 @@ def _page(file: Path) -> None:
 
 _SPACES = [file.read_text() for file in sorted((ROOT / "search_spaces").glob("*.yaml"))]
 _ANSWER = (ROOT / "examples" / "tiny-qwen2-on-a-cpu" / "recommendation.json").read_text()
-_MODELS = [json.dumps(known.config) for known in catalog.models()]
+_MODELS = [json.dumps(known_model.config) for known_model in catalog.models()]
 _CONFIG = "model: x\nbeta: 0.1\nper_device_train_batch_size: 4\nreport_to: [none]\n"
 _STUDY = json.dumps(
     {

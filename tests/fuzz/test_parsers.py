@@ -33,7 +33,7 @@ def test_all_of_them(
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    found = crashes(name, tmp_path, seed=2, share=1.0)
+    failures = crashes(name, tmp_path, seed=2, share=1.0)
     with capsys.disabled():
-        print(f"\n{name}: {PARSERS[name].inputs} inputs, {len(found)} crashes")
-    assert found == []
+        print(f"\n{name}: {PARSERS[name].inputs} inputs, {len(failures)} crashes")
+    assert failures == []

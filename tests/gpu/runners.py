@@ -43,8 +43,8 @@ def gpu_request(folder: Path, *holds: str, gpus: int = 1, **flags: object) -> Pa
     if present < gpus:
         pytest.skip(f"needs {gpus} NVIDIA GPUs, and this machine has {present}")
     # A knob is held once: a later value replaces the default.
-    held = {hold.partition("=")[0]: hold for hold in (*ALWAYS, *holds)}
-    named = {
+    hold_by_name = {hold.partition("=")[0]: hold for hold in (*ALWAYS, *holds)}
+    values = {
         "model": "Qwen2.5-0.5B",
         "gpus": f"{gpus}xlocal",
         "mode": "probe",
@@ -52,7 +52,9 @@ def gpu_request(folder: Path, *holds: str, gpus: int = 1, **flags: object) -> Pa
         "global_batch": 16,
         **flags,
     }
-    return parse_request(Flags(hold=tuple(held.values()), out=str(folder / "out"), **named))  # type: ignore[arg-type]
+    return parse_request(
+        Flags(hold=tuple(hold_by_name.values()), out=str(folder / "out"), **values)
+    )  # type: ignore[arg-type]
 
 
 def candidate(request: ParsedRequest, **knobs: KnobValue) -> Candidate:
@@ -68,9 +70,9 @@ def candidate(request: ParsedRequest, **knobs: KnobValue) -> Candidate:
         "per_device_train_batch_size": micro_batch,
         "gradient_accumulation_steps": total // micro_batch,
     }
-    made = trainer.complete({**base, **shape, **knobs}, job.task)
-    assert trainer.why_illegal(made, job.task) is None
-    return made
+    completed = trainer.complete({**base, **shape, **knobs}, job.task)
+    assert trainer.why_illegal(completed, job.task) is None
+    return completed
 
 
 @contextmanager
@@ -86,18 +88,20 @@ def measured(
     request: ParsedRequest, plan: ProbePlan = SHORT_PROBE, **knobs: KnobValue
 ) -> Measurement:
     """Measure one candidate with an executor of its own."""
-    one = candidate(request, **knobs)
+    probed = candidate(request, **knobs)
     with runner(request) as executor:
-        return executor.open(one).measure(one, plan)
+        return executor.open(probed).measure(probed, plan)
 
 
-def check_well(found: Measurement) -> None:
+def check_well(measurement: Measurement) -> None:
     """Check a good end, and that every figure of a GPU is present and plausible."""
-    assert found.outcome == "ok", found.failure
-    memory = found.memory
+    assert measurement.outcome == "ok", measurement.failure
+    memory = measurement.memory
     assert memory.peak_bytes is not None and memory.torch_allocated_bytes is not None
     assert 0 < memory.torch_allocated_bytes <= memory.peak_bytes <= memory.limit_bytes
     assert memory.devices and memory.devices[0].peak_bytes == memory.peak_bytes
-    assert found.worst is not None and found.worst.tokens_per_second > 0
-    assert found.exercised is not None
-    assert found.exercised.longest_completion == found.exercised.shortest_completion == 128
+    assert measurement.worst is not None and measurement.worst.tokens_per_second > 0
+    assert measurement.exercised is not None
+    assert (
+        measurement.exercised.longest_completion == measurement.exercised.shortest_completion == 128
+    )

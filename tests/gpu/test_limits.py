@@ -28,15 +28,15 @@ def test_recovery_from_a_real_out_of_memory_error(tmp_path: Path) -> None:
             (8, True),
             (2, False),
         ):
-            one = candidate(
+            probed = candidate(
                 request,
                 per_device_train_batch_size=micro_batch,
                 gradient_checkpointing=checkpointing,
                 use_vllm=False,
             )
-            found = executor.open(one).measure(one, SHORT_PROBE)
-            outcomes.append(str(found.outcome))
-            peaks.append(found.memory.torch_allocated_bytes or 0)
+            measurement = executor.open(probed).measure(probed, SHORT_PROBE)
+            outcomes.append(str(measurement.outcome))
+            peaks.append(measurement.memory.torch_allocated_bytes or 0)
         loads = executor.loads
     assert any(outcome.startswith("oom_") for outcome in outcomes[:3]), outcomes
     assert outcomes[0] == outcomes[3] == outcomes[4] == "ok", outcomes
@@ -46,23 +46,26 @@ def test_recovery_from_a_real_out_of_memory_error(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("limit", ["8G", "16G"])
 def test_ballast_emulates_the_requested_size(tmp_path: Path, limit: str) -> None:
-    found = measured(gpu_request(tmp_path, memory_limit=limit))
-    check_well(found)
-    assert found.memory.limit_bytes <= int(limit[:-1]) * GIB
-    assert "ballast" in found.memory.bound_by or found.memory.bound_by in ("device", "torch")
+    measurement = measured(gpu_request(tmp_path, memory_limit=limit))
+    check_well(measurement)
+    assert measurement.memory.limit_bytes <= int(limit[:-1]) * GIB
+    assert "ballast" in measurement.memory.bound_by or measurement.memory.bound_by in (
+        "device",
+        "torch",
+    )
     assert any(
         "was held back" in caveat or "torch's allocator was held" in caveat
-        for caveat in found.caveats
-    ), found.caveats
+        for caveat in measurement.caveats
+    ), measurement.caveats
 
 
 def test_vllms_share_is_of_the_small_card(tmp_path: Path) -> None:
-    found = measured(
+    measurement = measured(
         gpu_request(tmp_path, "use_vllm=true", memory_limit="16G"),
         use_vllm=True,
         vllm_gpu_memory_utilization=0.3,
         vllm_max_model_length=512,
     )
-    check_well(found)
-    assert found.effective["vllm_gpu_memory_utilization"] == pytest.approx(0.3)
-    assert (found.memory.peak_bytes or 0) < 16 * GIB
+    check_well(measurement)
+    assert measurement.effective["vllm_gpu_memory_utilization"] == pytest.approx(0.3)
+    assert (measurement.memory.peak_bytes or 0) < 16 * GIB

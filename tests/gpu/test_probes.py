@@ -14,76 +14,78 @@ ENGINE = {"use_vllm": True, "vllm_gpu_memory_utilization": 0.2, "vllm_max_model_
 
 
 def test_bf16_with_an_adapter(tmp_path: Path) -> None:
-    found = measured(gpu_request(tmp_path))
-    check_well(found)
-    assert found.effective["bf16"] is True
-    assert found.effective["dtype"] == "bfloat16"
-    assert found.effective["use_peft"] is True
+    measurement = measured(gpu_request(tmp_path))
+    check_well(measurement)
+    assert measurement.effective["bf16"] is True
+    assert measurement.effective["dtype"] == "bfloat16"
+    assert measurement.effective["use_peft"] is True
 
 
 def test_full_tuning_needs_more_than_an_adapter(tmp_path: Path) -> None:
-    whole, adapter = measured(gpu_request(tmp_path, tuning="full")), measured(gpu_request(tmp_path))
-    check_well(whole)
-    assert (whole.memory.torch_allocated_bytes or 0) > 1.5 * (
+    full, adapter = measured(gpu_request(tmp_path, tuning="full")), measured(gpu_request(tmp_path))
+    check_well(full)
+    assert (full.memory.torch_allocated_bytes or 0) > 1.5 * (
         adapter.memory.torch_allocated_bytes or 0
     )
 
 
 def test_an_adapter_with_colocated_vllm(tmp_path: Path) -> None:
     request = gpu_request(tmp_path, "use_vllm=true", "vllm_enable_sleep_mode=false")
-    found = measured(request, WHOLE, **ENGINE)
-    check_well(found)
-    assert found.exercised is not None and found.exercised.weight_syncs
-    assert found.exercised.sleeps is None
+    measurement = measured(request, WHOLE, **ENGINE)
+    check_well(measurement)
+    assert measurement.exercised is not None and measurement.exercised.weight_syncs
+    assert measurement.exercised.sleeps is None
 
 
 def test_sleep_mode_sleeps_and_wakes_in_every_cycle(tmp_path: Path) -> None:
-    found = measured(
+    measurement = measured(
         gpu_request(tmp_path, "use_vllm=true"), WHOLE, **ENGINE, vllm_enable_sleep_mode=True
     )
-    check_well(found)
-    ran = found.exercised
+    check_well(measurement)
+    ran = measurement.exercised
     assert (
         ran is not None
         and ran.sleeps
         and ran.wakes
         and min(ran.sleeps, ran.wakes) >= ran.generations
     )
-    assert found.memory.torch_reserved_bytes is None
-    assert found.memory.torch_reserved_why
+    assert measurement.memory.torch_reserved_bytes is None
+    assert measurement.memory.torch_reserved_why
 
 
 def test_engine_serves_the_next_candidate_after_sleep(tmp_path: Path) -> None:
     request = gpu_request(tmp_path, "use_vllm=true")
     with runner(request) as executor:
         for micro_batch in (2, 8, 4):
-            one = candidate(
+            probed = candidate(
                 request,
                 **ENGINE,
                 vllm_enable_sleep_mode=True,
                 per_device_train_batch_size=micro_batch,
             )
-            check_well(executor.open(one).measure(one, WHOLE))
+            check_well(executor.open(probed).measure(probed, WHOLE))
         assert executor.loads == 1
 
 
 def test_four_bit_weights_need_no_download(tmp_path: Path) -> None:
     pytest.importorskip("bitsandbytes")
-    found = measured(gpu_request(tmp_path, tuning="qlora"))
-    check_well(found)
+    measurement = measured(gpu_request(tmp_path, tuning="qlora"))
+    check_well(measurement)
     plain = measured(gpu_request(tmp_path))
-    assert (found.memory.torch_allocated_bytes or 0) < (plain.memory.torch_allocated_bytes or 0)
+    assert (measurement.memory.torch_allocated_bytes or 0) < (
+        plain.memory.torch_allocated_bytes or 0
+    )
 
 
 @pytest.mark.parametrize("configuration", ["expandable_segments:True", None])
 def test_expandable_segments(tmp_path: Path, configuration: str | None) -> None:
-    found = measured(gpu_request(tmp_path), PYTORCH_CUDA_ALLOC_CONF=configuration)
-    check_well(found)
+    measurement = measured(gpu_request(tmp_path), PYTORCH_CUDA_ALLOC_CONF=configuration)
+    check_well(measurement)
 
 
 def test_the_whole_certificate_on_a_gpu(tmp_path: Path) -> None:
-    found = measured(gpu_request(tmp_path), WHOLE)
-    check_well(found)
-    assert found.exercised is not None
-    assert found.exercised.checkpoint_saves == 1
-    assert found.exercised.optimizer_steps >= 3
+    measurement = measured(gpu_request(tmp_path), WHOLE)
+    check_well(measurement)
+    assert measurement.exercised is not None
+    assert measurement.exercised.checkpoint_saves == 1
+    assert measurement.exercised.optimizer_steps >= 3

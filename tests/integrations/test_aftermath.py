@@ -31,12 +31,12 @@ HELD: dict[str, KnobValue] = {
 }
 
 
-def run(file: Path | None = None, **held: KnobValue) -> Running:
-    settings = {**HELD, **held}
+def run(file: Path | None = None, **knobs: KnobValue) -> Running:
+    settings = {**HELD, **knobs}
     shape = int(settings["per_device_train_batch_size"] or 0) * int(
         settings["gradient_accumulation_steps"] or 0
     )
-    rest = {
+    unsearched = {
         "dataset_name": "made/prompts",
         "reward_funcs": ["mine.reward"],
         "lora_target_modules": ["q_proj"],
@@ -46,7 +46,7 @@ def run(file: Path | None = None, **held: KnobValue) -> Running:
         held=settings,
         config_file=file or Path("gone.yaml"),
         global_batch=shape,
-        user_settings=rest,
+        user_settings=unsearched,
     )
     trainer, space = TrlGrpo(), load_space("grpo")
     candidate = trainer.complete(trainer.baseline(space, task), task)
@@ -60,17 +60,17 @@ def run(file: Path | None = None, **held: KnobValue) -> Running:
 
 
 def diagnosis(cause: str) -> Diagnosis:
-    found = Diagnosis(
+    bare = Diagnosis(
         known=True,
         is_memory=True,
         cause=cause,
         phase="backward",
     )
-    return Diagnosis(**{**found.__dict__, "remedies": advice_for(found)})
+    return Diagnosis(**{**bare.__dict__, "remedies": advice_for(bare)})
 
 
 @pytest.mark.parametrize(
-    ("cause", "held", "change"),
+    ("cause", "knobs", "change"),
     [
         ("activations", {}, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}),
         ("logits", {}, {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4}),
@@ -91,11 +91,11 @@ def diagnosis(cause: str) -> Diagnosis:
 )
 def test_neutral_changes_come_first(
     cause: str,
-    held: dict[str, Any],
+    knobs: dict[str, Any],
     change: dict[str, Any],
 ) -> None:
-    found = next_smaller(run(**held), diagnosis(cause))
-    assert found is not None and dict(found.change) == change and not found.learning
+    smaller = next_smaller(run(**knobs), diagnosis(cause))
+    assert smaller is not None and dict(smaller.change) == change and not smaller.learning
 
 
 def test_learning_changes_are_the_last_resort_and_marked(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_learning_changes_are_the_last_resort_and_marked(tmp_path: Path) -> None
         "num_generations": 2,
         "gradient_checkpointing": True,
     }
-    found = next_smaller(run(**used_up), diagnosis("activations"))
+    smaller = next_smaller(run(**used_up), diagnosis("activations"))
     assert (
-        found is not None
-        and found.learning
-        and dict(found.change) == {"max_completion_length": 512}
+        smaller is not None
+        and smaller.learning
+        and dict(smaller.change) == {"max_completion_length": 512}
     )
     written = write(tmp_path, run(**used_up), "activations")
     assert written.read_text().startswith("# CHANGES WHAT IS LEARNED")
@@ -153,19 +153,19 @@ def test_the_file_is_the_users_own_with_that_change(tmp_path: Path) -> None:
         and "after step 17" in text
     )
     assert "in the script" not in text
-    told = json.loads((tmp_path / "after" / "rank3.json").read_text())
+    report = json.loads((tmp_path / "after" / "rank3.json").read_text())
     assert (
-        told["rank"] == 3
-        and told["step"] == 17
-        and told["next"]["change"]
+        report["rank"] == 3
+        and report["step"] == 17
+        and report["next"]["change"]
         == {
             "per_device_train_batch_size": 8,
             "gradient_accumulation_steps": 4,
         }
     )
     assert (
-        told["error"] == {"type": "MemoryError", "text": "no memory"}
-        and told["cause"] == "activations"
+        report["error"] == {"type": "MemoryError", "text": "no memory"}
+        and report["cause"] == "activations"
     )
 
 

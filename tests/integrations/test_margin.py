@@ -40,12 +40,12 @@ def run(
     longest: int | None = None,
 ) -> list[str]:
     margin = Margin(last_step=last_step, longest=longest)
-    said: list[str] = []
-    held = 0.0
+    warnings: list[str] = []
+    highest = 0.0
     for step, peak in enumerate(peaks, start=1):
-        held = max(held, peak)
-        said += margin.look(step, reading(held), lengths[step - 1] if lengths else None)
-    return said
+        highest = max(highest, peak)
+        warnings += margin.look(step, reading(highest), lengths[step - 1] if lengths else None)
+    return warnings
 
 
 def test_a_steady_run_is_left_alone() -> None:
@@ -55,15 +55,15 @@ def test_a_steady_run_is_left_alone() -> None:
 
 def test_each_narrow_margin_is_reported_once() -> None:
     shares = [0.8, 0.91, 0.92, 0.96, 0.96, 0.985, 0.985, 0.99]
-    said = run([share * LIMIT for share in shares])
-    assert len(said) == 3
-    assert said[0].startswith("3.6 GiB left of 40 GiB, GPU 0") and "1.6 GiB left" in said[1]
+    warnings = run([share * LIMIT for share in shares])
+    assert len(warnings) == 3
+    assert warnings[0].startswith("3.6 GiB left of 40 GiB, GPU 0") and "1.6 GiB left" in warnings[1]
 
 
 def test_growth_that_crosses_the_limit_is_reported_early() -> None:
     growing = [20 * GIB + step * 64 * MIB for step in range(60)]
-    (said,) = run(growing)
-    assert "grows by 64 MiB (at least 64 MiB) a step" in said and "the run takes 1000" in said
+    (warning,) = run(growing)
+    assert "grows by 64 MiB (at least 64 MiB) a step" in warning and "the run takes 1000" in warning
     assert run(growing, last_step=100) == [], "it ends before"
     assert run(growing, last_step=None) == [], "nobody knows how long it takes"
 
@@ -71,13 +71,15 @@ def test_growth_that_crosses_the_limit_is_reported_early() -> None:
 def test_longer_completions_are_carried_on_to_the_longest_allowed() -> None:
     lengths = [100 + 20 * step for step in range(30)]
     peaks = [10 * GIB + length * 32 * MIB for length in lengths]
-    (said,) = run(
+    (warning,) = run(
         peaks,
         lengths=lengths,
         longest=1024,
         last_step=31,
     )
-    assert "with the allowed 1024" in said and "so far) it is at least 42 GiB of 40 GiB" in said
+    assert (
+        "with the allowed 1024" in warning and "so far) it is at least 42 GiB of 40 GiB" in warning
+    )
     assert (
         run(
             peaks,
@@ -123,10 +125,12 @@ def test_without_one_it_is_the_machines() -> None:
     assert resource.getrlimit(resource.RLIMIT_DATA)[0] == resource.RLIM_INFINITY
     gauge = CpuGauge()
     first = gauge.read()
-    held = bytearray(200 * MIB)
+    allocation = bytearray(200 * MIB)
     second = gauge.read()
     assert first.limit_bytes == machine_memory_bytes() and first.outside_bytes is None
-    assert second.peak_bytes >= first.peak_bytes and len(held) and second.peak_bytes >= 200 * MIB
+    assert (
+        second.peak_bytes >= first.peak_bytes and len(allocation) and second.peak_bytes >= 200 * MIB
+    )
 
 
 def test_memory_of_children_counts() -> None:
@@ -146,14 +150,14 @@ def test_memory_of_children_counts() -> None:
 
 def cuda(**figures: int) -> SimpleNamespace:
     """torch.cuda with one device's figures, in GiB."""
-    said = {
+    functions = {
         name: lambda device, size=size: size * GIB
         for name, size in figures.items()
         if name not in ("free", "total")
     }
     return SimpleNamespace(
         cuda=SimpleNamespace(
-            mem_get_info=lambda device: (figures["free"] * GIB, figures["total"] * GIB), **said
+            mem_get_info=lambda device: (figures["free"] * GIB, figures["total"] * GIB), **functions
         )
     )
 
@@ -165,8 +169,8 @@ def test_a_gpus_peak_is_torchs_plus_memory_outside() -> None:
         memory_reserved=24,
         max_memory_reserved=40,
     )
-    found = CudaGauge(torch, "cuda:0", sleeps=False).read()
-    assert (found.peak_bytes, found.outside_bytes, found.margin_bytes) == (
+    gauge_reading = CudaGauge(torch, "cuda:0", sleeps=False).read()
+    assert (gauge_reading.peak_bytes, gauge_reading.outside_bytes, gauge_reading.margin_bytes) == (
         46 * GIB,
         6 * GIB,
         34 * GIB,

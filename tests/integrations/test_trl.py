@@ -25,9 +25,9 @@ ROOM_MIB = "90"
 @pytest.fixture(scope="module", name="model")
 def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("made")
-    made = [sys.executable, str(MADE_UP), str(folder / "model")]
+    command = [sys.executable, str(MADE_UP), str(folder / "model")]
     subprocess.run(
-        made,
+        command,
         check=True,
         capture_output=True,
         timeout=200,
@@ -39,11 +39,11 @@ def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_out(
     folder: Path,
     model: Path,
-    *words: str,
+    *arguments: str,
     launch: tuple[str, ...] = (),
 ) -> subprocess.CompletedProcess[str]:
     (folder / "model").symlink_to(model)
-    command = [sys.executable, *launch, str(SCRIPT), str(folder), *words]
+    command = [sys.executable, *launch, str(SCRIPT), str(folder), *arguments]
     root = str(Path(__file__).parents[2])
     return subprocess.run(
         command,
@@ -77,14 +77,16 @@ def test_memory_really_runs_out(
         "rank0.json",
         "rank0.txt",
     ]
-    told = json.loads((folder / "rank0.json").read_text())
+    report = json.loads((folder / "rank0.json").read_text())
     assert (
-        told["is_memory"]
-        and told["numbers"]["asked_bytes"] > 0
-        and told["error"]["type"] == "RuntimeError"
+        report["is_memory"]
+        and report["numbers"]["asked_bytes"] > 0
+        and report["error"]["type"] == "RuntimeError"
     )
-    assert told["memory"]["by"].startswith("this process's limit"), "the limit that was the nearest"
-    assert told["next"] == {
+    assert report["memory"]["by"].startswith("this process's limit"), (
+        "the limit that was the nearest"
+    )
+    assert report["next"] == {
         "change": {"per_device_train_batch_size": 8, "gradient_accumulation_steps": 4},
         "changes_what_is_learned": False,
         "file": "next.yaml",
@@ -97,11 +99,11 @@ def test_memory_really_runs_out(
     assert following["steps_per_generation"] == 4, (
         "a generation makes as many completions as before"
     )
-    words = (folder / "rank0.txt").read_text()
+    text = (folder / "rank0.txt").read_text()
     assert (
-        "memory ran out" in words
-        and "Traceback (most recent call last):" in words
-        and "In Python: " not in words
+        "memory ran out" in text
+        and "Traceback (most recent call last):" in text
+        and "In Python: " not in text
     )
 
 
@@ -122,8 +124,8 @@ def test_of_two_ranks_the_one_that_failed_writes(tmp_path: Path, model: Path) ->
     folder = tmp_path / "out" / "out-of-memory"
     names = {file.name for file in folder.iterdir()}
     assert {"rank1.json", "rank1.txt", "next.yaml"} <= names
-    told = json.loads((folder / "rank1.json").read_text())
-    assert told["is_memory"] and told["rank"] == 1 and told["world_size"] == 2
+    report = json.loads((folder / "rank1.json").read_text())
+    assert report["is_memory"] and report["rank"] == 1 and report["world_size"] == 2
     following = yaml.safe_load((folder / "next.yaml").read_text())
     assert (
         following["per_device_train_batch_size"] == 8
@@ -142,10 +144,10 @@ def test_a_run_that_ends_well_leaves_nothing_behind(
 
     from autotune.integrations.trl import MemoryWatch
 
-    seen: dict[str, Any] = {}
+    state: dict[str, Any] = {}
 
     def reward(completions: list[str], **_: object) -> list[float]:
-        seen.update(wrapped="training_step" in vars(trainer), hook=sys.excepthook)
+        state.update(wrapped="training_step" in vars(trainer), hook=sys.excepthook)
         return [1.0] * len(completions)
 
     config = GRPOConfig(
@@ -168,7 +170,7 @@ def test_a_run_that_ends_well_leaves_nothing_behind(
         callbacks=[callback],
     )
     trainer.train()
-    assert seen["wrapped"] and seen["hook"] is not before, (
+    assert state["wrapped"] and state["hook"] is not before, (
         "it found its trainer and listened while it trained"
     )
     assert (

@@ -17,14 +17,14 @@ A100 = Device(name="NVIDIA A100-SXM4-40GB", memory_bytes=40960 * MIB)
 H200 = Device(name="NVIDIA H200", memory_bytes=143771 * MIB)
 
 
-@pytest.mark.parametrize("asked", ["9" * 5000 + "xA100-40G", "999999999xA100-40G", "100001xcpu"])
-def test_more_devices_than_anything_has(asked: str) -> None:
+@pytest.mark.parametrize("text", ["9" * 5000 + "xA100-40G", "999999999xA100-40G", "100001xcpu"])
+def test_more_devices_than_anything_has(text: str) -> None:
     with pytest.raises(BadInput, match="more than 100000 devices"):
-        hardware(asked, here=())
+        hardware(text, here=())
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "name"),
+    ("text", "count", "name"),
     [
         ("2xA100-40G", 2, "A100-40G"),
         ("A100-40G", 1, "A100-40G"),
@@ -34,30 +34,35 @@ def test_more_devices_than_anything_has(asked: str) -> None:
     ],
 )
 def test_gpus_by_name(
-    asked: str,
+    text: str,
     count: int,
     name: str,
 ) -> None:
-    found = hardware(asked, here=())
-    assert (found.count, found.name, found.kind, found.here) == (count, name, "cuda", False)
-    assert found.memory_bytes > 20 * GIB
+    recognised = hardware(text, here=())
+    assert (recognised.count, recognised.name, recognised.kind, recognised.here) == (
+        count,
+        name,
+        "cuda",
+        False,
+    )
+    assert recognised.memory_bytes > 20 * GIB
 
 
 @pytest.mark.parametrize(
-    ("asked", "choices"),
+    ("text", "choices"),
     [
         ("A100", "A100-40G or A100-80G"),
         ("2xV100", "V100-16G or V100-32G"),
         ("RTX 3050", "RTX3050-4G"),
     ],
 )
-def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
+def test_an_ambiguous_gpu_is_never_guessed(text: str, choices: str) -> None:
     with pytest.raises(BadInput, match=choices):
-        hardware(asked, here=())
+        hardware(text, here=())
 
 
 @pytest.mark.parametrize(
-    ("asked", "count", "name", "gib"),
+    ("text", "count", "name", "gib"),
     [
         ("2xH300=280G", 2, "H300", 280),
         ("GPU=141G", 1, "GPU=141G", 141),
@@ -65,13 +70,13 @@ def test_an_ambiguous_gpu_is_never_guessed(asked: str, choices: str) -> None:
     ],
 )
 def test_a_card_by_its_memory_is_predicted_for(
-    asked: str,
+    text: str,
     count: int,
     name: str,
     gib: int,
 ) -> None:
-    found = hardware(asked, here=(H200,))
-    assert (found.count, found.name, found.memory_bytes, found.here) == (
+    recognised = hardware(text, here=(H200,))
+    assert (recognised.count, recognised.name, recognised.memory_bytes, recognised.here) == (
         count,
         name,
         gib * GIB,
@@ -80,11 +85,11 @@ def test_a_card_by_its_memory_is_predicted_for(
 
 
 @pytest.mark.parametrize(
-    "asked", ["GPU=", "=3G", "GPU=141", "GPU=x", "A100=40G", "GPU=-3G", "GPU=0G"]
+    "text", ["GPU=", "=3G", "GPU=141", "GPU=x", "A100=40G", "GPU=-3G", "GPU=0G"]
 )
-def test_a_card_by_its_memory_needs_a_size_with_its_unit(asked: str) -> None:
+def test_a_card_by_its_memory_needs_a_size_with_its_unit(text: str) -> None:
     with pytest.raises(BadInput):
-        hardware(asked, here=())
+        hardware(text, here=())
 
 
 def test_an_ambiguous_name_stays_so_even_where_one_of_them_is_here() -> None:
@@ -97,15 +102,15 @@ def test_an_unknown_gpu_names_the_nearest() -> None:
         hardware("2xH201", here=())
 
 
-@pytest.mark.parametrize("asked", ["", "x", "2x", "0xcpu", "0xH100", "-1xH100"])
-def test_invalid_hardware_is_refused(asked: str) -> None:
+@pytest.mark.parametrize("text", ["", "x", "2x", "0xcpu", "0xH100", "-1xH100"])
+def test_invalid_hardware_is_refused(text: str) -> None:
     with pytest.raises(BadInput):
-        hardware(asked, here=())
+        hardware(text, here=())
 
 
 def test_memory_is_the_drivers_figure() -> None:
-    found = hardware("2xA100-40G", here=(A100, A100))
-    assert found.here and found.memory_bytes == 40960 * MIB
+    recognised = hardware("2xA100-40G", here=(A100, A100))
+    assert recognised.here and recognised.memory_bytes == 40960 * MIB
 
 
 def test_more_than_are_here() -> None:
@@ -117,8 +122,8 @@ def test_more_than_are_here() -> None:
 
 
 def test_local_means_all_that_is_here() -> None:
-    found = hardware("local", here=(H200, H200, H200))
-    assert (found.count, found.name, found.here) == (3, "H200", True)
+    recognised = hardware("local", here=(H200, H200, H200))
+    assert (recognised.count, recognised.name, recognised.here) == (3, "H200", True)
     with pytest.raises(BadInput, match=r"--gpus cpu .*like --gpus 2xA100-40G"):
         hardware("local", here=())
 
@@ -143,13 +148,13 @@ def test_the_drivers_names_and_a_count_behind_the_name(
     count: int,
     name: str,
 ) -> None:
-    found = hardware(text, here=())
-    assert (found.count, found.name) == (count, name)
+    recognised = hardware(text, here=())
+    assert (recognised.count, recognised.name) == (count, name)
 
 
 def test_local_takes_a_gpu_that_the_catalogue_lacks() -> None:
-    found = hardware("local", here=(Device(name="NVIDIA Future 9000", memory_bytes=96 * GIB),))
-    assert (found.name, found.memory_bytes) == ("NVIDIA Future 9000", 96 * GIB)
+    recognised = hardware("local", here=(Device(name="NVIDIA Future 9000", memory_bytes=96 * GIB),))
+    assert (recognised.name, recognised.memory_bytes) == ("NVIDIA Future 9000", 96 * GIB)
 
 
 def test_local_refuses_a_mixture() -> None:
@@ -158,8 +163,8 @@ def test_local_refuses_a_mixture() -> None:
 
 
 def test_cpu_ranks() -> None:
-    found = hardware("2xcpu", here=(A100,))
-    assert (found.kind, found.count, found.memory_is_shared) == ("cpu", 2, True)
+    recognised = hardware("2xcpu", here=(A100,))
+    assert (recognised.kind, recognised.count, recognised.memory_is_shared) == ("cpu", 2, True)
     with pytest.raises(BadInput, match="cores"):
         hardware("5000xcpu", here=())
 
@@ -190,8 +195,8 @@ def test_gpus_are_recognised_by_name_and_memory(
     mib: int,
     name: str,
 ) -> None:
-    found = recognise(Device(name=driver_name, memory_bytes=mib * MIB))
-    assert found is not None and found.name == name
+    gpu = recognise(Device(name=driver_name, memory_bytes=mib * MIB))
+    assert gpu is not None and gpu.name == name
 
 
 @pytest.mark.parametrize(
@@ -224,14 +229,14 @@ def test_a_cgroup_limit_of_a_parent_counts(tmp_path: Path) -> None:
     (tmp_path / "memory" / "memory.limit_in_bytes").write_text("9223372036854771712\n")
     (tmp_path / "memory" / "jobs" / "memory.limit_in_bytes").write_text(f"{3 * GIB}\n")
     (tmp_path / "memory" / "jobs" / "mine" / "memory.limit_in_bytes").write_text(f"{5 * GIB}\n")
-    own = tmp_path / "cgroup"
-    own.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
-    assert host_memory.machine_memory_bytes(own, tmp_path) == 3 * GIB
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("3:cpu,cpuacct:/\n2:memory:/jobs/mine\n")
+    assert host_memory.machine_memory_bytes(cgroup, tmp_path) == 3 * GIB
     (tmp_path / "jobs" / "mine").mkdir(parents=True)
     (tmp_path / "jobs" / "mine" / "memory.max").write_text("max\n")
     (tmp_path / "jobs" / "memory.max").write_text(f"{2 * GIB}\n")
-    own.write_text("0::/jobs/mine\n")
-    assert host_memory.machine_memory_bytes(own, tmp_path) == 2 * GIB
+    cgroup.write_text("0::/jobs/mine\n")
+    assert host_memory.machine_memory_bytes(cgroup, tmp_path) == 2 * GIB
 
 
 CGROUPS = [("memory.current", "inactive_file"), ("memory.usage_in_bytes", "total_inactive_file")]
@@ -250,11 +255,11 @@ def test_memory_of_a_pod_is_what_its_cgroup_leaves(
     (pod / ("memory.max" if version_2 else "memory.limit_in_bytes")).write_text("1048576000\n")
     (pod / usage).write_text("1040000000\n")
     (pod / "memory.stat").write_text(f"anon 900000000\n{stat} 40000000\n")
-    own = tmp_path / "cgroup"
-    own.write_text("0::/pod\n" if version_2 else "2:memory:/pod\n")
-    assert host_memory.available_memory_bytes(own, root) == 1048576000 - 1040000000 + 40000000
-    own.write_text("0::/elsewhere\n")
-    assert host_memory.available_memory_bytes(own, root) > 0
+    cgroup = tmp_path / "cgroup"
+    cgroup.write_text("0::/pod\n" if version_2 else "2:memory:/pod\n")
+    assert host_memory.available_memory_bytes(cgroup, root) == 1048576000 - 1040000000 + 40000000
+    cgroup.write_text("0::/elsewhere\n")
+    assert host_memory.available_memory_bytes(cgroup, root) > 0
 
 
 def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
@@ -269,9 +274,9 @@ def test_nvidia_smi_is_read_where_nvml_is_missing(tmp_path: Path) -> None:
         "print(found.hardware('local'), [d.memory_bytes for d in found.gpus_here()])"
     )
 
-    def ask(**more: str) -> str:
-        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **more}
-        environment.pop("CUDA_VISIBLE_DEVICES", None) if not more else None
+    def ask(**variables: str) -> str:
+        environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", **variables}
+        environment.pop("CUDA_VISIBLE_DEVICES", None) if not variables else None
         return subprocess.run(
             [sys.executable, "-c", code],
             capture_output=True,

@@ -68,11 +68,11 @@ def test_reasons_for_nvml_unavailable(
 def test_a_cut_gpu_shows_as_its_slices() -> None:
     nvml = Nvml.open(Playback("mig"))
     slices = nvml.cards()
-    assert [one.uuid[:12] for one in slices] == ["MIG-11111111", "MIG-22222222"]
+    assert [device.uuid[:12] for device in slices] == ["MIG-11111111", "MIG-22222222"]
     assert all(
-        one.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000"
-        and one.memory_bytes == 19968 * MIB
-        for one in slices
+        device.slice_of == "GPU-5c0f3e00-aaaa-bbbb-cccc-000000000000"
+        and device.memory_bytes == 19968 * MIB
+        for device in slices
     )
     assert nvml.used_bytes(slices[0].uuid) == 50 * MIB
 
@@ -111,9 +111,9 @@ def test_an_old_driver_has_one_kind_of_figures() -> None:
 
 
 def test_a_gpu_for_one_process_is_known() -> None:
-    for recording, alone in (("exclusive", True), ("two_a100", False)):
+    for recording, is_exclusive in (("exclusive", True), ("two_a100", False)):
         nvml = Nvml.open(Playback(recording))
-        assert nvml.takes_one_process(nvml.cards()[0].uuid) is alone
+        assert nvml.takes_one_process(nvml.cards()[0].uuid) is is_exclusive
 
 
 def test_the_connection_is_closed() -> None:
@@ -134,7 +134,7 @@ A, B, C = (
 
 
 @pytest.mark.parametrize(
-    ("variable", "seen"),
+    ("variable", "devices"),
     [
         (None, (A, B, C)),
         ("", ()),
@@ -149,9 +149,9 @@ A, B, C = (
     ],
 )
 def test_cuda_shows_what_its_variable_names_up_to_the_first_that_is_not_there(
-    variable: str | None, seen: tuple[Device, ...]
+    variable: str | None, devices: tuple[Device, ...]
 ) -> None:
-    assert visible((A, B, C), variable) == seen
+    assert visible((A, B, C), variable) == devices
 
 
 def test_devices_have_all_figures_of_the_driver() -> None:
@@ -162,8 +162,8 @@ def test_devices_have_all_figures_of_the_driver() -> None:
         "8.0",
         600 * MIB,
     )
-    found = hardware_detection.hardware("local", devices_here(Playback("two_a100"), "1,0"))
-    assert (found.name, found.count, found.memory_bytes, found.here) == (
+    recognised = hardware_detection.hardware("local", devices_here(Playback("two_a100"), "1,0"))
+    assert (recognised.name, recognised.count, recognised.memory_bytes, recognised.here) == (
         "A100-40G",
         2,
         40960 * MIB,
@@ -192,9 +192,9 @@ def test_slices_are_named_and_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch
         BadInput, match=r"one slice only.*CUDA_VISIBLE_DEVICES=MIG-11111111\S+ .*MIG-22222222"
     ):
         hardware_detection.hardware("local", slices)
-    one = devices_here(Playback("mig"), "MIG-2222")
-    found = hardware_detection.hardware("local", one)
-    assert (found.name, found.count, found.memory_bytes) == (
+    sliced = devices_here(Playback("mig"), "MIG-2222")
+    recognised = hardware_detection.hardware("local", sliced)
+    assert (recognised.name, recognised.count, recognised.memory_bytes) == (
         "NVIDIA A100-SXM4-40GB MIG 3g.20gb",
         1,
         19968 * MIB,
@@ -208,15 +208,15 @@ def test_slices_are_named_and_one_must_be_chosen(monkeypatch: pytest.MonkeyPatch
 
 
 def test_different_gpus_come_with_the_choices() -> None:
-    here = devices_here(Playback("mixed"), "0,1,2")
+    devices = devices_here(Playback("mixed"), "0,1,2")
     with pytest.raises(
         BadInput,
         match=r"CUDA_VISIBLE_DEVICES=0 \(NVIDIA H200\) or CUDA_VISIBLE_DEVICES=1,2 \(NVIDIA A100",
     ):
-        hardware_detection.hardware("local", here)
+        hardware_detection.hardware("local", devices)
     with pytest.raises(
         BadInput, match=r"would get other GPUs here \(NVIDIA H200.*CUDA_VISIBLE_DEVICES=1,2"
     ):
-        hardware_detection.hardware("2xA100-40G", here)
-    assert hardware_detection.hardware("2xA100-40G", here[1:]).here
-    assert hardware_detection.hardware("H200", here).here
+        hardware_detection.hardware("2xA100-40G", devices)
+    assert hardware_detection.hardware("2xA100-40G", devices[1:]).here
+    assert hardware_detection.hardware("H200", devices).here

@@ -15,6 +15,13 @@ from typing import Any
 
 from tests.worker.drive import inside
 
+PROMPTS = [f"count to {number} and back" for number in range(16)]
+
+
+def sums_of_ids(completion_ids: list[list[int]]) -> list[float]:
+    """Reward each completion by its own tokens."""
+    return [float(sum(ids) % 7) for ids in completion_ids]
+
 
 def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     import torch
@@ -22,15 +29,15 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    seen: dict[str, Any] = {}
+    record: dict[str, Any] = {}
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_train_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
-            seen["before"] = whole(trainer.model)
+            record["before"] = full_weights(trainer.model)
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        seen.setdefault("completions", [list(ids) for ids in completion_ids])
-        return [float(sum(ids) % 7) for ids in completion_ids]
+        record.setdefault("completions", list(map(list, completion_ids)))
+        return sums_of_ids(completion_ids)
 
     config = GRPOConfig(
         output_dir=str(folder),
@@ -57,7 +64,7 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         seed=7,
         trust_remote_code=False,
     )
-    prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
+    prompts = Dataset.from_dict({"prompt": PROMPTS})
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -66,25 +73,26 @@ def one_step(case: dict[str, Any], folder: Path) -> dict[str, Any]:
         callbacks=[Recorder()],
     )
     trainer.train()
-    after = whole(trainer.model)
-    gradient = {name: seen["before"][name] - after[name] for name in after}
+    after = full_weights(trainer.model)
+    gradient = {name: record["before"][name] - after[name] for name in after}
+    flat = torch.cat([part.flatten() for part in gradient.values()])
     return {
         "gradient": gradient,
-        "completions": seen["completions"],
+        "completions": record["completions"],
         "wrapper": type(trainer.model_wrapped).__name__,
     } | {
-        "held": sum(held(parameter) for parameter in trainer.model.parameters()),
-        "all": sum(g.numel() for g in gradient.values()),
-        "finite": all(bool(torch.isfinite(g).all()) for g in gradient.values()),
+        "held": sum(map(resident_numbers, trainer.model.parameters())),
+        "all": flat.numel(),
+        "finite": bool(torch.isfinite(flat).all()),
     }
 
 
-def whole(model: Any) -> dict[str, Any]:
+def full_weights(model: Any) -> dict[str, Any]:
     """Return every parameter, assembled from all ranks, under its plain name."""
-    found = {}
+    weights = {}
     for name, parameter in model.named_parameters():
-        found[name.removeprefix("module.")] = full(parameter).detach().double().clone()
-    return found
+        weights[name.removeprefix("module.")] = full(parameter).detach().double().clone()
+    return weights
 
 
 def full(parameter: Any) -> Any:
@@ -98,7 +106,7 @@ def full(parameter: Any) -> Any:
     return parameter
 
 
-def held(parameter: Any) -> int:
+def resident_numbers(parameter: Any) -> int:
     return int(inside("trl.trainer_settings").local_numel(parameter))
 
 

@@ -8,7 +8,7 @@ different lengths, so that a loss that normalises per local batch is detected.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ import pytest
 from autotune.catalog.space_files import load_space, names
 from autotune.frameworks.trl.legality import GRPO_LOSSES
 from autotune.worker.synthetic import tiny_config, write_model_folder
+from tests.neutrality.spread_step import PROMPTS, sums_of_ids
 
 GENERATION_BATCH = 8
 SHAPES = [(1, 8), (2, 4), (4, 2), (8, 1)]
@@ -72,10 +73,11 @@ def test_every_neutral_knob_is_proven_here_or_excluded_with_a_reason() -> None:
     """Covers TRL. Neutral knobs of other frameworks are taken from their sources
     (docs/frameworks.md).
     """
-    spaces = [load_space(name) for name in names()]
-    measured = [space for space in spaces if space.framework == "trl"]
-    offered = [knob for space in measured for knob in (*space.knobs, *space.remedies)]
-    neutral = {knob.name for knob in offered if knob.effect == "neutral"}
+    neutral = set()
+    for space in map(load_space, names()):
+        for knob in (*space.knobs, *space.remedies):
+            if space.framework == "trl" and knob.effect == "neutral":
+                neutral.add(knob.name)
     listed = PROVEN | PROVEN_ON_RANKS | set(EXCLUDED)
     assert neutral == listed, (
         f"in PROVEN with a test, or in EXCLUDED with a reason: {sorted(neutral ^ listed)}"
@@ -108,34 +110,27 @@ def _one_step(
     settings: dict[str, Any],
 ) -> dict[str, Any]:
     """Gradient, update and sampled completions of one optimizer step."""
-    import torch
     from datasets import Dataset
     from transformers import TrainerCallback
     from trl import GRPOConfig, GRPOTrainer
 
-    told: dict[str, Any] = {}
+    record: dict[str, Any] = {}
 
     class Recorder(TrainerCallback):  # type: ignore[misc]
         def on_pre_optimizer_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
         ) -> None:
-            told["gradient"] = torch.cat(
-                [
-                    p.grad.detach().double().flatten()
-                    for p in model.parameters()
-                    if p.grad is not None
-                ]
-            )
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            record["gradient"] = flat(gradients)
 
         def on_optimizer_step(
             self, args: Any, state: Any, control: Any, model: Any = None, **_: Any
         ) -> None:
-            after = torch.cat([p.detach().double().flatten() for p in model.parameters()])
-            told["update"] = after - told["before"]
+            record["update"] = flat(model.parameters()) - record["before"]
 
     def reward(completion_ids: list[list[int]], **_: Any) -> list[float]:
-        told.setdefault("completions", sorted(tuple(ids) for ids in completion_ids))
-        return [float(sum(ids) % 7) for ids in completion_ids]
+        record.setdefault("completions", sorted(map(tuple, completion_ids)))
+        return sums_of_ids(completion_ids)
 
     config = GRPOConfig(
         output_dir=str(folder),
@@ -152,7 +147,7 @@ def _one_step(
         seed=7,
         **settings,
     )
-    prompts = Dataset.from_list([{"prompt": f"count to {n} and back"} for n in range(16)])
+    prompts = Dataset.from_dict({"prompt": PROMPTS})
     trainer = GRPOTrainer(
         model=model,
         reward_funcs=reward,
@@ -160,14 +155,21 @@ def _one_step(
         train_dataset=prompts,
         callbacks=[Recorder()],
     )
-    told["before"] = torch.cat([p.detach().double().flatten() for p in trainer.model.parameters()])
+    record["before"] = flat(trainer.model.parameters())
     trainer.train()
-    return told
+    return record
 
 
-def distance(one: Any, other: Any) -> float:
+def flat(tensors: Iterable[Any]) -> Any:
+    """Return the numbers of all tensors in one."""
+    import torch
+
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
+def distance(first: Any, second: Any) -> float:
     """Return the distance of two gradients relative to their size."""
-    return float((one - other).norm() / one.norm())
+    return float((first - second).norm() / first.norm())
 
 
 def shape(batch: int, accumulation: int) -> dict[str, int]:
@@ -177,16 +179,16 @@ def shape(batch: int, accumulation: int) -> dict[str, int]:
 
 def spread_over_shapes(one_step: Step, **settings: Any) -> float:
     """The largest distance between the whole batch at once and any split of it."""
-    whole = one_step(**shape(8, 1), **settings)
-    lengths = {len(ids) for ids in whole["completions"]}
-    assert len(lengths) > 2 and float(whole["gradient"].norm()) > 1e-6, (
+    unsplit = one_step(**shape(8, 1), **settings)
+    lengths = set(map(len, unsplit["completions"]))
+    assert len(lengths) > 2 and float(unsplit["gradient"].norm()) > 1e-6, (
         "the batch would show no difference"
     )
     worst = 0.0
     for batch, accumulation in SHAPES[:-1]:
         split = one_step(**shape(batch, accumulation), **settings)
-        assert split["completions"] == whole["completions"], "not the same generated batch"
-        worst = max(worst, distance(whole["gradient"], split["gradient"]))
+        assert split["completions"] == unsplit["completions"], "not the same generated batch"
+        worst = max(worst, distance(unsplit["gradient"], split["gradient"]))
     return worst
 
 
@@ -221,23 +223,21 @@ def test_micro_batch_is_called_neutral_by_default() -> None:
 
 
 def test_gradient_checkpointing_is_neutral(one_step: Step) -> None:
-    without, with_it = (
-        one_step(**shape(4, 2), gradient_checkpointing=value) for value in (False, True)
-    )
+    without = one_step(**shape(4, 2), gradient_checkpointing=False)
+    with_it = one_step(**shape(4, 2), gradient_checkpointing=True)
     assert without["completions"] == with_it["completions"]
     assert distance(without["gradient"], with_it["gradient"]) < ROUNDING
 
 
 def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
     """Equal gradients have to lead to equal updates."""
-    plain, fused = (
-        one_step(**shape(4, 2), optim=value) for value in ("adamw_torch", "adamw_torch_fused")
-    )
+    plain = one_step(**shape(4, 2), optim="adamw_torch")
+    fused = one_step(**shape(4, 2), optim="adamw_torch_fused")
     # Adam's first step divides by the gradient's own size, so rounding shows where that is next to
     # nothing.
     assert distance(plain["update"], fused["update"]) < 1e-3
-    other = one_step(**shape(4, 2), optim="adafactor")
-    assert distance(plain["update"], other["update"]) > 1e-2
+    adafactor = one_step(**shape(4, 2), optim="adafactor")
+    assert distance(plain["update"], adafactor["update"]) > 1e-2
     knob = load_space("grpo")["optim"]
     assert (
         knob.effect_under({"optim": "adamw_torch"}) == "neutral"
@@ -246,6 +246,9 @@ def test_the_neutral_optimizers_make_the_same_update(one_step: Step) -> None:
 
 
 def test_a_staler_generation_learns_something_else() -> None:
-    with_it = [space for space in map(load_space, names()) if "steps_per_generation" in space]
-    assert {"grpo", "grpo-wide", "demo"} <= {space.name for space in with_it}
-    assert all(space["steps_per_generation"].effect == "learning" for space in with_it)
+    with_it = set()
+    for space in map(load_space, names()):
+        if "steps_per_generation" in space:
+            with_it.add(space.name)
+            assert space["steps_per_generation"].effect == "learning"
+    assert {"grpo", "grpo-wide", "demo"} <= with_it

@@ -76,8 +76,8 @@ def on_ranks(
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     ranks = [start(file, rank, port) for rank in range(RANKS)]
-    said = [process.communicate(timeout=280)[0] for process in ranks]
-    for process, text in zip(ranks, said, strict=True):
+    outputs = [process.communicate(timeout=280)[0] for process in ranks]
+    for process, text in zip(ranks, outputs, strict=True):
         assert process.returncode == 0, text[-3000:]
     return [torch.load(folder / f"rank{rank}" / "answer.pt") for rank in range(RANKS)]
 
@@ -87,35 +87,31 @@ def start(
     rank: int,
     port: int,
 ) -> subprocess.Popen[str]:
-    place = {
-        "RANK": rank,
-        "LOCAL_RANK": rank,
-        "WORLD_SIZE": RANKS,
-        "LOCAL_WORLD_SIZE": RANKS,
-        "MASTER_PORT": port,
-    }
-    words = {
-        **{name: str(value) for name, value in place.items()},
+    variables = {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(RANKS),
+        "LOCAL_WORLD_SIZE": str(RANKS),
+        "MASTER_PORT": str(port),
         "MASTER_ADDR": "127.0.0.1",
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "tests.neutrality.spread_step", str(file)]
     pipes: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
     return subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **words, "HF_HUB_OFFLINE": "1"}, **pipes
+        command, cwd=ROOT, env={**os.environ, **variables, "HF_HUB_OFFLINE": "1"}, **pipes
     )
 
 
-def distance(one: dict[str, Any], other: dict[str, Any]) -> float:
+def distance(first: dict[str, Any], second: dict[str, Any]) -> float:
     import torch
 
-    names = sorted(one["gradient"])
-    assert names == sorted(other["gradient"])
-    flat = [
-        torch.cat([each["gradient"][name].flatten() for name in names]) for each in (one, other)
-    ]
-    assert float(flat[0].norm()) > 1e-6, "the batch would show no difference"
-    return float((flat[0] - flat[1]).norm() / flat[0].norm())
+    names = sorted(first["gradient"])
+    assert names == sorted(second["gradient"])
+    gradient = torch.cat([first["gradient"][name].flatten() for name in names])
+    other_gradient = torch.cat([second["gradient"][name].flatten() for name in names])
+    assert float(gradient.norm()) > 1e-6, "the batch would show no difference"
+    return float((gradient - other_gradient).norm() / gradient.norm())
 
 
 def check_same_step(
@@ -123,20 +119,21 @@ def check_same_step(
     spread: list[dict[str, Any]],
     wrapper: str,
 ) -> None:
-    for ours, theirs in zip(plain, spread, strict=True):
-        assert ours["completions"] == theirs["completions"], "not the same generated batch"
-        assert theirs["wrapper"].startswith(wrapper) and theirs["finite"]
-        assert distance(ours, theirs) < ROUNDING
+    for plain_rank, spread_rank in zip(plain, spread, strict=True):
+        assert plain_rank["completions"] == spread_rank["completions"], (
+            "not the same generated batch"
+        )
+        assert spread_rank["wrapper"].startswith(wrapper) and spread_rank["finite"]
+        assert distance(plain_rank, spread_rank) < ROUNDING
 
 
 @pytest.mark.parametrize(
     ("sharding", "wrapper"),
     [
         ("fsdp2", "FSDP"),
-        *(
-            pytest.param(kind, "DeepSpeedEngine", marks=needs_deepspeed)
-            for kind in ("zero1", "zero2", "zero3")
-        ),
+        pytest.param("zero1", "DeepSpeedEngine", marks=needs_deepspeed),
+        pytest.param("zero2", "DeepSpeedEngine", marks=needs_deepspeed),
+        pytest.param("zero3", "DeepSpeedEngine", marks=needs_deepspeed),
     ],
 )
 def test_spreading_the_model_is_neutral(
@@ -149,10 +146,12 @@ def test_spreading_the_model_is_neutral(
 
 @pytest.mark.parametrize("sharding", ["fsdp2", pytest.param("zero3", marks=needs_deepspeed)])
 def test_weights_are_really_taken_apart(step: Step, sharding: str) -> None:
-    held = [answer["held"] for answer in step(sharding)]
-    whole = step(sharding)[0]["all"]
-    assert all(0.5 * whole <= part < 0.56 * whole for part in held)
-    assert all(answer["held"] == whole for answer in step("ddp"))
+    answers = step(sharding)
+    all_numbers = answers[0]["all"]
+    for answer in answers:
+        assert 0.5 * all_numbers <= answer["held"] < 0.56 * all_numbers
+    for answer in step("ddp"):
+        assert answer["held"] == all_numbers
 
 
 @needs_deepspeed
@@ -163,13 +162,13 @@ def test_gathering_for_generation_is_neutral(step: Step) -> None:
 
 
 def test_the_attention_kernel_is_neutral(step: Step) -> None:
-    kernels = [step("ddp", model={"attn_implementation": name}) for name in ("sdpa", "eager")]
-    check_same_step(*kernels, "DistributedDataParallel")
+    sdpa = step("ddp", model={"attn_implementation": "sdpa"})
+    eager = step("ddp", model={"attn_implementation": "eager"})
+    check_same_step(sdpa, eager, "DistributedDataParallel")
 
 
 def test_reentrant_checkpointing_is_neutral(step: Step) -> None:
-    ways = [
-        step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}})
-        for way in (False, True)
-    ]
+    ways = []
+    for way in (False, True):
+        ways.append(step("ddp", settings={"gradient_checkpointing_kwargs": {"use_reentrant": way}}))
     check_same_step(*ways, "DistributedDataParallel")

@@ -22,7 +22,8 @@ class MyTrainer(GRPOTrainer):
 
 def good(completions, answer, **kwargs):
     return [
-        float(one in str(completion)) for one, completion in zip(answer, completions, strict=True)
+        float(correct in str(completion))
+        for correct, completion in zip(answer, completions, strict=True)
     ]
 
 
@@ -32,7 +33,7 @@ data = Dataset.from_list(
     [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": str(i)} for i in range(30)]
 )
 size = 4
-more = {"gradient_accumulation_steps": 4}
+accumulation = {"gradient_accumulation_steps": 4}
 args = GRPOConfig(
     "out-own",
     per_device_train_batch_size=size,
@@ -40,7 +41,7 @@ args = GRPOConfig(
     max_completion_length=8,
     use_cpu=True,
     bf16=False,
-    **more,
+    **accumulation,
 )
 args.beta = 0.04
 adapter = LoraConfig(r=4, target_modules=["q_proj"])

@@ -28,14 +28,16 @@ def slow(completions, **kwargs):
 
 
 if __name__ == "__main__":
-    own, training, model = TrlParser(
+    arguments, training, model = TrlParser(
         (ScriptArguments, GRPOConfig, ModelConfig)
     ).parse_args_and_config()
     trainer = GRPOTrainer(
         model=model.model_name_or_path,
         reward_funcs=slow,
         args=training,
-        train_dataset=Dataset.from_list([{"prompt": f"{i} + {i} ="} for i in range(own.prompts)]),
+        train_dataset=Dataset.from_list(
+            [{"prompt": f"{i} + {i} ="} for i in range(arguments.prompts)]
+        ),
         peft_config=get_peft_config(model),
         callbacks=[Noisy()],
     )

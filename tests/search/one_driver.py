@@ -27,7 +27,9 @@ def main(
     seconds: str,
     how: str,
 ) -> None:
-    machine, file, trainer = Machine(limit_bytes=900 * MIB), Path(log), ToyTrainer()
+    machine = Machine(limit_bytes=900 * MIB)
+    file = Path(log)
+    trainer = ToyTrainer()
     notes: list[str] = []
     turns: dict[str, int] = {}
     job = replace(

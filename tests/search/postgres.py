@@ -28,9 +28,9 @@ def installed(name: str) -> str | None:
 
 
 def program(name: str) -> str:
-    found = installed(name)
-    assert found is not None, "PostgreSQL is needed for this test: apt-get install postgresql"
-    return found
+    path = installed(name)
+    assert path is not None, "PostgreSQL is needed for this test: apt-get install postgresql"
+    return path
 
 
 class Server:
@@ -120,9 +120,9 @@ def server() -> Iterator[Server]:
     # Not in pytest's folders: whichever run of it starts next closes them to the user that the
     # server runs as.
     with tempfile.TemporaryDirectory(prefix="postgres-") as folder:
-        made = Server(Path(folder))
-        made.start()
+        cluster = Server(Path(folder))
+        cluster.start()
         try:
-            yield made
+            yield cluster
         finally:
-            made.stop()
+            cluster.stop()

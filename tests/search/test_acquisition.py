@@ -30,7 +30,8 @@ def believed(
     speed = Posterior(
         np.log(np.array([*speeds, BEST])), doubts, 0.01, lambda index: np.full(count, in_common**2)
     )
-    need, none = Posterior(np.zeros(count), np.ones(count), 0.01), np.zeros(count, dtype=bool)
+    need = Posterior(np.zeros(count), np.ones(count), 0.01)
+    none = np.zeros(count, dtype=bool)
     return Estimates(
         need=need,
         speed=speed,

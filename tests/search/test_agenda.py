@@ -32,7 +32,8 @@ def search(
     options: SearchOptions = SearchOptions(),  # noqa: B008
     earlier: tuple[Trial, ...] = (),
 ) -> tuple[Recommendation, list[ProbeEnded]]:
-    candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
+    candidates = legal_candidates(job, TRAINER)
+    baseline = baseline_candidate(job, TRAINER)
     study = open_study(
         job, candidates, baseline, predictions or {}, options=options, earlier=earlier
     )
@@ -58,19 +59,23 @@ def asked_about(
 
 
 def foreseen(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Prediction]:
-    return Oracle(machine=machine, **oracle).screen(legal_candidates(job, TRAINER))  # type: ignore[arg-type]
+    candidates = legal_candidates(job, TRAINER)
+    return Oracle(machine=machine, **oracle).screen(candidates)  # type: ignore[arg-type]
 
 
 def best_speed(job: Job, machine: Machine) -> float:
-    fitting = [
-        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
-    ]
-    preferred = [
-        one
-        for one in fitting
-        if one.knobs["num_generations"] == 8 and one.knobs["max_completion_length"] == 64
-    ]
-    return max(machine.speed(one) for one in preferred)
+    fitting = []
+    for candidate in legal_candidates(job, TRAINER):
+        if machine.need(candidate) <= machine.limit_bytes:
+            fitting.append(candidate)
+    preferred = []
+    for candidate in fitting:
+        if (
+            candidate.knobs["num_generations"] == 8
+            and candidate.knobs["max_completion_length"] == 64
+        ):
+            preferred.append(candidate)
+    return max(machine.speed(candidate) for candidate in preferred)
 
 
 @pytest.mark.parametrize("limit", [450, 600, 900, 2500])
@@ -84,14 +89,16 @@ def test_with_predictions_the_best_is_found_in_a_handful_of_probes(
     answer, _ = search(job, machine, predictions=foreseen(job, machine, bias=bias, off=0.15))
     assert answer.winner is not None
     assert machine.speed(answer.winner.candidate) >= 0.97 * best_speed(job, machine)
-    assert answer.counts.probed <= 8 and answer.counts.out_of_memory <= 2
+    assert answer.counts.probed <= 8
+    assert answer.counts.out_of_memory <= 2
 
 
 def test_the_baseline_is_the_first_even_if_others_are_as_safe_and_faster(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     _, probes = search(job, machine, predictions=foreseen(job, machine))
     assert probes[0].trial.candidate == baseline_candidate(job, TRAINER)
-    assert probes[0].trial.purpose == "baseline" and probes[1].trial.purpose == "search"
+    assert probes[0].trial.purpose == "baseline"
+    assert probes[1].trial.purpose == "search"
 
 
 def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path) -> None:
@@ -99,14 +106,15 @@ def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path)
     completed = foreseen(job, machine)
     baseline = baseline_candidate(job, TRAINER)
     assert baseline is not None
-    doubtful = {
-        name: (
-            one
+    doubtful = {}
+    for name, prediction in completed.items():
+        doubtful[name] = (
+            prediction
             if name == baseline.id
-            else replace(one, peak_memory_bytes=one.peak_memory_bytes.scaled(5.0), fits=None)
+            else replace(
+                prediction, peak_memory_bytes=prediction.peak_memory_bytes.scaled(5.0), fits=None
+            )
         )
-        for name, one in completed.items()
-    }
     _, probes = search(job, machine, predictions=doubtful)
     assert probes[0].trial.candidate == baseline
 
@@ -114,15 +122,15 @@ def test_where_nothing_else_is_as_safe_the_baseline_is_the_first(tmp_path: Path)
 def test_a_baseline_that_cannot_fit_is_not_run_and_has_the_reason(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 500)
     answer, probes = search(job, machine, predictions=foreseen(job, machine, off=0.02))
-    assert all(probe.trial.purpose != "baseline" for probe in probes)
-    assert answer.baseline is not None and answer.baseline.measurement.outcome in (
+    for probe in probes:
+        assert probe.trial.purpose != "baseline"
+    assert answer.baseline is not None
+    assert answer.baseline.measurement.outcome in (
         "screened",
         "implied",
     )
-    assert (
-        answer.baseline.measurement.worst is None
-        and answer.baseline.measurement.memory.peak_bytes is None
-    )
+    assert answer.baseline.measurement.worst is None
+    assert answer.baseline.measurement.memory.peak_bytes is None
     assert answer.winner is not None and answer.changes, "what differs from it is said all the same"
 
 
@@ -138,7 +146,8 @@ def test_a_prediction_that_refuses_everything_never_decides_that_nothing_fits(
 def test_that_nothing_fits_is_measured_and_not_only_predicted(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 50)
     answer, probes = search(job, machine, predictions=foreseen(job, machine, off=0.02))
-    assert answer.winner is None and answer.counts.out_of_memory == len(probes) > 0
+    assert answer.winner is None
+    assert answer.counts.out_of_memory == len(probes) > 0
     assert len(probes) <= 8
 
 
@@ -156,7 +165,8 @@ def test_measurements_of_earlier_searches_spare_probes_and_are_not_counted_here(
     job, machine = asked_about(tmp_path, 600)
     first, _ = search(job, machine)
     second, _ = search(job, machine, earlier=first.trials)
-    assert second.winner is not None and first.winner is not None
+    assert second.winner is not None
+    assert first.winner is not None
     assert machine.speed(second.winner.candidate) >= 0.98 * machine.speed(first.winner.candidate)
     assert second.counts.probed < first.counts.probed
     assert second.counts.out_of_memory == 0 < first.counts.out_of_memory
@@ -166,15 +176,19 @@ def test_a_resumed_studys_own_trials_count_once(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     job = replace(job, storage=f"sqlite:///{tmp_path / 'study.db'}")
     first, probes = search(job, machine)
-    candidates, baseline = legal_candidates(job, TRAINER), baseline_candidate(job, TRAINER)
+    candidates = legal_candidates(job, TRAINER)
+    baseline = baseline_candidate(job, TRAINER)
     resumed = open_study(replace(job, resume=True), candidates, baseline, earlier=first.trials)
-    assert len(resumed.trials) == len(probes) and resumed.problem.earlier == ()
+    assert len(resumed.trials) == len(probes)
+    assert resumed.problem.earlier == ()
     of_others = tuple(
         replace(
-            one,
-            measurement=replace(one.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)),
+            trial,
+            measurement=replace(
+                trial.measurement, cost=Cost(total_seconds=0.123, load_seconds=0.0)
+            ),
         )
-        for one in first.trials
+        for trial in first.trials
     )
     assert (
         open_study(
@@ -194,7 +208,8 @@ def test_finalists_reopen_no_search(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 900)
     _, probes = search(job, machine)
     purposes = [probe.trial.purpose for probe in probes]
-    assert "confirm" in purposes and set(purposes[purposes.index("confirm") :]) == {"confirm"}
+    assert "confirm" in purposes
+    assert set(purposes[purposes.index("confirm") :]) == {"confirm"}
 
 
 def test_a_rig_that_is_loaded_is_preferred_where_the_gain_is_the_same(tmp_path: Path) -> None:
@@ -236,18 +251,19 @@ def test_many_tiers_are_not_tried_one_by_one(tmp_path: Path) -> None:
     job, machine = asked_about(tmp_path, 1000, space)
     answer, _ = search(job, machine)
     assert answer.winner is not None
-    fitting = [
-        one for one in legal_candidates(job, TRAINER) if machine.need(one) <= machine.limit_bytes
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, TRAINER):
+        if machine.need(candidate) <= machine.limit_bytes:
+            fitting.append(candidate)
     assert answer.learning["max_completion_length"] == max(
-        int(one.knobs["max_completion_length"] or 0) for one in fitting
+        int(candidate.knobs["max_completion_length"] or 0) for candidate in fitting
     )
     assert answer.counts.out_of_memory <= 13
 
 
 def _wide(values: int) -> SearchSpace:
     """Five thousand candidates."""
-    more = tuple(
+    neutral_knobs = tuple(
         Knob(
             name=f"knob_{number}",
             choices=tuple(range(1, values + 1)),
@@ -258,7 +274,7 @@ def _wide(values: int) -> SearchSpace:
         for number in range(3)
     )
     space = toy_space(num_generations=(8,), max_completion_length=(64,))
-    return replace(space, knobs=(*space.knobs, *more))
+    return replace(space, knobs=(*space.knobs, *neutral_knobs))
 
 
 def test_thousands_of_candidates_are_searched_like_dozens(tmp_path: Path) -> None:
@@ -267,7 +283,7 @@ def test_thousands_of_candidates_are_searched_like_dozens(tmp_path: Path) -> Non
     assert len(candidates) >= 5000
     study = open_study(job, candidates, None, foreseen(job, machine))
     for _ in range(4):
-        asked = study.ask(RemainingBudget(seconds=600.0, probes=100))
-        assert isinstance(asked, TrialRequest)
-        study.tell(asked, machine.measure(asked.candidate, ProbePlan()))
+        request = study.ask(RemainingBudget(seconds=600.0, probes=100))
+        assert isinstance(request, TrialRequest)
+        study.tell(request, machine.measure(request.candidate, ProbePlan()))
     assert study.view.best() is not None

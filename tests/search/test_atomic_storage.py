@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +78,7 @@ def written(trials: TrialWriter, end: TrialEnd = FITS) -> FrozenTrial:
 @pytest.mark.parametrize("state", [TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL])
 def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: TrialState) -> None:
     value = 3.5 if state is TrialState.COMPLETE else None
-    ours = written(
+    frozen = written(
         trials,
         TrialEnd(
             state=state,
@@ -87,16 +88,16 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
         ),
     )
     study = trials.study
-    asked = study.ask()
-    asked.set_user_attr("driver", "me")
+    trial = study.ask()
+    trial.set_user_attr("driver", "me")
     for name, distribution in DISTRIBUTIONS.items():
         inner = distribution.to_internal_repr(PARAMS[name])
-        study._storage.set_trial_param(asked._trial_id, name, inner, distribution)
-    for key, one in {**ENTRY.attributes, **FITS.attributes}.items():
-        asked.set_user_attr(key, one)
-    asked.set_constraint("memory", -0.1)
-    study.tell(asked.number, value, state=state)
-    theirs = study.get_trials()[asked.number]
+        study._storage.set_trial_param(trial._trial_id, name, inner, distribution)
+    for key, attribute in {**ENTRY.attributes, **FITS.attributes}.items():
+        trial.set_user_attr(key, attribute)
+    trial.set_constraint("memory", -0.1)
+    study.tell(trial.number, value, state=state)
+    expected = study.get_trials()[trial.number]
     for part in (
         "state",
         "params",
@@ -106,22 +107,24 @@ def test_the_rows_equal_those_that_optuna_writes(trials: TrialWriter, state: Tri
         "constraints",
         "values",
     ):
-        assert getattr(ours, part) == getattr(theirs, part), part
-    assert list(ours.params) == list(theirs.params)
-    assert (
-        ours.datetime_start
-        and ours.datetime_complete
-        and ours.datetime_start <= ours.datetime_complete
-    )
+        assert getattr(frozen, part) == getattr(expected, part), part
+    assert list(frozen.params) == list(expected.params)
+    assert frozen.datetime_start
+    assert frozen.datetime_complete
+    assert frozen.datetime_start <= frozen.datetime_complete
+
+
+def numbers(trials: Iterable[FrozenTrial]) -> list[int]:
+    return [trial.number for trial in trials]
 
 
 def test_a_trial_names_its_driver_from_its_first_row(trials: TrialWriter) -> None:
     begun = [trials.begin("me") for _ in range(3)]
-    there = trials.study.get_trials()
-    assert [one.number for one in there] == [one.number for one in begun] == [0, 1, 2]
-    assert all(
-        one.state is TrialState.RUNNING and one.user_attrs == {"driver": "me"} for one in there
-    )
+    stored = trials.study.get_trials()
+    assert numbers(stored) == numbers(begun) == [0, 1, 2]
+    for trial in stored:
+        assert trial.state is TrialState.RUNNING
+        assert trial.user_attrs == {"driver": "me"}
 
 
 def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> None:
@@ -130,9 +133,11 @@ def test_an_end_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -> 
     assert isinstance(storage, AtomicRDBStorage)
     with _breaking(storage, "UPDATE trials"), pytest.raises(StorageInternalError):
         AtomicRDBStorage.end(storage, trial._trial_id, FITS)
-    left = filed.study.get_trials()[0]
-    assert left.state is TrialState.RUNNING and left.value is None and not left.constraints
-    assert left.user_attrs == ENTRY.attributes
+    frozen = filed.study.get_trials()[0]
+    assert frozen.state is TrialState.RUNNING
+    assert frozen.value is None
+    assert not frozen.constraints
+    assert frozen.user_attrs == ENTRY.attributes
     filed.end(trial, FITS)
     assert filed.study.get_trials()[0].value == FITS.value
 
@@ -145,8 +150,9 @@ def test_an_entry_that_breaks_off_leaves_nothing_of_itself(filed: TrialWriter) -
         pytest.raises(StorageInternalError),
     ):
         AtomicRDBStorage.enter(filed.storage, filed.study._study_id, trial._trial_id, ENTRY)
-    left = filed.study.get_trials()[0]
-    assert not left.params and left.user_attrs == {"driver": "me"}
+    frozen = filed.study.get_trials()[0]
+    assert not frozen.params
+    assert frozen.user_attrs == {"driver": "me"}
     filed.enter(trial, ENTRY)
     assert filed.study.get_trials()[0].params == PARAMS
 
@@ -157,7 +163,7 @@ class _breaking:
     def __init__(self, storage: AtomicRDBStorage, statement: str) -> None:
         self._engine, self._statement = storage.engine, statement
 
-    def _listen(self, connection: Any, cursor: Any, statement: str, *rest: Any) -> None:
+    def _listen(self, connection: Any, cursor: Any, statement: str, *arguments: Any) -> None:
         if statement.startswith(self._statement):
             raise sqlite3.OperationalError("disk I/O error")
 
@@ -175,7 +181,8 @@ def test_an_end_whose_reply_was_lost_is_written_once(filed: TrialWriter) -> None
     filed.end(trial, FITS)
     before = filed.study.get_trials()
     filed.end(trial, FITS)
-    assert filed.study.get_trials() == before and len(before) == 1
+    assert filed.study.get_trials() == before
+    assert len(before) == 1
 
 
 def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) -> None:
@@ -183,69 +190,74 @@ def test_a_different_end_by_another_driver_is_no_lost_reply(filed: TrialWriter) 
     filed.study.tell(trial.number, state=TrialState.FAIL)
     with pytest.raises(UpdateFinishedTrialError):
         filed.end(trial, FITS)
-    assert (
-        filed.study.get_trials()[0].state is TrialState.FAIL
-        and not filed.study.get_trials()[0].user_attrs
-    )
+    assert filed.study.get_trials()[0].state is TrialState.FAIL
+    assert not filed.study.get_trials()[0].user_attrs
     filed.end(trial, TrialEnd(state=TrialState.FAIL))  # who has nothing to say is content
 
 
 def test_new_rows_of_other_drivers_are_read_while_most_trials_run(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/study.db"
-    mine = trials_in(url)
-    running = [mine.begin("me") for _ in range(3)]
+    writer = trials_in(url)
+    running = [writer.begin("me") for _ in range(3)]
     for trial in running[1:]:
-        mine.enter(trial, ENTRY)
-    other = TrialWriter(
+        writer.enter(trial, ENTRY)
+    other_writer = TrialWriter(
         study=optuna.load_study(study_name="s", storage=url), storage=open_storage(url)
     )
 
-    def both() -> tuple[list[FrozenTrial], list[FrozenTrial]]:
-        return mine.study.get_trials(), optuna.load_study(study_name="s", storage=url).get_trials()
+    def trial_lists() -> tuple[list[FrozenTrial], list[FrozenTrial]]:
+        return writer.study.get_trials(), optuna.load_study(
+            study_name="s", storage=url
+        ).get_trials()
 
-    ours, there = both()
-    assert ours == there and len(there) == 3
-    other.end(running[2], FITS)  # as of one that was taken for dead
-    other.enter(running[0], ENTRY)
-    written(other)
-    begun = other.begin("another")
-    ours, there = both()
-    assert ours == there and [one.state.name for one in there] == [
+    cached, loaded = trial_lists()
+    assert cached == loaded
+    assert len(loaded) == 3
+    other_writer.end(running[2], FITS)  # as of one that was taken for dead
+    other_writer.enter(running[0], ENTRY)
+    written(other_writer)
+    begun = other_writer.begin("another")
+    cached, loaded = trial_lists()
+    assert cached == loaded
+    assert [trial.state.name for trial in loaded] == [
         "RUNNING",
         "RUNNING",
         "COMPLETE",
         "COMPLETE",
         "RUNNING",
     ]
-    assert ours[0].params == PARAMS, "begun when it was read first, and entered since"
-    other.enter(begun, ENTRY)
-    mine.study.get_trials()
+    assert cached[0].params == PARAMS, "begun when it was read first, and entered since"
+    other_writer.enter(begun, ENTRY)
+    writer.study.get_trials()
     optuna.load_study(study_name="s", storage=url)._storage.set_trial_system_attr(
         begun._trial_id, "note", "seen"
     )
-    assert isinstance(mine.storage, AtomicRDBStorage)
-    noted = mine.storage.get_all_trials(mine.study._study_id)[begun.number]
+    assert isinstance(writer.storage, AtomicRDBStorage)
+    noted = writer.storage.get_all_trials(writer.study._study_id)[begun.number]
     assert noted.system_attrs["note"] == "seen", "who reads without a cache reads what is there"
     for trial in (running[0], running[1], begun):
-        other.end(trial, TrialEnd(state=TrialState.FAIL, attributes={"why": "over"}))
-    ours, there = both()
-    assert ours == there and not any(one.state is TrialState.RUNNING for one in there)
+        other_writer.end(trial, TrialEnd(state=TrialState.FAIL, attributes={"why": "over"}))
+    cached, loaded = trial_lists()
+    assert cached == loaded
+    for trial in loaded:
+        assert trial.state is not TrialState.RUNNING
 
 
 def test_a_parameter_that_contradicts_the_study_is_refused(filed: TrialWriter) -> None:
     written(filed)
-    other = TrialStart(
+    start = TrialStart(
         params={"engine": "hf"},
         distributions={"engine": CategoricalDistribution(["hf"])},
         attributes={},
     )
     with pytest.raises(ValueError, match="does not support dynamic value space"):
-        filed.enter(filed.begin(None), other)
+        filed.enter(filed.begin(None), start)
     written(filed)
 
 
 def test_a_probe_costs_its_driver_few_transactions(tmp_path: Path) -> None:
-    machine, trainer = Machine(limit_bytes=2500 * MIB), ToyTrainer()
+    machine = Machine(limit_bytes=2500 * MIB)
+    trainer = ToyTrainer()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     storage = study._writer.storage
@@ -253,13 +265,15 @@ def test_a_probe_costs_its_driver_few_transactions(tmp_path: Path) -> None:
     asked_of_it = Counter[str]()
     event.listen(storage.engine, "commit", lambda connection: asked_of_it.update(["commit"]))
     event.listen(
-        storage.engine, "before_cursor_execute", lambda *given: asked_of_it.update(["statement"])
+        storage.engine,
+        "before_cursor_execute",
+        lambda *arguments: asked_of_it.update(["statement"]),
     )
     for _ in range(2):  # the first may have to look up what the second knows
         asked_of_it.clear()
-        asked = study.ask(RemainingBudget(seconds=1e9, probes=100))
-        assert isinstance(asked, TrialRequest)
-        study.tell(asked, machine.measure(asked.candidate, SHORT_PROBE))
+        request = study.ask(RemainingBudget(seconds=1e9, probes=100))
+        assert isinstance(request, TrialRequest)
+        study.tell(request, machine.measure(request.candidate, SHORT_PROBE))
     assert asked_of_it["commit"] <= 5, (
         "a trial, what it is about, a claim, its end, and the claim given back"
     )

@@ -24,68 +24,79 @@ from autotune.search.storage import open_storage
 
 @pytest.fixture
 def engine(tmp_path: Path) -> Engine:
-    return open_storage(f"sqlite:///{tmp_path / 'study.db'}").engine  # type: ignore[attr-defined,no-any-return]
+    storage = open_storage(f"sqlite:///{tmp_path / 'study.db'}")
+    return storage.engine  # type: ignore[attr-defined,no-any-return]
 
 
 def test_one_of_two_gets_it_until_it_is_given_back(engine: Engine) -> None:
-    one, other = Claims(engine, "s"), Claims(engine, "s")
-    assert one.take("candidate") and not other.take("candidate")
-    assert one.take("candidate"), "asked again after a lost answer, it is still its own"
-    assert other.others() == {"candidate"} and one.others() == frozenset()
-    one.release("candidate")
-    assert other.take("candidate")
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s")
+    assert claims.take("candidate")
+    assert not other_claims.take("candidate")
+    assert claims.take("candidate"), "asked again after a lost answer, it is still its own"
+    assert other_claims.others() == {"candidate"}
+    assert claims.others() == frozenset()
+    claims.release("candidate")
+    assert other_claims.take("candidate")
 
 
 def test_studies_of_one_database_are_apart(engine: Engine) -> None:
-    one, other = Claims(engine, "s"), Claims(engine, "t")
-    assert one.take("candidate") and other.take("candidate")
-    assert not other.active_drivers and not one.shared
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "t")
+    assert claims.take("candidate")
+    assert other_claims.take("candidate")
+    assert not other_claims.active_drivers
+    assert not claims.shared
 
 
 def test_a_leaving_driver_releases_its_claims_and_stays_on_record(engine: Engine) -> None:
-    one = Claims(engine, "s")
-    one.take("candidate")
-    one.leave()
-    one.leave()
-    other = Claims(engine, "s")
-    assert other.take("candidate")
-    assert other.shared and not other.active_drivers, (
+    claims = Claims(engine, "s")
+    claims.take("candidate")
+    claims.leave()
+    claims.leave()
+    other_claims = Claims(engine, "s")
+    assert other_claims.take("candidate")
+    assert other_claims.shared and not other_claims.active_drivers, (
         "it may have told something that is not known here"
     )
 
 
 def _elsewhere(engine: Engine, driver: Claims, **values: object) -> None:
     with engine.begin() as connection:
-        mine = claiming._DRIVERS.c.driver == driver.driver
-        connection.execute(update(claiming._DRIVERS).where(mine).values(**values))
+        is_driver = claiming._DRIVERS.c.driver == driver.driver
+        connection.execute(update(claiming._DRIVERS).where(is_driver).values(**values))
 
 
 def test_a_terminated_process_of_this_machine_loses_its_claims_at_once(engine: Engine) -> None:
-    one, other = Claims(engine, "s"), Claims(engine, "s")
-    one.take("candidate")
-    assert not other.release_stale()
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s")
+    claims.take("candidate")
+    assert not other_claims.release_stale()
     _elsewhere(
-        engine, one, process=f"{os.getpid()}:1"
+        engine, claims, process=f"{os.getpid()}:1"
     )  # the number was used again by another process
-    assert other.release_stale() and other.take("candidate")
+    assert other_claims.release_stale()
+    assert other_claims.take("candidate")
 
 
 def test_a_silent_driver_of_another_machine_loses_its_claims_by_the_local_clock(
     engine: Engine,
 ) -> None:
     now = [0.0]
-    one, other = Claims(engine, "s"), Claims(engine, "s", now=lambda: now[0])
-    one.take("candidate")
-    _elsewhere(engine, one, place="another machine")
+    claims = Claims(engine, "s")
+    other_claims = Claims(engine, "s", now=lambda: now[0])
+    claims.take("candidate")
+    _elsewhere(engine, claims, place="another machine")
     for _ in range(5):  # as long as it beats, it lives
         now[0] += MAX_SILENCE_SECONDS - 1
-        assert not other.release_stale()
-        one._beat_at -= 10.0
-        one.beat()
+        assert not other_claims.release_stale()
+        claims._beat_at -= 10.0
+        claims.beat()
     now[0] += MAX_SILENCE_SECONDS - 1
-    assert not other.release_stale()
+    assert not other_claims.release_stale()
     now[0] += MAX_SILENCE_SECONDS + 1
-    assert other.release_stale() and other.take("candidate")
+    assert other_claims.release_stale()
+    assert other_claims.take("candidate")
 
 
 def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
@@ -93,11 +104,11 @@ def test_threads_that_want_the_same_never_both_get_it(engine: Engine) -> None:
     got: list[str] = []
     threads = [
         threading.Thread(
-            target=lambda one=one: got.extend(
-                what for what in map(str, range(50)) if one.take(what)
+            target=lambda claims=claims: got.extend(
+                name for name in map(str, range(50)) if claims.take(name)
             )
         )
-        for one in drivers
+        for claims in drivers
     ]
     for thread in threads:
         thread.start()
@@ -135,7 +146,8 @@ def test_sqlite_on_a_network_file_system_is_refused_with_what_to_use(
 ) -> None:
     mounts = tmp_path / "mounts"
     mounts.write_text(MOUNTS)
-    assert file_system_of(Path(path), mounts) == kind and is_network(kind) == network
+    assert file_system_of(Path(path), mounts) == kind
+    assert is_network(kind) == network
     if network:
         with pytest.raises(
             BadInput, match=rf"network file system \({kind}\).*sqlite:////tmp.*postgresql"
@@ -152,11 +164,11 @@ def test_this_machine_tells_its_own_file_systems(tmp_path: Path) -> None:
 
 
 def test_a_locked_database_is_waited_for(tmp_path: Path) -> None:
-    file, said = tmp_path / "study.db", list[str]()
+    file, notices = tmp_path / "study.db", list[str]()
     retry = RetryPolicy(
         url=f"sqlite:///{file}",
         seconds=30,
-        notify=said.append,
+        notify=notices.append,
     )
     study = optuna.create_study(study_name="s", storage=open_storage(f"sqlite:///{file}", retry))
     holder = sqlite3.connect(file, isolation_level=None, check_same_thread=False)
@@ -202,8 +214,8 @@ def test_a_deleted_database_is_said_to_be_deleted(
     file = tmp_path / "study.db"
     storage = open_storage(f"sqlite:///{file}", RetryPolicy(url=f"sqlite:///{file}", seconds=3600))
     study = optuna.create_study(study_name="s", storage=storage)
-    for one in tmp_path.iterdir():
-        one.unlink()
+    for path in tmp_path.iterdir():
+        path.unlink()
     with pytest.raises(StorageLost, match=r"was deleted.*record of this user's measurements"):
         study.set_user_attr("name", 1)
 

@@ -15,7 +15,7 @@ import pytest
 
 from autotune.core.answer import Recommendation
 from autotune.core.errors import ProbeError, SlotLost
-from autotune.core.events import Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.events import Event, ProbeEnded, ProbeStarted
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, ProbePlan, Speed
 from autotune.core.space import Candidate
@@ -23,7 +23,7 @@ from autotune.probe.executors.base import Executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, note_text, toy_job, toy_space
 
 SECONDS = 0.15
 """Longer than asking takes, so that probes meet."""
@@ -44,29 +44,29 @@ class Crowd:
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         me = threading.get_ident()
         with self._lock:
-            self._met = {other: max(met, len(self._met)) for other, met in self._met.items()} | {
+            self._met = {probe: max(met, len(self._met)) for probe, met in self._met.items()} | {
                 me: len(self._met)
             }
             self.most = max(self.most, len(self._met))
         time.sleep(SECONDS)
         with self._lock:
-            others = self._met.pop(me)
+            neighbours = self._met.pop(me)
             if plan.timed_cycles > 3:
-                self.beside_a_finalist = max(self.beside_a_finalist, others)
+                self.beside_a_finalist = max(self.beside_a_finalist, neighbours)
             elif plan.reuse_rollouts:
                 self.short[candidate.id] += 1
-            found = self.machine.measure(candidate, plan)
-        return found if not others else _slower(found, self.slowdown)
+            measurement = self.machine.measure(candidate, plan)
+        return measurement if not neighbours else _slower(measurement, self.slowdown)
 
 
-def _slower(found: Measurement, share: float) -> Measurement:
-    if found.worst is None:
-        return found
+def _slower(measurement: Measurement, share: float) -> Measurement:
+    if measurement.worst is None:
+        return measurement
     speed: Speed = replace(
-        found.worst,
-        cycle_seconds=tuple(seconds / (1 - share) for seconds in found.worst.cycle_seconds),
+        measurement.worst,
+        cycle_seconds=tuple(seconds / (1 - share) for seconds in measurement.worst.cycle_seconds),
     )
-    return replace(found, worst=speed)
+    return replace(measurement, worst=speed)
 
 
 def run(
@@ -91,16 +91,19 @@ def test_the_answer_does_not_depend_on_the_number_of_slots(tmp_path: Path, slots
     crowd = Crowd(Machine(limit_bytes=900 * MIB))
     job = toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes)
     answer = run(job, InlineExecutor(crowd.measure, slots=slots))
-    assert answer.winner is not None and answer.certificate is not None
+    assert answer.winner is not None
+    assert answer.certificate is not None
     preferred = {"num_generations": 8, "max_completion_length": 64}
-    fitting = [
-        candidate
-        for candidate in legal_candidates(job, ToyTrainer())
-        if crowd.machine.need(candidate) <= crowd.machine.limit_bytes
-        and preferred.items() <= candidate.knobs.items()
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, ToyTrainer()):
+        if (
+            crowd.machine.need(candidate) <= crowd.machine.limit_bytes
+            and preferred.items() <= candidate.knobs.items()
+        ):
+            fitting.append(candidate)
     assert crowd.machine.speed(answer.winner.candidate) == max(map(crowd.machine.speed, fitting))
-    assert crowd.most == min(slots, crowd.most) and (slots == 1) == (crowd.most == 1)
+    assert crowd.most == min(slots, crowd.most)
+    assert (slots == 1) == (crowd.most == 1)
     assert max(crowd.short.values()) == 1
     assert crowd.beside_a_finalist == 0
     states = Counter(
@@ -120,16 +123,16 @@ def test_every_measurement_records_concurrent_probes_and_their_interference_is_m
         InlineExecutor(crowd.measure, slots=4),
         events,
     )
-    found = answer.disturbance
-    assert found is not None
-    assert found.slower_share == pytest.approx(0.2, abs=0.02)
-    assert 1 <= found.beside <= 3
-    assert found.by_phase["forward"] == pytest.approx(0.0, abs=0.01)
-    assert all(
-        trial.measurement.beside == 0 for trial in answer.trials if trial.purpose == "confirm"
-    )
+    disturbance = answer.disturbance
+    assert disturbance is not None
+    assert disturbance.slower_share == pytest.approx(0.2, abs=0.02)
+    assert 1 <= disturbance.beside <= 3
+    assert disturbance.by_phase["forward"] == pytest.approx(0.0, abs=0.01)
+    for trial in answer.trials:
+        if trial.purpose == "confirm":
+            assert trial.measurement.beside == 0
     assert any(trial.measurement.beside for trial in answer.trials)
-    assert any(isinstance(event, Note) and "alone" in event.text for event in events)
+    assert "alone" in note_text(events)
     assert answer.counts.probed == sum(trial.purpose != "confirm" for trial in answer.trials)
 
 
@@ -156,12 +159,9 @@ def test_a_slot_that_is_lost_hands_its_candidate_to_the_others(tmp_path: Path) -
         toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(measure, slots=3), events
     )
     assert answer.winner is not None
-    assert len(lost) == 1 and crowd.short[lost[0]] == 1
-    assert [
-        event.text
-        for event in events
-        if isinstance(event, Note) and "Going on without" in event.text
-    ]
+    assert len(lost) == 1
+    assert crowd.short[lost[0]] == 1
+    assert "Going on without" in note_text(events)
 
 
 def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path) -> None:
@@ -176,7 +176,8 @@ def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path
 
 
 def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: Path) -> None:
-    crowd, count = Crowd(Machine(limit_bytes=2500 * MIB)), Counter[str]()
+    crowd = Crowd(Machine(limit_bytes=2500 * MIB))
+    count = Counter[str]()
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
         count["asked"] += 1
@@ -188,45 +189,47 @@ def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: 
     first = run(job, InlineExecutor(measure, slots=3))
     assert first.interrupted
     trials = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
-    assert not [trial for trial in trials if trial.state.name in ("RUNNING", "WAITING")]
+    for trial in trials:
+        assert trial.state.name not in ("RUNNING", "WAITING")
     assert (
         sum("measurement" in trial.user_attrs for trial in trials)
         == len(first.trials)
         == sum(crowd.short.values())
     )
     again = run(replace(job, resume=True), InlineExecutor(crowd.measure, slots=3))
-    assert not again.interrupted and max(crowd.short.values()) == 1
+    assert not again.interrupted
+    assert max(crowd.short.values()) == 1
 
 
 def test_probes_are_identified_by_their_numbers(tmp_path: Path) -> None:
-    crowd, events = Crowd(Machine(limit_bytes=900 * MIB)), list[Event]()
+    crowd = Crowd(Machine(limit_bytes=900 * MIB))
+    events = list[Event]()
     run(toy_job(tmp_path, toy_space(), 900 * MIB), InlineExecutor(crowd.measure, slots=4), events)
     started = [event.number for event in events if isinstance(event, ProbeStarted)]
     ended = [event.trial.number for event in events if isinstance(event, ProbeEnded)]
-    assert sorted(started) == sorted(ended) and len(set(started)) == len(started)
+    assert sorted(started) == sorted(ended)
+    assert len(set(started)) == len(started)
 
 
 def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
     """A machine so slow that the confirmation can't be made in time: the search ends with what
     it has.
     """
-    machine, trainer, passed, begun = (
-        Machine(limit_bytes=900 * MIB),
-        ToyTrainer(),
-        [0.0],
-        list[str](),
-    )
+    machine = Machine(limit_bytes=900 * MIB)
+    trainer = ToyTrainer()
+    passed = [0.0]
+    begun = list[str]()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     def measure(candidate: Candidate, plan: ProbePlan) -> Measurement:
-        found = machine.measure(candidate, plan)
+        measurement = machine.measure(candidate, plan)
         if plan.timed_cycles <= 3:
-            return found
+            return measurement
         begun.append(candidate.id)
         assert len(begun) < 5, "it is begun again and again"
         passed[0] += 1000.0
         return replace(
-            found,
+            measurement,
             outcome=Outcome.TIMEOUT,
             worst=None,
             typical=None,
@@ -241,4 +244,6 @@ def test_a_probe_ended_by_the_budget_is_not_repeated(tmp_path: Path) -> None:
         listener=lambda event: None,
         clock=clock,
     )
-    assert answer.proven == "budget spent" and answer.winner is not None and len(begun) == 1
+    assert answer.proven == "budget spent"
+    assert answer.winner is not None
+    assert len(begun) == 1

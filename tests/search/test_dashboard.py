@@ -82,6 +82,10 @@ def _served(job: Any, extras: Extras | None = None) -> Iterator[str]:
         server.shutdown()
 
 
+def _numbered(trials: list[Any], number: int) -> Any:
+    return next(trial for trial in trials if trial["number"] == number)
+
+
 def _get(url: str) -> Any:
     with urllib.request.urlopen(url, timeout=20) as answer:
         return json.load(answer)
@@ -97,9 +101,11 @@ def test_the_best_trial_is_the_best_that_fits(searched: Any) -> None:
     for trial in answer.trials:
         shown = by_number[trial.number]["constraints"]
         if trial.measurement.outcome.is_out_of_memory:
-            assert shown and max(shown) > 0
+            assert shown
+            assert max(shown) > 0
         elif trial.verdict.fits:
-            assert shown and max(shown) <= 0
+            assert shown
+            assert max(shown) <= 0
 
 
 def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
@@ -107,7 +113,7 @@ def test_notes_and_artifacts_are_made_from_the_records(searched: Any) -> None:
     failed = next(trial for trial in answer.trials if trial.measurement.outcome.is_out_of_memory)
     with _served(job, Extras(note="**the recommendation**")) as url:
         study = _get(f"{url}/api/studies/1")
-        shown = next(trial for trial in study["trials"] if trial["number"] == failed.number)
+        shown = _numbered(study["trials"], failed.number)
         contents = {}
         for artifact in shown["artifacts"]:
             with urllib.request.urlopen(
@@ -132,12 +138,8 @@ def test_an_artifact_without_content_is_not_offered(tmp_path: Path) -> None:
     job, answer = _search(tmp_path, Machine(limit_bytes=900 * MIB))
     fitting = next(trial for trial in answer.trials if trial.verdict.fits)
     with _served(job) as url:
-        shown = next(
-            trial
-            for trial in _get(f"{url}/api/studies/1")["trials"]
-            if trial["number"] == fitting.number
-        )
-    assert {each["filename"].split("-", 2)[2] for each in shown["artifacts"]} == {
+        shown = _numbered(_get(f"{url}/api/studies/1")["trials"], fitting.number)
+    assert {artifact["filename"].split("-", 2)[2] for artifact in shown["artifacts"]} == {
         "settings.yaml",
         "memory.json",
     }
@@ -185,7 +187,8 @@ def test_every_write_of_the_real_server_is_refused(searched: Any) -> None:
     before = _dump(job)
     routes = optuna_dashboard._app.create_app(optuna.storages.InMemoryStorage()).routes
     writes = {(route.method, route.rule) for route in routes if route.method not in ("GET", "HEAD")}
-    assert ("PUT", "/api/studies/<study_id:int>/note") in writes and len(writes) > 8
+    assert ("PUT", "/api/studies/<study_id:int>/note") in writes
+    assert len(writes) > 8
     with _served(job, Extras(note="made")) as url:
         for method, rule in sorted(writes):
             path = re.sub(r"<(\w+)(?::\w+)?>", "1", rule)
@@ -271,19 +274,20 @@ def test_a_long_failure_is_an_excerpt_in_the_note_and_whole_in_its_artifact(tmp_
             if "MemoryError: why" in trial["note"]["body"]
         )
         artifact = next(
-            each for each in shown["artifacts"] if each["filename"].endswith("failure.log")
+            artifact
+            for artifact in shown["artifacts"]
+            if artifact["filename"].endswith("failure.log")
         )
         with urllib.request.urlopen(
             f"{url}/artifacts/1/{shown['trial_id']}/{artifact['artifact_id']}"
         ) as answered:
             assert answered.read().decode() == deep
     excerpt = shown["note"]["body"].split("```")[1].strip().splitlines()
-    assert all(len(str(attribute["value"])) <= 100 for attribute in shown["user_attrs"]), (
-        "a long line would widen the whole page"
-    )
-    assert (
-        5 < len(excerpt) < 20 and max(map(len, excerpt)) <= 80 and excerpt[-1] == "MemoryError: why"
-    )
+    for attribute in shown["user_attrs"]:
+        assert len(str(attribute["value"])) <= 100, "a long line would widen the whole page"
+    assert 5 < len(excerpt) < 20
+    assert max(map(len, excerpt)) <= 80
+    assert excerpt[-1] == "MemoryError: why"
 
 
 def test_a_missing_study_is_reported(searched: Any, tmp_path: Path) -> None:
@@ -331,9 +335,10 @@ def test_no_legend_covers_a_title_and_no_figure_is_cut_off(searched: Any) -> Non
         )
         opened.page.wait_for_timeout(1000)
         shown = opened.page.evaluate(FIGURES)
-    assert {"Seconds of one generation cycle", "Memory by phase"} <= {one["name"] for one in shown}
-    assert len([one for one in shown if one["legend"] is not None]) >= 3
-    assert [
-        one for one in shown if one["legend"] is not None and one["legend"] < one["title"]
-    ] == []
-    assert [one for one in shown if one["beyond"] > 1] == []
+    assert {"Seconds of one generation cycle", "Memory by phase"} <= {
+        figure["name"] for figure in shown
+    }
+    assert len([figure for figure in shown if figure["legend"] is not None]) >= 3
+    for figure in shown:
+        assert figure["legend"] is None or figure["legend"] >= figure["title"]
+        assert figure["beyond"] <= 1

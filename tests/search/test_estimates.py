@@ -42,62 +42,67 @@ def foreseen(bias: float, off: float = 0.2) -> Mapping[str, Prediction]:
 
 
 def measured(candidates: Sequence[Candidate]) -> list[Trial]:
-    found = [(one, MACHINE.measure(one, SHORT_PROBE)) for one in candidates]
-    return [
-        Trial(
-            number=0,
-            purpose="search",
-            candidate=one,
-            measurement=it,
-            verdict=judge(it),
+    trials = []
+    for candidate in candidates:
+        measurement = MACHINE.measure(candidate, SHORT_PROBE)
+        trials.append(
+            Trial(
+                number=0,
+                purpose="search",
+                candidate=candidate,
+                measurement=measurement,
+                verdict=judge(measurement),
+            )
         )
-        for one, it in found
-    ]
+    return trials
 
 
-FITTING = [one for one in CANDIDATES if MACHINE.need(one) <= MACHINE.limit_bytes]
+FITTING = [candidate for candidate in CANDIDATES if MACHINE.need(candidate) <= MACHINE.limit_bytes]
+NEEDS = np.log([MACHINE.need(candidate) / MACHINE.limit_bytes for candidate in CANDIDATES])
+"""True memory of each candidate, over the limit."""
 
 
 def test_without_a_measurement_the_estimate_is_the_prediction() -> None:
     believed = surrogate(foreseen(1.0)).estimate([])
-    needs = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
-    assert np.allclose(believed.need.mean, needs, atol=1e-6)
-    assert np.allclose(believed.speed.mean, np.log([MACHINE.speed(one) for one in CANDIDATES]))
+    assert np.allclose(believed.need.mean, NEEDS, atol=1e-6)
+    speeds = np.log(list(map(MACHINE.speed, CANDIDATES)))
+    assert np.allclose(believed.speed.mean, speeds)
 
 
 @pytest.mark.parametrize("bias", [0.85, 1.15])
 def test_a_common_bias_is_seen_after_a_few_probes_and_doubt_shrinks(bias: float) -> None:
-    before, after = (
-        surrogate(foreseen(bias)).estimate([]),
-        surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6])),
-    )
-    truth = np.log([MACHINE.need(one) / MACHINE.limit_bytes for one in CANDIDATES])
-    assert np.abs(after.need.mean - truth).mean() < 0.3 * np.abs(before.need.mean - truth).mean()
+    before = surrogate(foreseen(bias)).estimate([])
+    after = surrogate(foreseen(bias)).estimate(measured(FITTING[::9][:6]))
+    error_before = np.abs(before.need.mean - NEEDS).mean()
+    error_after = np.abs(after.need.mean - NEEDS).mean()
+    assert error_after < 0.3 * error_before
     assert after.need.deviation.mean() < 0.7 * before.need.deviation.mean()
 
 
 def test_the_screen_refuses_only_what_lies_beyond_the_interval_and_takes_it_back() -> None:
     predictions = foreseen(1.2, off=0.1)  # everything is predicted to need a fifth too much
     before = surrogate(predictions).estimate([])
-    wrongly = [
-        p
-        for p, one in enumerate(CANDIDATES)
-        if before.refused[p] and MACHINE.need(one) <= MACHINE.limit_bytes
-    ]
+    wrongly = []
+    for p, candidate in enumerate(CANDIDATES):
+        if before.refused[p] and MACHINE.need(candidate) <= MACHINE.limit_bytes:
+            wrongly.append(p)
     assert wrongly, "the case must hold false refusals"
-    after = surrogate(predictions).estimate(
-        measured([CANDIDATES[p] for p in range(0, len(CANDIDATES), 7) if not before.refused[p]][:8])
-    )
-    assert sum(after.refused[index] for index in wrongly) < len(wrongly) / 2
-    for index, one in enumerate(CANDIDATES):
+    allowed = []
+    for p in range(0, len(CANDIDATES), 7):
+        if not before.refused[p]:
+            allowed.append(CANDIDATES[p])
+    after = surrogate(predictions).estimate(measured(allowed[:8]))
+    assert after.refused[wrongly].sum() < len(wrongly) / 2
+    for index, candidate in enumerate(CANDIDATES):
         assert not (
             before.refused[index]
-            and predictions[one.id].peak_memory_bytes.low <= MACHINE.limit_bytes
+            and predictions[candidate.id].peak_memory_bytes.low <= MACHINE.limit_bytes
         )
 
 
 def test_parts_can_be_left_out() -> None:
-    predictions, trials = foreseen(1.2, off=0.1), measured(FITTING[:5])
+    predictions = foreseen(1.2, off=0.1)
+    trials = measured(FITTING[:5])
     assert not surrogate(predictions, SearchOptions(screen=False)).estimate(trials).refused.any()
     fixed = surrogate(predictions, SearchOptions(calibrate=False))
     assert np.allclose(
@@ -106,7 +111,7 @@ def test_parts_can_be_left_out() -> None:
 
 
 def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measured() -> None:
-    trials = measured([one for one in FITTING if not one.knobs["use_vllm"]][:8])
+    trials = measured([candidate for candidate in FITTING if not candidate.knobs["use_vllm"]][:8])
     believed = surrogate({}).estimate(trials)
     for trial in trials:
         index = TABLE.row_by_id[trial.candidate.id]
@@ -118,7 +123,9 @@ def test_without_predictions_an_unmeasured_neighbour_is_estimated_like_the_measu
 
 
 def test_the_number_in_an_error_is_a_measurement() -> None:
-    out = next(one for one in CANDIDATES if MACHINE.need(one) > MACHINE.limit_bytes)
+    out = next(
+        candidate for candidate in CANDIDATES if MACHINE.need(candidate) > MACHINE.limit_bytes
+    )
     trial = measured([out])[0]
     failure = Failure(
         evidence="tried to allocate",
@@ -162,7 +169,8 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
     """A server fills its card whatever the trainer needs; the prediction is of the first device
     alone.
     """
-    table, limit = CandidateTable(SPACE, CANDIDATES), MACHINE.limit_bytes
+    table = CandidateTable(SPACE, CANDIDATES)
+    limit = MACHINE.limit_bytes
     half = Estimate(
         value=0.5 * limit,
         low=0.45 * limit,
@@ -175,15 +183,16 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
             seconds=None,
         ),
     )
-    found = [
-        replace(
-            foreseen(1.0)[one.id],
-            peak_memory_bytes=half,
-            phases=phases,
-            training_devices=1,
+    predictions = []
+    for candidate in CANDIDATES:
+        predictions.append(
+            replace(
+                foreseen(1.0)[candidate.id],
+                peak_memory_bytes=half,
+                phases=phases,
+                training_devices=1,
+            )
         )
-        for one in CANDIDATES
-    ]
     trial = measured([CANDIDATES[0]])[0]
     trainer, server = (
         DeviceMemory(
@@ -202,17 +211,20 @@ def test_a_servers_card_changes_no_estimate_of_the_trainers() -> None:
         phase_peak_bytes=server.phase_peak_bytes,
         devices=(trainer, server),
     )
-    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    need, _, _ = MemoryModel(table, found, limit).posterior([seen], np.zeros(0, dtype=np.int64))
+    measured_trial = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    need, _, _ = MemoryModel(table, predictions, limit).posterior(
+        [measured_trial], np.zeros(0, dtype=np.int64)
+    )
     assert np.exp(need.mean) == pytest.approx(np.full(len(CANDIDATES), 0.5), abs=0.02)
-    assert memory.on_first(None) is memory and memory.on_first(3) is memory
+    assert memory.on_first(None) is memory
+    assert memory.on_first(3) is memory
 
 
 def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
     """Predictions of the rollout are moved by the engine's share alone, those of training by the
     batch alone.
     """
-    engines = [one for one in CANDIDATES if one.knobs["use_vllm"]]
+    engines = [candidate for candidate in CANDIDATES if candidate.knobs["use_vllm"]]
     table = CandidateTable(SPACE, engines)
 
     def peak(part: float) -> Estimate:
@@ -222,10 +234,10 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             high=1.15 * part * MACHINE.limit_bytes,
         )
 
-    def completed(one: Candidate) -> Prediction:
+    def completed(candidate: Candidate) -> Prediction:
         rollout, training = (
-            peak(float(one.knobs["share"]) * 4),
-            peak(0.1 + 0.08 * float(one.knobs["batch"])),
+            peak(float(candidate.knobs["share"]) * 4),
+            peak(0.1 + 0.08 * float(candidate.knobs["batch"])),
         )  # type: ignore[arg-type]
         phases = (
             PhasePrediction(
@@ -240,21 +252,26 @@ def test_an_engines_memory_error_is_the_same_for_every_batch() -> None:
             ),
         )
         return replace(
-            foreseen(1.0)[one.id],
-            peak_memory_bytes=max(rollout, training, key=lambda one: one.value),
+            foreseen(1.0)[candidate.id],
+            peak_memory_bytes=max(rollout, training, key=lambda estimate: estimate.value),
             phases=phases,
         )
 
-    appetite = MemoryModel(table, [completed(one) for one in engines], MACHINE.limit_bytes)
-    first = next(one for one in engines if one.knobs["share"] == 0.2 and one.knobs["batch"] == 1)
+    appetite = MemoryModel(table, list(map(completed, engines)), MACHINE.limit_bytes)
+    first = next(
+        candidate
+        for candidate in engines
+        if candidate.knobs["share"] == 0.2 and candidate.knobs["batch"] == 1
+    )
     trial = measured([first])[0]
     peaks: Mapping[Phase, int] = {
         "rollout": round(0.95 * MACHINE.limit_bytes),
         "backward": round(0.18 * MACHINE.limit_bytes),
     }
     memory = replace(trial.measurement.memory, peak_bytes=peaks["rollout"], phase_peak_bytes=peaks)
-    seen = replace(trial, measurement=replace(trial.measurement, memory=memory))
-    need, fits, _ = appetite.posterior([seen], np.zeros(0, dtype=np.int64))
-    large = next(p for p, one in enumerate(engines) if one.knobs == {**first.knobs, "batch": 8})
+    measured_trial = replace(trial, measurement=replace(trial.measurement, memory=memory))
+    need, fits, _ = appetite.posterior([measured_trial], np.zeros(0, dtype=np.int64))
+    knobs = [candidate.knobs for candidate in engines]
+    large = knobs.index({**first.knobs, "batch": 8})
     assert math.exp(need.mean[large]) == pytest.approx(0.95, abs=0.02), "0.8 was predicted"
     assert fits[large] > 0.9

@@ -37,14 +37,19 @@ def test_names_the_fastest_of_the_preferred_tier_that_surely_fits(
     tmp_path: Path, limit: int
 ) -> None:
     job, machine, answer = ask(tmp_path, limit)
-    assert answer.winner is not None and answer.relaxed == {}
+    assert answer.winner is not None
+    assert answer.relaxed == {}
     preferred = {"num_generations": 8, "max_completion_length": 64}
-    surely = [
-        one
-        for one in legal_candidates(job, ToyTrainer())
-        if machine.need(one) * 1.1 <= machine.limit_bytes and preferred.items() <= one.knobs.items()
-    ]
-    assert machine.speed(answer.winner.candidate) == max(machine.speed(one) for one in surely)
+    surely = []
+    for candidate in legal_candidates(job, ToyTrainer()):
+        if (
+            machine.need(candidate) * 1.1 <= machine.limit_bytes
+            and preferred.items() <= candidate.knobs.items()
+        ):
+            surely.append(candidate)
+    assert machine.speed(answer.winner.candidate) == max(
+        machine.speed(candidate) for candidate in surely
+    )
 
 
 def test_learning_knobs_are_relaxed_only_when_nothing_surely_fits(tmp_path: Path) -> None:
@@ -57,7 +62,8 @@ def test_learning_knobs_are_relaxed_only_when_nothing_surely_fits(tmp_path: Path
 
 def test_nothing_fits(tmp_path: Path) -> None:
     _, machine, answer = ask(tmp_path, 120)
-    assert answer.winner is None and answer.screened == answer.candidates
+    assert answer.winner is None
+    assert answer.screened == answer.candidates
     assert answer.nearest_miss is not None
     need = answer.nearest_miss.prediction.peak_memory_bytes.low
     assert need > machine.limit_bytes
@@ -80,10 +86,10 @@ def test_the_named_candidate_was_traced(tmp_path: Path) -> None:
         def screen(
             self, candidates: object, *, seconds: float | None = None
         ) -> dict[str, Prediction]:
-            return {
-                name: replace(one, fits=True, depends_on=())
-                for name, one in super().screen(candidates).items()  # type: ignore[arg-type]
-            }
+            predictions = super().screen(candidates)  # type: ignore[arg-type]
+            for name, prediction in predictions.items():
+                predictions[name] = replace(prediction, fits=True, depends_on=())
+            return predictions
 
     foresight = Kinder(machine=machine)
     answer = forecast(job, foresight, candidates, None)
@@ -105,12 +111,14 @@ def test_a_budget_that_ends_leaves_the_best_of_what_was_predicted(tmp_path: Path
             assert seconds == job.budget_seconds
             return super().screen(candidates[:5])
 
-    whole, brief = (
+    complete, brief = (
         forecast(job, foresight, candidates, None)
         for foresight in (Oracle(machine=machine), Brief(machine=machine))
     )
-    assert not whole.ended_by_budget and whole.predicted == whole.candidates == len(candidates)
-    assert brief.ended_by_budget and (brief.predicted, brief.candidates) == (5, len(candidates))
+    assert not complete.ended_by_budget
+    assert complete.predicted == complete.candidates == len(candidates)
+    assert brief.ended_by_budget
+    assert (brief.predicted, brief.candidates) == (5, len(candidates))
     assert brief.winner is not None and brief.relaxed == {}, "the preferred ones come first"
 
 
@@ -131,10 +139,11 @@ def _advice(
     machine = Machine(limit_bytes=limit * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete({**trainer.baseline(job.space, job.task), **knobs}, job.task)  # type: ignore[dict-item]
-    ways = ways_to_fit(_request(job, trainer), asked, oracle)
+    baseline = trainer.baseline(job.space, job.task)
+    origin = trainer.complete({**baseline, **knobs}, job.task)  # type: ignore[dict-item]
+    ways = ways_to_fit(_request(job, trainer), origin, oracle)
     return (
-        asked,
+        origin,
         machine,
         [
             {"change": dict(way.change), "learning": way.learning, "ratio": way.speed_ratio}
@@ -144,30 +153,30 @@ def _advice(
 
 
 def test_advice_moves_one_thing_and_neutral_ones_first(tmp_path: Path) -> None:
-    asked, machine, ways = _advice(tmp_path, 600)
-    assert machine.need(asked) > 600 * MIB
+    origin, machine, ways = _advice(tmp_path, 600)
+    assert machine.need(origin) > 600 * MIB
     assert ways[0]["learning"] is False
     assert ways[0]["change"] == {"batch": 4}, "the mildest that fits, not the smallest"
     assert ways[0]["ratio"] == pytest.approx((4 / 2) / (8 / 3))
     assert {"max_completion_length": 32} in [way["change"] for way in ways]
     learning = [way["learning"] for way in ways]
     assert learning == sorted(learning)  # type: ignore[type-var]
-    assert all(way["ratio"] is None for way in ways if way["learning"]), (
-        "speeds of unlike learning are not compared"
-    )
+    for way in ways:
+        if way["learning"]:
+            assert way["ratio"] is None, "speeds of unlike learning are not compared"
 
 
 def test_a_change_that_was_measured_not_to_fit_is_no_advice(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=600 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    refuted = trainer.complete({**asked.knobs, "batch": 4}, job.task)
-    changes = [
-        way.change
-        for way in ways_to_fit(_request(job, trainer), asked, oracle, refuted=[refuted.id])
-    ]
-    assert {"batch": 2} in changes and {"batch": 4} not in changes
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    refuted = trainer.complete({**origin.knobs, "batch": 4}, job.task)
+    changes = []
+    for way in ways_to_fit(_request(job, trainer), origin, oracle, refuted=[refuted.id]):
+        changes.append(way.change)
+    assert {"batch": 2} in changes
+    assert {"batch": 4} not in changes
 
 
 @pytest.mark.parametrize(
@@ -190,31 +199,36 @@ def test_where_sync_is_the_peak_an_adapter_handed_over_alone_comes_first(
 
     class Peaking(Oracle):
         def predict(self, candidate: Candidate) -> Prediction:
-            found = super().predict(candidate)
+            prediction = super().predict(candidate)
             return replace(
-                found,
+                prediction,
                 phases=(
                     PhasePrediction(
                         name=peak,
-                        peak_bytes=found.peak_memory_bytes,
+                        peak_bytes=prediction.peak_memory_bytes,
                         seconds=None,
                     ),
                 ),
             )
 
-    machine, trainer = Machine(limit_bytes=600 * MIB), Syncing()
-    job, oracle = toy_job(tmp_path, toy_space(), machine.limit_bytes), Peaking(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    assert ways_to_fit(_request(job, trainer), asked, oracle)[0].change == first
+    machine = Machine(limit_bytes=600 * MIB)
+    trainer = Syncing()
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    oracle = Peaking(machine=machine)
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    assert ways_to_fit(_request(job, trainer), origin, oracle)[0].change == first
 
 
 def test_advice_moves_two_things_when_one_is_not_enough(tmp_path: Path) -> None:
     _, _, ways = _advice(tmp_path, 230, max_completion_length=64)
-    assert ways and all(len(way["change"]) == 2 for way in ways)  # type: ignore[arg-type]
+    assert ways
+    for way in ways:
+        assert len(way["change"]) == 2  # type: ignore[arg-type]
 
 
 def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> None:
-    machine, trainer = Machine(limit_bytes=600 * MIB), ToyTrainer()
+    machine = Machine(limit_bytes=600 * MIB)
+    trainer = ToyTrainer()
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
 
     class Losing(Oracle):
@@ -224,9 +238,11 @@ def test_an_untraceable_change_is_no_advice_and_stops_none(tmp_path: Path) -> No
             return super().predict(candidate)
 
     oracle = Losing(machine=machine)
-    asked = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
-    ways = ways_to_fit(_request(job, trainer), asked, oracle)
-    assert ways and all("batch" not in way.change for way in ways)
+    origin = trainer.complete({**trainer.baseline(job.space, job.task), "batch": 8}, job.task)
+    ways = ways_to_fit(_request(job, trainer), origin, oracle)
+    assert ways
+    for way in ways:
+        assert "batch" not in way.change
 
 
 def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:
@@ -237,13 +253,12 @@ def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> 
     machine = Machine(limit_bytes=100 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    ways_to_fit(_request(job, trainer), asked, oracle)
-    batches = [
-        one.knobs["batch"]
-        for one in oracle.predicted[1:]
-        if one.knobs == {**asked.knobs, "batch": one.knobs["batch"]}
-    ]
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    ways_to_fit(_request(job, trainer), origin, oracle)
+    batches = []
+    for candidate in oracle.predicted[1:]:
+        if candidate.knobs == {**origin.knobs, "batch": candidate.knobs["batch"]}:
+            batches.append(candidate.knobs["batch"])
     assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
 
 
@@ -251,9 +266,9 @@ def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=600 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    asked = trainer.complete(trainer.baseline(job.space, job.task), job.task)
+    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     clock = iter(range(0, 10_000, 50))
-    ways = ways_to_fit(_request(job, trainer), asked, oracle, now=lambda: next(clock))
+    ways = ways_to_fit(_request(job, trainer), origin, oracle, now=lambda: next(clock))
     assert len(ways) == 1, "what was found by then is told"
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from itertools import product, starmap
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,7 @@ from hypothesis import strategies as st
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Measurement, Outcome, Phase, judge
-from autotune.core.space import Candidate, Knob
+from autotune.core.space import Candidate, Knob, KnobValue
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.surrogate.candidate_table import CandidateTable
 from autotune.search.surrogate.implications import Implied, implications_of
@@ -21,18 +23,21 @@ from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 SPACE = toy_space()
 CANDIDATES = legal_candidates(toy_job(Path("/nowhere"), SPACE, 1), ToyTrainer())
 TABLE = CandidateTable(SPACE, CANDIDATES)
-ENGINES = tuple(
-    Candidate(
+
+
+def _engine(share: float, length: int) -> Candidate:
+    return Candidate(
         knobs={"share": share, "length": length},
         settings={"share": share, "length": length},
-        load=load,
+        load={
+            "vllm_gpu_memory_utilization": share,
+            "vllm_max_model_length": length,
+            "dtype": "bfloat16",
+        },
     )
-    for share in (0.3, 0.5, 0.7)
-    for length in (512, 1024)
-    for load in [
-        {"vllm_gpu_memory_utilization": share, "vllm_max_model_length": length, "dtype": "bfloat16"}
-    ]
-)
+
+
+ENGINES = tuple(starmap(_engine, product((0.3, 0.5, 0.7), (512, 1024))))
 
 
 def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
@@ -43,6 +48,10 @@ def _trial(candidate: Candidate, measurement: Measurement) -> Trial:
         measurement=measurement,
         verdict=judge(measurement),
     )
+
+
+def _measured(machine: Machine, candidates: Sequence[Candidate]) -> list[Trial]:
+    return [_trial(candidate, machine.measure(candidate, SHORT_PROBE)) for candidate in candidates]
 
 
 def _failed(
@@ -64,26 +73,30 @@ def _failed(
 
 
 def _settled(trial: Trial, table: CandidateTable) -> set[Candidate]:
-    return {
-        table.candidates[index]
-        for index in np.flatnonzero(implications_of(table, [trial]).impossible)
-    }
+    settled = set()
+    for index in np.flatnonzero(implications_of(table, [trial]).impossible):
+        settled.add(table.candidates[index])
+    return settled
+
+
+def _settled_shares(trial: Trial, table: CandidateTable) -> set[object]:
+    return {candidate.knobs["share"] for candidate in _settled(trial, table)}
+
+
+def _with_knobs(candidates: Sequence[Candidate], **knobs: object) -> Candidate:
+    return next(candidate for candidate in candidates if candidate.knobs == knobs)
 
 
 @given(st.integers(100, 3000), st.lists(st.sampled_from(CANDIDATES), min_size=1, max_size=6))
 def test_facts_are_never_wrong(limit: int, measured: list[Candidate]) -> None:
     machine = Machine(limit_bytes=limit * MIB)
-    implications = implications_of(
-        TABLE, [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
-    )
+    implications = implications_of(TABLE, _measured(machine, measured))
     for index, candidate in enumerate(CANDIDATES):
         fits = machine.need(candidate) <= machine.limit_bytes
         assert not (implications.impossible[index] and fits)
         assert not (implications.possible[index] and not fits)
-    assert all(
-        implications.impossible[row] or implications.possible[row]
-        for row in TABLE.rows_of(measured)
-    )
+    for row in TABLE.rows_of(measured):
+        assert implications.impossible[row] or implications.possible[row]
 
 
 @given(
@@ -99,26 +112,24 @@ def test_incremental_implications_equal_those_computed_at_once(
     """However many are added between two questions; and where some are taken back, it is thought
     over again.
     """
-    machine, implied = Machine(limit_bytes=limit * MIB), Implied(TABLE)
-    trials = [_trial(one, machine.measure(one, SHORT_PROBE)) for one in measured]
-    for known in steps:
-        found, anew = implied.after(trials[:known]), implications_of(TABLE, trials[:known])
-        assert (found.impossible == anew.impossible).all() and (
-            found.possible == anew.possible
-        ).all()
+    machine = Machine(limit_bytes=limit * MIB)
+    implied = Implied(TABLE)
+    trials = _measured(machine, measured)
+    for number in steps:
+        incremental = implied.after(trials[:number])
+        anew = implications_of(TABLE, trials[:number])
+        assert (incremental.impossible == anew.impossible).all()
+        assert (incremental.possible == anew.possible).all()
 
 
 @given(st.sampled_from(CANDIDATES))
-def test_needing_at_least_as_much_agrees_with_the_machine(one: Candidate) -> None:
-    machine, index = Machine(limit_bytes=MIB), TABLE.row_by_id[one.id]
-    assert all(
-        machine.need(CANDIDATES[other]) >= machine.need(one)
-        for other in np.flatnonzero(TABLE.demanding_at_least(index))
-    )
-    assert all(
-        machine.need(CANDIDATES[other]) <= machine.need(one)
-        for other in np.flatnonzero(TABLE.demanding_at_most(index))
-    )
+def test_needing_at_least_as_much_agrees_with_the_machine(candidate: Candidate) -> None:
+    machine = Machine(limit_bytes=MIB)
+    index = TABLE.row_by_id[candidate.id]
+    for row in np.flatnonzero(TABLE.demanding_at_least(index)):
+        assert machine.need(CANDIDATES[row]) >= machine.need(candidate)
+    for row in np.flatnonzero(TABLE.demanding_at_most(index)):
+        assert machine.need(CANDIDATES[row]) <= machine.need(candidate)
 
 
 @pytest.mark.parametrize("backwards", [False, True])
@@ -128,12 +139,12 @@ def test_no_candidate_needs_less_than_the_least_demanding(backwards: bool) -> No
     least = [index for index in indices if TABLE.demanding_at_most(index).sum() == 1]
     assert len(least) == 2  # one without and one with the engine
     assert TABLE.least_demanding(indices) == least[0]
-    rest = indices[indices != least[0]]
-    assert TABLE.least_demanding(rest) != least[0]
+    remaining = indices[indices != least[0]]
+    assert TABLE.least_demanding(remaining) != least[0]
 
 
 def test_a_load_that_failed_is_not_repeated() -> None:
-    starved = next(one for one in CANDIDATES if one.knobs.get("share") == 0.1)
+    starved = next(candidate for candidate in CANDIDATES if candidate.knobs.get("share") == 0.1)
     failed = _failed(
         starved,
         Failure(
@@ -143,13 +154,13 @@ def test_a_load_that_failed_is_not_repeated() -> None:
         ),
     )
     assert _settled(failed, TABLE) == {
-        one for one in CANDIDATES if one.load_key == starved.load_key
+        candidate for candidate in CANDIDATES if candidate.load_key == starved.load_key
     }
 
 
 def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.5, "length": 512})
+    failed = _with_knobs(ENGINES, share=0.5, length=512)
     implied = _settled(
         _failed(
             failed,
@@ -162,24 +173,28 @@ def test_too_small_a_cache_rules_out_smaller_shares_and_longer_sequences_only() 
         ),
         table,
     )
-    assert implied == {one for one in ENGINES if one.knobs["share"] <= 0.5}  # type: ignore[operator]
+    assert implied == {engine for engine in ENGINES if float(engine.knobs["share"] or 0) <= 0.5}
 
 
 def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sleeps() -> None:
-    pairs = [(share, sleeps) for share in (0.3, 0.5) for sleeps in (True, False)]
-    loads = [
-        {"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps}
-        for share, sleeps in pairs
-    ]
-    awake_or_not = [
-        Candidate(
-            knobs=load,
-            settings=load,
-            load=load,
+    pairs = []
+    for share in (0.3, 0.5):
+        for sleeps in (True, False):
+            pairs.append((share, sleeps))
+    loads = []
+    for share, sleeps in pairs:
+        loads.append({"vllm_gpu_memory_utilization": share, "vllm_enable_sleep_mode": sleeps})
+    awake_or_not = []
+    for load in loads:
+        awake_or_not.append(
+            Candidate(
+                knobs=load,
+                settings=load,
+                load=load,
+            )
         )
-        for load in loads
-    ]
-    table, failed = CandidateTable(SPACE, awake_or_not), awake_or_not[0]
+    table = CandidateTable(SPACE, awake_or_not)
+    failed = awake_or_not[0]
     starting = Failure(
         evidence="no blocks",
         phase="load",
@@ -195,16 +210,16 @@ def test_an_engine_that_was_never_started_has_no_more_room_for_being_one_that_sl
 
 def test_too_large_a_reservation_rules_out_larger_ones_and_those_above_the_free_share() -> None:
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    failed = _with_knobs(ENGINES, share=0.7, length=512)
     full = Failure(
         evidence="less than desired",
         phase="load",
         cause="engine_startup",
         row="vllm_reservation",
     )
-    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+    assert _settled_shares(_failed(failed, full), table) == {0.7}
     completed = replace(full, numbers={"free_share": 0.4})
-    assert {one.knobs["share"] for one in _settled(_failed(failed, completed), table)} == {0.5, 0.7}
+    assert _settled_shares(_failed(failed, completed), table) == {0.5, 0.7}
 
 
 def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
@@ -212,7 +227,7 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
     there, which is 0.6 of the limit.
     """
     table = CandidateTable(SPACE, ENGINES)
-    failed = next(one for one in ENGINES if one.knobs == {"share": 0.7, "length": 512})
+    failed = _with_knobs(ENGINES, share=0.7, length=512)
     full = Failure(
         evidence="less than desired",
         phase="load",
@@ -220,7 +235,7 @@ def test_a_free_share_of_the_device_is_compared_as_one_of_the_limit() -> None:
         row="vllm_reservation",
         numbers={"free_share": 0.3, "asked_share": 0.35},
     )
-    assert {one.knobs["share"] for one in _settled(_failed(failed, full), table)} == {0.7}
+    assert _settled_shares(_failed(failed, full), table) == {0.7}
 
 
 def test_other_failures_imply_nothing() -> None:
@@ -236,17 +251,27 @@ SLEEP = Knob(
     says="sleeps",
 )
 SLEEPING = replace(SPACE, knobs=(*SPACE.knobs, SLEEP))
-ASLEEP_OR_NOT = tuple(
-    Candidate(
+
+
+def _sleeper(
+    batch: int,
+    share: float,
+    sleeps: bool,
+) -> Candidate:
+    knobs: dict[str, KnobValue] = {
+        "batch": batch,
+        "share": share,
+        "use_vllm": True,
+        SLEEP.name: sleeps,
+    }
+    return Candidate(
         knobs=knobs,
         settings=knobs,
-        load={name: knobs[name] for name in ("share", SLEEP.name)},
+        load={"share": share, SLEEP.name: sleeps},
     )
-    for batch in (1, 2, 4, 8)
-    for share in (0.1, 0.2)
-    for sleeps in (True, False)
-    for knobs in [{"batch": batch, "share": share, "use_vllm": True, SLEEP.name: sleeps}]
-)
+
+
+ASLEEP_OR_NOT = tuple(starmap(_sleeper, product((1, 2, 4, 8), (0.1, 0.2), (True, False))))
 
 
 @pytest.mark.parametrize("outcome", [Outcome.OOM_SYNC, Outcome.OOM_ROLLOUT])
@@ -261,21 +286,22 @@ def test_beside_an_engine_that_sleeps_through_training_no_smaller_batch_helps(
         ended: Outcome,
     ) -> set[tuple[object, ...]]:
         knobs = {"batch": 4, "share": share, "use_vllm": True, SLEEP.name: sleeps}
-        failed = next(one for one in ASLEEP_OR_NOT if one.knobs == knobs)
+        failed = _with_knobs(ASLEEP_OR_NOT, **knobs)
         phase: Phase = "sync" if ended is Outcome.OOM_SYNC else "rollout"
-        found = _settled(
+        ruled_out = _settled(
             _failed(failed, Failure(evidence="out of memory", phase=phase), ended), table
         )
-        return {(one.knobs["batch"], one.knobs["share"], one.knobs[SLEEP.name]) for one in found}
+        choices = set()
+        for candidate in ruled_out:
+            knobs = candidate.knobs
+            choices.add((knobs["batch"], knobs["share"], knobs[SLEEP.name]))
+        return choices
 
     every, large = (1, 2, 4, 8), (4, 8)
-    assert implied(0.2, True, outcome) == {
-        (batch, 0.2, sleeps) for batch in every for sleeps in (True, False)
-    }
-    assert implied(0.2, True, Outcome.OOM_BACKWARD) == {
-        (batch, 0.2, sleeps) for batch in large for sleeps in (True, False)
-    }
-    assert implied(0.2, False, outcome) == {(batch, 0.2, False) for batch in large}, (
+    either = (True, False)
+    assert implied(0.2, True, outcome) == set(product(every, [0.2], either))
+    assert implied(0.2, True, Outcome.OOM_BACKWARD) == set(product(large, [0.2], either))
+    assert implied(0.2, False, outcome) == set(product(large, [0.2], [False])), (
         "what training keeps is still there"
     )
     assert len(implied(0.1, True, outcome)) == len(ASLEEP_OR_NOT), "nor does a larger share"

@@ -17,36 +17,40 @@ from tests.simulated import ToyTrainer, toy_job, toy_space
 
 SPACE = toy_space(num_generations=(8,), max_completion_length=(64,))
 TABLE = CandidateTable(SPACE, legal_candidates(toy_job(Path("/nowhere"), SPACE, 1), ToyTrainer()))
-ENGINE = next(one for one in TABLE.candidates if one.knobs.get("share") is not None)
+ENGINE = next(
+    candidate for candidate in TABLE.candidates if candidate.knobs.get("share") is not None
+)
 
 
-def beside(knob: str, others: Mapping[str, KnobValue] = ENGINE.knobs) -> int:
+def neighbour(knob: str, knobs: Mapping[str, KnobValue] = ENGINE.knobs) -> int:
     """Return a candidate that differs from the engine's first one in this knob alone."""
     return next(
         index
-        for index, one in enumerate(TABLE.candidates)
-        if set(one.knobs) == set(others)
-        and {name for name in others if one.knobs[name] != others[name]} == {knob}
+        for index, candidate in enumerate(TABLE.candidates)
+        if set(candidate.knobs) == set(knobs)
+        and {name for name in knobs if candidate.knobs[name] != knobs[name]} == {knob}
     )
 
 
 def doubts(figures: FloatArray | None) -> Callable[[str], float]:
     """Return the deviation between a measured candidate and one that differs in a knob."""
-    here = TABLE.row_by_id[ENGINE.id]
-    observed = Observations(np.array([here]), np.array([0.2]), np.zeros(1))
-    found = Fit(
+    origin = TABLE.row_by_id[ENGINE.id]
+    observed = Observations(np.array([origin]), np.array([0.2]), np.zeros(1))
+    posterior = Fit(
         Kernels(TABLE, figures=figures), np.full(len(TABLE), 0.3), observed, (0.01,)
     ).posterior
-    return lambda knob: float(found.lead_over(here)[1][beside(knob)])
+    return lambda knob: float(posterior.lead_over(origin)[1][neighbour(knob)])
 
 
 def by(*knobs: str) -> FloatArray:
     """Predictions that only these knobs move, by as much for each step."""
-    return np.array([sum(0.2 * _steps(one, knob) for knob in knobs) for one in TABLE.candidates])
+    return np.array(
+        [sum(0.2 * _steps(candidate, knob) for knob in knobs) for candidate in TABLE.candidates]
+    )
 
 
-def _steps(one: Candidate, knob: str) -> int:
-    return SPACE[knob].choices.index(one.knobs[knob]) if knob in one.knobs else 0
+def _steps(candidate: Candidate, knob: str) -> int:
+    return SPACE[knob].choices.index(candidate.knobs[knob]) if knob in candidate.knobs else 0
 
 
 @pytest.mark.parametrize("moves, does_not", [("batch", "share"), ("share", "batch")])
@@ -59,7 +63,8 @@ def test_knobs_without_an_effect_on_the_prediction_share_its_error(
 
 
 def test_where_no_knob_moves_the_prediction_it_is_no_guide_to_which_of_them_does() -> None:
-    doubt, nobody_said = doubts(np.zeros(len(TABLE))), doubts(None)
+    doubt = doubts(np.zeros(len(TABLE)))
+    nobody_said = doubts(None)
     for knob in ("batch", "share"):
         assert doubt(knob) == pytest.approx(nobody_said(knob), rel=0.05)
 
@@ -81,26 +86,30 @@ def test_a_load_between_two_that_are_alike_is_taken_to_be_like_them() -> None:
         space, legal_candidates(toy_job(Path("/nowhere"), space, 1), ToyTrainer())
     )
     figures = np.array(
-        [0.2 * space["batch"].choices.index(one.knobs["batch"]) for one in table.candidates]
+        [
+            0.2 * space["batch"].choices.index(candidate.knobs["batch"])
+            for candidate in table.candidates
+        ]
     )
     kernels = Kernels(table, figures=figures)
-    ends = {
-        one.knobs["share"]: index for index, one in enumerate(table.candidates) if _is_beside(one)
-    }
+    ends = {}
+    for index, candidate in enumerate(table.candidates):
+        if _is_beside(candidate):
+            ends[candidate.knobs["share"]] = index
 
     def doubt(value: float, *measured: float) -> float:
         indices = np.array([ends[share] for share in measured])
         observed = Observations(indices, np.full(len(indices), 0.2), np.zeros(len(indices)))
-        found = Fit(kernels, np.full(len(table), 0.3), observed, (0.01,)).posterior
-        return float(found.lead_over(ends[0.1])[1][ends[value]])
+        posterior = Fit(kernels, np.full(len(table), 0.3), observed, (0.01,)).posterior
+        return float(posterior.lead_over(ends[0.1])[1][ends[value]])
 
     assert doubt(0.4, 0.1, 0.6) < 0.6 * doubt(0.4, 0.1)
     assert doubt(0.4, 0.1, 0.6) < 0.02
 
 
-def _is_beside(one: Candidate) -> bool:
+def _is_beside(candidate: Candidate) -> bool:
     return (
-        one.knobs.get("share") is not None
-        and one.knobs["batch"] == 1
-        and bool(one.knobs["checkpointing"])
+        candidate.knobs.get("share") is not None
+        and candidate.knobs["batch"] == 1
+        and bool(candidate.knobs["checkpointing"])
     )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
 import optuna
 import pytest
 
-from autotune.core.answer import Recommendation, without_result
+from autotune.core.answer import Recommendation, Trial, without_result
 from autotune.core.errors import BadInput, ProbeError, StudyMismatch
 from autotune.core.events import Event, ProbeEnded
 from autotune.core.job import Job
@@ -53,17 +54,26 @@ def run(
     )
 
 
+def legal_ids(job: Job) -> set[str]:
+    return {candidate.id for candidate in legal_candidates(job, ToyTrainer())}
+
+
+def candidates_of(trials: Iterable[Trial]) -> list[Candidate]:
+    return [trial.candidate for trial in trials]
+
+
 def best_by_enumeration(
     job: Job,
     machine: Machine,
     learning: dict[str, object],
 ) -> Candidate:
-    fitting = [
-        candidate
-        for candidate in legal_candidates(job, ToyTrainer())
-        if machine.need(candidate) <= machine.limit_bytes
-        and learning.items() <= candidate.knobs.items()
-    ]
+    fitting = []
+    for candidate in legal_candidates(job, ToyTrainer()):
+        if (
+            machine.need(candidate) <= machine.limit_bytes
+            and learning.items() <= candidate.knobs.items()
+        ):
+            fitting.append(candidate)
     return max(fitting, key=machine.speed)
 
 
@@ -83,15 +93,14 @@ def test_finds_the_fastest_of_the_preferred_tier(
     best = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
     assert machine.speed(answer.winner.candidate) == machine.speed(best)
     assert answer.relaxed == {}
-    assert (
-        answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
-    )
+    assert answer.certificate is not None
+    assert answer.certificate.candidate == answer.winner.candidate
 
 
 def test_no_candidate_is_measured_twice_and_implied_ones_not_at_all(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=450 * MIB)
     answer = run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
-    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
+    short = machine.short_probes()
     assert len(short) == len(set(short))
     assert answer.counts.implied > 0
     assert answer.proven == "no better candidate possible"
@@ -105,7 +114,8 @@ def test_learning_knobs_are_relaxed_in_the_declared_order(tmp_path: Path) -> Non
     assert answer.learning == {"num_generations": 4, "max_completion_length": 64}
     assert answer.relaxed == {"num_generations": 4}
     assert answer.changes[0].effect == "learning"
-    assert answer.baseline is not None and not answer.baseline.verdict.fits
+    assert answer.baseline is not None
+    assert not answer.baseline.verdict.fits
 
 
 def test_nothing_fits_is_proven_with_few_probes(tmp_path: Path) -> None:
@@ -147,9 +157,11 @@ def test_a_winner_that_fails_its_confirmation_is_replaced_by_the_runner_up(tmp_p
         listener=lambda event: None,
         clock=Clock(600),
     )
-    assert answer.winner is not None and answer.winner.candidate != best
-    assert [trial.candidate for trial in answer.refuted] == [best]
-    assert answer.certificate is not None and answer.certificate.verdict.fits
+    assert answer.winner is not None
+    assert answer.winner.candidate != best
+    assert candidates_of(answer.refuted) == [best]
+    assert answer.certificate is not None
+    assert answer.certificate.verdict.fits
 
 
 def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(
@@ -182,10 +194,10 @@ def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(
         listener=lambda event: None,
         clock=Clock(600),
     )
-    assert answer.winner is not None and answer.winner.candidate != best
-    assert (
-        answer.certificate is not None and answer.certificate.candidate == answer.winner.candidate
-    )
+    assert answer.winner is not None
+    assert answer.winner.candidate != best
+    assert answer.certificate is not None
+    assert answer.certificate.candidate == answer.winner.candidate
     assert machine.speed(answer.winner.candidate) > machine.speed(best) / 1.5
 
 
@@ -252,12 +264,12 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
         listener=lambda event: None,
         clock=Clock(600.0),
     )
-    assert answer.certificate is not None and answer.certificate.measurement.worst is not None
-    turns = [
-        trial
-        for trial in answer.trials
-        if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate
-    ]
+    assert answer.certificate is not None
+    assert answer.certificate.measurement.worst is not None
+    turns = []
+    for trial in answer.trials:
+        if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate:
+            turns.append(trial)
     assert len(turns) == 2
     assert len(answer.certificate.measurement.worst.cycle_seconds) == 2 * LONG_PROBE.timed_cycles
 
@@ -265,9 +277,10 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
 def test_slow_candidates_get_a_stop_threshold_but_not_the_first(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
-    searching = [
-        plan.stop_below_tokens_per_second for _, plan in machine.asked if plan.timed_cycles == 3
-    ]
+    searching = []
+    for _, plan in machine.asked:
+        if plan.timed_cycles == 3:
+            searching.append(plan.stop_below_tokens_per_second)
     assert searching[0] is None
     assert any(stop is not None and stop > 0 for stop in searching[2:])
 
@@ -277,7 +290,8 @@ def test_max_probes_is_kept(tmp_path: Path) -> None:
     answer = run(toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=5), machine)
     assert answer.counts.probed == 5
     assert answer.proven == "budget spent"
-    assert answer.winner is not None and answer.certificate is not None
+    assert answer.winner is not None
+    assert answer.certificate is not None
 
 
 def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path) -> None:
@@ -290,16 +304,14 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
         (violation,) = trial.constraints.values()
         fits = trial.user_attrs["outcome"] == "ok"
         assert (violation <= 0) == fits == (trial.state.name == "COMPLETE")
-        assert all(
-            trial.params[name] == value
-            for name, value in trial.user_attrs["candidate"]["knobs"].items()
-        )
+        for name, value in trial.user_attrs["candidate"]["knobs"].items():
+            assert trial.params[name] == value
 
 
 def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    whole = {candidate.id for candidate in legal_candidates(job, ToyTrainer())}
+    legal = legal_ids(job)
 
     def dies_at_the_sixth(candidate: Candidate, plan: ProbePlan) -> Measurement:
         if len(machine.asked) == 5:
@@ -315,11 +327,14 @@ def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
         listener=lambda event: None,
         clock=Clock(600),
     )
-    assert first.interrupted and first.winner is not None
+    assert first.interrupted
+    assert first.winner is not None
     answer = run(replace(job, resume=True), machine)
-    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
-    assert len(short) == len(set(short)) and set(short) <= whole
-    assert not answer.interrupted and answer.counts.probed == len(short)
+    short = machine.short_probes()
+    assert len(short) == len(set(short))
+    assert set(short) <= legal
+    assert not answer.interrupted
+    assert answer.counts.probed == len(short)
 
 
 def test_the_same_study_is_not_silently_mixed_or_overwritten(tmp_path: Path) -> None:
@@ -330,9 +345,9 @@ def test_the_same_study_is_not_silently_mixed_or_overwritten(tmp_path: Path) -> 
         run(job, machine)
     with pytest.raises(StudyMismatch, match="choices"):
         run(toy_job(tmp_path, toy_space(batch=(1, 2)), machine.limit_bytes, resume=True), machine)
-    asked = len(machine.asked)
+    probes = len(machine.asked)
     run(replace(job, fresh=True), machine)
-    assert len(machine.asked) > asked
+    assert len(machine.asked) > probes
 
 
 def test_machine_faults_are_retried_once_and_do_not_count_for_the_candidate(tmp_path: Path) -> None:
@@ -356,7 +371,8 @@ def test_machine_faults_are_retried_once_and_do_not_count_for_the_candidate(tmp_
         listener=events.append,
         clock=Clock(600),
     )
-    assert answer.baseline is not None and answer.baseline.verdict.fits
+    assert answer.baseline is not None
+    assert answer.baseline.verdict.fits
     assert sum(isinstance(event, ProbeEnded) for event in events) == len(answer.trials)
 
 
@@ -380,23 +396,26 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
         listener=fills_the_disk,
         clock=Clock(600),
     )
-    assert answer.fault is not None and "disk is full" in answer.fault and answer.interrupted
+    assert answer.fault is not None
+    assert "disk is full" in answer.fault
+    assert answer.interrupted
     assert answer.proven == "stopped by a fault"
     # Pages that the database already has are still filled.
-    assert answer.winner is not None and len(answer.trials) >= 3
+    assert answer.winner is not None
+    assert len(answer.trials) >= 3
 
     resumed = replace(job, resume=True)
     again = open_study(resumed, legal_candidates(job, trainer), baseline_candidate(job, trainer))
-    assert [trial.candidate for trial in again.trials] == [
-        trial.candidate for trial in answer.trials
-    ]
+    assert candidates_of(again.trials) == candidates_of(answer.trials)
 
 
 def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(use_vllm=(False,), batch=(4, 20)), machine.limit_bytes)
     unlucky = best_by_enumeration(job, machine, {"num_generations": 8, "max_completion_length": 64})
-    hopeless = next(one for one in legal_candidates(job, ToyTrainer()) if one != unlucky)
+    hopeless = next(
+        candidate for candidate in legal_candidates(job, ToyTrainer()) if candidate != unlucky
+    )
     attempts: Counter[str] = Counter()
 
     def killed_now_and_then(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -426,19 +445,15 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
         listener=lambda event: None,
         clock=Clock(600),
     )
-    assert answer.proven == "not all measured" and [
-        one.candidate for one in without_result(answer.trials)
-    ] == [hopeless]
-    assert any(
-        "ended from outside, so there is no result: " in caveat for caveat in caveats_of(answer)
-    )
+    assert answer.proven == "not all measured"
+    assert candidates_of(without_result(answer.trials)) == [hopeless]
+    assert "ended from outside, so there is no result: " in "\n".join(caveats_of(answer))
     assert attempts[hopeless.id] == 3, "it was not given up, or too early"
     assert answer.winner is not None and answer.winner.candidate == unlucky, (
         "it was not measured again"
     )
-    assert (
-        answer.baseline is not None and answer.baseline.measurement.outcome is Outcome.INTERRUPTED
-    )
+    assert answer.baseline is not None
+    assert answer.baseline.measurement.outcome is Outcome.INTERRUPTED
 
 
 def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_path: Path) -> None:
@@ -447,30 +462,32 @@ def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_p
     run(job, machine)
     optuna.load_study(study_name="toy", storage=job.storage).ask()
     run(replace(job, resume=True, max_probes=6), machine)
-    states = {
-        trial.state.name
-        for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials()
-    }
+    states = set()
+    for trial in optuna.load_study(study_name="toy", storage=job.storage).get_trials():
+        states.add(trial.state.name)
     assert "RUNNING" not in states
 
 
 def test_a_failure_that_every_candidate_shares_ends_the_search_early(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    machine.outcomes = {
-        candidate.id: Outcome.CRASH for candidate in legal_candidates(job, ToyTrainer())
-    }
+    machine.outcomes = dict.fromkeys(legal_ids(job), Outcome.CRASH)
     answer = run(job, machine)
-    assert answer.winner is None and answer.proven == "not proven infeasible"
+    assert answer.winner is None
+    assert answer.proven == "not proven infeasible"
     assert answer.counts.probed == 3
 
 
 def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=450 * MIB)
     job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    trainer, oracle = ToyTrainer(), Oracle(machine=machine, off=0.05)
+    trainer = ToyTrainer()
+    oracle = Oracle(machine=machine, off=0.05)
     candidates = legal_candidates(job, trainer)
-    ruled_out = {name: one for name, one in oracle.screen(candidates).items() if one.fits is False}
+    ruled_out = {}
+    for name, prediction in oracle.screen(candidates).items():
+        if prediction.fits is False:
+            ruled_out[name] = prediction
     assert ruled_out
     for _ in range(2):  # a second opening of the same study records nothing twice
         study = open_study(
@@ -487,23 +504,24 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
     assert answer.winner is not None
     assert answer.counts.screened == len(ruled_out)
     assert not {candidate.id for candidate, _ in machine.asked} & set(ruled_out)
-    kept = optuna.load_study(study_name="toy", storage=job.storage)
-    on_record = [trial for trial in kept.trials if trial.user_attrs.get("outcome") == "screened"]
+    recorded_study = optuna.load_study(study_name="toy", storage=job.storage)
+    on_record = []
+    for trial in recorded_study.trials:
+        if trial.user_attrs.get("outcome") == "screened":
+            on_record.append(trial)
     assert (
         0 < len(on_record) < len(ruled_out)
     )  # the nearest to the limit: the rest is counted, not written down
-    assert all(
-        trial.state is optuna.trial.TrialState.PRUNED and "predicted" in trial.user_attrs["why"]
-        for trial in on_record
-    )
+    for trial in on_record:
+        assert trial.state is optuna.trial.TrialState.PRUNED
+        assert "predicted" in trial.user_attrs["why"]
     (tmp_path / "plain").mkdir()
     plain = run(
         toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes),
         Machine(limit_bytes=450 * MIB),
     )
-    assert plain.winner is not None and machine.speed(plain.winner.candidate) == machine.speed(
-        answer.winner.candidate
-    )
+    assert plain.winner is not None
+    assert machine.speed(plain.winner.candidate) == machine.speed(answer.winner.candidate)
     assert answer.counts.out_of_memory < plain.counts.out_of_memory
 
 

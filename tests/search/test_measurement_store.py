@@ -36,9 +36,9 @@ def record(job: Job = QUESTION, versions: dict[str, str] = VERSIONS) -> Record:
 
 
 def keep(answer: Recommendation = CASE.answer, job: Job = QUESTION) -> None:
-    kept = record(job)
-    kept.keep_answer(answer)
-    Store().append(kept.here, answer.trials, when="now")
+    job_record = record(job)
+    job_record.keep_answer(answer)
+    Store().append(job_record.here, answer.trials, when="now")
 
 
 def test_the_store_is_in_the_users_data_folder(
@@ -70,26 +70,24 @@ def test_the_store_is_open_to_its_owner_alone(
 def test_the_same_job_gets_the_same_answer_with_its_source() -> None:
     assert record().answer() is None
     keep()
-    known = record().answer()
-    assert (
-        known is not None
-        and known.from_record is not None
-        and known.winner is not None
-        and CASE.answer.winner is not None
-    )
-    assert known.winner.candidate == CASE.answer.winner.candidate
-    assert (
-        known.from_record.versions == VERSIONS
-        and known.from_record.where
-        and "UTC" in known.from_record.when
-    )
-    assert known.counts == CASE.answer.counts and known.trials == CASE.answer.trials
+    recorded = record().answer()
+    assert recorded is not None
+    assert recorded.from_record is not None
+    assert recorded.winner is not None
+    assert CASE.answer.winner is not None
+    assert recorded.winner.candidate == CASE.answer.winner.candidate
+    assert recorded.from_record.versions == VERSIONS
+    assert recorded.from_record.where
+    assert "UTC" in recorded.from_record.when
+    assert recorded.counts == CASE.answer.counts
+    assert recorded.trials == CASE.answer.trials
 
 
 def test_measurements_come_back_as_they_were() -> None:
     keep()
-    found = record().earlier()
-    assert found.trials == CASE.answer.trials and found.unreadable == 0
+    earlier = record().earlier()
+    assert earlier.trials == CASE.answer.trials
+    assert earlier.unreadable == 0
 
 
 def _job(job: Job, **changes: Any) -> Job:
@@ -116,18 +114,20 @@ OTHERS: dict[str, Callable[[Job], Job]] = {
 }
 
 
-@pytest.mark.parametrize("what", OTHERS)
-def test_under_other_circumstances_nothing_is_known(what: str) -> None:
+@pytest.mark.parametrize("circumstance", OTHERS)
+def test_under_other_circumstances_nothing_is_known(circumstance: str) -> None:
     keep()
-    other = record(OTHERS[what](QUESTION))
-    assert other.answer() is None and other.earlier().trials == ()
+    other_record = record(OTHERS[circumstance](QUESTION))
+    assert other_record.answer() is None
+    assert other_record.earlier().trials == ()
 
 
 @pytest.mark.parametrize("package", [*VERSIONS, "flash-attn"])
 def test_another_version_is_another_circumstance(package: str) -> None:
     keep()
-    other = record(versions={**VERSIONS, package: "9.9"})
-    assert other.answer() is None and other.earlier().trials == ()
+    other_record = record(versions={**VERSIONS, package: "9.9"})
+    assert other_record.answer() is None
+    assert other_record.earlier().trials == ()
 
 
 def test_another_driver_is_another_circumstance(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,10 +159,10 @@ def test_other_lengths_or_choices_have_no_answer_but_what_was_measured_still_cou
     name: str,
 ) -> None:
     keep()
-    other = record(replace(QUESTION, space=QUESTION.space.with_choices({name: (3,)})))
-    assert other.answer() is None
+    other_record = record(replace(QUESTION, space=QUESTION.space.with_choices({name: (3,)})))
+    assert other_record.answer() is None
     assert (
-        other.earlier().trials == CASE.answer.trials
+        other_record.earlier().trials == CASE.answer.trials
     )  # by their settings: none is taken for one of the new lengths
 
 
@@ -219,23 +219,24 @@ def test_lines_that_cannot_be_read_are_passed_over_and_counted(junk: bytes) -> N
     keep()
     path = _measurements()
     path.write_bytes(junk + b"\n" + path.read_bytes() + junk)
-    found = record().earlier()
-    assert found.trials == CASE.answer.trials and found.unreadable == 2
+    earlier = record().earlier()
+    assert earlier.trials == CASE.answer.trials
+    assert earlier.unreadable == 2
 
 
 def test_a_broken_answer_is_none() -> None:
     keep()
     (path,) = (default_folder() / "answers").iterdir()
-    whole = path.read_bytes()
+    stored = path.read_bytes()
     for broken in (
-        whole[:-5],
+        stored[:-5],
         b"",
-        whole.replace(b'"schema":1', b'"schema":7', 1),
+        stored.replace(b'"schema":1', b'"schema":7', 1),
         json.dumps({"schema": 1}).encode(),
     ):
         path.write_bytes(broken)
         assert record().answer() is None
-    path.write_bytes(whole)
+    path.write_bytes(stored)
     assert record().answer() is not None
 
 
@@ -243,9 +244,9 @@ def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) ->
     keep()
     size = _measurements().stat().st_size
     monkeypatch.setattr("autotune.search.record.MAX_READ_BYTES", size // 2)
-    found = record().earlier()
-    assert 0 < len(found.trials) < len(CASE.answer.trials)
-    assert found.trials == CASE.answer.trials[-len(found.trials) :]
+    earlier = record().earlier()
+    assert 0 < len(earlier.trials) < len(CASE.answer.trials)
+    assert earlier.trials == CASE.answer.trials[-len(earlier.trials) :]
 
 
 def _write_many(times: int) -> None:
@@ -260,21 +261,23 @@ def test_several_writers_leave_whole_lines() -> None:
         writer.start()
     for writer in writers:
         writer.join()
-    found = record().earlier()
-    assert found.unreadable == 0 and len(found.trials) == 3 * 30 * 2
+    earlier = record().earlier()
+    assert earlier.unreadable == 0
+    assert len(earlier.trials) == 3 * 30 * 2
 
 
 def test_a_file_instead_of_the_folder_stops_no_search(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     store = Store(tmp_path / "file")
     store.append(record().here, CASE.answer.trials, when="now")
-    assert (
-        store.measured(record().here).trials == ()
-        and store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
-    )
+    assert store.measured(record().here).trials == ()
+    assert store.kept(ANSWERS, record().here.job_key, StoredAnswer) is None
 
 
 def test_every_field_of_a_circumstance_tells_apart() -> None:
-    here = circumstances(QUESTION, VERSIONS)
-    for name in here.facts:
-        assert dataclasses.replace(here, facts={**here.facts, name: "other"}).key != here.key
+    circumstance = circumstances(QUESTION, VERSIONS)
+    for name in circumstance.facts:
+        assert (
+            dataclasses.replace(circumstance, facts={**circumstance.facts, name: "other"}).key
+            != circumstance.key
+        )

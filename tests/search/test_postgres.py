@@ -52,7 +52,7 @@ def driver(
     resume: bool = True,
 ) -> subprocess.Popen[str]:
     environment = {**os.environ, "PYTHONPATH": ROOT, "XDG_DATA_HOME": str(folder / "data")}
-    words = [
+    command = [
         sys.executable,
         str(DRIVER),
         url,
@@ -62,7 +62,7 @@ def driver(
         "resume" if resume else "new",
     ]
     return subprocess.Popen(
-        words,
+        command,
         env=environment,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -71,15 +71,17 @@ def driver(
 
 
 def ended(process: subprocess.Popen[str]) -> dict[str, object]:
-    said, wrong = process.communicate(timeout=200)
+    output, wrong = process.communicate(timeout=200)
     assert process.returncode == 0, wrong
-    assert PASSWORD not in said + wrong
-    return dict(json.loads(said.splitlines()[-1]))
+    assert PASSWORD not in output + wrong
+    return dict(json.loads(output.splitlines()[-1]))
 
 
 def measured(folder: Path, *names: str) -> Counter[str]:
     """Candidates by how often their measuring was begun, over these drivers."""
-    lines = [line for name in names for line in (folder / f"{name}.log").read_text().splitlines()]
+    lines = []
+    for name in names:
+        lines.extend((folder / f"{name}.log").read_text().splitlines())
     return Counter(line.split()[1] for line in lines if line.startswith("short"))
 
 
@@ -102,20 +104,19 @@ def test_three_drivers_share_a_study_and_measure_nothing_twice(
     answers = [ended(process) for process in running]
     assert len({answer["winner"] for answer in answers}) == 1
     counts = measured(tmp_path, *names)
-    assert counts and max(counts.values()) == 1
+    assert counts
+    assert max(counts.values()) == 1
     assert sum(bool(measured(tmp_path, name)) for name in names) >= 2, "all was done by one"
-    alone = [
-        line
-        for name in names
-        for line in (tmp_path / f"{name}.log").read_text().splitlines()
-        if line.startswith("long")
-    ]
-    assert len(alone) == len({line.split(maxsplit=1)[1] for line in alone}), (
+    long_probes = []
+    for name in names:
+        for line in (tmp_path / f"{name}.log").read_text().splitlines():
+            if line.startswith("long"):
+                long_probes.append(line)
+    assert len(long_probes) == len({line.split(maxsplit=1)[1] for line in long_probes}), (
         "a turn of a finalist was measured twice"
     )
-    assert not [
-        trial for trial in trials_of(postgres.url, "shared") if not trial.state.is_finished()
-    ]
+    for trial in trials_of(postgres.url, "shared"):
+        assert trial.state.is_finished()
 
 
 def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
@@ -135,10 +136,10 @@ def test_a_killed_drivers_candidates_go_to_the_other_and_the_study_resumes(
         "only what was in the killed one's hands is measured again"
     )
     again = ended(driver(postgres.url, "killed", tmp_path, "third"))
-    assert again["winner"] == answer["winner"] and not measured(tmp_path, "third")
-    assert not [
-        trial for trial in trials_of(postgres.url, "killed") if not trial.state.is_finished()
-    ]
+    assert again["winner"] == answer["winner"]
+    assert not measured(tmp_path, "third")
+    for trial in trials_of(postgres.url, "killed"):
+        assert trial.state.is_finished()
 
 
 def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_path: Path) -> None:
@@ -153,8 +154,11 @@ def test_a_server_that_is_away_for_a_while_is_waited_for(postgres: Server, tmp_p
     assert any(
         "does not answer" in str(note) and "waiting" in str(note) for note in answer["notes"]
     )  # type: ignore[attr-defined]
-    told = [trial for trial in trials_of(postgres.url, "away") if "measurement" in trial.user_attrs]
-    assert len(told) == answer["trials"]
+    measured_trials = []
+    for trial in trials_of(postgres.url, "away"):
+        if "measurement" in trial.user_attrs:
+            measured_trials.append(trial)
+    assert len(measured_trials) == answer["trials"]
 
 
 def test_a_server_that_does_not_come_back_is_reported_in_one_sentence() -> None:
@@ -164,9 +168,9 @@ def test_a_server_that_does_not_come_back_is_reported_in_one_sentence() -> None:
         gone.stop()
         with pytest.raises(
             StorageLost, match=r"tuner:\*\*\*@.*can't be used any more .*--resume"
-        ) as told:
+        ) as error:
             study.set_user_attr("name", 1)
-        assert PASSWORD not in str(told.value)
+        assert PASSWORD not in str(error.value)
         gone.start()
         study.set_user_attr("name", 2)
 
@@ -179,7 +183,7 @@ def test_thousands_of_writes_from_threads_that_all_share_the_database(postgres: 
     got: list[str] = []
 
     def take(claims: Claims) -> None:
-        got.extend(what for what in map(str, range(200)) if claims.take(what))
+        got.extend(name for name in map(str, range(200)) if claims.take(name))
 
     threads = [threading.Thread(target=take, args=(claims,)) for claims in drivers]
     for thread in threads:
@@ -194,13 +198,15 @@ def test_a_study_moves_from_sqlite_to_the_server(postgres: Server, tmp_path: Pat
     answer = ended(driver(url, "moves", tmp_path, "here"))
     unpack(packed(url, "moves"), postgres.url, "moves")
     again = ended(driver(postgres.url, "moves", tmp_path, "there"))
-    assert again["winner"] == answer["winner"] and not measured(tmp_path, "there")
+    assert again["winner"] == answer["winner"]
+    assert not measured(tmp_path, "there")
 
 
 def test_a_wrong_password_is_not_printed(postgres: Server) -> None:
-    with pytest.raises(BadInput) as told:
+    with pytest.raises(BadInput) as error:
         open_storage(postgres.url.replace(PASSWORD, "battery/staple"))
-    assert "battery" not in str(told.value) and "staple" not in str(told.value)
+    assert "battery" not in str(error.value)
+    assert "staple" not in str(error.value)
 
 
 @pytest.mark.parametrize("source", ["PGPASSFILE", "PGPASSWORD", "--storage-file"])
@@ -210,7 +216,8 @@ def test_a_password_comes_from_a_file_or_the_environment(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    url, file = postgres.url.replace(f":{PASSWORD}@", "@"), tmp_path / "secret"
+    url = postgres.url.replace(f":{PASSWORD}@", "@")
+    file = tmp_path / "secret"
     with pytest.raises(BadInput, match=r"no password supplied.*PGPASSFILE"):
         open_storage(url)
     if source == "PGPASSWORD":

@@ -53,22 +53,24 @@ def predicted(
 
 def test_a_probe_costs_its_starts_and_its_cycles() -> None:
     without, with_engine = (probe_cost([predicted(10, engine=engine)]) for engine in (False, True))
-    assert without is not None and with_engine is not None
-    assert without.short.value == pytest.approx(
-        25 + 4 * 10
-    ) and without.long.value == pytest.approx(25 + 6 * 10)
+    assert without is not None
+    assert with_engine is not None
+    assert without.short.value == pytest.approx(25 + 4 * 10)
+    assert without.long.value == pytest.approx(25 + 6 * 10)
     assert with_engine.short.value == pytest.approx(without.short.value + 35)
     assert without.short.low < without.short.value < without.short.high
 
 
 def test_the_median_candidate_that_may_fit_counts() -> None:
-    found = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
-    assert found is not None and found.short.value == pytest.approx(25 + 40)
+    cost = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
+    assert cost is not None
+    assert cost.short.value == pytest.approx(25 + 40)
 
 
 def test_a_probe_ends_at_its_deadline_and_an_unknown_speed_has_no_cost() -> None:
     slow = probe_cost([predicted(1000)])
-    assert slow is not None and slow.short.value == SHORT_PROBE.deadline_seconds
+    assert slow is not None
+    assert slow.short.value == SHORT_PROBE.deadline_seconds
     unknown = predicted(1)
     unknown = replace(
         unknown, phases=tuple(replace(phase, seconds=None) for phase in unknown.phases)
@@ -79,10 +81,9 @@ def test_a_probe_ends_at_its_deadline_and_an_unknown_speed_has_no_cost() -> None
 @pytest.mark.parametrize("adapts", [True, False])
 def test_expensive_probes_extend_a_budget_that_nobody_stated(adapts: bool, tmp_path: Path) -> None:
     events: list[Event] = []
-    job, clock = (
-        replace(toy_job(tmp_path, toy_space(), 1), budget_seconds=60.0, budget_adapts=adapts),
-        Clock(60.0),
-    )
+    job = replace(toy_job(tmp_path, toy_space(), 1), budget_seconds=60.0, budget_adapts=adapts)
+    clock = Clock(60.0)
     pipeline._show_cost(job, [predicted(100)], events.append, clock)
     assert clock.budget_seconds == (SHORT_PROBES * 425 + LONG_PROBES * 600 if adapts else 60.0)
-    assert isinstance(events[0], Note) and "A probe is predicted to take" in events[0].text
+    assert isinstance(events[0], Note)
+    assert "A probe is predicted to take" in events[0].text

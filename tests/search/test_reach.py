@@ -38,14 +38,15 @@ def test_what_is_as_fast_as_the_goal_is_rarely_stopped_and_what_is_far_slower_ne
     chance = random.Random(0)
 
     def share(true_rate: float) -> float:
-        stopped = [
-            out_of_reach(
-                [true_rate * chance.lognormvariate(0, 0.05) for _ in range(2)],
-                goal=100.0,
-                spread=0.05,
+        stopped = []
+        for _ in range(2000):
+            stopped.append(
+                out_of_reach(
+                    [true_rate * chance.lognormvariate(0, 0.05) for _ in range(2)],
+                    goal=100.0,
+                    spread=0.05,
+                )
             )
-            for _ in range(2000)
-        ]
         return sum(stopped) / len(stopped)
 
     assert share(100.0) < 0.05

@@ -9,7 +9,7 @@ import pytest
 
 from autotune.catalog.space_files import load_space
 from autotune.core.dataset import PromptLengths
-from autotune.core.events import Event, Note
+from autotune.core.events import Event
 from autotune.core.job import Job, Task
 from autotune.core.measurement import Outcome
 from autotune.core.space import Knob, SearchSpace
@@ -19,17 +19,17 @@ from autotune.search.loop import legal_candidates
 from autotune.search.pipeline import SearchAnswer, answer
 from autotune.search.relaxation import describe_relaxation, relaxed_job
 from tests.inline_executor import InlineExecutor
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, note_text, toy_job, toy_space
 
 
 class WithDataset(ToyTrainer):
     """A trainer whose dataset has a thousand rows."""
 
     def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
-        kept = 1000 if limit is None else {480: 990, 400: 950, 300: 900}[limit]
+        rows_kept = 1000 if limit is None else {480: 990, 400: 950, 300: 900}[limit]
         return PromptLengths(
             rows=1000,
-            kept=kept,
+            kept=rows_kept,
             percentiles={50: 100, 90: 300, 95: 400, 99: 480, 100: 600},
         )
 
@@ -41,10 +41,11 @@ class Prepared(InlineExecutor):
         return {"toy": "1.0"}
 
 
-def _space(**held: object) -> SearchSpace:
+def _space(**pinned: object) -> SearchSpace:
     """The shipped GRPO space, as flags would hold it."""
     space = load_space("grpo")
-    return space.with_choices({name: (value,) for name, value in held.items()})  # type: ignore[misc]
+    choices = {name: (value,) for name, value in pinned.items()}
+    return space.with_choices(choices)  # type: ignore[arg-type]
 
 
 def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:
@@ -52,19 +53,23 @@ def _question(space: SearchSpace, folder: Path = Path("/nowhere")) -> Job:
 
 
 def test_prompts_are_relaxed_at_the_datasets_percentiles() -> None:
-    found = relaxed_job(
+    relaxed = relaxed_job(
         _question(_space(max_prompt_length=512)), load_space("grpo"), frozenset(), WithDataset()
     )
-    assert found is not None
-    assert found.job.space["max_prompt_length"].choices == (512, 480, 400, 300)
+    assert relaxed is not None
+    assert relaxed.job.space["max_prompt_length"].choices == (512, 480, 400, 300)
 
 
 def test_without_a_dataset_values_are_relaxed_by_the_spaces_list_or_by_halves() -> None:
-    for held, choices in [(512, (512, 256)), (200, (200, 100, 50))]:
-        found = relaxed_job(
-            _question(_space(max_prompt_length=held)), load_space("grpo"), frozenset(), ToyTrainer()
+    for length, choices in [(512, (512, 256)), (200, (200, 100, 50))]:
+        relaxed = relaxed_job(
+            _question(_space(max_prompt_length=length)),
+            load_space("grpo"),
+            frozenset(),
+            ToyTrainer(),
         )
-        assert found is not None and found.job.space["max_prompt_length"].choices == choices
+        assert relaxed is not None
+        assert relaxed.job.space["max_prompt_length"].choices == choices
 
 
 def test_a_pinned_knob_is_never_relaxed() -> None:
@@ -73,12 +78,12 @@ def test_a_pinned_knob_is_never_relaxed() -> None:
         num_generations=8,
         max_completion_length=1024,
     )
-    found = relaxed_job(
+    relaxed = relaxed_job(
         _question(space), load_space("grpo"), frozenset({"num_generations"}), ToyTrainer()
     )
-    assert found is not None
-    assert found.job.space["num_generations"].choices == (8,)
-    assert found.job.space["max_completion_length"].choices == (1024, 512, 256)
+    assert relaxed is not None
+    assert relaxed.job.space["num_generations"].choices == (8,)
+    assert relaxed.job.space["max_completion_length"].choices == (1024, 512, 256)
     assert (
         relaxed_job(_question(space), load_space("grpo"), frozenset(space.relax), ToyTrainer())
         is None
@@ -87,9 +92,11 @@ def test_a_pinned_knob_is_never_relaxed() -> None:
 
 def test_quantisation_comes_last_and_only_then_is_a_knob() -> None:
     space = load_space("grpo")
-    assert space.relax[-1] == "load_in_4bit" and "load_in_4bit" not in space
-    found = relaxed_job(_question(space), space, frozenset(), ToyTrainer())
-    assert found is not None and found.job.space["load_in_4bit"].choices == (False, True)
+    assert space.relax[-1] == "load_in_4bit"
+    assert "load_in_4bit" not in space
+    relaxed = relaxed_job(_question(space), space, frozenset(), ToyTrainer())
+    assert relaxed is not None
+    assert relaxed.job.space["load_in_4bit"].choices == (False, True)
 
 
 def _asked(
@@ -101,17 +108,17 @@ def _asked(
     """Requested: 64 tokens and 8 generations, at least 244 MiB. 4 generations need 204 MiB, 32
     tokens 212 MiB.
     """
-    whole = toy_space()
+    space = toy_space()
     job = toy_job(
         folder, toy_space(num_generations=(8,), max_completion_length=(64,)), limit_mib * MIB
     )
-    return _request(job, ToyTrainer(), whole, pinned), Machine(limit_bytes=limit_mib * MIB)
+    return _request(job, ToyTrainer(), space, pinned), Machine(limit_bytes=limit_mib * MIB)
 
 
 def _request(
     job: Job,
     trainer: Trainer,
-    whole: SearchSpace,
+    whole_space: SearchSpace,
     pinned: frozenset[str] = frozenset(),
 ) -> ParsedRequest:
     return ParsedRequest(
@@ -120,39 +127,43 @@ def _request(
         assumed=(),
         notes=(),
         named={},
-        whole_space=whole,
+        whole_space=whole_space,
         pinned=pinned,
     )
 
 
 def _answer(
-    asked: ParsedRequest,
+    request: ParsedRequest,
     machine: Machine,
     events: list[Event],
 ) -> SearchAnswer:
     return answer(
-        asked, legal_candidates(asked.job, asked.trainer), Prepared(machine.measure), events.append
+        request,
+        legal_candidates(request.job, request.trainer),
+        Prepared(machine.measure),
+        events.append,
     )  # type: ignore[arg-type]
 
 
 def test_the_first_that_fits_is_reported_with_its_changes(tmp_path: Path) -> None:
-    asked, machine = _asked(tmp_path, 220)
+    request, machine = _asked(tmp_path, 220)
     events: list[Event] = []
-    found = _answer(asked, machine, events)
-    assert found.recommendation.winner is not None
-    assert found.recommendation.relaxed == {"num_generations": 4}
-    assert found.recommendation.changes[0].effect == "learning"
-    completed = [event.text for event in events if isinstance(event, Note)]
-    assert "Nothing fits as it was asked; it fits with num_generations 8 -> 4." in completed
-    short = [candidate.id for candidate, plan in machine.asked if plan.timed_cycles == 3]
+    result = _answer(request, machine, events)
+    assert result.recommendation.winner is not None
+    assert result.recommendation.relaxed == {"num_generations": 4}
+    assert result.recommendation.changes[0].effect == "learning"
+    completed = "Nothing fits as it was asked; it fits with num_generations 8 -> 4."
+    assert completed in note_text(events).splitlines()
+    short = machine.short_probes()
     assert len(short) == len(set(short)), "what the first search measured is not measured again"
-    assert found.recommendation.counts.probed == len(short)
+    assert result.recommendation.counts.probed == len(short)
 
 
 def test_knobs_are_relaxed_only_when_nothing_fits(tmp_path: Path) -> None:
-    asked, machine = _asked(tmp_path, 600)
-    found = _answer(asked, machine, [])
-    assert found.recommendation.relaxed == {} and found.job is asked.job
+    request, machine = _asked(tmp_path, 600)
+    result = _answer(request, machine, [])
+    assert result.recommendation.relaxed == {}
+    assert result.job is request.job
     assert {candidate.knobs["num_generations"] for candidate, _ in machine.asked} == {8}
 
 
@@ -163,26 +174,24 @@ def test_where_it_may_not_or_cannot_help_nothing_fits(tmp_path: Path, limit: int
         if limit == 220
         else frozenset[str]()
     )
-    asked, machine = _asked(tmp_path, limit, pinned=pinned)
-    found = _answer(asked, machine, [])
-    assert (
-        found.recommendation.winner is None
-        and found.recommendation.proven == "no better candidate possible"
-    )
+    request, machine = _asked(tmp_path, limit, pinned=pinned)
+    result = _answer(request, machine, [])
+    assert result.recommendation.winner is None
+    assert result.recommendation.proven == "no better candidate possible"
 
 
 def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: Path) -> None:
-    asked, machine = _asked(tmp_path, 220)
-    first = _answer(asked, machine, [])
+    request, machine = _asked(tmp_path, 220)
+    first = _answer(request, machine, [])
     measured, events = len(machine.asked), list[Event]()
-    second = _answer(asked, machine, events)
+    second = _answer(request, machine, events)
     assert len(machine.asked) == measured
-    assert second.job == first.job and second.recommendation.relaxed == first.recommendation.relaxed
-    assert any(
-        "--fresh measures again" in event.text for event in events if isinstance(event, Note)
-    )
-    again = _answer(replace(asked, job=replace(asked.job, fresh=True)), machine, [])
-    assert len(machine.asked) > measured and again.recommendation.from_record is None
+    assert second.job == first.job
+    assert second.recommendation.relaxed == first.recommendation.relaxed
+    assert "--fresh measures again" in note_text(events)
+    again = _answer(replace(request, job=replace(request.job, fresh=True)), machine, [])
+    assert len(machine.asked) > measured
+    assert again.recommendation.from_record is None
 
 
 def test_rows_that_go_are_counted(tmp_path: Path) -> None:
@@ -202,23 +211,30 @@ def test_rows_that_go_are_counted(tmp_path: Path) -> None:
         def need(self, candidate):  # type: ignore[no-untyped-def]
             return super().need(candidate) + candidate.knobs["max_prompt_length"] * MIB
 
-    job, trainer = toy_job(tmp_path, space, 700 * MIB), WithDataset()
+    job = toy_job(tmp_path, space, 700 * MIB)
+    trainer = WithDataset()
     trainer.baseline = lambda space, task: (
         ToyTrainer.baseline(trainer, space, task) | {"max_prompt_length": 512}
     )  # type: ignore[method-assign]
-    found = _answer(_request(job, trainer, space), Longer(limit_bytes=700 * MIB), []).recommendation
-    assert found.relaxed == {"max_prompt_length": 400} and found.rows_left_out == 50
-    assert "50 rows" in describe_relaxation(found, space)
+    recommendation = _answer(
+        _request(job, trainer, space), Longer(limit_bytes=700 * MIB), []
+    ).recommendation
+    assert recommendation.relaxed == {"max_prompt_length": 400}
+    assert recommendation.rows_left_out == 50
+    assert "50 rows" in describe_relaxation(recommendation, space)
 
 
 def test_crashes_do_not_relax_learning_knobs(tmp_path: Path) -> None:
-    asked, machine = _asked(tmp_path, 220)
+    request, machine = _asked(tmp_path, 220)
     events: list[Event] = []
-    candidates = legal_candidates(asked.job, asked.trainer)
+    candidates = legal_candidates(request.job, request.trainer)
     first = candidates[0]
     machine.outcomes = {
-        one.id: Outcome.CRASH for one in candidates if one.knobs["batch"] == first.knobs["batch"]
+        candidate.id: Outcome.CRASH
+        for candidate in candidates
+        if candidate.knobs["batch"] == first.knobs["batch"]
     }
-    found = _answer(asked, machine, events)
-    assert found.recommendation.winner is None and found.job == asked.job
-    assert any("not relaxed" in event.text for event in events if isinstance(event, Note))
+    result = _answer(request, machine, events)
+    assert result.recommendation.winner is None
+    assert result.job == request.job
+    assert "not relaxed" in note_text(events)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from autotune.core.measurement import Speed
@@ -34,17 +35,21 @@ def _table(name: str) -> list[list[Speed]]:
     rows: list[dict[str, Any]] = json.loads(
         (BENCHMARKS / f"results/search/table_{name}.json").read_text()
     )["rows"]
-    found: dict[str, list[Speed]] = {}
+    runs_by_id: dict[str, list[Speed]] = {}
     for row in rows:
         if row["outcome"] == "ok":
-            found.setdefault(row["id"], []).append(msgspec.convert(row["speed"], Speed))
-    return [runs for runs in found.values() if len(runs) > 1]
+            runs_by_id.setdefault(row["id"], []).append(msgspec.convert(row["speed"], Speed))
+    return [runs for runs in runs_by_id.values() if len(runs) > 1]
 
 
 def _between(groups: Iterable[Sequence[float]]) -> float:
-    logs = [[math.log(one) for one in group] for group in groups if len(group) > 1]
-    squares = sum((one - statistics.fmean(group)) ** 2 for group in logs for one in group)
-    return math.sqrt(squares / sum(len(group) - 1 for group in logs))
+    squares, degrees = 0.0, 0
+    for group in groups:
+        if len(group) > 1:
+            logarithms = np.log(group)
+            squares += float(((logarithms - logarithms.mean()) ** 2).sum())
+            degrees += len(group) - 1
+    return math.sqrt(squares / degrees)
 
 
 def _speed(
@@ -71,10 +76,10 @@ def _interval(spread: RunSpread, speed: Speed) -> tuple[float, float]:
 
 def _overlaps(
     spread: RunSpread,
-    one: Speed,
-    other: Speed,
+    first: Speed,
+    second: Speed,
 ) -> bool:
-    (low, high), (other_low, other_high) = _interval(spread, one), _interval(spread, other)
+    (low, high), (other_low, other_high) = _interval(spread, first), _interval(spread, second)
     return max(low, other_low) <= min(high, other_high)
 
 
@@ -82,29 +87,30 @@ def test_the_prior_is_that_of_the_committed_measurements() -> None:
     sweep = json.loads((BENCHMARKS / "results/demo_sweep.json").read_text())
     swept = _between([row["tokens_per_second"] for row in sweep["candidates"]])
     assert pytest.approx(swept, abs=0.002) == UNKNOWN_DEVIATION
-    between = {
-        name: _between([[run.tokens_per_second for run in runs] for runs in _table(name)])
-        for name in TABLES
-    }
-    scatter = {
-        name: statistics.median(run.scatter or 0 for runs in _table(name) for run in runs)
-        for name in TABLES
-    }
+    between, scatter = {}, {}
+    for name in TABLES:
+        groups = _table(name)
+        between[name] = _between([[run.tokens_per_second for run in runs] for runs in groups])
+        every_run = itertools.chain(*groups)
+        scatter[name] = statistics.median(run.scatter or 0 for run in every_run)
     # The sweep kept no single cycles; its model and space are those of the first table.
     ratios = [swept / scatter[TABLES[0]], *(between[name] / scatter[name] for name in TABLES)]
-    assert [round(one, 1) for one in ratios] == [1.3, 1.7, 3.2, 2.5]
+    assert [round(ratio, 1) for ratio in ratios] == [1.3, 1.7, 3.2, 2.5]
     assert statistics.geometric_mean(ratios) == pytest.approx(RUN_PER_CYCLE, abs=0.05)
 
 
 @pytest.mark.parametrize("name", TABLES)
-@pytest.mark.parametrize("known", [0, 3])
-def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(name: str, known: int) -> None:
+@pytest.mark.parametrize("known_groups", [0, 3])
+def test_the_intervals_of_two_real_runs_of_one_candidate_overlap(
+    name: str, known_groups: int
+) -> None:
     """Intervals with the prior alone, and after three candidates were measured repeatedly."""
     groups = _table(name)
-    spread = learn_run_spread(
-        [runs if place < known else runs[:1] for place, runs in enumerate(groups)]
-    )
-    pairs = [pair for runs in groups for pair in itertools.combinations(runs, 2)]
+    firsts = [runs[:1] for runs in groups[known_groups:]]
+    spread = learn_run_spread([*groups[:known_groups], *firsts])
+    pairs = []
+    for runs in groups:
+        pairs.extend(itertools.combinations(runs, 2))
     assert sum(_overlaps(spread, *pair) for pair in pairs) >= 0.95 * len(pairs)
 
 
@@ -112,20 +118,25 @@ def test_the_intervals_of_a_probe_and_its_confirmation_overlap_in_200_repetition
     sys.path.insert(0, str(BENCHMARKS))
     from tests.benchmarks.test_search import machine_of
 
-    asked, machine = machine_of("qwen2.5-7b-lora-a100-80g", seed=3)
-    fitting = [one for one in asked.candidates if machine.mean_speed(one) is not None]
+    posed, machine = machine_of("qwen2.5-7b-lora-a100-80g", seed=3)
+    fitting = []
+    for candidate in posed.candidates:
+        if machine.mean_speed(candidate) is not None:
+            fitting.append(candidate)
     chosen = random.Random(0).sample(fitting, 40)
     overlapping = covering = 0
     for candidate in [*chosen, *chosen, *chosen, *chosen, *chosen]:
         probe, confirmation = (
             machine.measure(candidate, plan).worst for plan in (SHORT_PROBE, LONG_PROBE)
         )
-        assert probe is not None and confirmation is not None
+        assert probe is not None
+        assert confirmation is not None
         spread = learn_run_spread([[probe, confirmation]])
         overlapping += _overlaps(spread, probe, confirmation)
         low, high = _interval(spread, confirmation)
         covering += low <= (machine.mean_speed(candidate) or 0.0) <= high
-    assert overlapping >= 190 and covering >= 190
+    assert overlapping >= 190
+    assert covering >= 190
 
 
 def test_repeated_runs_replace_the_prior() -> None:
@@ -137,10 +148,10 @@ def test_repeated_runs_replace_the_prior() -> None:
 
 def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:
     spread = learn_run_spread([[_speed(1000), _speed(1100)]])
-    one, long, four = (
+    single, long, four = (
         spread.half_width(_speed(1000, **how)) for how in ({}, {"cycles": 50}, {"runs": 4})
     )
-    assert one == long > 1.8 * four
+    assert single == long > 1.8 * four
 
 
 def test_one_slow_cycle_does_not_widen_the_interval() -> None:

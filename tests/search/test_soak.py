@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
-from autotune.core.events import Event, Note
+from autotune.core.events import Event
 from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
 from autotune.search.soak import soak
 from tests.inline_executor import InlineExecutor
 from tests.report.answers import Answered, answered
+from tests.simulated import note_text
 
 CASE = answered(900)
 
@@ -59,9 +61,14 @@ class Soaker:
 
 
 def run(leaking: set[str], per_cycle: int = 100 * MIB) -> tuple[Soaker, list[Event], object]:
-    machine, events = Soaker(CASE, leaking, per_cycle), list[Event]()
+    machine = Soaker(CASE, leaking, per_cycle)
+    events = list[Event]()
     answer = soak(CASE.job, CASE.answer, InlineExecutor(machine.measure), events.append, 20)
     return machine, events, answer
+
+
+def verdicts(answer: Any) -> list[str]:
+    return [soak.verdict for soak in answer.soaks]
 
 
 def test_a_winner_that_holds_stays() -> None:
@@ -69,19 +76,20 @@ def test_a_winner_that_holds_stays() -> None:
     assert CASE.answer.winner is not None
     assert machine.soaked == [CASE.answer.winner.candidate.id]
     assert answer.winner == CASE.answer.winner  # type: ignore[attr-defined]
-    assert [one.verdict for one in answer.soaks] == ["held"]  # type: ignore[attr-defined]
+    assert verdicts(answer) == ["held"]
 
 
 def test_the_next_finalist_takes_the_place_of_one_that_does_not_hold() -> None:
-    first, second = CASE.answer.winner, CASE.answer.runner_ups[0]
+    first = CASE.answer.winner
+    second = CASE.answer.runner_ups[0]
     assert first is not None
     machine, events, answer = run({first.candidate.id})
     assert machine.soaked == [first.candidate.id, second.candidate.id]
     assert answer.winner.candidate == second.candidate  # type: ignore[attr-defined]
     assert answer.certificate.candidate == second.candidate  # type: ignore[attr-defined]
     assert answer.refuted[-1].candidate == first.candidate  # type: ignore[attr-defined]
-    assert [one.verdict for one in answer.soaks] == ["crossed", "held"]  # type: ignore[attr-defined]
-    assert any(isinstance(event, Note) and "does not hold" in event.text for event in events)
+    assert verdicts(answer) == ["crossed", "held"]
+    assert "does not hold" in note_text(events)
 
 
 def test_where_none_holds_nothing_is_recommended() -> None:
@@ -89,4 +97,4 @@ def test_where_none_holds_nothing_is_recommended() -> None:
     machine, _, answer = run(everyone)
     assert 1 < len(machine.soaked) <= 3
     assert answer.winner is None  # type: ignore[attr-defined]
-    assert {one.verdict for one in answer.soaks} == {"crossed"}  # type: ignore[attr-defined]
+    assert set(verdicts(answer)) == {"crossed"}

@@ -35,8 +35,9 @@ def within(value: float) -> Estimate:
     )
 
 
-def predicted(one: Candidate) -> Prediction:
-    size, rate = within(100 * MIB), within(TOKENS / sum(SECONDS.values()))
+def predicted(candidate: Candidate) -> Prediction:
+    size = within(100 * MIB)
+    rate = within(TOKENS / sum(SECONDS.values()))
     phases = tuple(
         PhasePrediction(
             name=name,
@@ -46,7 +47,7 @@ def predicted(one: Candidate) -> Prediction:
         for name, value in SECONDS.items()
     )
     return Prediction(
-        candidate_id=one.id,
+        candidate_id=candidate.id,
         basis="traced",
         fits=True,
         limit_bytes=1000 * MIB,
@@ -58,11 +59,11 @@ def predicted(one: Candidate) -> Prediction:
     )
 
 
-def measured(one: Candidate, **off: float) -> Trial:
+def measured(candidate: Candidate, **off: float) -> Trial:
     """Return the prediction with some phases scaled."""
-    seconds: dict[str, float] = {
-        name: value * off.get(name, 1.0) for name, value in SECONDS.items()
-    }
+    seconds: dict[str, float] = {}
+    for name, value in SECONDS.items():
+        seconds[name] = value * off.get(name, 1.0)
     cycle = sum(seconds.values())
     speed = Speed(
         completion_tokens=TOKENS,
@@ -71,8 +72,8 @@ def measured(one: Candidate, **off: float) -> Trial:
         prompt_tokens=0,
         phase_seconds=seconds,
     )
-    found = Measurement(
-        candidate_id=one.id,
+    measurement = Measurement(
+        candidate_id=candidate.id,
         outcome=Outcome.OK,
         worst=speed,
         cost=Cost(total_seconds=cycle, load_seconds=0.0),
@@ -85,31 +86,34 @@ def measured(one: Candidate, **off: float) -> Trial:
     return Trial(
         number=0,
         purpose="search",
-        candidate=one,
-        measurement=found,
-        verdict=judge(found),
+        candidate=candidate,
+        measurement=measurement,
+        verdict=judge(measurement),
     )
 
 
 def share(value: float) -> Candidate:
-    return next(one for one in CANDIDATES if one.knobs.get("share") == value)
+    return next(candidate for candidate in CANDIDATES if candidate.knobs.get("share") == value)
 
 
 def rates(*trials: Trial) -> Mapping[str, float]:
-    believed = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES]).posterior(
-        trials, NOBODY
-    )
-    return {one.id: math.exp(believed.mean[index]) for index, one in enumerate(CANDIDATES)}
+    predictions = list(map(predicted, CANDIDATES))
+    believed = ThroughputModel(TABLE, predictions).posterior(trials, NOBODY)
+    rate_by_id = {}
+    for index, candidate in enumerate(CANDIDATES):
+        rate_by_id[candidate.id] = math.exp(believed.mean[index])
+    return rate_by_id
 
 
 def test_before_anything_is_measured_it_is_the_prediction() -> None:
-    assert all(rate == pytest.approx(TOKENS / 10) for rate in rates().values())
+    for rate in rates().values():
+        assert rate == pytest.approx(TOKENS / 10)
 
 
 def test_a_phases_error_transfers_to_the_same_phase_of_other_candidates() -> None:
-    found = rates(measured(CANDIDATES[0], rollout=1.5), measured(CANDIDATES[5], rollout=1.5))
-    assert found[CANDIDATES[0].id] == pytest.approx(TOKENS / 13, rel=0.02)
-    assert found[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), (
+    rate_by_id = rates(measured(CANDIDATES[0], rollout=1.5), measured(CANDIDATES[5], rollout=1.5))
+    assert rate_by_id[CANDIDATES[0].id] == pytest.approx(TOKENS / 13, rel=0.02)
+    assert rate_by_id[CANDIDATES[-1].id] == pytest.approx(TOKENS / 13, rel=0.1), (
         "three seconds more of rollout, and of nothing else"
     )
 
@@ -118,35 +122,33 @@ def test_an_error_of_all_phases_is_that_of_the_machine() -> None:
     """An engine's rollout was never measured; that of transformers, and training, are twice as
     fast as predicted.
     """
-    plain = next(one for one in CANDIDATES if not one.knobs["use_vllm"])
+    plain = next(candidate for candidate in CANDIDATES if not candidate.knobs["use_vllm"])
 
-    def found(**off: float) -> float:
+    def plain_rate(**off: float) -> float:
         return rates(measured(plain, **off))[share(0.2).id]
 
-    both, opposed = (
-        found(
-            rollout=0.5,
-            forward=0.5,
-            backward=0.5,
-        ),
-        found(
-            rollout=0.5,
-            forward=1.5,
-            backward=1.5,
-        ),
+    aligned = plain_rate(
+        rollout=0.5,
+        forward=0.5,
+        backward=0.5,
     )
-    assert both > 1.5 * TOKENS / 10
+    opposed = plain_rate(
+        rollout=0.5,
+        forward=1.5,
+        backward=1.5,
+    )
+    assert aligned > 1.5 * TOKENS / 10
     assert opposed < 1.3 * TOKENS / 10
 
 
 def test_a_cliff_is_that_of_the_load_and_of_no_other() -> None:
     """An engine whose cache holds one sequence at a time."""
-    thrashing, other = share(0.1), share(0.2)
-    found = rates(measured(thrashing, rollout=20.0))
-    for one in CANDIDATES:
-        if one.load_key == thrashing.load_key:
-            assert found[one.id] == pytest.approx(TOKENS / 124, rel=0.02)
-    assert found[other.id] == pytest.approx(TOKENS / 10, rel=0.02)
+    thrashing, unmeasured = share(0.1), share(0.2)
+    rate_by_id = rates(measured(thrashing, rollout=20.0))
+    for candidate in CANDIDATES:
+        if candidate.load_key == thrashing.load_key:
+            assert rate_by_id[candidate.id] == pytest.approx(TOKENS / 124, rel=0.02)
+    assert rate_by_id[unmeasured.id] == pytest.approx(TOKENS / 10, rel=0.02)
 
 
 def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
@@ -159,29 +161,33 @@ def test_one_slow_cycle_says_little_about_the_others_of_its_load() -> None:
     stopped = replace(
         stopped, measurement=replace(stopped.measurement, worst=replace(speed, cut_short=True))
     )
-    sure, doubtful = rates(measured(share(0.1), rollout=20.0)), rates(stopped)
-    others = [
-        one for one in CANDIDATES if one.load_key == share(0.1).load_key and one != share(0.1)
-    ]
-    assert others
-    for one in others:
-        assert sure[one.id] < TOKENS / 100 < TOKENS / 40 < doubtful[one.id]
+    sure = rates(measured(share(0.1), rollout=20.0))
+    doubtful = rates(stopped)
+    same_load = []
+    for candidate in CANDIDATES:
+        if candidate.load_key == share(0.1).load_key and candidate != share(0.1):
+            same_load.append(candidate)
+    assert same_load
+    for candidate in same_load:
+        assert sure[candidate.id] < TOKENS / 100 < TOKENS / 40 < doubtful[candidate.id]
 
 
 def test_a_measured_candidate_without_a_cliff_keeps_its_speed() -> None:
     thrashing = share(0.1)
     safe = next(
-        one for one in CANDIDATES if one.load_key == thrashing.load_key and one != thrashing
+        candidate
+        for candidate in CANDIDATES
+        if candidate.load_key == thrashing.load_key and candidate != thrashing
     )
-    found = rates(measured(thrashing, rollout=20.0), measured(safe))
-    assert found[safe.id] == pytest.approx(TOKENS / 10, rel=0.02)
+    rate_by_id = rates(measured(thrashing, rollout=20.0), measured(safe))
+    assert rate_by_id[safe.id] == pytest.approx(TOKENS / 10, rel=0.02)
 
 
 def test_one_without_a_prediction_leaves_the_others_theirs() -> None:
     """Baseline without a prediction."""
-    known = [None if one == CANDIDATES[0] else predicted(one) for one in CANDIDATES]
-    assert ThroughputModel.has_phase_times(known)
-    believed = ThroughputModel(TABLE, known).posterior(
+    predictions = [None, *map(predicted, CANDIDATES[1:])]
+    assert ThroughputModel.has_phase_times(predictions)
+    believed = ThroughputModel(TABLE, predictions).posterior(
         [measured(CANDIDATES[1], rollout=1.5)], NOBODY
     )
     assert math.exp(believed.mean[1]) == pytest.approx(TOKENS / 13, rel=0.05)
@@ -194,17 +200,17 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
     off = [(0.93, 1.07)[index * index % 7 % 2] for index in range(len(CANDIDATES))]
 
     def noise(scatter: float) -> float:
-        trials = [
-            measured(
-                one,
+        trials = []
+        for candidate, by in zip(CANDIDATES, off, strict=True):
+            trial = measured(
+                candidate,
                 rollout=by,
                 forward=by,
                 backward=by,
             )
-            for one, by in zip(CANDIDATES, off, strict=True)
-        ]
-        pace = ThroughputModel(TABLE, [predicted(one) for one in CANDIDATES])
-        return pace.posterior([scattering(trial, scatter) for trial in trials], NOBODY).noise
+            trials.append(scattering(trial, scatter))
+        pace = ThroughputModel(TABLE, list(map(predicted, CANDIDATES)))
+        return pace.posterior(trials, NOBODY).noise
 
     assert noise(0.2) > 0.06, "where cycles scatter, it may be that"
     assert noise(0.005) <= 0.03

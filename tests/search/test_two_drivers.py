@@ -29,14 +29,15 @@ class Drivers:
         )
 
     def another(self) -> Study:
-        job, trainer = replace(self._question, resume=self._there()), ToyTrainer()
+        job = replace(self._question, resume=self._there())
+        trainer = ToyTrainer()
         return open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
 
     def measure(self, study: Study) -> TrialRequest:
-        asked = study.ask(MEANS)
-        assert isinstance(asked, TrialRequest)
-        study.tell(asked, self.machine.measure(asked.candidate, SHORT_PROBE))
-        return asked
+        request = study.ask(MEANS)
+        assert isinstance(request, TrialRequest)
+        study.tell(request, self.machine.measure(request.candidate, SHORT_PROBE))
+        return request
 
     def trials(self) -> list[optuna.trial.FrozenTrial]:
         return optuna.load_study(
@@ -57,42 +58,45 @@ def drivers(tmp_path: Path) -> Drivers:
 
 
 def test_a_begun_trial_without_a_claim_is_not_swept_by_a_joining_driver(drivers: Drivers) -> None:
-    one = drivers.another()
-    take, joined = one._claims.take, list[Study]()
+    study = drivers.another()
+    take, joined = study._claims.take, list[Study]()
 
-    def take_late(what: str) -> bool:
+    def take_late(candidate_id: str) -> bool:
         if not joined:
             joined.append(drivers.another())
-        return take(what)
+        return take(candidate_id)
 
-    one._claims.take = take_late  # type: ignore[method-assign]
-    asked = drivers.measure(one)
-    assert joined and asked.number == one.trials[-1].number
+    study._claims.take = take_late  # type: ignore[method-assign]
+    request = drivers.measure(study)
+    assert joined
+    assert request.number == study.trials[-1].number
     assert Counter(trial.state for trial in drivers.trials())[TrialState.FAIL] == 0
-    assert drivers.measure(joined[0]).candidate != asked.candidate
+    assert drivers.measure(joined[0]).candidate != request.candidate
 
 
 def test_a_measurement_counts_after_its_driver_was_swept(drivers: Drivers) -> None:
-    one = drivers.another()
-    asked = one.ask(MEANS)
-    assert isinstance(asked, TrialRequest)
-    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(
-        asked.number, state=TrialState.FAIL
+    study = drivers.another()
+    request = study.ask(MEANS)
+    assert isinstance(request, TrialRequest)
+    optuna.load_study(study_name=study._study.study_name, storage=drivers.url).tell(
+        request.number, state=TrialState.FAIL
     )
-    told = one.tell(asked, drivers.machine.measure(asked.candidate, SHORT_PROBE))
-    assert told.number != asked.number and told.candidate == asked.candidate
+    trial = study.tell(request, drivers.machine.measure(request.candidate, SHORT_PROBE))
+    assert trial.number != request.number
+    assert trial.candidate == request.candidate
     again = drivers.another()
-    assert [trial.candidate.id for trial in again.trials] == [asked.candidate.id]
-    assert again.trials[0].measurement.outcome == told.measurement.outcome
-    assert drivers.measure(one).candidate != asked.candidate
+    assert [trial.candidate.id for trial in again.trials] == [request.candidate.id]
+    assert again.trials[0].measurement.outcome == trial.measurement.outcome
+    assert drivers.measure(study).candidate != request.candidate
 
 
 def test_a_fault_of_a_swept_driver_ends_no_other(drivers: Drivers) -> None:
-    one = drivers.another()
-    asked = one.ask(MEANS)
-    assert isinstance(asked, TrialRequest)
-    optuna.load_study(study_name=one._study.study_name, storage=drivers.url).tell(
-        asked.number, state=TrialState.FAIL
+    study = drivers.another()
+    request = study.ask(MEANS)
+    assert isinstance(request, TrialRequest)
+    optuna.load_study(study_name=study._study.study_name, storage=drivers.url).tell(
+        request.number, state=TrialState.FAIL
     )
-    one.tell_fault(asked, "the machine failed")
-    assert not one.trials and drivers.measure(one).candidate == asked.candidate
+    study.tell_fault(request, "the machine failed")
+    assert not study.trials
+    assert drivers.measure(study).candidate == request.candidate

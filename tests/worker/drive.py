@@ -91,7 +91,12 @@ def measure_request(
     drawn = {name: changes.pop(name) for name in ("drawn", "drawn_prompts") if name in changes}
     request = {
         "settings": {**small, **(settings or {})},
-        "lengths": {"prompt": prompt, "completion": completion, "typical": typical, **drawn},
+        "lengths": {
+            "prompt": prompt,
+            "completion": completion,
+            "typical": typical,
+            **drawn,
+        },
         "dataset": None,
         "reward_funcs": None,
         "plan": plan,
@@ -102,7 +107,12 @@ def measure_request(
 
 def engine_request(**changes: Any) -> dict[str, Any]:
     small = {"vllm_gpu_memory_utilization": 0.3, "vllm_max_model_length": 64, "max_num_seqs": 4}
-    return {**small, "vllm_tensor_parallel_size": 1, "vllm_enable_sleep_mode": False, **changes}
+    return {
+        **small,
+        "vllm_tensor_parallel_size": 1,
+        "vllm_enable_sleep_mode": False,
+        **changes,
+    }
 
 
 def events_stage(**options: Any) -> tuple[Any, list[dict[str, Any]]]:
@@ -129,7 +139,8 @@ def run(
     world_size: int = 1,
 ) -> dict[str, Any]:
     """Load and measure like a rank, and time each request; failures are results, too."""
-    trl, clock = adapter(), time.perf_counter
+    trl = adapter()
+    clock = time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}
     began = clock()
     answer: dict[str, Any] = {
@@ -163,9 +174,14 @@ def run(
         _allow(None)
         gc.collect()
         trl.release(loaded)
-        held = stage._meter.now()
+        held_bytes = stage._meter.now()
         answer["measures"].append(
-            {**outcome, "seconds": clock() - began, "held_after": held, "events": len(events)}
+            {
+                **outcome,
+                "seconds": clock() - began,
+                "held_after": held_bytes,
+                "events": len(events),
+            }
         )
     return answer
 
@@ -186,10 +202,15 @@ def run_apart(
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         port = listener.getsockname()[1]
-    base = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", **environment}
+    base = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+        **environment,
+    }
     started = []
     for rank in range(ranks):
-        ours = {
+        rank_variables = {
             "RANK": str(rank),
             "LOCAL_RANK": str(rank),
             "WORLD_SIZE": str(ranks),
@@ -200,7 +221,7 @@ def run_apart(
         pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
         started.append(
             subprocess.Popen(
-                command, env={**base, **(ours if ranks > 1 else {})}, cwd=folder, **pipes
+                command, env={**base, **(rank_variables if ranks > 1 else {})}, cwd=folder, **pipes
             )
         )
     answers = []

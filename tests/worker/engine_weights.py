@@ -23,9 +23,9 @@ def weights_of(loaded: Any) -> Any:
     return dict(worker.model_runner.model.named_parameters())["model.embed_tokens.weight"]
 
 
-def alike(engines: Any, ours: Any) -> bool:
+def alike(engines: Any, weights: Any) -> bool:
     """Compare in the engine's precision, which may be lower."""
-    return bool((engines[: len(ours)] == ours.to(engines.dtype)).all())
+    return bool((engines[: len(weights)] == weights.to(engines.dtype)).all())
 
 
 def main() -> None:
@@ -33,13 +33,13 @@ def main() -> None:
     trl = adapter()
     trl.warm(document["load"])
     loaded = trl.load(document["load"], events_stage(limit_bytes=4 * 2**30)[0])
-    ours = dict(loaded.model.named_parameters())["model.embed_tokens.weight"]
-    before = alike(weights_of(loaded), ours)
+    embeddings = dict(loaded.model.named_parameters())["model.embed_tokens.weight"]
+    before = alike(weights_of(loaded), embeddings)
     result = trl.measure(loaded, document["measure"], events_stage(limit_bytes=4 * 2**30)[0])
     answer = {
         "load_format": loaded.engines.arguments.get("load_format"),
         "equal_before": before,
-        "equal_after": alike(weights_of(loaded), ours),
+        "equal_after": alike(weights_of(loaded), embeddings),
         "files": sorted(file.name for file in loaded.folder.iterdir()),
         "lengths": [
             result["exercised"]["shortest_completion"],

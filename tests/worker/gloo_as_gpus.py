@@ -11,7 +11,12 @@ import os
 from typing import Any
 
 from autotune_worker.trl import grpo_probe, rank_environment  # type: ignore[import-not-found]
-from autotune_worker.trl.grpo_probe import measure, release, supported, warm  # type: ignore[import-not-found]  # noqa: F401
+from autotune_worker.trl.grpo_probe import (  # type: ignore[import-not-found]
+    measure,  # noqa: F401
+    release,  # noqa: F401
+    supported,  # noqa: F401
+    warm,  # noqa: F401
+)
 
 
 def load(request: Any, stage: Any) -> Any:

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune_worker.trl import grpo_probe  # type: ignore[import-not-found]
-from autotune_worker.trl.grpo_probe import load, release, supported, warm  # type: ignore[import-not-found]  # noqa: F401
+from autotune_worker.trl.grpo_probe import (  # type: ignore[import-not-found]
+    load,  # noqa: F401
+    release,  # noqa: F401
+    supported,  # noqa: F401
+    warm,  # noqa: F401
+)
 
 AGES = 3600
 LEFT_BYTES = 24 * 2**20

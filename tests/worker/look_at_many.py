@@ -26,7 +26,8 @@ def main() -> None:
     answers = []
     for request in requests:
         with tempfile.TemporaryDirectory() as folder:
-            reply, request_file = Path(folder) / "reply", Path(folder) / "request"
+            reply = Path(folder) / "reply"
+            request_file = Path(folder) / "request"
             request_file.write_text(json.dumps(request))
             if os.fork() == 0:
                 sys.stdin = request_file.open()

@@ -23,9 +23,9 @@ class QuantState:
 
 def test_fresh_modules_share_all_tensors() -> None:
     model = torch.nn.Sequential(torch.nn.Linear(4, 4))
-    made = base_model.fresh(model)
-    assert made[0] is not model[0]
-    assert made[0].weight.data_ptr() == model[0].weight.data_ptr()
+    models = base_model.fresh(model)
+    assert models[0] is not model[0]
+    assert models[0].weight.data_ptr() == model[0].weight.data_ptr()
 
 
 def test_of_a_module_with_weights_in_4_bits_there_is_one() -> None:
@@ -52,14 +52,14 @@ def test_random_weights_are_made_as_a_checkpoint_is_loaded(tmp_path: Path) -> No
         synthetic.write_model_folder(tmp_path, synthetic.tiny_config())
     )
     plain = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
-    made = base_model.build_as_loaded(
+    model = base_model.build_as_loaded(
         lambda: transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16), "cpu"
     )
-    assert made.lm_head.weight is made.model.embed_tokens.weight
-    assert [(name, one.shape, one.dtype) for name, one in made.named_parameters()] == [
-        (name, one.shape, one.dtype) for name, one in plain.named_parameters()
-    ]
-    assert {name: one.tolist() for name, one in made.named_buffers()} == {
-        name: one.tolist() for name, one in plain.named_buffers()
+    assert model.lm_head.weight is model.model.embed_tokens.weight
+    assert [
+        (name, parameter.shape, parameter.dtype) for name, parameter in model.named_parameters()
+    ] == [(name, parameter.shape, parameter.dtype) for name, parameter in plain.named_parameters()]
+    assert {name: buffer.tolist() for name, buffer in model.named_buffers()} == {
+        name: buffer.tolist() for name, buffer in plain.named_buffers()
     }
-    assert base_model.is_finite(made)
+    assert base_model.is_finite(model)

@@ -33,7 +33,8 @@ PHASES_OF_EVERY_RUN = {"rollout", "reward", "forward", "backward", "optimizer"}
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    trl, request = adapter(), load_request(tmp_path_factory.mktemp("scratch"))
+    trl = adapter()
+    request = load_request(tmp_path_factory.mktemp("scratch"))
     trl.warm(request)
     return trl.load(request, events_stage()[0])
 
@@ -41,7 +42,8 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def measure(loaded: Any, settings: dict[str, Any] | None = None, **changes: Any) -> dict[str, Any]:
     stage, _ = events_stage()
     try:
-        return adapter().measure(loaded, measure_request(settings, **changes), stage)  # type: ignore[no-any-return]
+        request = measure_request(settings, **changes)
+        return adapter().measure(loaded, request, stage)  # type: ignore[no-any-return]
     finally:
         adapter().release(loaded)
 
@@ -97,11 +99,19 @@ DRAWN = [2, 3, 5, 12]
 
 def check_drawn(speed: dict[str, Any], completions: int) -> None:
     """Check that each of the lengths was generated equally often."""
-    assert speed["drawn"] and speed["completion_tokens"] == round(sum(DRAWN) / len(DRAWN))
+    assert speed["drawn"]
+    assert speed["completion_tokens"] == round(sum(DRAWN) / len(DRAWN))
     check_speed(speed, cycles=2, tokens=completions // len(DRAWN) * sum(DRAWN))
 
 
-@pytest.mark.parametrize("settings", [{}, {"use_peft": True}, {"gradient_accumulation_steps": 2}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"use_peft": True},
+        {"gradient_accumulation_steps": 2},
+    ],
+)
 def test_completions_end_at_drawn_lengths(loaded: Any, settings: dict[str, Any]) -> None:
     result = measure(
         loaded,
@@ -134,7 +144,15 @@ def test_prompts_get_drawn_lengths_too(loaded: Any) -> None:
 def test_candidates_leave_the_shared_weights_unchanged(loaded: Any) -> None:
     before = [parameter.clone() for parameter in loaded.model.parameters()]
     first = measure(loaded)["gradient_norm"]
-    measure(loaded, {"per_device_train_batch_size": 8, "use_peft": True, "lora_r": 4, "beta": 0.1})
+    measure(
+        loaded,
+        {
+            "per_device_train_batch_size": 8,
+            "use_peft": True,
+            "lora_r": 4,
+            "beta": 0.1,
+        },
+    )
     measure(loaded, {"bf16": True})
     again = measure(loaded)
     assert again["gradient_norm"] == first > 0
@@ -157,17 +175,15 @@ def test_spoilt_weights_are_rebuilt(loaded: Any) -> None:
 
 
 def test_an_adapter_of_the_load_is_trained(loaded: Any, tmp_path: Path) -> None:
-    trl, wanted = (
-        adapter(),
-        {
-            "lora_r": 4,
-            "lora_alpha": 16,
-            "lora_dropout": 0.0,
-            "lora_target_modules": ["q_proj", "v_proj"],
-        },
-    )
-    own = trl.load(load_request(tmp_path, adapter=wanted), events_stage()[0])
-    effective = measure(own)["effective"]
+    trl = adapter()
+    adapter_settings = {
+        "lora_r": 4,
+        "lora_alpha": 16,
+        "lora_dropout": 0.0,
+        "lora_target_modules": ["q_proj", "v_proj"],
+    }
+    adapted = trl.load(load_request(tmp_path, adapter=adapter_settings), events_stage()[0])
+    effective = measure(adapted)["effective"]
     assert (effective["use_peft"], effective["lora_r"], effective["lora_alpha"]) == (True, 4, 16)
     assert effective["lora_target_modules"] == ["q_proj", "v_proj"]
     assert effective["trainable_parameters"] == 2 * (4 * (128 + 128) + 4 * (128 + 64))
@@ -177,14 +193,18 @@ def test_a_reference_model_is_resident_and_scored(loaded: Any) -> None:
     result = measure(loaded, {"beta": 0.1})
     assert result["worst"]["phase_seconds"]["score"] > 0
     assert result["effective"]["beta"] == 0.1
-    whole = 4 * result["effective"]["parameters"]  # float32
-    held, without = result["model_bytes"], measure(loaded)["model_bytes"]
-    assert held["gradients"] == whole and held["optimizer"] == 2 * whole
+    weight_bytes = 4 * result["effective"]["parameters"]  # float32
+    part_bytes = result["model_bytes"]
+    without = measure(loaded)["model_bytes"]
+    assert part_bytes["gradients"] == weight_bytes
+    assert part_bytes["optimizer"] == 2 * weight_bytes
     assert (
-        held["weights"] == held["reference_weights"] == pytest.approx(whole, rel=0.01)
+        part_bytes["weights"]
+        == part_bytes["reference_weights"]
+        == pytest.approx(weight_bytes, rel=0.01)
     )  # and its positions' frequencies
     assert without == {
-        name: size for name, size in held.items() if not name.startswith("reference")
+        name: size for name, size in part_bytes.items() if not name.startswith("reference")
     }
 
 
@@ -198,9 +218,9 @@ def test_slow_candidates_stop_once_they_are_known_to_fit(loaded: Any) -> None:
 
 
 def test_nothing_is_written_to_the_users_output_folder(loaded: Any, tmp_path: Path) -> None:
-    mine = tmp_path / "mine"
-    wanted = {
-        "output_dir": str(mine),
+    output = tmp_path / "mine"
+    settings = {
+        "output_dir": str(output),
         "report_to": ["tensorboard"],
         "save_strategy": "steps",
         "save_steps": 1,
@@ -208,10 +228,15 @@ def test_nothing_is_written_to_the_users_output_folder(loaded: Any, tmp_path: Pa
     }
     measure(
         loaded,
-        {**wanted, "log_completions": True, "logging_steps": 1, "num_train_epochs": 9},
+        {
+            **settings,
+            "log_completions": True,
+            "logging_steps": 1,
+            "num_train_epochs": 9,
+        },
         plan={"save_checkpoint": True},
     )
-    assert not mine.exists()
+    assert not output.exists()
     assert list(loaded.scratch.rglob("checkpoint-*")) == []
 
 
@@ -232,11 +257,11 @@ def test_the_users_prompts_and_rewards_are_used(
         " range(len(completions))]\n"
     )
     monkeypatch.chdir(tmp_path)
-    given = {
+    sources = {
         "dataset": {"dataset_name": str(data)},
         "reward_funcs": ["my_rewards.patient", "think_format_reward"],
     }
-    result = measure(loaded, {"reward_weights": [1.0, 0.5]}, prompt=100, typical=4, **given)
+    result = measure(loaded, {"reward_weights": [1.0, 0.5]}, prompt=100, typical=4, **sources)
     # Two batches of 0.05 s; a busy machine wakes a sleeper late.
     assert (
         0.1 <= result["worst"]["user_reward_seconds"] < result["worst"]["phase_seconds"]["reward"]
@@ -324,9 +349,9 @@ def test_two_ranks_share_the_work_and_stop_together(tmp_path: Path) -> None:
         assert result["world_size"] == 2
         assert result["effective"]["generation_batch_size"] == 8
         assert set(result["worst"]["cycle_loss_tokens"]) == {4 * 8}
-    for ours, theirs in zip(*results, strict=True):
-        assert ours["gradient_norm"] == theirs["gradient_norm"]
-        assert ours["worst"]["cut_short"] == theirs["worst"]["cut_short"]
+    for first, second in zip(*results, strict=True):
+        assert first["gradient_norm"] == second["gradient_norm"]
+        assert first["worst"]["cut_short"] == second["worst"]["cut_short"]
     assert [result["worst"]["cut_short"] for result in results[0]] == [False, False, True]
 
 
@@ -364,7 +389,8 @@ def check_vllm(answer: dict[str, Any]) -> None:
 def test_one_vllm_engine_serves_candidates_one_after_another(tmp_path: Path) -> None:
     cut = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
     measures = [
-        measure_request({**VLLM, **more}) for more in ({}, cut, {"gradient_checkpointing": False})
+        measure_request({**VLLM, **settings})
+        for settings in ({}, cut, {"gradient_checkpointing": False})
     ]
     check_vllm(run_apart(vllm_document(tmp_path, *measures), tmp_path)[0])
 
@@ -384,8 +410,8 @@ def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
         drawn=DRAWN,
     )
     first, second = (
-        one["result"]
-        for one in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"]
+        measure["result"]
+        for measure in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"]
     )
     check_speed(first["worst"], cycles=2, tokens=4 * 12)
     check_drawn(first["typical"], 4)
@@ -395,8 +421,8 @@ def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
 @needs_vllm
 def test_a_vllm_window_too_small_fails_in_load_and_the_next_engine_comes_up(tmp_path: Path) -> None:
     starved = measure_request({**VLLM, "vllm_gpu_memory_utilization": 0.1})
-    other = measure_request({**VLLM, "per_device_train_batch_size": 8})
-    failed, served = run_apart(vllm_document(tmp_path, starved, other), tmp_path)[0]["measures"]
+    request = measure_request({**VLLM, "per_device_train_batch_size": 8})
+    failed, served = run_apart(vllm_document(tmp_path, starved, request), tmp_path)[0]["measures"]
     assert failed["error"] == "ValueError"
     assert "memory" in failed["text"]
     assert failed["phase"] == "load"
@@ -421,18 +447,18 @@ def test_other_releases_of_trl(
     engine: str,
     tmp_path: Path,
 ) -> None:
-    here = {"PYTHONPATH": f"{OVERLAYS}/trl-{version}"}
+    variables = {"PYTHONPATH": f"{OVERLAYS}/trl-{version}"}
     if engine == "vllm":
         if find_spec("vllm") is None:
             pytest.skip("no vLLM here")
-        answer = run_apart(vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **here)[
-            0
-        ]
+        answer = run_apart(
+            vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **variables
+        )[0]
         check_vllm(answer)
     else:
         measures = [measure_request({"beta": 0.1}), measure_request({"use_peft": True}, typical=4)]
         answer = run_apart(
-            {"load": load_request(tmp_path), "measures": measures}, tmp_path, **here
+            {"load": load_request(tmp_path), "measures": measures}, tmp_path, **variables
         )[0]
         for measure in answer["measures"]:
             check_speed(measure["result"]["worst"], cycles=2, tokens=4 * 8)

@@ -22,7 +22,8 @@ CONFIG = dict(MODELS["qwen2.5-vl"])
 def measured(
     method: str, scratch: Path, dataset: Path | None = None, saves: bool = False, **lengths: Any
 ) -> dict[str, Any]:
-    trl, request = adapter(), load_request(scratch, config=CONFIG, method=method)
+    trl = adapter()
+    request = load_request(scratch, config=CONFIG, method=method)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     images = dataclasses.asdict(
@@ -36,32 +37,32 @@ def measured(
     )
     settings = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 1}
     settings |= {"num_generations": 2} if method == "grpo" else {"max_length": None}
-    asked = measure_request(settings, images=images, **lengths)
+    probe_request = measure_request(settings, images=images, **lengths)
     if method == "sft":
-        asked["settings"] = settings
-    asked["plan"]["save_checkpoint"] = saves
+        probe_request["settings"] = settings
+    probe_request["plan"]["save_checkpoint"] = saves
     if dataset is not None:
-        asked["dataset"] = {"dataset_name": str(dataset)}
-    return trl.measure(loaded, asked, events_stage()[0])  # type: ignore[no-any-return]
+        probe_request["dataset"] = {"dataset_name": str(dataset)}
+    return trl.measure(loaded, probe_request, events_stage()[0])  # type: ignore[no-any-return]
 
 
 def test_sft_trains_on_images_and_its_rows_have_their_length(tmp_path: Path) -> None:
-    found = measured("sft", tmp_path, prompt=40, completion=8)
-    assert found["effective"]["longest_prompt_seen"] == 48
-    assert found["worst"]["phase_seconds"]["backward"] > 0
+    measurement = measured("sft", tmp_path, prompt=40, completion=8)
+    assert measurement["effective"]["longest_prompt_seen"] == 48
+    assert measurement["worst"]["phase_seconds"]["backward"] > 0
 
 
 def test_grpo_generates_from_images_and_its_prompts_have_their_length(tmp_path: Path) -> None:
-    found = measured(
+    measurement = measured(
         "grpo",
         tmp_path,
         saves=True,
         prompt=40,
         completion=6,
     )
-    assert found["exercised"]["checkpoint_saves"] == 1
-    assert found["effective"]["longest_prompt_seen"] == 40
-    assert found["effective"]["longest_completion_seen"] == 6
+    assert measurement["exercised"]["checkpoint_saves"] == 1
+    assert measurement["effective"]["longest_prompt_seen"] == 40
+    assert measurement["effective"]["longest_completion_seen"] == 6
 
 
 def test_a_row_too_short_for_its_images_is_named(tmp_path: Path) -> None:
@@ -93,7 +94,13 @@ def drawn(folder: Path, column: str) -> Path:
     return folder
 
 
-@pytest.mark.parametrize(("method", "column"), [("sft", "messages"), ("grpo", "prompt")])
+@pytest.mark.parametrize(
+    ("method", "column"),
+    [
+        ("sft", "messages"),
+        ("grpo", "prompt"),
+    ],
+)
 def test_the_longest_row_of_a_dataset_is_trained_on(
     method: str,
     column: str,

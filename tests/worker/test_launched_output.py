@@ -15,8 +15,8 @@ from autotune.worker.launched_output import LaunchedSettings, MetricReader, Tail
 
 def figures(spec: dict[str, Any], *lines: str, every: float = 2.0) -> list[tuple[int, float]]:
     reader = MetricReader(spec)
-    found = [reader.read(line, every * index) for index, line in enumerate(lines)]
-    return [(one.tokens, one.seconds) for one in found if one is not None]
+    readings = [reader.read(line, every * index) for index, line in enumerate(lines)]
+    return [(reading.tokens, reading.seconds) for reading in readings if reading is not None]
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ EVERY = (
 )
 
 
-def found(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any]:
+def settings_in(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any]:
     settings = LaunchedSettings({"kind": kind, "file": None}, str)
     for line in lines:
         settings.read_line(line)
@@ -147,7 +147,7 @@ def found(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any]:
 
 
 def test_a_printed_table_ends_at_the_first_other_line() -> None:
-    assert found("table", "seed   1", *TABLE, names=EVERY) == {
+    assert settings_in("table", "seed   1", *TABLE, names=EVERY) == {
         "seed": 42,
         "pretrain": "Qwen/Qwen2.5-7B",
         "critic_pretrain": "",
@@ -187,10 +187,10 @@ def test_a_printed_namespace_gives_dotted_names() -> None:
         "use_ms": False,
         "ds.lora.rank": 8,
     }
-    assert found("namespace", "[Warning] something", line, names=names) == expected
-    assert found("namespace", f"(main pid=7) {Namespace(use_ms=True)}", names=("use_ms",)) == {
-        "use_ms": True
-    }
+    assert settings_in("namespace", "[Warning] something", line, names=names) == expected
+    assert settings_in(
+        "namespace", f"(main pid=7) {Namespace(use_ms=True)}", names=("use_ms",)
+    ) == {"use_ms": True}
 
 
 @pytest.mark.parametrize(
@@ -205,7 +205,7 @@ def test_a_printed_namespace_gives_dotted_names() -> None:
     ],
 )
 def test_expressions_are_left_out_and_never_executed(line: str) -> None:
-    assert found("namespace", line, names=("a", "b", "s")) == {}
+    assert settings_in("namespace", line, names=("a", "b", "s")) == {}
 
 
 def test_a_json_file_is_read_after_the_run(tmp_path: Path) -> None:
@@ -232,10 +232,10 @@ def test_a_printed_yaml_document_is_collected_until_another_form_of_line(
     """Ray's prefix is no part of it. The text goes to OmegaConf, which only the run's own Python
     needs to have.
     """
-    given: list[str] = []
+    documents: list[str] = []
 
     def keep(text: str, names: object) -> dict[str, Any]:
-        given.append(text)
+        documents.append(text)
         return {}
 
     monkeypatch.setattr("autotune.worker.launched_output.from_hydra", keep)
@@ -250,7 +250,7 @@ def test_a_printed_yaml_document_is_collected_until_another_form_of_line(
         "(skyrl_entrypoint pid=71) trainer:",
         f"{ray}  ref: null",
     ]
-    found(
+    settings_in(
         "yaml",
         "before: it",
         head,
@@ -259,4 +259,4 @@ def test_a_printed_yaml_document_is_collected_until_another_form_of_line(
         "  late: 1",
         names=("a",),
     )
-    assert given == ["data:\n  train_data:\n  - /a b/c\ntrainer:\n  ref: null"]
+    assert documents == ["data:\n  train_data:\n  - /a b/c\ntrainer:\n  ref: null"]

@@ -17,13 +17,18 @@ pytestmark = pytest.mark.slow
 OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
 MADE_BY_A_RUN = {"forward", "backward", "optimizer"}
 SMALL = {"per_device_train_batch_size": 2, "gradient_accumulation_steps": 2}
-LORA = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
+LORA = {
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "lora_target_modules": None,
+}
 
 
 def request_of(
-    method: str, settings: dict[str, Any], *, prompt: int = 24, completion: int = 8, **more: Any
+    method: str, settings: dict[str, Any], *, prompt: int = 24, completion: int = 8, **options: Any
 ) -> dict[str, Any]:
-    worded = measure_request(prompt=prompt, completion=completion, **more)
+    worded = measure_request(prompt=prompt, completion=completion, **options)
     return {**worded, "settings": {**SMALL, **settings}}
 
 
@@ -40,7 +45,7 @@ def runs(
         "traceback": True,
     }
     (answer,) = run_apart(document, folder, **variables)
-    return [one.get("result") or one for one in answer["measures"]]
+    return [measure.get("result") or measure for measure in answer["measures"]]
 
 
 def check_rows(
@@ -78,35 +83,38 @@ def test_sft_padded_packed_and_without_padding(tmp_path: Path) -> None:
 
 def test_dpo_scores_its_reference_with_an_adapter_and_without(tmp_path: Path) -> None:
     request = request_of("dpo", {"max_length": 32})
-    (whole,) = runs("dpo", tmp_path, request)
+    (full,) = runs("dpo", tmp_path, request)
     (adapted,) = runs("dpo", tmp_path, request, load={"adapter": LORA})
-    for result in (whole, adapted):
+    for result in (full, adapted):
         check_rows(
             result, tokens=2 * 2 * 2 * 8, row=32
         )  # two answers of 8 tokens for each of the four prompts
         assert result["worst"]["phase_seconds"]["score"] > 0
-    assert adapted["effective"]["use_peft"] and not whole["effective"]["use_peft"]
+    assert adapted["effective"]["use_peft"]
+    assert not full["effective"]["use_peft"]
     trained = 4 * adapted["effective"]["trainable_parameters"]  # float32
-    held = adapted["model_bytes"]
-    assert (held["adapters"], held["gradients"], held["optimizer"]) == (
+    part_bytes = adapted["model_bytes"]
+    assert (part_bytes["adapters"], part_bytes["gradients"], part_bytes["optimizer"]) == (
         trained,
         trained,
         2 * trained,
     )
-    assert "reference_weights" not in held, "the policy without its adapter is its own reference"
-    assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
-    assert adapted["effective"]["trainable_parameters"] < whole["effective"]["trainable_parameters"]
+    assert "reference_weights" not in part_bytes, (
+        "the policy without its adapter is its own reference"
+    )
+    assert full["model_bytes"]["reference_weights"] == full["model_bytes"]["weights"]
+    assert adapted["effective"]["trainable_parameters"] < full["effective"]["trainable_parameters"]
 
 
 def test_kto_scores_answers_and_their_neighbours(tmp_path: Path) -> None:
     request = request_of("kto", {"max_length": 32})
-    (whole, one_pass) = runs(
+    (full, one_pass) = runs(
         "kto",
         tmp_path,
         request,
         request_of("kto", {"max_length": 32, "loss_type": "apo_zero_unpaired"}),
     )
-    for result in (whole, one_pass):
+    for result in (full, one_pass):
         check_rows(result, tokens=2 * 2 * 8, row=32)
         assert result["worst"]["phase_seconds"]["score"] > 0
         assert result["model_bytes"]["reference_weights"] == result["model_bytes"]["weights"]
@@ -114,9 +122,10 @@ def test_kto_scores_answers_and_their_neighbours(tmp_path: Path) -> None:
 
 
 def test_a_reward_model_has_one_score_and_no_head(tmp_path: Path) -> None:
-    (whole,) = runs("reward", tmp_path, request_of("reward", {"max_length": 32}))
-    check_rows(whole, tokens=2 * 2 * 2 * 32, row=32)
-    assert "reference_weights" not in whole["model_bytes"] and whole["gradient_norm"] is not None
+    (scored,) = runs("reward", tmp_path, request_of("reward", {"max_length": 32}))
+    check_rows(scored, tokens=2 * 2 * 2 * 32, row=32)
+    assert "reference_weights" not in scored["model_bytes"]
+    assert scored["gradient_norm"] is not None
 
 
 def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
@@ -136,21 +145,19 @@ def test_asynchronous_grpo_trains_on_rollouts_at_hand(tmp_path: Path) -> None:
         assert {
             phase for phase, seconds in result["worst"]["phase_seconds"].items() if seconds > 0
         } >= {*MADE_BY_A_RUN, "sync"}
-        assert (
-            result["effective"]["attn_implementation"] == "tree_fa3" and result["gradient_norm"] > 0
-        )
+        assert result["effective"]["attn_implementation"] == "tree_fa3"
+        assert result["gradient_norm"] > 0
     (adapted,) = runs("async-grpo", tmp_path, filled, load={"adapter": LORA})
-    assert adapted["effective"]["use_peft"] and adapted["gradient_norm"] is not None
+    assert adapted["effective"]["use_peft"]
+    assert adapted["gradient_norm"] is not None
 
 
 def test_rloo_generates(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     (result,) = runs("rloo", tmp_path, request_of("rloo", settings))
     assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 8] * 2
-    assert (
-        result["worst"]["phase_seconds"]["rollout"] > 0
-        and result["worst"]["phase_seconds"]["score"] > 0
-    )
+    assert result["worst"]["phase_seconds"]["rollout"] > 0
+    assert result["worst"]["phase_seconds"]["score"] > 0
     assert result["exercised"]["generations"] == 3
 
 
@@ -159,7 +166,7 @@ def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
     reward = write_reward_model(tmp_path / "reward")
     settings = {"max_length": 32, "gradient_checkpointing": False}
     plain = request_of("online-dpo", settings)
-    whole, judged = runs(
+    plain_result, judged = runs(
         "online-dpo",
         tmp_path,
         plain,
@@ -168,7 +175,7 @@ def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
     (adapted,) = runs(
         "online-dpo", tmp_path, request_of("online-dpo", settings), load={"adapter": LORA}
     )
-    for result in (whole, judged, adapted):
+    for result in (plain_result, judged, adapted):
         assert result["worst"]["cycle_loss_tokens"] == [2 * 2 * 2 * 8] * 2, (
             result
         )  # two completions to each of four prompts
@@ -181,11 +188,11 @@ def test_online_dpo_generates_and_scores_pairs(tmp_path: Path) -> None:
         )  # each of two micro-steps has one of its own
         assert (ran["shortest_prompt"], ran["longest_prompt"]) == (24, 24)
         assert (ran["shortest_completion"], ran["longest_completion"]) == (8, 8)
-    assert whole["model_bytes"]["reference_weights"] == whole["model_bytes"]["weights"]
     assert (
-        "reference_weights" not in adapted["model_bytes"]
-        and "reward_weights" not in whole["model_bytes"]
+        plain_result["model_bytes"]["reference_weights"] == plain_result["model_bytes"]["weights"]
     )
+    assert "reference_weights" not in adapted["model_bytes"]
+    assert "reward_weights" not in plain_result["model_bytes"]
     assert_is_held(judged["model_bytes"]["reward_weights"], reward)
 
 
@@ -195,11 +202,10 @@ def test_a_reward_model_of_grpo_has_parts_of_its_own(tmp_path: Path) -> None:
     settings = {"num_generations": 2, "max_completion_length": 8, "beta": 0.05}
     data = {"reward_model_name_or_path": str(reward)}
     (result,) = runs("grpo", tmp_path, request_of("grpo", settings, dataset=data))
-    held = result["model_bytes"]
-    assert_is_held(held["reward_weights"], reward)
-    assert (
-        held["reference_weights"] == held["weights"] and held["optimizer"] == 2 * held["gradients"]
-    )
+    part_bytes = result["model_bytes"]
+    assert_is_held(part_bytes["reward_weights"], reward)
+    assert part_bytes["reference_weights"] == part_bytes["weights"]
+    assert part_bytes["optimizer"] == 2 * part_bytes["gradients"]
     assert result["worst"]["phase_seconds"]["reward"] > 0
 
 
@@ -244,7 +250,8 @@ def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     if method == "rloo":
         settings = {"num_generations": 2, "max_completion_length": 8}
     (result,) = runs(method, tmp_path, request_of(method, settings), PYTHONPATH=str(older))
-    assert result["worst"]["cycle_loss_tokens"][0] > 0 and result["optimizer_steps"] == 3
+    assert result["worst"]["cycle_loss_tokens"][0] > 0
+    assert result["optimizer_steps"] == 3
 
 
 def test_each_method_has_a_trainer() -> None:

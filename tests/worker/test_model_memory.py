@@ -21,30 +21,32 @@ def layer() -> Any:
 
 def stepped(model: Any) -> Any:
     """Return Adam after a step, with the gradients still present."""
-    optimizer = torch.optim.AdamW([one for one in model.parameters() if one.requires_grad])
+    optimizer = torch.optim.AdamW(
+        [parameter for parameter in model.parameters() if parameter.requires_grad]
+    )
     model(torch.ones(1, 64)).sum().backward()
     optimizer.step()
     return optimizer
 
 
-def weighed(model: Any, optimizer: Any, device: str = "cpu", **others: Any) -> dict[str, int]:
-    accelerator = SimpleNamespace(device=torch.device(device), unwrap_model=lambda one: one)
+def weighed(model: Any, optimizer: Any, device: str = "cpu", **models: Any) -> dict[str, int]:
+    accelerator = SimpleNamespace(device=torch.device(device), unwrap_model=lambda model: model)
     trainer = SimpleNamespace(
         model=model,
         optimizer=optimizer,
         accelerator=accelerator,
-        **others,
+        **models,
     )
-    found: dict[str, int] = inside("trl.trainer_settings").model_bytes(trainer)
-    return found
+    part_bytes: dict[str, int] = inside("trl.trainer_settings").model_bytes(trainer)
+    return part_bytes
 
 
 def test_the_policy_and_every_model_beside_it_have_parts_of_their_own() -> None:
     policy = torch.nn.Sequential(layer(), layer())
-    found = weighed(
+    part_bytes = weighed(
         policy, stepped(policy), ref_model=layer(), reward_funcs=[len, layer(), layer()]
     )
-    assert found == {
+    assert part_bytes == {
         "weights": 2 * WIDE,
         "gradients": 2 * WIDE,
         "optimizer": 4 * WIDE,
@@ -55,12 +57,12 @@ def test_the_policy_and_every_model_beside_it_have_parts_of_their_own() -> None:
 
 def test_a_critic_that_is_trained_by_the_same_optimizer_has_its_own_states() -> None:
     critic = layer()
-    both = torch.nn.Sequential(
+    combined = torch.nn.Sequential(
         layer(), critic
     )  # as TRL's PPO wraps policy and value model together
-    found = weighed(both, stepped(both), value_model=critic)
+    part_bytes = weighed(combined, stepped(combined), value_model=critic)
     for part, size in (("weights", WIDE), ("gradients", WIDE), ("optimizer", 2 * WIDE)):
-        assert found[part] == found[f"critic_{part}"] == size
+        assert part_bytes[part] == part_bytes[f"critic_{part}"] == size
 
 
 def test_an_adapter_is_what_is_trained_of_an_adapted_model() -> None:
@@ -95,7 +97,8 @@ def test_host_memory_has_parts_of_its_own_beside_a_gpu() -> None:
 
 def test_deepspeeds_masters_and_shards_are_found_behind_its_wrappers() -> None:
     """Layout of ZeRO-3: an empty parameter with a shard, flat masters, gradients in a buffer."""
-    policy, states = layer(), stepped(layer())
+    policy = layer()
+    states = stepped(layer())
     policy.weight.ds_tensor = torch.zeros(64 * 32)
     policy.weight.data = torch.empty(0)
     master = torch.zeros(64 * 32)
@@ -104,8 +107,8 @@ def test_deepspeeds_masters_and_shards_are_found_behind_its_wrappers() -> None:
         fp32_partitioned_groups_flat=[master],
         grad_partitions_flat_buffer=torch.zeros(64 * 32),
     )
-    found = weighed(policy, SimpleNamespace(optimizer=zero))
-    assert (found["weights"], found["gradients"]) == (WIDE // 2, WIDE // 2)
+    part_bytes = weighed(policy, SimpleNamespace(optimizer=zero))
+    assert (part_bytes["weights"], part_bytes["gradients"]) == (WIDE // 2, WIDE // 2)
     assert (
-        found["optimizer"] == WIDE // 2 + 3 * WIDE
+        part_bytes["optimizer"] == WIDE // 2 + 3 * WIDE
     )  # the stand-in's two moments, and the weight that it is about

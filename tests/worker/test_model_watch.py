@@ -58,7 +58,12 @@ HOLDERS = [
         "models": {"reference": "beside.model", "reward": "rewards", "policy": "model"},
         "optimizer": "optimizer",
     },
-    {"cls": "fleet:Judge", "noted": False, "models": {"critic": "model"}, "optimizer": None},
+    {
+        "cls": "fleet:Judge",
+        "noted": False,
+        "models": {"critic": "model"},
+        "optimizer": None,
+    },
 ]
 WATCH = {"steps": ["fleet:Trainer.step"], "uses": ["fleet:Base.use"], "holders": HOLDERS}
 
@@ -77,25 +82,25 @@ def fleet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     del sys.modules["fleet"]
 
 
-def seen(folder: Path) -> Any:
-    found = inside("model_watch").read_ranks(folder)
-    return found[0]["bytes"] if found else None
+def rank_bytes(folder: Path) -> Any:
+    ranks = inside("model_watch").read_ranks(folder)
+    return ranks[0]["bytes"] if ranks else None
 
 
-def theirs(found: dict[str, int]) -> dict[str, int]:
+def without_other(part_bytes: dict[str, int]) -> dict[str, int]:
     """Drop the models that other tests of this process left behind."""
-    return {name: size for name, size in found.items() if not name.startswith("other")}
+    return {name: size for name, size in part_bytes.items() if not name.startswith("other")}
 
 
 def test_each_model_has_the_role_that_its_holder_keeps_it_for(fleet: Any, tmp_path: Path) -> None:
-    beside = fleet.Guest(model=fleet.layer())
+    guest = fleet.Guest(model=fleet.layer())
     trainer = fleet.Trainer(
         model=fleet.layer(),
-        beside=beside,
+        beside=guest,
         rewards=[len, fleet.layer(), fleet.layer()],
     )
     trainer.turn()
-    assert theirs(seen(tmp_path)) == {
+    assert without_other(rank_bytes(tmp_path)) == {
         "weights": WIDE,
         "gradients": WIDE,
         "optimizer": 2 * WIDE,
@@ -108,15 +113,16 @@ def test_models_of_a_process_without_training_are_measured_at_their_use(
     fleet: Any, tmp_path: Path
 ) -> None:
     judge = fleet.Judge(model=fleet.layer())
-    assert seen(tmp_path) is None
+    assert rank_bytes(tmp_path) is None
     assert judge.use() == "used"
-    assert theirs(seen(tmp_path)) == {"critic_weights": WIDE}
+    assert without_other(rank_bytes(tmp_path)) == {"critic_weights": WIDE}
 
 
 def test_a_model_without_a_known_holder_is_other(fleet: Any, tmp_path: Path) -> None:
-    judge, stray = fleet.Judge(model=fleet.layer()), torch.nn.Linear(512, 512, bias=False)
+    judge = fleet.Judge(model=fleet.layer())
+    stray = torch.nn.Linear(512, 512, bias=False)
     judge.use()
-    before = seen(tmp_path)["other_weights"]
+    before = rank_bytes(tmp_path)["other_weights"]
     assert before >= 4 * stray.weight.numel()
     type(stray.weight)  # it lives until here
 
@@ -127,7 +133,11 @@ def test_an_engines_weights_are_left_out(fleet: Any, tmp_path: Path) -> None:
     engine.layers = torch.nn.ModuleList([torch.nn.Linear(2**11, 2**11, bias=False)])
     judge = fleet.Judge(model=fleet.layer())
     judge.use()
-    assert seen(tmp_path).get("other_weights", 0) < 4 * 2**22 <= 4 * engine.layers[0].weight.numel()
+    assert (
+        rank_bytes(tmp_path).get("other_weights", 0)
+        < 4 * 2**22
+        <= 4 * engine.layers[0].weight.numel()
+    )
 
 
 def test_models_that_alternate_count_at_their_own_maximum(fleet: Any, tmp_path: Path) -> None:
@@ -136,8 +146,8 @@ def test_models_that_alternate_count_at_their_own_maximum(fleet: Any, tmp_path: 
     first.turn()
     judge = fleet.Judge(model=fleet.layer())
     judge.use()
-    found = theirs(seen(tmp_path))
-    assert found == {
+    part_bytes = without_other(rank_bytes(tmp_path))
+    assert part_bytes == {
         "weights": WIDE,
         "gradients": WIDE,
         "optimizer": 2 * WIDE,
@@ -152,18 +162,23 @@ def test_objects_frozen_by_an_engine_are_found(fleet: Any, tmp_path: Path) -> No
         trainer.turn()
     finally:
         gc.unfreeze()
-    assert theirs(seen(tmp_path)) == {"weights": WIDE, "gradients": WIDE, "optimizer": 2 * WIDE}
+    assert without_other(rank_bytes(tmp_path)) == {
+        "weights": WIDE,
+        "gradients": WIDE,
+        "optimizer": 2 * WIDE,
+    }
 
 
 def test_a_measurement_after_a_step_replaces_earlier_ones(fleet: Any, tmp_path: Path) -> None:
     """Weights gathered for a pass, as under ZeRO-3, are gone after the step."""
-    trainer, other = fleet.Trainer(model=fleet.layer()), fleet.Guest()
+    trainer = fleet.Trainer(model=fleet.layer())
+    guest = fleet.Guest()
     trainer.model.gathered = torch.nn.Buffer(torch.zeros(256, 256))
-    other.use()
-    assert theirs(seen(tmp_path))["weights"] == WIDE + 4 * 2**16
+    guest.use()
+    assert without_other(rank_bytes(tmp_path))["weights"] == WIDE + 4 * 2**16
     del trainer.model.gathered
     trainer.turn()
-    assert theirs(seen(tmp_path))["weights"] == WIDE
+    assert without_other(rank_bytes(tmp_path))["weights"] == WIDE
 
 
 def test_a_pickled_class_finds_the_method_by_name(fleet: Any) -> None:
@@ -188,13 +203,13 @@ def test_a_failed_measurement_is_reported_and_the_run_continues(
 
 def test_processes_of_one_rank_are_added_up(tmp_path: Path) -> None:
     (tmp_path / "models").mkdir()
-    told = [
+    messages = [
         (0, {"weights": 5}),
         (0, {"reference_weights_on_host": 7, "weights": 1}),
         (1, {"weights": 3}),
         (2, {}),
     ]
-    for number, (rank, parts) in enumerate(told):
+    for number, (rank, parts) in enumerate(messages):
         (tmp_path / "models" / f"{number}.json").write_text(
             json.dumps({"rank": rank, "bytes": parts})
         )
@@ -224,5 +239,6 @@ def test_each_process_is_hooked_and_the_environments_sitecustomize_runs(tmp_path
         text=True,
         check=True,
     )
-    assert done.stdout.split() == ["yes", "True", "False"] and not done.stderr
+    assert done.stdout.split() == ["yes", "True", "False"]
+    assert not done.stderr
     assert inside("model_watch").environment(None, tmp_path, before) == {}

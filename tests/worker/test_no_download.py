@@ -32,10 +32,10 @@ def measure_apart(place: Path, **model: Any) -> dict[str, Any]:
     }
     request = place / "request.json"
     request.write_text(json.dumps({"load": load, "measure": measure_request(settings)}))
-    here = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(
         [sys.executable, str(SCRIPT), str(request)],
-        env=here,
+        env=environment,
         cwd=place,
         capture_output=True,
         text=True,

@@ -48,7 +48,8 @@ class ManualMeter:
 
 @pytest.fixture
 def staged() -> tuple[Any, list[dict[str, Any]], ManualClock, ManualMeter]:
-    clock, meter = ManualClock(), ManualMeter()
+    clock = ManualClock()
+    meter = ManualMeter()
     stage, events = events_stage(clock=clock, meter=meter)
     return stage, events, clock, meter
 

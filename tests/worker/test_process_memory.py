@@ -19,8 +19,8 @@ TOTAL = 1000
 class Cuda:
     """torch.cuda's memory functions over a device with other holders and a context."""
 
-    def __init__(self, others: int = 0, context: int = 50) -> None:
-        self.others, self.outside = others, context
+    def __init__(self, others_bytes: int = 0, context: int = 50) -> None:
+        self.others, self.outside = others_bytes, context
         self.allocated = self.reserved = self.most_allocated = self.most_reserved = 0
         self.stats = {"num_alloc_retries": 0, "num_ooms": 0}
         self.fraction: float | None = None
@@ -65,11 +65,11 @@ class Cuda:
 
 def meter_on(
     cuda: Cuda,
-    others: int | None = None,
+    others_bytes: int | None = None,
     *,
     sleeps: bool = False,
 ) -> CudaMeter:
-    return CudaMeter(SimpleNamespace(cuda=cuda), others_bytes=others, sleeps=sleeps)
+    return CudaMeter(SimpleNamespace(cuda=cuda), others_bytes=others_bytes, sleeps=sleeps)
 
 
 def test_a_sleeping_engine_does_not_count_as_held() -> None:
@@ -81,7 +81,7 @@ def test_a_sleeping_engine_does_not_count_as_held() -> None:
 
 
 def test_the_peak_includes_memory_that_torch_has_released() -> None:
-    cuda = Cuda(others=300)
+    cuda = Cuda(others_bytes=300)
     meter = meter_on(cuda, 300)
     cuda.set(400, 450)
     cuda.set(100, 200)
@@ -94,11 +94,11 @@ def test_the_peak_includes_memory_that_torch_has_released() -> None:
     assert totals["device_uuid"] == "GPU-5c0f3e00-aaaa"
 
 
-@pytest.mark.parametrize("others", [0, 300])
-def test_memory_of_other_processes_counts_only_if_unknown(others: int) -> None:
-    cuda = Cuda(others=300)
+@pytest.mark.parametrize("others_bytes", [0, 300])
+def test_memory_of_other_processes_counts_only_if_unknown(others_bytes: int) -> None:
+    cuda = Cuda(others_bytes=300)
     cuda.set(100, 100)
-    assert meter_on(cuda, others).take_peak() == 150 + 300 - others
+    assert meter_on(cuda, others_bytes).take_peak() == 150 + 300 - others_bytes
 
 
 def test_under_sleep_mode_the_reserved_figure_is_unknown() -> None:
@@ -107,7 +107,8 @@ def test_under_sleep_mode_the_reserved_figure_is_unknown() -> None:
     cuda.set(100, 100)
     cuda.outside -= 80  # asleep: off the device, and still counted as reserved
     figures = meter.take_torch()
-    assert figures is not None and figures["reserved_bytes"] is None
+    assert figures is not None
+    assert figures["reserved_bytes"] is None
     assert meter.take_peak() == 70
     assert meter.totals()["torch_reserved_bytes"] is None
     assert meter.totals()["torch_reserved_why"] == SLEEP_MISLEADS
@@ -146,11 +147,19 @@ def test_torchs_figures_by_phase() -> None:
     assert (memory["allocation_retries"], memory["allocation_failures"]) == (2, 1)
 
 
-@pytest.mark.parametrize(("cap", "fraction"), [(None, None), (1000, None), (650, 0.6), (40, 0.0)])
+@pytest.mark.parametrize(
+    ("cap", "fraction"),
+    [
+        (None, None),
+        (1000, None),
+        (650, 0.6),
+        (40, 0.0),
+    ],
+)
 def test_the_allocator_cap_excludes_the_context_and_other_processes(
     cap: int | None, fraction: float | None
 ) -> None:
-    cuda = Cuda(others=300, context=50)
+    cuda = Cuda(others_bytes=300, context=50)
     _cap_allocator(cuda, cap, 300)
     assert cuda.fraction == fraction
 

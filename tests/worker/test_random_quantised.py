@@ -16,7 +16,12 @@ pytestmark = [
     pytest.mark.skipif(find_spec("bitsandbytes") is None, reason="bitsandbytes is not installed"),
 ]
 SHAPE = tiny_config(layers=2, hidden=256)
-ADAPTER = {"lora_r": 4, "lora_alpha": 8, "lora_dropout": 0.0, "lora_target_modules": None}
+ADAPTER = {
+    "lora_r": 4,
+    "lora_alpha": 8,
+    "lora_dropout": 0.0,
+    "lora_target_modules": None,
+}
 
 
 def built(folder: Path, weights: str) -> Any:
@@ -47,14 +52,16 @@ def test_it_holds_what_a_checkpoint_would(tied: bool, tmp_path: Path) -> None:
     folder = write_model_folder(
         tmp_path / "model", {**SHAPE, "tie_word_embeddings": tied}, weights=True
     )
-    real, random = built(folder, "real"), built(folder, "random")
+    real = built(folder, "real")
+    random = built(folder, "random")
     kinds = {kind for kind, *_ in inventory(real).values()}
     assert "Params4bit" in kinds
     assert {name: facts[:3] for name, facts in inventory(random).items()} == {
         n: f[:3] for n, f in inventory(real).items()
     }
     assert random.get_memory_footprint() == real.get_memory_footprint()
-    assert random.is_loaded_in_4bit and random.hf_quantizer.is_trainable
+    assert random.is_loaded_in_4bit
+    assert random.hf_quantizer.is_trainable
 
 
 def test_an_adapter_is_trained_over_it(tmp_path: Path) -> None:
@@ -71,8 +78,6 @@ def test_an_adapter_is_trained_over_it(tmp_path: Path) -> None:
             trl.measure(loaded, measure_request({"use_peft": True, "load_in_4bit": True}), stage)
         )
         assert trl.release(loaded) is True
-    assert (
-        results[0]["gradient_norm"] > 0
-        and results[0]["gradient_norm"] == results[1]["gradient_norm"]
-    )
+    assert results[0]["gradient_norm"] > 0
+    assert results[0]["gradient_norm"] == results[1]["gradient_norm"]
     assert results[0]["effective"]["use_peft"]

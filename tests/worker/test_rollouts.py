@@ -43,7 +43,7 @@ def rollouts(**options: Any) -> tuple[Any, Any, Clock]:
 
 
 def turn(
-    one: Any,
+    source: Any,
     stage: Any,
     clock: Clock,
     seconds: float,
@@ -56,25 +56,27 @@ def turn(
                 clock.now += seconds / 2
         return answer
 
-    return one.turn(generate)
+    return source.turn(generate)
 
 
 def test_a_rollout_is_cached_with_its_median_seconds() -> None:
-    one, stage, clock = rollouts()
-    assert [turn(one, stage, clock, seconds) for seconds in (9.0, 2.0, 4.0, 3.0)] == ["tokens"] * 4
-    kept = one.cacheable({"rollout": 7, "sync": 5, "forward": 9})
-    assert dict(kept.seconds) == {
+    reuse, stage, clock = rollouts()
+    assert [turn(reuse, stage, clock, seconds) for seconds in (9.0, 2.0, 4.0, 3.0)] == [
+        "tokens"
+    ] * 4
+    rollout = reuse.cacheable({"rollout": 7, "sync": 5, "forward": 9})
+    assert dict(rollout.seconds) == {
         "rollout": 3.0,
         "sync": 1.5,
     }  # the first, which warms up, is left out
-    assert dict(kept.peak_bytes) == {"rollout": 7, "sync": 5}
-    assert (one.run, one.borrowed) == (4, 0)
+    assert dict(rollout.peak_bytes) == {"rollout": 7, "sync": 5}
+    assert (reuse.run, reuse.borrowed) == (4, 0)
 
 
 def test_one_turn_is_too_few_to_know_its_seconds() -> None:
-    one, stage, clock = rollouts()
-    turn(one, stage, clock, 1.0)
-    assert one.cacheable({}) is None
+    reuse, stage, clock = rollouts()
+    turn(reuse, stage, clock, 1.0)
+    assert reuse.cacheable({}) is None
 
 
 @pytest.mark.parametrize("real_first", [0, 1])
@@ -82,12 +84,12 @@ def test_a_reused_rollout_is_counted_and_not_run(real_first: int) -> None:
     source = inside("trl.rollouts").CachedRollout(
         "earlier", {"rollout": 3.0, "sync": 1.5}, {"rollout": 7}
     )
-    one, stage, clock = rollouts(source=source, real_first=real_first)
-    answers = [turn(one, stage, clock, 5.0) for _ in range(3)]
+    reuse, stage, clock = rollouts(source=source, real_first=real_first)
+    answers = [turn(reuse, stage, clock, 5.0) for _ in range(3)]
     assert answers == ["tokens"] * real_first + ["earlier"] * (3 - real_first)
-    assert (one.run, one.borrowed) == (real_first, 3 - real_first)
-    assert one.borrowed_seconds == {"rollout": 3.0 * one.borrowed, "sync": 1.5 * one.borrowed}
-    assert one.cacheable({}) is None  # never handed on a second time
+    assert (reuse.run, reuse.borrowed) == (real_first, 3 - real_first)
+    assert reuse.borrowed_seconds == {"rollout": 3.0 * reuse.borrowed, "sync": 1.5 * reuse.borrowed}
+    assert reuse.cacheable({}) is None  # never handed on a second time
 
 
 def test_the_key_ignores_settings_without_effect_on_generation() -> None:
@@ -104,11 +106,17 @@ def test_the_key_ignores_settings_without_effect_on_generation() -> None:
         "gradient_accumulation_steps": 1,
         "gradient_checkpointing": False,
     }
-    shape = {"rows": 16, "prompt": 8, "completion": 8, "typical": False, "seed": 42}
+    shape = {
+        "rows": 16,
+        "prompt": 8,
+        "completion": 8,
+        "typical": False,
+        "seed": 42,
+    }
     key = key_of(settings, **shape)
     assert key_of(same, **shape) == key
-    others = [{"rows": 32}, {"prompt": 9}, {"completion": 9}, {"typical": True}, {"seed": 1}]
-    assert all(key_of(settings, **{**shape, **other}) != key for other in others)
+    changes = [{"rows": 32}, {"prompt": 9}, {"completion": 9}, {"typical": True}, {"seed": 1}]
+    assert all(key_of(settings, **{**shape, **change}) != key for change in changes)
     assert key_of({**settings, "temperature": 0.5}, **shape) != key
 
 
@@ -198,13 +206,13 @@ def test_candidates_continue_after_out_of_memory(tmp_path: Path) -> None:
             {
                 "per_device_train_batch_size": size,
                 "gradient_accumulation_steps": 64 // size,
-                "gradient_checkpointing": kept,
+                "gradient_checkpointing": checkpointing,
             },
             prompt=256,
             completion=4,
             plan={"reuse_rollouts": True},
         )
-        for size, kept in ((4, False), (16, False), (64, False), (4, True), (4, False))
+        for size, checkpointing in ((4, False), (16, False), (64, False), (4, True), (4, False))
     ]
     document = {"load": load_request(tmp_path), "measures": rungs, "growth_bytes": 450 * 2**20}
     measures = run_apart(document, tmp_path)[0]["measures"]
@@ -217,7 +225,8 @@ def test_candidates_continue_after_out_of_memory(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None:
-    trl, request = adapter(), load_request(tmp_path)
+    trl = adapter()
+    request = load_request(tmp_path)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     plan = {"optimizer_steps": 4, "save_checkpoint": True, "evaluate": True}
@@ -249,7 +258,8 @@ def test_a_whole_certificate_is_counted_while_it_happens(tmp_path: Path) -> None
 
 @pytest.mark.slow
 def test_a_soak_lasts_the_requested_time(tmp_path: Path) -> None:
-    trl, request = adapter(), load_request(tmp_path)
+    trl = adapter()
+    request = load_request(tmp_path)
     trl.warm(request)
     loaded = trl.load(request, events_stage()[0])
     result = trl.measure(loaded, measure_request(plan={"soak_seconds": 4.0}), events_stage()[0])
@@ -271,10 +281,11 @@ def test_every_part_of_the_distribution_occurs_in_a_batch() -> None:
 
 def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
     prompts = [[n, n] for n in range(40)]
-    ours, theirs = (LengthDraws(SAMPLE, seed=1) for _ in range(2))
-    first, second = ours.take(prompts), ours.take(prompts)
-    assert first == theirs.take(prompts)
-    assert first != second == theirs.take(prompts)
+    first_draws, second_draws = (LengthDraws(SAMPLE, seed=1) for _ in range(2))
+    first = first_draws.take(prompts)
+    second = first_draws.take(prompts)
+    assert first == second_draws.take(prompts)
+    assert first != second == second_draws.take(prompts)
     assert (
         LengthDraws(SAMPLE, seed=1).take(prompts[::-1])
         != first
@@ -283,7 +294,7 @@ def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "each"),
+    ("settings", "drawn"),
     [
         ({}, True),
         ({"use_vllm": True}, True),
@@ -291,8 +302,8 @@ def test_equal_prompts_get_equal_lengths_and_others_not() -> None:
         ({"use_transformers_paged": True}, False),
     ],
 )
-def test_a_server_has_one_length_for_all(settings: dict[str, Any], each: bool) -> None:
-    assert worker_rollouts.can_be_drawn(settings) is each
+def test_a_server_has_one_length_for_all(settings: dict[str, Any], drawn: bool) -> None:
+    assert worker_rollouts.can_be_drawn(settings) is drawn
 
 
 def test_a_group_has_one_prompt_of_one_drawn_length() -> None:

@@ -26,7 +26,8 @@ def missing() -> list[str]:
     """Names of the table that the installed release should have and does not."""
     import trl
 
-    seams, release = inside("trl.seams"), Version(trl.__version__)
+    seams = inside("trl.seams")
+    release = Version(trl.__version__)
     inside("trl.vllm_engines").without_vllm()
     absent = []
     for seam in seams.SEAMS:
@@ -68,13 +69,16 @@ def test_an_older_release_has_all_names(release: str) -> None:
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo"])
 def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
-    seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
-    run = object.__new__(found)
+    seams = inside("trl.seams")
+    method_class = inside("trl.methods").METHODS[method]
+    run = object.__new__(method_class)
     run.recorder = run.lengths = run.seen = run.rollouts = None
     required = {
-        seam.name for seam in seams.SEAMS if seam.module == found.module and seam.use == "probe"
+        seam.name
+        for seam in seams.SEAMS
+        if seam.module == method_class.module and seam.use == "probe"
     }
-    hooked = {f"{found.names[1]}.{name}" for name in run._hooks()}
+    hooked = {f"{method_class.names[1]}.{name}" for name in run._hooks()}
     assert hooked == required
 
 

@@ -36,11 +36,9 @@ def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: str | None) 
         loss,
         {"entropy": entropy, "entropy_chunk": 4, "widened": loss == "logprobs_kernel"},
     ).backward()
-    assert (
-        weights.grad is not None
-        and weights.grad.dtype is torch.bfloat16
-        and weights.grad.shape == weights.shape
-    )
+    assert weights.grad is not None
+    assert weights.grad.dtype is torch.bfloat16
+    assert weights.grad.shape == weights.shape
     assert out.logits is None
 
 
@@ -48,50 +46,57 @@ def test_each_loss_has_a_gradient_of_the_logits(loss: str, entropy: str | None) 
 def test_the_kernels_gradient_may_overwrite_the_logits(in_place: bool) -> None:
     _, out, labels = answered()
     logits = out.logits
-    seen: list[int] = []
-    logits.register_hook(lambda gradient: seen.append(gradient.data_ptr()))
+    addresses: list[int] = []
+    logits.register_hook(lambda gradient: addresses.append(gradient.data_ptr()))
     policy_loss(out, labels, "logprobs_kernel", {"in_place": in_place}).backward()
-    assert (seen == [logits.data_ptr()]) is in_place
+    assert (addresses == [logits.data_ptr()]) is in_place
 
 
 def test_saved_logits_by_loss() -> None:
-    def kept(loss: str, **options: bool) -> int:
+    def saved_bytes(loss: str, **options: bool) -> int:
         _, out, labels = answered(torch.bfloat16)
         logits = out.logits
-        held: list[Any] = []
+        saved: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one: (held.append(one), one)[1], lambda one: one
+            lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
         ):
             policy_loss(out, labels, loss, options)
         storages = {
-            one.untyped_storage().data_ptr(): one.untyped_storage().nbytes() for one in held
+            tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
+            for tensor in saved
         }
         storages.pop(logits.untyped_storage().data_ptr(), None)
         return sum(size for size in storages.values() if size > ROWS * LENGTH * 8)
 
-    assert kept("logprobs_kernel") == 0
-    narrow, wide = kept("logprobs_plain"), kept("logprobs")
-    assert narrow > 0 and wide == 2 * narrow
+    assert saved_bytes("logprobs_kernel") == 0
+    narrow = saved_bytes("logprobs_plain")
+    wide = saved_bytes("logprobs")
+    assert narrow > 0
+    assert wide == 2 * narrow
 
 
 def test_log_probabilities_token_by_token_keep_them_in_float32() -> None:
     _, out, labels = answered(torch.bfloat16)
-    held: list[Any] = []
+    saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: (held.append(one), one)[1], lambda one: one
+        lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
     ):
         policy_loss(out, labels, "logprobs_tokens", {})
     wide = {
-        one.untyped_storage().data_ptr(): one
-        for one in held
-        if one.dtype is torch.float32 and one.numel() == WORDS
+        tensor.untyped_storage().data_ptr(): tensor
+        for tensor in saved
+        if tensor.dtype is torch.float32 and tensor.numel() == WORDS
     }
     assert len(wide) == ROWS * LENGTH
 
 
 @pytest.mark.parametrize(
     ("package", "user", "falls_back"),
-    [("no_kernel", "torch", True), ("torch", "torch", False), ("no_kernel", "no_user", False)],
+    [
+        ("no_kernel", "torch", True),
+        ("torch", "torch", False),
+        ("no_kernel", "no_user", False),
+    ],
 )
 def test_an_environment_with_the_framework_and_without_the_kernel_computes_token_by_token(
     package: str,
@@ -99,27 +104,31 @@ def test_an_environment_with_the_framework_and_without_the_kernel_computes_token
     falls_back: bool,
 ) -> None:
     _, out, labels = answered(torch.bfloat16)
-    held: list[Any] = []
+    saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: (held.append(one), one)[1], lambda one: one
+        lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
     ):
         policy_loss(
             out, labels, "logprobs_kernel", {"kernel_package": package, "kernel_user": user}
         )
-    assert any(one.dtype is torch.float32 and one.shape == (WORDS,) for one in held) is falls_back
+    assert (
+        any(tensor.dtype is torch.float32 and tensor.shape == (WORDS,) for tensor in saved)
+        is falls_back
+    )
 
 
 def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
     weights, out, labels = answered()
     logits = out.logits
-    held: list[Any] = []
+    saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: (held.append(one), one)[1], lambda one: one
+        lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
     ):
         policy_loss(out, labels, "logprobs_kernel", {"copied": True}).backward()
-    copies = [one for one in held if one.numel() == logits.numel()]
-    assert copies and all(
-        one.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for one in copies
+    copies = [tensor for tensor in saved if tensor.numel() == logits.numel()]
+    assert copies
+    assert all(
+        copy.untyped_storage().data_ptr() != logits.untyped_storage().data_ptr() for copy in copies
     )
     assert weights.grad is not None
 
@@ -127,59 +136,63 @@ def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
 def test_rows_of_a_packed_row_have_the_same_gradient() -> None:
     weights, out, labels = answered()
     policy_loss(out, labels, "logprobs", {}).backward()
-    whole, again = weights.grad, SimpleNamespace(logits=weights * 1)
+    gradient = weights.grad
+    again = SimpleNamespace(logits=weights * 1)
     weights.grad = None
     policy_loss(again, labels, "logprobs", {"each_row": True}).backward()
-    torch.testing.assert_close(weights.grad, whole)
+    torch.testing.assert_close(weights.grad, gradient)
 
 
 def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
-    def kept(**options: Any) -> int:
+    def saved_bytes(**options: Any) -> int:
         _, out, labels = answered(torch.bfloat16)
-        held: list[Any] = []
+        saved: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one: (held.append(one), one)[1], lambda one: one
+            lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
         ):
             policy_loss(out, labels, "logprobs_kernel", {**options})
         return sum(
-            one.nbytes for one in held if one.dtype is torch.float32 and one.numel() >= WORDS
+            tensor.nbytes
+            for tensor in saved
+            if tensor.dtype is torch.float32 and tensor.numel() >= WORDS
         )
 
     assert (
-        kept(
+        saved_bytes(
             entropy="log_softmax",
             entropy_chunk=4,
             entropy_frozen=True,
         )
         == 0
     )
-    assert kept(entropy="log_softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
-    assert kept(entropy="softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
-    assert kept(entropy="compiled", entropy_chunk=4) == 0
+    assert saved_bytes(entropy="log_softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
+    assert saved_bytes(entropy="softmax", entropy_chunk=4) >= 2 * ROWS * LENGTH * WORDS * 4
+    assert saved_bytes(entropy="compiled", entropy_chunk=4) == 0
 
 
 def test_an_entropy_in_chunks_is_the_same() -> None:
     logits = torch.randn(ROWS, LENGTH, WORDS)
-    whole = ENTROPIES["softmax"](logits, 0).reshape(-1)
+    entropy = ENTROPIES["softmax"](logits, 0).reshape(-1)
     for kind in ("softmax", "log_softmax"):
-        assert torch.allclose(ENTROPIES[kind](logits, 3), whole, atol=1e-5)
+        assert torch.allclose(ENTROPIES[kind](logits, 3), entropy, atol=1e-5)
 
 
 def test_an_entropy_under_autocast_keeps_its_shares_in_float32() -> None:
-    def kept(**options: Any) -> int:
+    def saved_bytes(**options: Any) -> int:
         _, out, labels = answered(torch.bfloat16)
-        held: list[Any] = []
+        saved: list[Any] = []
         with torch.autograd.graph.saved_tensors_hooks(
-            lambda one: (held.append(one), one)[1], lambda one: one
+            lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
         ):
             policy_loss(out, labels, "logprobs_kernel", {"entropy": "softmax", **options})
         return sum(
-            one.nbytes
-            for one in held
-            if one.dtype is torch.float32 and one.numel() == ROWS * LENGTH * WORDS
+            tensor.nbytes
+            for tensor in saved
+            if tensor.dtype is torch.float32 and tensor.numel() == ROWS * LENGTH * WORDS
         )
 
-    assert kept() == 0 and kept(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
+    assert saved_bytes() == 0
+    assert saved_bytes(entropy_widened=True) >= ROWS * LENGTH * WORDS * 4
 
 
 @pytest.mark.parametrize("kind", HEADS)
@@ -187,16 +200,18 @@ def test_a_fused_head_keeps_no_logits(kind: str) -> None:
     head = torch.nn.Linear(4, WORDS, bias=False)
     fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), {"head": kind, "chunk": 3})
     hidden = torch.randn(ROWS, LENGTH, 4, requires_grad=True)
-    held: list[Any] = []
+    saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(
-        lambda one: (held.append(one), one)[1], lambda one: one
+        lambda tensor: (saved.append(tensor), tensor)[1], lambda tensor: tensor
     ):
         policy_loss(
             SimpleNamespace(logits=head(hidden)), torch.zeros(ROWS, LENGTH), "logprobs_fused", {}
         ).backward()
-    assert max(one.numel() for one in held) <= max(hidden.numel(), head.weight.numel())
-    assert hidden.grad is not None and hidden.grad.shape == hidden.shape
-    assert head.weight.grad is not None and head.weight.grad.shape == head.weight.shape
+    assert max(tensor.numel() for tensor in saved) <= max(hidden.numel(), head.weight.numel())
+    assert hidden.grad is not None
+    assert hidden.grad.shape == hidden.shape
+    assert head.weight.grad is not None
+    assert head.weight.grad.shape == head.weight.shape
 
 
 def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
@@ -210,29 +225,30 @@ def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:
     class Keeps(torch.autograd.Function):
         @staticmethod
         def forward(context: Any, value: Any) -> Any:
-            made = value * 2
-            live.append(weakref.ref(made))
-            context.save_for_backward(made)
-            return made.sum()
+            product = value * 2
+            live.append(weakref.ref(product))
+            context.save_for_backward(product)
+            return product.sum()
 
         @staticmethod
         def backward(context: Any, gradient: Any) -> Any:
-            (made,) = context.saved_tensors
-            return made * gradient
+            (product,) = context.saved_tensors
+            return product * gradient
 
     weights = torch.randn(1024, requires_grad=True)
-    for in_flight, kept in ((None, 4), (2, 2)):
+    for in_flight, live_tensors in ((None, 4), (2, 2)):
         live.clear()
         with offloaded(in_flight):
             total = sum(Keeps.apply(weights) for _ in range(4))
         gc.collect()
-        assert sum(one() is not None for one in live) == kept
+        assert sum(reference() is not None for reference in live) == live_tensors
         total.backward()
 
 
 def test_an_entropy_that_is_only_logged_holds_its_tensors_after_the_backward_pass() -> None:
     weights, out, labels = answered()
-    plain, again = SimpleNamespace(logits=weights * 1), out.logits
+    plain = SimpleNamespace(logits=weights * 1)
+    again = out.logits
     policy_loss(plain, labels, "logprobs_plain", {}).backward()
     expected, weights.grad = weights.grad, None
     loss = policy_loss(SimpleNamespace(logits=again), labels, "logprobs_plain", {"held": 0.5})

@@ -71,7 +71,8 @@ def test_a_padded_batch_has_the_requested_length_and_only_shorter_rows() -> None
         completion=3,
         padded=True,
     )
-    prompts, completions = lengths.prompts(4), lengths.completions(4)
+    prompts = lengths.prompts(4)
+    completions = lengths.completions(4)
     assert max(map(len, prompts)) == 5
     assert max(map(len, completions)) == 3
     assert all(
@@ -117,8 +118,8 @@ def test_a_trace_has_phases_and_live_parts() -> None:
 
 @pytest.mark.slow
 def test_fewer_layers_may_be_traced() -> None:
-    whole = cases.spec()
-    part = {**whole, "model": {**whole["model"], "layers": 1}}
+    spec = cases.spec()
+    part = {**spec, "model": {**spec["model"], "layers": 1}}
     trace = msgspec.convert(step_trace.trace(part), Trace)
     assert trace.layers == len(trace.inventory.layer_bytes) == 1
 
@@ -127,22 +128,29 @@ def test_fewer_layers_may_be_traced() -> None:
 def test_the_peak_does_not_depend_on_the_number_of_traced_micro_steps() -> None:
     few = cases.spec(gradient_accumulation_steps=5)
     peaks = [
-        msgspec.convert(step_trace.trace({**few, "micro_steps": most}), Trace).peak_bytes
-        for most in (None, 5)
+        msgspec.convert(step_trace.trace({**few, "micro_steps": micro_steps}), Trace).peak_bytes
+        for micro_steps in (None, 5)
     ]
     assert peaks[0] == pytest.approx(peaks[1], rel=1e-4)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("batch", "steps"), [(1, 2), (1, 1), (2, 3)])
+@pytest.mark.parametrize(
+    ("batch", "steps"),
+    [
+        (1, 2),
+        (1, 1),
+        (2, 3),
+    ],
+)
 def test_a_rank_of_many_holds_a_part_of_its_group(batch: int, steps: int) -> None:
-    whole = cases.spec(
+    spec = cases.spec(
         per_device_train_batch_size=batch,
         steps_per_generation=steps,
         num_generations=8,
     )
     trace = msgspec.convert(
-        step_trace.trace({**whole, "sharding": {"kind": "ddp", "ranks": 8}}), Trace
+        step_trace.trace({**spec, "sharding": {"kind": "ddp", "ranks": 8}}), Trace
     )
     assert trace.effective["generation_batch_size"] == 8 * batch * steps
 
@@ -152,18 +160,18 @@ def test_a_reference_pass_with_adapters_off_is_not_the_first_under_fsdp2() -> No
     """FSDP2 reads the dtypes of gradients in its first forward pass: that of the rollout, which
     a trace leaves out.
     """
-    whole = cases.spec(
+    spec = cases.spec(
         adapter=cases.LORA,
         dtype="bfloat16",
         beta=0.04,
         bf16=True,
     )
     trace = msgspec.convert(
-        step_trace.trace({**whole, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace
+        step_trace.trace({**spec, "sharding": {"kind": "fsdp2", "ranks": 2}}), Trace
     )
     start = next(mark.event for mark in trace.marks if (mark.phase, mark.step) == ("optimizer", 1))
-    held = trace.live_parts_at(start - 1)
-    assert held["gradients"] == held["adapters"]  # float32, as their masters
+    live_bytes = trace.live_parts_at(start - 1)
+    assert live_bytes["gradients"] == live_bytes["adapters"]  # float32, as their masters
 
 
 def test_a_model_whose_code_is_not_there_is_named() -> None:
@@ -227,7 +235,11 @@ def test_several_rewards_with_weights_are_traced() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "forgets"), [({}, True), ({"ds3_gather_for_generation": False}, False)]
+    ("settings", "forgets"),
+    [
+        ({}, True),
+        ({"ds3_gather_for_generation": False}, False),
+    ],
 )
 def test_a_rollout_without_a_gather_keeps_the_order_of_the_modules(
     settings: dict[str, Any], forgets: bool

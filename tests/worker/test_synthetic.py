@@ -85,7 +85,8 @@ def test_a_vocabulary_too_small_and_heads_too_small_are_refused() -> None:
 
 @pytest.mark.slow
 def test_the_program_writes_a_loadable_model_and_dataset(tmp_path: Path) -> None:
-    transformers, datasets = pytest.importorskip("transformers"), pytest.importorskip("datasets")
+    transformers = pytest.importorskip("transformers")
+    datasets = pytest.importorskip("datasets")
     shape = [
         "--hidden",
         "128",
@@ -115,11 +116,11 @@ def test_the_program_writes_a_loadable_model_and_dataset(tmp_path: Path) -> None
 
 
 def test_synthetic_prompts_differ_from_the_start_and_are_long_enough(qwen: Any) -> None:
-    made = training_data.synthetic_prompts(20, qwen, 64, seed=1)
-    texts = [row["prompt"][0]["content"] for row in made]
+    prompts = training_data.synthetic_prompts(20, qwen, 64, seed=1)
+    texts = [row["prompt"][0]["content"] for row in prompts]
     assert len({text[:8] for text in texts}) == 20
     assert all(len(qwen(text)["input_ids"]) >= 64 for text in texts)
-    assert training_data.synthetic_prompts(20, qwen, 64, seed=1) == made
+    assert training_data.synthetic_prompts(20, qwen, 64, seed=1) == prompts
 
 
 @pytest.mark.parametrize(

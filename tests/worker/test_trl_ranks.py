@@ -40,7 +40,7 @@ pytestmark = pytest.mark.slow
 
 
 def task() -> Task:
-    made = make_task(RANKS)
+    two_rank_task = make_task(RANKS)
     model = Model(
         name="tiny",
         config=tiny_config(
@@ -51,7 +51,7 @@ def task() -> Task:
         folder=None,
         origin="made up",
     )
-    return replace(made, workload=replace(made.workload, model=model))
+    return replace(two_rank_task, workload=replace(two_rank_task.workload, model=model))
 
 
 def candidate(accumulation: int) -> Candidate:
@@ -66,22 +66,22 @@ def executor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("TROUBLE", request.param)
-    trl, asked = trainer("trl"), task()
-    made = LocalExecutor(
+    trl, trl_task = trainer("trl"), task()
+    local_executor = LocalExecutor(
         RunnerSettings(
-            python=asked.workload.python,
+            python=trl_task.workload.python,
             adapter=str(ADAPTER),
             ranks=RANKS,
             limit_bytes=6 * 2**30,
             scratch_root=tmp_path,
         ),
         RequestBuilders(
-            load=lambda one: trl.load_request(one, asked),
-            probe=lambda one, plan: trl.probe_request(one, asked, plan),
+            load=lambda candidate: trl.load_request(candidate, trl_task),
+            probe=lambda candidate, plan: trl.probe_request(candidate, trl_task, plan),
         ),
     )
-    yield made
-    made.close()
+    yield local_executor
+    local_executor.close()
 
 
 def alive_under(executor: LocalExecutor) -> list[int]:
@@ -94,10 +94,12 @@ def test_out_of_memory_on_one_rank_ends_the_probe_on_all(executor: LocalExecutor
     well = executor.open(candidate(1)).measure(candidate(1), GENEROUS)
     assert well.outcome is Outcome.OK
     began = time.monotonic()
-    found = executor.open(candidate(2)).measure(candidate(2), GENEROUS)
-    assert found.outcome.is_out_of_memory, found.failure
-    assert found.failure is not None and found.failure.rank == 1
-    assert found.failure.phase is not None and str(found.outcome) == f"oom_{found.failure.phase}"
+    measurement = executor.open(candidate(2)).measure(candidate(2), GENEROUS)
+    assert measurement.outcome.is_out_of_memory, measurement.failure
+    assert measurement.failure is not None
+    assert measurement.failure.rank == 1
+    assert measurement.failure.phase is not None
+    assert str(measurement.outcome) == f"oom_{measurement.failure.phase}"
     # The other rank waits for its peer in a collective, for half an hour if it is let; nobody waits
     # for the deadline either.
     assert time.monotonic() - began < GENEROUS.deadline_seconds / 2
@@ -112,8 +114,9 @@ def test_a_rank_that_hangs_in_a_collective_is_ended_at_the_deadline(
     assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK
     ranks = alive_under(executor)
     assert len(ranks) >= RANKS
-    found = executor.open(candidate(2)).measure(candidate(2), IMPATIENT)
-    assert found.outcome is Outcome.TIMEOUT
-    assert found.failure is not None and "deadline" in found.failure.evidence
+    measurement = executor.open(candidate(2)).measure(candidate(2), IMPATIENT)
+    assert measurement.outcome is Outcome.TIMEOUT
+    assert measurement.failure is not None
+    assert "deadline" in measurement.failure.evidence
     assert alive_under(executor) == []
     assert executor.open(candidate(1)).measure(candidate(1), GENEROUS).outcome is Outcome.OK

@@ -44,7 +44,7 @@ KINDS = ["fsdp2", *(pytest.param(kind, marks=needs_deepspeed) for kind in ("zero
 
 
 def task(tuning: str) -> Task:
-    made = make_task(RANKS, tuning=tuning)
+    ranked_task = make_task(RANKS, tuning=tuning)
     model = Model(
         name="tiny",
         config=tiny_config(
@@ -55,11 +55,11 @@ def task(tuning: str) -> Task:
         folder=None,
         origin="made up",
     )
-    return replace(made, workload=replace(made.workload, model=model))
+    return replace(ranked_task, workload=replace(ranked_task.workload, model=model))
 
 
-def candidate(asked: Task, **knobs: Any) -> Candidate:
-    return trainer("trl").complete({**SMALL, **knobs}, asked)
+def candidate(task: Task, **knobs: Any) -> Candidate:
+    return trainer("trl").complete({**SMALL, **knobs}, task)
 
 
 @pytest.fixture
@@ -67,26 +67,26 @@ def measured(tmp_path: Path) -> Iterator[Any]:
     started: list[LocalExecutor] = []
 
     def measure(
-        asked: Task,
-        one: Candidate,
+        task: Task,
+        candidate: Candidate,
         limit: int = 6 * 2**30,
     ) -> Measurement:
         trl = trainer("trl")
         executor = LocalExecutor(
             RunnerSettings(
-                python=asked.workload.python,
+                python=task.workload.python,
                 adapter=str(ADAPTER),
                 ranks=RANKS,
                 limit_bytes=limit,
                 scratch_root=tmp_path,
             ),
             RequestBuilders(
-                load=lambda each: trl.load_request(each, asked),
-                probe=lambda each, plan: trl.probe_request(each, asked, plan),
+                load=lambda loaded: trl.load_request(loaded, task),
+                probe=lambda probed, plan: trl.probe_request(probed, task, plan),
             ),
         )
         started.append(executor)
-        return executor.open(one).measure(one, PLAN)
+        return executor.open(candidate).measure(candidate, PLAN)
 
     yield measure
     for executor in started:
@@ -100,50 +100,51 @@ def test_a_sharded_model_is_measured(
     tuning: str,
     measured: Any,
 ) -> None:
-    asked = task(tuning)
-    found: Measurement = measured(asked, candidate(asked, sharding=sharding))
-    assert found.outcome is Outcome.OK, found.failure
-    assert found.worst is not None and found.worst.cycle_loss_tokens == (RANKS * 4 * 8,)
-    assert found.memory.peak_bytes is not None
-    effective: Mapping[str, Any] = found.effective
+    sharded_task = task(tuning)
+    measurement: Measurement = measured(sharded_task, candidate(sharded_task, sharding=sharding))
+    assert measurement.outcome is Outcome.OK, measurement.failure
+    assert measurement.worst is not None
+    assert measurement.worst.cycle_loss_tokens == (RANKS * 4 * 8,)
+    assert measurement.memory.peak_bytes is not None
+    effective: Mapping[str, Any] = measurement.effective
     assert effective["world_size"] == RANKS
     assert effective["distributed_type"] == ("FSDP" if sharding == "fsdp2" else "DEEPSPEED")
     share = effective["parameters_on_this_rank"] / effective["parameters"]
     assert share == pytest.approx(1.0) if sharding == "zero2" else 0.5 <= share < 0.6
-    check_what_the_ranks_hold(found, sharding, tuning)
+    check_what_the_ranks_hold(measurement, sharding, tuning)
 
 
 def check_what_the_ranks_hold(
-    found: Measurement,
+    measurement: Measurement,
     sharding: str,
     tuning: str,
 ) -> None:
     """Check the bytes of weights, adapters and optimizer states (Adam's two, and masters) per
     rank.
     """
-    effective: Mapping[str, Any] = found.effective
-    assert [one.rank for one in found.memory.models] == [0, 1]
+    effective: Mapping[str, Any] = measurement.effective
+    assert [model.rank for model in measurement.memory.models] == [0, 1]
     trained = 4 * effective["trainable_parameters"]
-    for one in found.memory.models:
-        kept = one.bytes["weights"] + one.bytes.get("adapters", 0)
-        assert kept == pytest.approx(
+    for model in measurement.memory.models:
+        weight_bytes = model.bytes["weights"] + model.bytes.get("adapters", 0)
+        assert weight_bytes == pytest.approx(
             4 * effective["parameters"] / (1 if sharding == "zero2" else RANKS), rel=0.25
         )
-        assert 0.9 * trained <= one.bytes["optimizer"] <= 2 * trained  # shards need not be even
-        assert ("adapters" in one.bytes) is (tuning == "lora")
+        assert 0.9 * trained <= model.bytes["optimizer"] <= 2 * trained  # shards need not be even
+        assert ("adapters" in model.bytes) is (tuning == "lora")
 
 
 def test_a_rank_has_the_environment_of_accelerate(tmp_path: Path) -> None:
     """Variables come from accelerate's own launcher, which reads the file of the final run."""
     from tests.worker.drive import inside
 
-    asked = task("full")
-    one = candidate(asked, sharding="zero3", offload_optimizer_device="cpu")
-    request = trainer("trl").load_request(one, asked)
-    made = inside("trl.rank_environment").environment_of(request["launch"]["accelerate"], tmp_path)  # type: ignore[index]
-    assert (
-        made["ACCELERATE_USE_DEEPSPEED"] == "true"
-        and made["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
-    )
-    assert made["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
-    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"} & set(made)
+    sharded_task = task("full")
+    zero3_candidate = candidate(sharded_task, sharding="zero3", offload_optimizer_device="cpu")
+    request = trainer("trl").load_request(zero3_candidate, sharded_task)
+    environment = inside("trl.rank_environment").environment_of(
+        request["launch"]["accelerate"], tmp_path
+    )  # type: ignore[index]
+    assert environment["ACCELERATE_USE_DEEPSPEED"] == "true"
+    assert environment["ACCELERATE_DEEPSPEED_ZERO_STAGE"] == "3"
+    assert environment["ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE"] == "cpu"
+    assert not {"RANK", "WORLD_SIZE", "MASTER_PORT", "OMP_NUM_THREADS"} & set(environment)

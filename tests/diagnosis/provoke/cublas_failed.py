@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from parts import fail_at, plain_trainer
 
-words = (
+message = (
     "CUDA error: CUBLAS_STATUS_EXECUTION_FAILED when calling `cublasGemmEx( handle, opa, opb, m, n,"
     " k, &falpha, a)`"
 )
-fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", RuntimeError(words), call=3)
+fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", RuntimeError(message), call=3)
 plain_trainer()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parts import fail_at, grpo, learning
 
-words = (
+message = (
     "CUDA error: device-side assert triggered\nSearch for `cudaErrorAssert' in "
     "https://docs.nvidia.com/cuda/cuda-runtime-api/group__"
     "CUDART__TYPES.html for more information.\nCUDA kernel errors might be asynchronously "
@@ -15,5 +15,5 @@ words = (
 )
 import torch  # noqa: E402
 
-fail_at("torch.nn.functional:embedding", torch.AcceleratorError(words), when=learning)
+fail_at("torch.nn.functional:embedding", torch.AcceleratorError(message), when=learning)
 grpo()

@@ -8,9 +8,9 @@ from vllm.v1.worker.cpu_worker import CPUWorker
 
 
 def grow(_: CPUWorker) -> int:
-    kept = []
+    tensors = []
     while True:
-        kept.append(torch.ones(2**24))
+        tensors.append(torch.ones(2**24))
 
 
 # Not under the guard below: the engine's processes read this file anew.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from parts import fail_at, plain_trainer
 
-words = (
+message = (
     "out of resource: shared memory, Required: 147456, Hardware limit: 101376. Reducing block sizes"
     " or `num_stages` may help."
 )
@@ -15,6 +15,8 @@ class OutOfResources(Exception):
 
 
 fail_at(
-    "transformers.models.qwen2.modeling_qwen2:Qwen2Attention.forward", OutOfResources(words), call=5
+    "transformers.models.qwen2.modeling_qwen2:Qwen2Attention.forward",
+    OutOfResources(message),
+    call=5,
 )
 plain_trainer()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch.utils.data import DataLoader
 
-kept: list[torch.Tensor] = []
+tensors: list[torch.Tensor] = []
 
 
 class Growing(torch.utils.data.Dataset):  # type: ignore[type-arg]
@@ -13,7 +13,7 @@ class Growing(torch.utils.data.Dataset):  # type: ignore[type-arg]
         return 512
 
     def __getitem__(self, index: int) -> torch.Tensor:
-        kept.append(torch.ones(2**22))
+        tensors.append(torch.ones(2**22))
         return torch.ones(4)
 
 

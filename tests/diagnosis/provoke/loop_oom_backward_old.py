@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from parts import fail_at, gpu_memory, loop
 
-words = gpu_memory(
+message = gpu_memory(
     "1.95 GiB",
     total="10.76 GiB",
     free="1.20 GiB",
-    mine="8.80 GiB",
+    process="8.80 GiB",
     live="8.11 GiB",
     idle="",
     torch="1.13",
 )
-fail_at("torch.autograd:_engine_run_backward", RuntimeError(words), call=2)
+fail_at("torch.autograd:_engine_run_backward", RuntimeError(message), call=2)
 loop()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from parts import fail_at, on_gloo, plain_trainer, zero
 
 on_gloo()
-words = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
+message = "Current loss scale already at minimum - cannot decrease scale anymore. Exiting run."
 fail_at(
-    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step", Exception(words), call=3
+    "deepspeed.runtime.zero.stage_1_and_2:DeepSpeedZeroOptimizer.step", Exception(message), call=3
 )
 plain_trainer(deepspeed=zero(2))

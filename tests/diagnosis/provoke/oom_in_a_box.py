@@ -6,13 +6,13 @@ from parts import fail_at, gpu_memory, out_of_memory, sft
 from rich.traceback import install
 
 install(width=100)
-words = gpu_memory(
+message = gpu_memory(
     "1.16 GiB",
     total="79.19 GiB",
     free="512.00 MiB",
-    mine="78.60 GiB",
+    process="78.60 GiB",
     live="76.02 GiB",
     idle="1.40 GiB",
 )
-fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", out_of_memory(words), call=7)
+fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", out_of_memory(message), call=7)
 sft()

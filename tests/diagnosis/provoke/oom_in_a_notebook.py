@@ -13,14 +13,14 @@ shown = FormattedTB(
     tb_offset=0,
 )
 sys.excepthook = lambda *error: print(shown.text(*error))
-words = gpu_memory(
+message = gpu_memory(
     "1.16 GiB",
     total="79.19 GiB",
     free="512.00 MiB",
-    mine="78.60 GiB",
+    process="78.60 GiB",
     live="76.02 GiB",
     idle="1.40 GiB",
     torch="2.6",
 )
-fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", out_of_memory(words), call=7)
+fail_at("transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward", out_of_memory(message), call=7)
 sft()

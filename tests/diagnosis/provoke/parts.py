@@ -169,14 +169,14 @@ def rank() -> int:
     return int(os.environ.get("RANK", "0"))
 
 
-def zero(stage: int, **more: Any) -> dict[str, Any]:
+def zero(stage: int, **options: Any) -> dict[str, Any]:
     """A DeepSpeed configuration for the Trainer."""
     return {
         "zero_optimization": {"stage": stage},
         "train_micro_batch_size_per_gpu": "auto",
         "gradient_accumulation_steps": "auto",
         "train_batch_size": "auto",
-        **more,
+        **options,
     }
 
 
@@ -240,11 +240,11 @@ def fail_at(
     static = isinstance(inspect.getattr_static(owner, name), staticmethod)
 
     @functools.wraps(real)
-    def failing(*given: Any, **named: Any) -> Any:
+    def failing(*arguments: Any, **keywords: Any) -> Any:
         calls[0] += when()
         if calls[0] >= call and when() and on_rank in (None, rank()):
             raise error
-        return real(*given, **named)
+        return real(*arguments, **keywords)
 
     # Frames show the file and the name of the code that runs: those of what it stands for.
     failing.__code__ = failing.__code__.replace(
@@ -276,20 +276,21 @@ _HINTS = {
         "If reserved but unallocated memory is large try setting"
         " PYTORCH_ALLOC_CONF=expandable_segments:True to avoid "
         "fragmentation.  See documentation for Memory Management  "
-        "(https://docs.pytorch.org/docs/stable/notes/cuda.html#optimizing-memory-usage-with-pytorch-alloc-conf)"
+        "(https://docs.pytorch.org/docs/stable/notes/cuda.html"
+        "#optimizing-memory-usage-with-pytorch-alloc-conf)"
     ),
 }
 
 
 def gpu_memory(
-    asked: str,
+    request: str,
     *,
     total: str,
     free: str,
-    mine: str,
+    process: str,
     live: str,
     idle: str,
-    others: str = "",
+    neighbours: str = "",
     pools: str = "",
     allowed: str = "",
     gpu: int = 0,
@@ -300,8 +301,8 @@ def gpu_memory(
     """
     if torch.startswith("1."):
         return (
-            f"CUDA out of memory. Tried to allocate {asked} (GPU {gpu}; {total} total capacity;"
-            f" {live} already allocated; {free} free; {mine} reserved in total by PyTorch) If"
+            f"CUDA out of memory. Tried to allocate {request} (GPU {gpu}; {total} total capacity;"
+            f" {live} already allocated; {free} free; {process} reserved in total by PyTorch) If"
             " reserved memory is >> allocated memory try setting max_split_size_mb to avoid"
             " fragmentation.  See documentation for Memory Management and PYTORCH_CUDA_ALLOC_CONF"
         )
@@ -309,9 +310,9 @@ def gpu_memory(
     in_pools = f", with {pools} allocated in private pools (e.g., CUDA Graphs)," if pools else ","
     limit = f"{allowed} allowed; " if allowed else ""
     return (
-        f"CUDA out of memory. Tried to allocate {asked}. GPU {gpu} has a total {capacity} of"
-        f" {total} of which {free} is free. {others}Including non-PyTorch memory, this process has"
-        f" {mine} memory in use. {limit}Of the allocated memory {live} is allocated by"
+        f"CUDA out of memory. Tried to allocate {request}. GPU {gpu} has a total {capacity} of"
+        f" {total} of which {free} is free. {neighbours}Including non-PyTorch memory, this process"
+        f" has {process} memory in use. {limit}Of the allocated memory {live} is allocated by"
         f" PyTorch{in_pools} and {idle} is reserved by PyTorch but unallocated. {_HINTS[torch]}"
     )
 

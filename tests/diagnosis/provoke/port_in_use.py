@@ -7,12 +7,12 @@ import socket
 
 import torch.distributed as dist
 
-taken = socket.socket()
-taken.bind(("127.0.0.1", 0))
-taken.listen()
+listener = socket.socket()
+listener.bind(("127.0.0.1", 0))
+listener.listen()
 os.environ.update(
     MASTER_ADDR="127.0.0.1",
-    MASTER_PORT=str(taken.getsockname()[1]),
+    MASTER_PORT=str(listener.getsockname()[1]),
     RANK="0",
     WORLD_SIZE="1",
 )

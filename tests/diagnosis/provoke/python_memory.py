@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from parts import loop
 
-kept: list[bytearray] = []
+buffers: list[bytearray] = []
 
 
 def read(_):
     while True:
-        kept.append(bytearray(2**28))
+        buffers.append(bytearray(2**28))
 
 
 loop(then=read)

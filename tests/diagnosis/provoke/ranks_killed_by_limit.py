@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from parts import loop, rank
 
-kept = []
+tensors = []
 
 
 def grow(_):
     while rank() == 1:
-        kept.append(torch.ones(2**22))
+        tensors.append(torch.ones(2**22))
 
 
 loop(then=grow)

@@ -11,11 +11,11 @@ from parts import loop, rank
 
 def fall(_):
     if rank() == 1:
-        told = (
+        message = (
             "NVRM: Xid (PCI:0000:65:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off"
             " the bus."
         )
-        print(f"[ 9132.418811] {told}", file=sys.stderr, flush=True)
+        print(f"[ 9132.418811] {message}", file=sys.stderr, flush=True)
         raise torch.AcceleratorError("CUDA error: unspecified launch failure")
     time.sleep(2)
 

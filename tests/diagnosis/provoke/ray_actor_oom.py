@@ -15,17 +15,17 @@ ray.init(
 @ray.remote
 class WorkerDict:
     def actor_rollout_update_actor(self):
-        words = gpu_memory(
+        message = gpu_memory(
             "2.90 GiB",
             total="79.19 GiB",
             free="512.00 MiB",
-            mine="78.60 GiB",
+            process="78.60 GiB",
             live="76.02 GiB",
             idle="1.40 GiB",
         )
         fail_at(
             "transformers.models.qwen2.modeling_qwen2:Qwen2MLP.forward",
-            out_of_memory(words),
+            out_of_memory(message),
             call=2,
         )
         return self.update_policy(causal_model())

@@ -78,13 +78,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("names", nargs="*", help="which logs; all of them otherwise")
     parser.add_argument("--into", type=Path, default=LOGS)
-    given = parser.parse_args()
-    given.into.mkdir(parents=True, exist_ok=True)
+    arguments = parser.parse_args()
+    arguments.into.mkdir(parents=True, exist_ok=True)
     labels = yaml.safe_load(LABELS.read_text())["logs"]
     for label in labels:
-        if not given.names or label["name"] in given.names:
+        if not arguments.names or label["name"] in arguments.names:
             log = make(label)
-            (given.into / f"{label['name']}.log").write_text(log)
+            (arguments.into / f"{label['name']}.log").write_text(log)
             print(f"{label['name']}: {len(log)} characters", flush=True)
     return 0
 
@@ -129,20 +129,20 @@ def _printed(
         process.communicate(timeout=SECONDS)
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
-    said, _ = process.communicate()
+    output, _ = process.communicate()
     with contextlib.suppress(OSError):
         (GROUPS / f"provoke-{os.getpid()}").rmdir()
-    return said.decode(errors="replace")
+    return output.decode(errors="replace")
 
 
 def _model(folder: Path) -> Path:
     """The tiny model, made once for all logs of this run."""
-    kept = Path(tempfile.gettempdir()) / f"provoke-model-{os.getuid()}" / "Qwen2-tiny"
-    if not (kept / "config.json").exists():
+    cached = Path(tempfile.gettempdir()) / f"provoke-model-{os.getuid()}" / "Qwen2-tiny"
+    if not (cached / "config.json").exists():
         from autotune.worker.synthetic import tiny_config, write_model_folder
 
-        write_model_folder(kept, tiny_config(), weights=True)
-    shutil.copytree(kept, folder / "models" / "Qwen2-tiny")
+        write_model_folder(cached, tiny_config(), weights=True)
+    shutil.copytree(cached, folder / "models" / "Qwen2-tiny")
     return folder / "models" / "Qwen2-tiny"
 
 
@@ -153,8 +153,10 @@ def _environment(
 ) -> dict[str, str]:
     home = task.parent / "home"
     home.mkdir(exist_ok=True)
-    kept = {name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ}
-    own = {
+    inherited = {
+        name: os.environ[name] for name in ("PATH", "LD_LIBRARY_PATH") if name in os.environ
+    }
+    variables = {
         "HOME": str(home),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -169,10 +171,10 @@ def _environment(
         "VLLM_NO_USAGE_STATS": "1",
         "RAY_USAGE_STATS_ENABLED": "0",
     }
-    own["PATH"] = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
+    variables["PATH"] = f"{Path(sys.executable).parent}:{inherited.get('PATH', '')}"
     return {
-        **kept,
-        **own,
+        **inherited,
+        **variables,
         **{name: str(value) for name, value in (label.get("environment") or {}).items()},
     }
 
@@ -202,15 +204,19 @@ def _under(
         )
     if limits.get("read_only"):
         lines.append("mkdir -p out && mount -t tmpfs -o ro tmpfs out")
-    words = " ".join(_quoted(part) for part in command)
+    shell_line = " ".join(_quoted(part) for part in command)
     if "seconds" in limits:
-        words = f"timeout --signal={limits.get('signal', 'TERM')} {limits['seconds']} {words}"
+        shell_line = (
+            f"timeout --signal={limits.get('signal', 'TERM')} {limits['seconds']} {shell_line}"
+        )
     if limits.get("user"):
         lines.append("mkdir -p out && chmod 700 out && chmod -R a+rX ..")
         lines += ["chmod 000 ../models/*/*"] if limits.get("locked_model") else []
-        words = f"setpriv --reuid={limits['user']} --clear-groups {words}"
+        shell_line = f"setpriv --reuid={limits['user']} --clear-groups {shell_line}"
     lines.append(
-        words if limits.get("shell", True) is False else f"{words}\nstatus=$?\nexit $status"
+        shell_line
+        if limits.get("shell", True) is False
+        else f"{shell_line}\nstatus=$?\nexit $status"
     )
     spaces = ["--mount"] if {"tmpfs", "shm", "read_only"} & set(limits) else []
     spaces += ["--net"] if limits.get("no_network") else []
@@ -255,7 +261,8 @@ def scrubbed(
     text = re.sub(r"\b(?!127\.|0\.|255\.)(?:\d{1,3}\.){3}\d{1,3}\b", "10.0.0.2", text)
     text = re.sub(r"/tmp/provoke-model-\d+", "/data/models", text)
     return re.sub(
-        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)[\w.:-]+",
+        r"https?://(?!huggingface\.co|docs\.|pytorch\.org|github\.com|127\.0\.0\.1|wandb\.ai)"
+        r"[\w.:-]+",
         "http://host",
         text,
     )

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from parts import fail_at, gpu_memory, plain_trainer
 
-words = gpu_memory(
+message = gpu_memory(
     "4.64 GiB",
     total="23.69 GiB",
     free="3.10 GiB",
-    mine="19.89 GiB",
+    process="19.89 GiB",
     live="18.12 GiB",
     idle="",
     torch="1.13",
 )
-fail_at("transformers.loss.loss_utils:fixed_cross_entropy", RuntimeError(words))
+fail_at("transformers.loss.loss_utils:fixed_cross_entropy", RuntimeError(message))
 plain_trainer()

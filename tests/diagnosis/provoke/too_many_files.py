@@ -4,5 +4,5 @@ from __future__ import annotations
 
 from parts import loop
 
-kept = []
-loop(then=lambda _: kept.extend(open(f"shard-{number}", "w") for number in range(500)))  # noqa: PTH123, SIM115
+files = []
+loop(then=lambda _: files.extend(open(f"shard-{number}", "w") for number in range(500)))  # noqa: PTH123, SIM115

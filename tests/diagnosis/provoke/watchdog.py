@@ -7,13 +7,13 @@ import sys
 import time
 
 if os.environ["RANK"] == "0":
-    where = "ProcessGroupNCCL.cpp"
+    source_file = "ProcessGroupNCCL.cpp"
     work = (
         "WorkNCCL(SeqNum=4711, OpType=_ALLGATHER_BASE, NumelIn=13107200, NumelOut=104857600,"
         " Timeout(ms)=1800000)"
     )
     time.sleep(1)
-    for line, words in (
+    for line, message in (
         (
             632,
             (
@@ -25,7 +25,7 @@ if os.environ["RANK"] == "0":
         (762, "To avoid data inconsistency, we are taking the entire process down."),
     ):
         print(
-            f"[rank0]:[E1120 18:14:00.860000000 {where}:{line}] [Rank 0] {words}",
+            f"[rank0]:[E1120 18:14:00.860000000 {source_file}:{line}] [Rank 0] {message}",
             file=sys.stderr,
             flush=True,
         )

@@ -35,13 +35,13 @@ def get_kernel(name: str, *_: Any, **__: Any) -> Any:
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
             query, key, value, *_, starts_q, _ = ctx.saved_tensors
-            found = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+            gradients = torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
             with traced_gpu({"capability": torch.cuda.get_device_capability()}):
                 arguments = (gradient, query, key, value, 0, starts_q.numel() - 1)
                 sizes = workspaces.flash3_backward(workspaces.OperationCall(arguments, {}, None))
             blocks = [torch.empty(size, dtype=torch.uint8, device=query.device) for size in sizes]
             del blocks
-            return *found, None, None
+            return *gradients, None, None
 
     def varlen(
         query: Any, key: Any, value: Any, starts_q: Any, starts_k: Any, *_: Any, **__: Any

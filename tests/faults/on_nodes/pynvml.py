@@ -34,9 +34,9 @@ class Told(Playback):
 
     def _state(self, handle: Any) -> dict[str, Any]:
         self.at(0)
-        said = json.loads(Path(os.environ[FILE]).read_text())
-        if said is not None:
-            self.put(**said)
+        state = json.loads(Path(os.environ[FILE]).read_text())
+        if state is not None:
+            self.put(**state)
         return super()._state(handle)
 
 

@@ -13,8 +13,13 @@ from autotune.worker import releases  # noqa: E402
 from autotune.worker.tracing import attention, traced_gpu, workspaces  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
-A100, T4, H100, RTX4090 = (8, 0), (7, 5), (9, 0), (8, 9)
+BF16 = torch.bfloat16
+FP16 = torch.float16
+FP32 = torch.float32
+A100 = (8, 0)
+T4 = (7, 5)
+H100 = (9, 0)
+RTX4090 = (8, 9)
 
 
 def chosen(
@@ -84,7 +89,12 @@ def test_the_kernel(
 
 
 @pytest.mark.parametrize(
-    ("version", "kernel"), [("2.9.1+cu128", "flash"), ("2.10.0", "cudnn"), ("2.13.0+cpu", "cudnn")]
+    ("version", "kernel"),
+    [
+        ("2.9.1+cu128", "flash"),
+        ("2.10.0", "cudnn"),
+        ("2.13.0+cpu", "cudnn"),
+    ],
 )
 def test_hopper_uses_cudnn_since_torch_2_10(
     monkeypatch: pytest.MonkeyPatch,
@@ -122,30 +132,38 @@ def kept_by(code: Any, capability: Any = A100) -> int:
 
 def test_flash_saves_its_output_and_one_number_per_row() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(2, 96, 8, 64), rows(2, 96, 2, 64)
+        q = rows(2, 96, 8, 64)
+        k = rows(2, 96, 2, 64)
         return q, k, call and call(q, k, enable_gqa=True)
 
-    assert kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + SEEDS["flash"]
+    output = 2 * 96 * 8 * 64 * 2
+    sums = 2 * 8 * 96 * 4
+    assert kept_by(code) == output + sums + SEEDS["flash"]
 
 
 def test_the_efficient_kernel_saves_the_expanded_mask() -> None:
     def code(call: Any, length: int = 96) -> Any:
-        q, k = rows(2, length, 8, 64), rows(2, length, 8, 64)
+        q = rows(2, length, 8, 64)
+        k = rows(2, length, 8, 64)
         mask = torch.ones(2, 1, length, length, dtype=torch.bool)
         return q, k, mask, call and call(q, k, mask)
 
-    assert (
-        kept_by(code) == 2 * 96 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 96 * 96 * 2 + SEEDS["efficient"]
-    )
+    output = 2 * 96 * 8 * 64 * 2
+    sums = 2 * 8 * 96 * 4
+    mask = 2 * 96 * 96 * 2
+    assert kept_by(code) == output + sums + mask + SEEDS["efficient"]
     odd = kept_by(
         lambda call: code(call, 77)
     )  # rows of the mask begin at multiples of 8, log-sum-exp at multiples of 32
-    assert odd == 2 * 77 * 8 * 64 * 2 + 2 * 8 * 96 * 4 + 2 * 77 * 80 * 2 + SEEDS["efficient"]
+    output = 2 * 77 * 8 * 64 * 2
+    mask = 2 * 77 * 80 * 2
+    assert odd == output + sums + mask + SEEDS["efficient"]
 
 
 def test_the_math_kernel_saves_the_scores() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(1, 64, 4, 32, torch.float64), rows(1, 64, 4, 32, torch.float64)
+        q = rows(1, 64, 4, 32, torch.float64)
+        k = rows(1, 64, 4, 32, torch.float64)
         return q, k, call and call(q, k)
 
     assert kept_by(code) > 1 * 4 * 64 * 64 * 8
@@ -153,7 +171,8 @@ def test_the_math_kernel_saves_the_scores() -> None:
 
 def test_nothing_is_saved_without_a_backward_pass() -> None:
     def code(call: Any) -> Any:
-        q, k = rows(2, 96, 8, 64), rows(2, 96, 8, 64)
+        q = rows(2, 96, 8, 64)
+        k = rows(2, 96, 8, 64)
         mask = torch.ones(2, 1, 96, 96, dtype=torch.bool)
         with torch.no_grad():
             return q, k, mask, call and call(q, k, mask)
@@ -169,7 +188,10 @@ def test_autocast_applies_before_the_choice_of_kernel() -> None:
         assert out is None or out.dtype is BF16
         return q, out
 
-    assert kept_by(code) >= 2 * 96 * 8 * 64 * 2 * 2 + 2 * 8 * 96 * 4  # the output and a narrow copy
+    output = 2 * 96 * 8 * 64 * 2
+    narrow_copy = output
+    sums = 2 * 8 * 96 * 4
+    assert kept_by(code) >= output + narrow_copy + sums
 
 
 def test_the_operation_is_restored() -> None:
@@ -185,13 +207,13 @@ def meta(*shape: int, dtype: Any = BF16) -> Any:
 
 def test_flash_backward_inside() -> None:
     """Rows rounded up to 128, head to 32; dk and dv per query head under grouped queries."""
-    q, k = meta(2, 100, 8, 80).transpose(1, 2), meta(2, 100, 2, 80).transpose(1, 2)
+    q = meta(2, 100, 8, 80).transpose(1, 2)
+    k = meta(2, 100, 2, 80).transpose(1, 2)
     table = workspaces.ON_CUDA[torch.ops.aten._scaled_dot_product_flash_attention_backward.default]
     accumulators = 2 * 8 * 128 * (96 + 1) * 4
-    assert (
-        sum(table(workspaces.OperationCall((q, q, k, k), {}, None)))
-        == accumulators + 2 * 2 * 8 * 100 * 80 * 2
-    )  # type: ignore[arg-type]
+    grouped = table(workspaces.OperationCall((q, q, k, k), {}, None))
+    keys_and_values = 2 * 2 * 8 * 100 * 80 * 2
+    assert sum(grouped) == accumulators + keys_and_values  # type: ignore[arg-type]
     assert table(workspaces.OperationCall((q, q, q, q), {}, None)) == (
         2 * 8 * 128 * 4,
         2 * 8 * 128 * 96 * 4,
@@ -202,7 +224,12 @@ def test_flash_backward_inside() -> None:
 
 @pytest.mark.parametrize(
     ("capability", "size", "rows_", "columns"),
-    [(A100, 128, 128, 128), (A100, 64, 64, 64), (H100, 128, 128, 128), (RTX4090, 64, 64, 64)],
+    [
+        (A100, 128, 128, 128),
+        (A100, 64, 64, 64),
+        (H100, 128, 128, 128),
+        (RTX4090, 64, 64, 64),
+    ],
 )
 def test_efficient_backward_inside(
     capability: Any,
@@ -216,9 +243,9 @@ def test_efficient_backward_inside(
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": capability}):
-        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
+        allocated = table(workspaces.OperationCall((q, q, q, q), {}, None))
     tiles = math.ceil(300 / rows_) * math.ceil(size / columns) * (16 + rows_ * columns * 4)
-    assert taken == 2 * 8 * (tiles + 300 * 4)
+    assert allocated == 2 * 8 * (tiles + 300 * 4)
 
 
 def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
@@ -227,9 +254,10 @@ def test_efficient_backward_splits_the_keys_beyond_the_registers() -> None:
         torch.ops.aten._scaled_dot_product_efficient_attention_backward.default
     ]
     with traced_gpu({"capability": RTX4090}):
-        taken = table(workspaces.OperationCall((q, q, q, q), {}, None))
-    tiles, splits = 8 * 2 * (16 + 64 * 64 * 4), 8
-    assert taken == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
+        allocated = table(workspaces.OperationCall((q, q, q, q), {}, None))
+    tiles = 8 * 2 * (16 + 64 * 64 * 4)
+    splits = 8
+    assert allocated == 1 * 2 * (tiles + splits * 64 * (128 + 128) * 4 + 512 * 4)
 
 
 def test_workspaces_are_freed_within_the_operation() -> None:

@@ -161,7 +161,8 @@ def test_switched_off_inside() -> None:
 
 def test_queries_about_cuda_are_redirected() -> None:
     with autocast.follow_cuda(), torch.autocast("cpu", dtype=HALF):
-        assert torch.is_autocast_enabled() and torch.is_autocast_enabled("cuda")
+        assert torch.is_autocast_enabled()
+        assert torch.is_autocast_enabled("cuda")
         assert torch.get_autocast_dtype("cuda") is HALF
     assert not torch.is_autocast_enabled()
 
@@ -174,7 +175,8 @@ def test_binary_cross_entropy_is_refused_as_on_cuda() -> None:
 def test_a_weight_is_cast_once() -> None:
     weight = torch.ones(8, 8, requires_grad=True)
     with autocast.follow_cuda(), torch.autocast("cuda", dtype=HALF):
-        first, second = torch.mv(weight, x(8)), torch.mv(weight, x(8))
+        first = torch.mv(weight, x(8))
+        second = torch.mv(weight, x(8))
         assert first.grad_fn.next_functions[0][0] is second.grad_fn.next_functions[0][0]
         assert len(autocast._casts) == 1
     assert not autocast._casts
@@ -186,24 +188,24 @@ def test_the_lists_are_the_installed_torchs() -> None:
     if not header.is_file() or "AT_FORALL_LOWER_PRECISION_FP" not in header.read_text():
         pytest.skip("this torch comes without the header")
     text = header.read_text()
-    for macro, ours in (
+    for macro, operations in (
         ("LOWER_PRECISION_FP", autocast.LOWER_PRECISION),
         ("FP32", autocast.FP32),
         ("FP32_SET_OPT_DTYPE", autocast.FP32_UNLESS_DTYPE_GIVEN),
         ("PROMOTE", autocast.WIDEST),
     ):
-        assert set(ours) == listed(text, macro), macro
-    theirs = set(re.findall(r'"(norm\.\w+)"', text))
-    assert set(autocast.FP32_BY_OVERLOAD) == theirs
+        assert set(operations) == listed(text, macro), macro
+    overloads = set(re.findall(r'"(norm\.\w+)"', text))
+    assert set(autocast.FP32_BY_OVERLOAD) == overloads
 
 
 def listed(text: str, macro: str) -> set[str]:
     body = re.search(rf"#define AT_FORALL_{macro}\(_\)\s*\\\n((?:.*\\\n)*.*)", text)
     assert body is not None
-    return {", ".join(found).replace(", ", ".") for found in entries(body[1])}
+    return {", ".join(entry).replace(", ", ".") for entry in entries(body[1])}
 
 
 def entries(body: str) -> list[list[str]]:
     return [
-        [part.strip() for part in found.split(",")] for found in re.findall(r"_\(([^)]*)\)", body)
+        [part.strip() for part in entry.split(",")] for entry in re.findall(r"_\(([^)]*)\)", body)
     ]

@@ -29,12 +29,12 @@ NUMBERS, COUNT = 4096, 8
 def step(optimizer: Any, spec: Any = None, **options: Any) -> Any:
     def code() -> Any:
         parameters = [torch.nn.Parameter(torch.empty(NUMBERS)) for _ in range(COUNT)]
-        made = optimizer(parameters, lr=1e-3, **options)
+        instance = optimizer(parameters, lr=1e-3, **options)
         for parameter in parameters:
             parameter.grad = torch.empty(NUMBERS)
         for _ in range(2):
-            made.step()
-        return parameters, made
+            instance.step()
+        return parameters, instance
 
     return traced(code, spec)
 
@@ -71,42 +71,43 @@ def test_clipping_computes_all_norms_at_once() -> None:
     assert table(workspaces.OperationCall((gradients,), {}, None)) == 2 * 4 * 4
 
 
-def kept(
+def saved_bytes(
     code: Any,
     dtype: Any,
     device: str = "cuda",
 ) -> int:
-    def whole() -> Any:
+    def forward() -> Any:
         x = torch.empty(64, 128, dtype=dtype, requires_grad=True)
         return x, code(x)
 
-    return traced(whole, {"device": device}).left - 64 * 128 * dtype.itemsize
+    return traced(forward, {"device": device}).left - 64 * 128 * dtype.itemsize
 
 
 def test_dropout_saves_a_byte_per_element() -> None:
     numbers = 64 * 128
     assert (
-        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16) == numbers * 2 + numbers
+        saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16)
+        == numbers * 2 + numbers
     )
     assert (
-        kept(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu")
+        saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.1), torch.bfloat16, "cpu")
         == numbers * 2 + numbers * 2
     )
-    assert kept(lambda x: torch.nn.functional.dropout(x, 0.0), torch.bfloat16) == 0
+    assert saved_bytes(lambda x: torch.nn.functional.dropout(x, 0.0), torch.bfloat16) == 0
 
 
 def test_softmax_widens_float16_inside_the_kernel() -> None:
     numbers = 64 * 128
 
-    def most(dtype: Any) -> int:
+    def peak(dtype: Any) -> int:
         def code() -> Any:
             x = torch.empty(64, 128, dtype=dtype)
             return x, torch.softmax(x, -1, dtype=torch.float32)
 
         return traced(code).most
 
-    assert most(torch.float16) == numbers * 2 + numbers * 4
-    assert most(torch.bfloat16) == numbers * 2 + numbers * 4 + numbers * 4
+    assert peak(torch.float16) == numbers * 2 + numbers * 4
+    assert peak(torch.bfloat16) == numbers * 2 + numbers * 4 + numbers * 4
 
 
 def test_logsumexp_allocates_the_exponentials_on_any_device() -> None:
@@ -122,12 +123,11 @@ def test_logsumexp_allocates_the_exponentials_on_any_device() -> None:
 def test_embeddings_sort_their_indices_for_the_gradient() -> None:
     table = workspaces.ON_CUDA[torch.ops.aten.embedding_dense_backward.default]
     gradient = torch.empty(4096, 64, device="meta")
-    few, many = (
-        torch.empty(3072, dtype=torch.long, device="meta"),
-        torch.empty(4096, dtype=torch.long, device="meta"),
-    )
+    few = torch.empty(3072, dtype=torch.long, device="meta")
+    many = torch.empty(4096, dtype=torch.long, device="meta")
     assert table(workspaces.OperationCall((gradient, few, 1000), {}, None)) == 0
-    segments, parts = 1000, 4096 // 10 + 1000
+    segments = 1000
+    parts = 4096 // 10 + 1000
     assert table(
         workspaces.OperationCall((gradient, many, 1000), {}, None)
     ) == 4 * 4096 * 8 + 3 * segments * 8 + parts * (8 + 64 * 4)
@@ -138,10 +138,8 @@ def test_sums_over_rows_leave_a_part_of_each_block() -> None:
     a bias.
     """
     table = workspaces.ON_CUDA[torch.ops.aten.sum.dim_IntList]
-    norm, bias = (
-        torch.empty(8, 1040, 896, device="meta"),
-        torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16),
-    )
+    norm = torch.empty(8, 1040, 896, device="meta")
+    bias = torch.empty(2048, 1536, device="meta", dtype=torch.bfloat16)
     assert (
         table(workspaces.OperationCall((norm, [0, 1], True), {}, None))
         == 4 * 896 * 130 * 128
@@ -173,7 +171,7 @@ def test_all_patches_are_undone() -> None:
     from torch.optim import optimizer
     from torch.utils import _foreach_utils
 
-    def seen() -> list[Any]:
+    def patched() -> list[Any]:
         return [
             torch.autocast.__init__,
             torch.is_autocast_enabled,
@@ -189,13 +187,13 @@ def test_all_patches_are_undone() -> None:
             torch.get_autocast_dtype("cpu"),
         ]
 
-    before = seen()
+    before = patched()
     with (
         pytest.raises(ZeroDivisionError),
         cuda_choices.as_on_cuda({"settings": {"optim": "adamw_8bit"}}),
     ):
         _ = 1 / 0
-    assert seen() == before
+    assert patched() == before
 
 
 @pytest.mark.parametrize(("method", "dtype"), [("sft", "float32")])
@@ -203,10 +201,11 @@ def test_float16_trains_with_accelerate(method: str, dtype: str) -> None:
     accelerate = pytest.importorskip("accelerate")
     with cuda_choices.as_on_cuda({}):
         accelerate.state.AcceleratorState._reset_state(True)
-        made = accelerate.Accelerator(mixed_precision="fp16", cpu=True)
+        accelerator = accelerate.Accelerator(mixed_precision="fp16", cpu=True)
         try:
-            assert made.native_amp and made.scaler is not None
-            with made.autocast():
+            assert accelerator.native_amp
+            assert accelerator.scaler is not None
+            with accelerator.autocast():
                 assert torch.mm(torch.ones(2, 2), torch.ones(2, 2)).dtype is torch.float16
         finally:
             accelerate.state.AcceleratorState._reset_state(True)
@@ -219,8 +218,8 @@ def checks(tensor: Any) -> str:
     return "gpu" if tensor.device.type == "cuda" else "elsewhere"
 
 
-def checks_twice(tensor: Any, *, more: int = 1) -> tuple[bool, bool, int]:
-    return tensor.device.type in ("cuda", "xpu"), tensor.device.type != "cuda", more
+def checks_twice(tensor: Any, *, count: int = 1) -> tuple[bool, bool, int]:
+    return tensor.device.type in ("cuda", "xpu"), tensor.device.type != "cuda", count
 
 
 def no_check(tensor: Any) -> bool:
@@ -229,9 +228,10 @@ def no_check(tensor: Any) -> bool:
 
 def test_device_checks_are_answered_as_on_cuda() -> None:
     tensor = torch.empty(1)
-    assert checks(tensor) == "elsewhere" and kernels.recompiled(checks)(tensor) == "gpu"
+    assert checks(tensor) == "elsewhere"
+    assert kernels.recompiled(checks)(tensor) == "gpu"
     assert kernels.recompiled(checks_twice)(tensor) == (True, False, 1)
-    assert kernels.recompiled(checks_twice)(tensor, more=3) == (True, False, 3)
+    assert kernels.recompiled(checks_twice)(tensor, count=3) == (True, False, 3)
     assert kernels.recompiled(no_check) is None
 
 
@@ -292,10 +292,8 @@ def test_an_installed_triton_is_not_replaced() -> None:
 
 def attention() -> Any:
     """Two queries' heads for each key's."""
-    query, key = (
-        torch.empty(3, 8, 32, 64, requires_grad=True),
-        torch.empty(3, 4, 32, 64, requires_grad=True),
-    )
+    query = torch.empty(3, 8, 32, 64, requires_grad=True)
+    key = torch.empty(3, 4, 32, 64, requires_grad=True)
     out = torch.ops.aten._scaled_dot_product_flash_attention(query, key, key)[0]
     return out, out.sum().backward()
 
@@ -320,13 +318,13 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
 
     def up_to_2_11(
         sums: Any,
-        left: Any,
+        factor: Any,
         right: Any,
         beta: int = 1,
         alpha: int = 1,
         out: Any = None,
     ) -> Any:
-        return torch.mm(left, right) + beta * sums
+        return torch.mm(factor, right) + beta * sums
 
     up_to_2_11.__module__, up_to_2_11.__name__ = "torch._decomp.decompositions", "addmm"
     for form in (torch.ops.aten.addmm.dtype, torch.ops.aten.addmm.dtype_out):
@@ -334,12 +332,10 @@ def test_a_product_is_added_in_a_type_of_its_own_whatever_the_release_of_torch(
     rows, inner, columns = 32, 16, 64
 
     def code() -> Any:
-        left, right = (
-            torch.empty(rows, inner, dtype=torch.bfloat16),
-            torch.empty(inner, columns, dtype=torch.bfloat16),
-        )
+        factor = torch.empty(rows, inner, dtype=torch.bfloat16)
+        right = torch.empty(inner, columns, dtype=torch.bfloat16)
         sums = torch.empty(rows, columns)
-        return left, right, torch.addmm(sums, left, right, out_dtype=torch.float32, out=sums)
+        return factor, right, torch.addmm(sums, factor, right, out_dtype=torch.float32, out=sums)
 
     peaks = traced(code)
     assert peaks.most == peaks.left == 2 * (rows + columns) * inner + 4 * rows * columns

@@ -36,7 +36,7 @@ def fake_mode() -> Any:
 
 def form(value: Any) -> object:
     if isinstance(value, (list, tuple)):
-        return type(value), [form(one) for one in value]
+        return type(value), [form(element) for element in value]
     return dispatch_cache._form(value)
 
 
@@ -51,12 +51,12 @@ def run_and_note(func: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
 
 
 def cached_of(func: Any, *args: Any, **kwargs: Any) -> Any:
-    known = dispatch_cache.find(dispatch_cache.key_of(func, args, kwargs))
-    return MISS if known is None else known.again(args, kwargs, mode_of(torch.empty(0)))
+    entry = dispatch_cache.find(dispatch_cache.key_of(func, args, kwargs))
+    return MISS if entry is None else entry.again(args, kwargs, mode_of(torch.empty(0)))
 
 
 def mode_of(out: Any) -> Any:
-    return next(one.fake_mode for one in tensors_in((out,)))
+    return next(tensor.fake_mode for tensor in tensors_in((out,)))
 
 
 def ordered(events: list[int]) -> list[int]:
@@ -102,45 +102,50 @@ NOT_CACHED: dict[str, Callable[[], tuple[Any, Any]]] = {
 REAL = torch.ones(4, 6)
 
 
-@pytest.mark.parametrize("what", CACHED)
-def test_the_cached_result_has_the_same_form(what: str) -> None:
+@pytest.mark.parametrize("case", CACHED)
+def test_the_cached_result_has_the_same_form(case: str) -> None:
     with fake_mode():
-        out, again = CACHED[what]()
+        out, again = CACHED[case]()
         assert again is not MISS
         assert form(again) == form(out)
 
 
-@pytest.mark.parametrize("what", NOT_CACHED)
-def test_results_not_determined_by_the_form_are_not_cached(what: str) -> None:
+@pytest.mark.parametrize("case", NOT_CACHED)
+def test_results_not_determined_by_the_form_are_not_cached(case: str) -> None:
     with fake_mode():
-        assert NOT_CACHED[what]()[1] is MISS
+        assert NOT_CACHED[case]()[1] is MISS
 
 
 def test_results_that_depend_on_data_are_not_cached() -> None:
     with fake_mode():
-        mask, places = torch.empty(4, dtype=torch.bool), torch.empty(2, dtype=torch.int64)
+        mask = torch.empty(4, dtype=torch.bool)
+        places = torch.empty(2, dtype=torch.int64)
         assert not dispatch_cache._is_cacheable(aten.nonzero.default, (rows(),))
         assert not dispatch_cache._is_cacheable(aten.index.Tensor, (rows(), [mask]))
         assert dispatch_cache._is_cacheable(aten.index.Tensor, (rows(), [None, places]))
 
 
 @pytest.mark.parametrize(
-    ("func", "how"), [(aten.transpose.int, (0, 1)), (aten._unsafe_view.default, ([2, 12],))]
+    ("func", "how"),
+    [
+        (aten.transpose.int, (0, 1)),
+        (aten._unsafe_view.default, ([2, 12],)),
+    ],
 )
 def test_a_cached_view_shares_its_operands_memory(func: Any, how: tuple[Any, ...]) -> None:
     with fake_mode():
-        whole, other = rows(), rows()
-        run_and_note(func, whole, *how)
-        view = cached_of(func, other, *how)
+        first, second = rows(), rows()
+        run_and_note(func, first, *how)
+        view = cached_of(func, second, *how)
         assert (
             view.untyped_storage()._cdata
-            == other.untyped_storage()._cdata
-            != whole.untyped_storage()._cdata
+            == second.untyped_storage()._cdata
+            != first.untyped_storage()._cdata
         )
-        _, sum_of = run_and_note(aten.add.Tensor, whole, other)
+        _, sum_of = run_and_note(aten.add.Tensor, first, second)
         assert sum_of.untyped_storage()._cdata not in (
-            whole.untyped_storage()._cdata,
-            other.untyped_storage()._cdata,
+            first.untyped_storage()._cdata,
+            second.untyped_storage()._cdata,
         )
 
 
@@ -149,32 +154,31 @@ def test_a_fake_tensor_equals_that_of_its_class(
     lenient: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(dispatch_cache, "_attributes", {})
-    device, modes = torch.device("cpu"), [fake_mode(), fake_mode()]
+    device = torch.device("cpu")
+    modes = [fake_mode(), fake_mode()]
     for mode in modes:
         mode._allow_unsafe_data_ptr_access = lenient
         plain = [torch.empty(3, 4, device="meta") for _ in range(2)]
         with torch._C._DisableTorchDispatch():
-            ours, its = (
-                dispatch_cache._fake(mode, plain[0], device),
-                torch._subclasses.FakeTensor(mode, plain[1], device),
-            )
-        assert vars(ours) == vars(its)
-        assert torch._C._dispatch_keys(ours) == torch._C._dispatch_keys(its)
-        assert ours.fake_mode is mode
+            fast = dispatch_cache._fake(mode, plain[0], device)
+            its = torch._subclasses.FakeTensor(mode, plain[1], device)
+        assert vars(fast) == vars(its)
+        assert torch._C._dispatch_keys(fast) == torch._C._dispatch_keys(its)
+        assert fast.fake_mode is mode
         if not lenient:
             with pytest.raises(RuntimeError, match="data pointer"):
-                ours.data_ptr()
+                fast.data_ptr()
 
 
 def test_a_view_of_freed_memory_does_not_allocate_it() -> None:
     mode = fake_mode()
     mode.cache_enabled = False  # torch's own cache does allocate it
     with mode:
-        whole = rows()
-        run_and_note(aten.transpose.int, whole, 0, 1)
-        whole.untyped_storage().resize_(0)
-        assert run_and_note(aten.transpose.int, whole, 0, 1)[1] is MISS
-        assert whole.untyped_storage().nbytes() == 0
+        base = rows()
+        run_and_note(aten.transpose.int, base, 0, 1)
+        base.untyped_storage().resize_(0)
+        assert run_and_note(aten.transpose.int, base, 0, 1)[1] is MISS
+        assert base.untyped_storage().nbytes() == 0
 
 
 def test_an_in_place_operation_returns_its_operand() -> None:
@@ -186,19 +190,22 @@ def test_an_in_place_operation_returns_its_operand() -> None:
 
 def test_an_out_argument_is_returned() -> None:
     with fake_mode():
-        one, buffer, out = (
-            rows(),
-            torch.empty(16, 16, dtype=torch.bfloat16),
-            {"out": torch.empty(4, 4, dtype=torch.bfloat16)},
-        )
-        run_and_note(aten.mm.out, one, one.t(), **out)
+        matrix = rows()
+        buffer = torch.empty(16, 16, dtype=torch.bfloat16)
+        out = {"out": torch.empty(4, 4, dtype=torch.bfloat16)}
+        run_and_note(aten.mm.out, matrix, matrix.t(), **out)
         part = {"out": buffer.view(-1)[:16].view(4, 4)}
-        assert cached_of(aten.mm.out, one, one.t(), **out) is out["out"]
-        assert cached_of(aten.mm.out, one, one.t(), **part) is MISS
+        assert cached_of(aten.mm.out, matrix, matrix.t(), **out) is out["out"]
+        assert cached_of(aten.mm.out, matrix, matrix.t(), **part) is MISS
 
 
 @pytest.mark.parametrize(
-    ("number", "dtype"), [(1, torch.int64), (1.0, torch.float32), (True, torch.int64)]
+    ("number", "dtype"),
+    [
+        (1, torch.int64),
+        (1.0, torch.float32),
+        (True, torch.int64),
+    ],
 )
 def test_equal_numbers_of_other_types_are_distinguished(number: object, dtype: Any) -> None:
     with fake_mode():
@@ -212,11 +219,11 @@ def test_equal_numbers_of_other_types_are_distinguished(number: object, dtype: A
 
 def test_the_default_dtype_is_part_of_the_key() -> None:
     with fake_mode():
-        whole = torch.empty(3, dtype=torch.int64)
-        run_and_note(aten.div.Tensor, whole, whole)
+        integers = torch.empty(3, dtype=torch.int64)
+        run_and_note(aten.div.Tensor, integers, integers)
         torch.set_default_dtype(torch.float64)
         try:
-            assert cached_of(aten.div.Tensor, whole, whole) is MISS
+            assert cached_of(aten.div.Tensor, integers, integers) is MISS
         finally:
             torch.set_default_dtype(torch.float32)
 
@@ -274,43 +281,47 @@ def conjugated() -> Any:
 
 
 def freed() -> Any:
-    whole = torch.empty(4, 6)
-    whole.untyped_storage().resize_(0)
-    return whole
+    tensor = torch.empty(4, 6)
+    tensor.untyped_storage().resize_(0)
+    return tensor
 
 
 @pytest.mark.parametrize("real", [REAL, REAL.long(), torch.ones(2, 1, dtype=torch.bool)])
 def test_lifting_a_new_tensor(real: Any) -> None:
     with fake_mode() as mode:
-        ours, its = (
-            dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode),
-            aten.lift_fresh.default(real),
-        )
-        assert dispatch_cache._form(ours) == dispatch_cache._form(its)
-        assert ours.fake_mode is mode
-        assert ours.constant is its.constant is None
+        fast = dispatch_cache.by_rule(aten.lift_fresh.default, (real,), {}, mode)
+        its = aten.lift_fresh.default(real)
+        assert dispatch_cache._form(fast) == dispatch_cache._form(its)
+        assert fast.fake_mode is mode
+        assert fast.constant is its.constant is None
 
 
-@pytest.mark.parametrize(("dim", "index"), [(0, 0), (0, 3), (1, 5)])
+@pytest.mark.parametrize(
+    ("dim", "index"),
+    [
+        (0, 0),
+        (0, 3),
+        (1, 5),
+    ],
+)
 def test_selecting_a_row(dim: int, index: int) -> None:
     with fake_mode() as mode:
-        for whole in (torch.empty(4, 6), torch.empty(3, 4, 6)[1]):
-            ours, its = (
-                dispatch_cache.by_rule(aten.select.int, (whole, dim, index), {}, mode),
-                whole.select(dim, index),
-            )
-            assert dispatch_cache._form(ours) == dispatch_cache._form(its)
-            assert ours.untyped_storage()._cdata == whole.untyped_storage()._cdata
+        for base in (torch.empty(4, 6), torch.empty(3, 4, 6)[1]):
+            fast = dispatch_cache.by_rule(aten.select.int, (base, dim, index), {}, mode)
+            its = base.select(dim, index)
+            assert dispatch_cache._form(fast) == dispatch_cache._form(its)
+            assert fast.untyped_storage()._cdata == base.untyped_storage()._cdata
 
 
 def test_the_target_of_a_copy_is_returned() -> None:
     with fake_mode() as mode:
-        target, source = torch.empty(4, 6), torch.empty(4, 6, dtype=torch.int64)
+        target = torch.empty(4, 6)
+        source = torch.empty(4, 6, dtype=torch.int64)
         assert dispatch_cache.by_rule(aten.copy_.default, (target, source), {}, mode) is target
 
 
 @pytest.mark.parametrize(
-    ("func", "given"),
+    ("func", "arguments"),
     [
         (aten.lift_fresh.default, lambda: (LEARNS,)),
         (aten.lift_fresh.default, lambda: (ONE_NUMBER,)),
@@ -326,6 +337,6 @@ def test_the_target_of_a_copy_is_returned() -> None:
         (aten.add.Tensor, lambda: (torch.empty(4, 6), 1)),
     ],
 )
-def test_other_cases_have_no_rule(func: Any, given: Any) -> None:
+def test_other_cases_have_no_rule(func: Any, arguments: Any) -> None:
     with fake_mode() as mode:
-        assert dispatch_cache.by_rule(func, given(), {}, mode) is None
+        assert dispatch_cache.by_rule(func, arguments(), {}, mode) is None

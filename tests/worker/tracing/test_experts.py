@@ -13,7 +13,11 @@ transformers: Any = pytest.importorskip("transformers", minversion="5.0")
 from autotune.worker.tracing import experts, fake_models  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-HIDDEN, INNER, COUNT, CHOSEN, TOKENS = 128, 512, 16, 2, 512
+HIDDEN = 128
+INNER = 512
+COUNT = 16
+CHOSEN = 2
+TOKENS = 512
 
 
 def config(kind: str = "qwen3_moe") -> Any:
@@ -69,32 +73,34 @@ def traced_model(
     **spec: Any,
 ) -> Any:
     def code() -> Any:
-        made = model(kind, implementation, dtype, attention)
-        fake_models.materialise(made)
+        built = model(kind, implementation, dtype, attention)
+        fake_models.materialise(built)
         ids = torch.zeros(1, TOKENS, dtype=torch.long)
         with (
             fake_models.real_tensor_paths(),
-            experts.routed(made, {"routing": routing}),
+            experts.routed(built, {"routing": routing}),
             torch.set_grad_enabled(grad),
         ):
-            loss = made(input_ids=ids, labels=ids).loss
+            loss = built(input_ids=ids, labels=ids).loss
             if grad:
                 loss.backward()
-        return made
+        return built
 
     return traced(code, spec)
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral", "qwen2_moe"])
 def test_grouped_products_do_not_depend_on_routing(kind: str) -> None:
-    even, worst = traced_model(kind, None), traced_model(kind, None, routing="one")
+    even = traced_model(kind, None)
+    worst = traced_model(kind, None, routing="one")
     assert even.most == worst.most
     assert not experts.depends_on_routing(model(kind, None))
 
 
 @pytest.mark.parametrize("kind", ["qwen3_moe", "mixtral"])
 def test_all_implementations_do_the_same_work(kind: str) -> None:
-    grouped, looped = traced_model(kind, None), traced_model(kind, "eager")
+    grouped = traced_model(kind, None)
+    looped = traced_model(kind, "eager")
     assert grouped.flops == pytest.approx(looped.flops, rel=0.001)
     assert looped.flops == pytest.approx(
         traced_model(kind, "eager", routing="one").flops, rel=0.001
@@ -146,8 +152,8 @@ def test_a_dense_model_is_unchanged() -> None:
         intermediate_size=64,
         vocab_size=64,
     )
-    made = fake_models.build(dense, torch.bfloat16, "sdpa")
-    assert experts.routing_of(made) is None
-    with experts.routed(made, {}):
-        assert not experts.depends_on_routing(made)
+    dense_model = fake_models.build(dense, torch.bfloat16, "sdpa")
+    assert experts.routing_of(dense_model) is None
+    with experts.routed(dense_model, {}):
+        assert not experts.depends_on_routing(dense_model)
     assert experts.routing_of(model("mixtral", None)) == (COUNT, CHOSEN)

@@ -32,10 +32,10 @@ def kept_by(hooks: fake_models.OffloadedActivations, model: Model) -> int:
     """Return the saved tensors that are on the device between the passes."""
     with hooks:
         loss = model(torch.randn(4, WIDTH)).pow(2).sum()
-    kept = len(hooks._stash)
+    stashed = len(hooks._stash)
     loss.backward()
     assert not hooks._stash, "the backward pass takes every tensor back"
-    return kept
+    return stashed
 
 
 def test_only_the_last_few_stay_and_gradients_have_their_shapes() -> None:
@@ -50,9 +50,12 @@ def test_only_the_last_few_stay_and_gradients_have_their_shapes() -> None:
 
 
 def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
-    hooks, value, small = fake_models.OffloadedActivations(), torch.randn(64, 64), torch.randn(4)
+    hooks = fake_models.OffloadedActivations()
+    value = torch.randn(64, 64)
+    small = torch.randn(4)
     assert isinstance(hooks._pack(value), fake_models._OnHost)
-    assert hooks._pack(value) is value and hooks._pack(small) is small
+    assert hooks._pack(value) is value
+    assert hooks._pack(small) is small
     weight = torch.nn.Parameter(value.clone())
     assert hooks._pack(weight) is weight and isinstance(hooks._pack(weight.t()), torch.Tensor), (
         "a view of a parameter"
@@ -62,9 +65,9 @@ def test_what_is_saved_twice_in_a_row_and_what_is_small_stays() -> None:
 def test_the_constants_are_those_of_trl() -> None:
     import inspect
 
-    given = inspect.signature(OffloadActivations.__init__).parameters
-    assert given["min_offload_size"].default == fake_models.MIN_OFFLOADED_BYTES
-    assert given["max_fwd_stash_size"].default == fake_models.STASH
+    parameters = inspect.signature(OffloadActivations.__init__).parameters
+    assert parameters["min_offload_size"].default == fake_models.MIN_OFFLOADED_BYTES
+    assert parameters["max_fwd_stash_size"].default == fake_models.STASH
 
 
 LENGTHS = [4, 2, 4, 4, 2, 3]
@@ -86,21 +89,22 @@ def test_pieces_of_one_length_are_one_call() -> None:
     )
     attention = modelling.Qwen2_5_VLVisionAttention(config)
     ends = torch.tensor([0, *torch.tensor(LENGTHS).cumsum(0).tolist()])
-    hidden, still = torch.randn(sum(LENGTHS), 32), torch.zeros(sum(LENGTHS), 8)
-    given = {"cu_seqlens": ends, "position_embeddings": (still + 1, still)}
+    hidden = torch.randn(sum(LENGTHS), 32)
+    still = torch.zeros(sum(LENGTHS), 8)
+    arguments = {"cu_seqlens": ends, "position_embeddings": (still + 1, still)}
     calls: list[tuple[int, ...]] = []
     real = torch.nn.functional.scaled_dot_product_attention
 
-    def counted(query: Any, *arguments: Any, **named: Any) -> Any:
+    def counted(query: Any, *arguments: Any, **options: Any) -> Any:
         calls.append(tuple(query.shape[::2]))
-        return real(query, *arguments, **named)
+        return real(query, *arguments, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.nn.functional, "scaled_dot_product_attention", counted)
-        apart = attention(hidden, **given)
+        apart = attention(hidden, **arguments)
         assert len(calls) == len(LENGTHS)
         fake_models.join_pieces(attention)
-        together = attention(hidden, **given)
+        together = attention(hidden, **arguments)
     assert calls[len(LENGTHS) :] == [
         (3, 4),
         (2, 2),

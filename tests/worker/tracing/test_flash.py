@@ -13,7 +13,12 @@ transformers: Any = pytest.importorskip("transformers")
 from autotune.worker.tracing import fake_models  # noqa: E402
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-HEADS, KV_HEADS, SIZE, LAYERS, BATCH, LENGTH = 4, 2, 32, 2, 2, 96
+HEADS = 4
+KV_HEADS = 2
+SIZE = 32
+LAYERS = 2
+BATCH = 2
+LENGTH = 96
 
 
 def model(attention: str) -> Any:
@@ -26,9 +31,9 @@ def model(attention: str) -> Any:
         vocab_size=512,
         use_cache=False,
     )
-    made = fake_models.build(config, torch.bfloat16, attention)
-    fake_models.materialise(made)
-    return made
+    built = fake_models.build(config, torch.bfloat16, attention)
+    fake_models.materialise(built)
+    return built
 
 
 def forward(
@@ -38,7 +43,7 @@ def forward(
     train: bool = True,
 ) -> Any:
     def code() -> Any:
-        made = model(attention)
+        built = model(attention)
         inputs: dict[str, Any] = {"input_ids": torch.zeros(BATCH, LENGTH, dtype=torch.long)}
         if padded:
             inputs["attention_mask"] = torch.ones(BATCH, LENGTH, dtype=torch.long)
@@ -47,7 +52,7 @@ def forward(
             inputs = {"input_ids": torch.zeros(1, BATCH * LENGTH, dtype=torch.long)}
             inputs["position_ids"] = torch.arange(LENGTH).repeat(BATCH)[None]
         with torch.set_grad_enabled(train), fake_models.real_tensor_paths():
-            return made, made(**inputs).logits
+            return built, built(**inputs).logits
 
     return traced(code)
 
@@ -70,20 +75,27 @@ def test_a_padded_batch_has_no_mask_over_pairs() -> None:
     assert flash.left > forward("sdpa", padded=True, train=False).left + kept_rows
 
 
-@pytest.mark.parametrize("how", [{}, {"padded": True}, {"packed": True}])
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"padded": True},
+        {"packed": True},
+    ],
+)
 def test_the_backward_pass_runs(how: dict[str, Any]) -> None:
     def code() -> None:
-        made = model("flash_attention_2")
+        built = model("flash_attention_2")
         batch = (1, BATCH * LENGTH) if "packed" in how else (BATCH, LENGTH)
         mask = torch.ones(BATCH, LENGTH, dtype=torch.long)
         mask[0, :16] = 0
-        more = {"attention_mask": mask} if "padded" in how else {}
-        more |= (
+        inputs = {"attention_mask": mask} if "padded" in how else {}
+        inputs |= (
             {"position_ids": torch.arange(LENGTH).repeat(BATCH)[None]} if "packed" in how else {}
         )
         with fake_models.real_tensor_paths():
-            made(input_ids=torch.zeros(*batch, dtype=torch.long), **more).logits.sum().backward()
-        assert all(parameter.grad is not None for parameter in made.parameters())
+            built(input_ids=torch.zeros(*batch, dtype=torch.long), **inputs).logits.sum().backward()
+        assert all(parameter.grad is not None for parameter in built.parameters())
 
     assert traced(code).flops > 0
 

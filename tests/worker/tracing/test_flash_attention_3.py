@@ -12,7 +12,8 @@ from autotune.worker.tracing import attention, traced_gpu, workspaces  # noqa: E
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
 HEADS, KV_HEADS, SIZE = 8, 2, 64
-STARTS_Q, STARTS_K = [0, 40, 100, 164], [0, 40, 140, 244]
+STARTS_Q = [0, 40, 100, 164]
+STARTS_K = [0, 40, 140, 244]
 """A prompt of 40 tokens, and two completions that see it."""
 
 
@@ -31,33 +32,32 @@ def tensors() -> Any:
     )
 
 
-def attend(given: Any, **more: Any) -> Any:
-    return attention.flash3_varlen_func(*given, 64, 104, causal=True, **more)
+def attend(inputs: Any, **options: Any) -> Any:
+    return attention.flash3_varlen_func(*inputs, 64, 104, causal=True, **options)
 
 
 @pytest.mark.parametrize("window", [-1, 0, 7, 50, 90, 1000])
 def test_pairs_are_those_that_each_sequence_sees(window: int) -> None:
     counted = 0
     for at in range(3):
-        queries, keys = STARTS_Q[at + 1] - STARTS_Q[at], STARTS_K[at + 1] - STARTS_K[at]
+        queries = STARTS_Q[at + 1] - STARTS_Q[at]
+        keys = STARTS_K[at + 1] - STARTS_K[at]
         for query in range(queries):
             last = keys - queries + query
             counted += last + 1 if window < 0 else min(last, window) + 1
     assert attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=window) == counted
-    both = attention.pairs_of(STARTS_Q, STARTS_K, causal=False, window=-1)
-    assert both == 40 * 40 + 60 * 100 + 64 * 104
+    full_pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=False, window=-1)
+    assert full_pairs == 40 * 40 + 60 * 100 + 64 * 104
 
 
 def test_it_keeps_its_inputs_the_output_and_a_number_per_row() -> None:
     def code() -> Any:
-        given = tensors()
-        return given, attend(given)
+        inputs = tensors()
+        return inputs, attend(inputs)
 
-    query, keys, starts = (
-        STARTS_Q[-1] * HEADS * SIZE * 2,
-        2 * STARTS_K[-1] * KV_HEADS * SIZE * 2,
-        2 * 4 * 4,
-    )
+    query = STARTS_Q[-1] * HEADS * SIZE * 2
+    keys = 2 * STARTS_K[-1] * KV_HEADS * SIZE * 2
+    starts = 2 * 4 * 4
     assert traced(code).left == 2 * query + keys + starts + STARTS_Q[-1] * HEADS * 4
     pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
     assert traced(code).flops == 4 * pairs * HEADS * SIZE
@@ -69,21 +69,23 @@ def test_its_backward_pass_has_float32_accumulators() -> None:
     """
 
     def code() -> Any:
-        given = tensors()
-        attend(given).backward(torch.empty(STARTS_Q[-1], HEADS, SIZE, dtype=torch.bfloat16))
-        return given
+        inputs = tensors()
+        attend(inputs).backward(torch.empty(STARTS_Q[-1], HEADS, SIZE, dtype=torch.bfloat16))
+        return inputs
 
-    found = traced(code, {"capability": [9, 0]})
-    rows, keys = -(-(164 + 3 * 128) // 128) * 128, -(-(244 + 3 * 128) // 128) * 128
+    peaks = traced(code, {"capability": [9, 0]})
+    rows = -(-(164 + 3 * 128) // 128) * 128
+    keys = -(-(244 + 3 * 128) // 128) * 128
     accumulators = HEADS * rows * 4 * (2 + SIZE) + 2 * KV_HEADS * keys * SIZE * 4
-    query, half = STARTS_Q[-1] * HEADS * SIZE * 2, STARTS_K[-1] * KV_HEADS * SIZE * 2
-    held = (
+    query = STARTS_Q[-1] * HEADS * SIZE * 2
+    half = STARTS_K[-1] * KV_HEADS * SIZE * 2
+    forward_bytes = (
         2 * query + 2 * half + 32 + STARTS_Q[-1] * HEADS * 4
     )  # inputs, output and sums of the forward pass
-    assert found.most == held + query + (query + 2 * half) + accumulators
-    assert found.left == 2 * (query + 2 * half) + 32
+    assert peaks.most == forward_bytes + query + (query + 2 * half) + accumulators
+    assert peaks.left == 2 * (query + 2 * half) + 32
     pairs = attention.pairs_of(STARTS_Q, STARTS_K, causal=True, window=-1)
-    assert found.flops == 14 * pairs * HEADS * SIZE, "five products backward for two forward"
+    assert peaks.flops == 14 * pairs * HEADS * SIZE, "five products backward for two forward"
 
 
 @pytest.mark.parametrize(

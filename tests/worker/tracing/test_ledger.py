@@ -15,11 +15,11 @@ def written() -> Ledger:
     weights = ledger.allocate(100, "weights")
     ledger.enter("forward")
     ledger.enter("forward", layer=0)
-    kept = ledger.allocate(40, "activations")
+    activations = ledger.allocate(40, "activations")
     moment = ledger.allocate(30, "activations")
     ledger.free(moment)
     ledger.enter("backward")
-    ledger.free(kept)
+    ledger.free(activations)
     ledger.set_part(weights, "adapters")
     return ledger
 
@@ -46,7 +46,7 @@ def test_frees_after_the_end_are_ignored() -> None:
 
 
 def test_the_json_is_a_trace() -> None:
-    rest = {
+    trace_fields = {
         "basis": "traced",
         "versions": {},
         "device": "cpu",
@@ -62,7 +62,7 @@ def test_the_json_is_a_trace() -> None:
             "largest_parameter": 1,
         },
     }
-    trace = msgspec.convert({**written().as_json(), **rest}, Trace)
+    trace = msgspec.convert({**written().as_json(), **trace_fields}, Trace)
     assert trace.part_names == PARTS
     assert trace.peak_bytes == 170
     assert trace.live_parts_at(2) == {"adapters": 100, "activations": 70}

@@ -21,11 +21,23 @@ torch: Any = pytest.importorskip("torch")
 
 from tests.worker.tracing.traced_code import traced  # noqa: E402
 
-ROW, HIDDEN, VOCABULARY = 1024, 4096, 128256
+ROW = 1024
+HIDDEN = 4096
+VOCABULARY = 128256
 MIB = 2**20
 
-MATERIALISED = {2: 9083.28125, 4: 13138.3125, 8: 21250.375, 16: 37474.5}
-CHUNKED = {2: 7344.77685546875, 4: 7408.80029296875, 8: 7536.84716796875, 16: 7792.94091796875}
+MATERIALISED = {
+    2: 9083.28125,
+    4: 13138.3125,
+    8: 21250.375,
+    16: 37474.5,
+}
+CHUNKED = {
+    2: 7344.77685546875,
+    4: 7408.80029296875,
+    8: 7536.84716796875,
+    16: 7792.94091796875,
+}
 
 OVERLAYS = os.environ.get("AUTOTUNE_TRL_OVERLAYS")
 
@@ -97,11 +109,11 @@ def peak(loss: Any, rows: int, **settings: Any) -> float:
 
 def test_a_loss_with_full_logits_grows_by_2028_mib_per_row() -> None:
     peaks = {rows: peak(materialised, rows) for rows in MATERIALISED}
-    for fewer, more in ((2, 4), (4, 8), (8, 16)):
-        slope = (peaks[more] - peaks[fewer]) / (more - fewer)
+    for fewer, many in ((2, 4), (4, 8), (8, 16)):
+        slope = (peaks[many] - peaks[fewer]) / (many - fewer)
         assert slope == pytest.approx(2028, abs=0.1)
         assert slope == pytest.approx(
-            (MATERIALISED[more] - MATERIALISED[fewer]) / (more - fewer), rel=0.0005
+            (MATERIALISED[many] - MATERIALISED[fewer]) / (many - fewer), rel=0.0005
         )
 
 
@@ -137,9 +149,9 @@ def test_ligers_chunked_loss_grows_by_32_mib_per_row() -> None:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     peaks = dict(zip((2, 4, 8), json.loads(done.stdout.splitlines()[-1]), strict=True))
-    for fewer, more in ((2, 4), (4, 8)):
-        slope = (peaks[more] - peaks[fewer]) / (more - fewer)
-        assert slope == pytest.approx((CHUNKED[more] - CHUNKED[fewer]) / (more - fewer), rel=0.001)
+    for fewer, many in ((2, 4), (4, 8)):
+        slope = (peaks[many] - peaks[fewer]) / (many - fewer)
+        assert slope == pytest.approx((CHUNKED[many] - CHUNKED[fewer]) / (many - fewer), rel=0.001)
 
 
 def test_trls_chunked_loss_does_not_grow_with_the_vocabulary() -> None:

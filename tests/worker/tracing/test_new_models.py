@@ -30,9 +30,13 @@ FAMILIES = (
     "deepseek",
 )
 MODELS = [
-    known for known in catalog.models() if str(known.config["model_type"]).startswith(FAMILIES)
+    known_model
+    for known_model in catalog.models()
+    if str(known_model.config["model_type"]).startswith(FAMILIES)
 ]
-FIRST_OF_TYPE = {known.config["model_type"]: known.ids[0] for known in reversed(MODELS)}
+FIRST_OF_TYPE = {
+    known_model.config["model_type"]: known_model.ids[0] for known_model in reversed(MODELS)
+}
 """One model of each type is traced in every run, the others in `make test-long`."""
 
 LAYERS = 4
@@ -47,8 +51,8 @@ def layers_of(config: Any) -> int:
 
 def cut(config: Any, layers: int) -> dict[str, Any]:
     """The config with the first layers alone, as a short trace builds it."""
-    made = copy.deepcopy(dict(config))
-    text = made.get("text_config", made)
+    shortened = copy.deepcopy(dict(config))
+    text = shortened.get("text_config", shortened)
     every = text["num_hidden_layers"]
     text |= {
         name: value[:layers]
@@ -58,10 +62,10 @@ def cut(config: Any, layers: int) -> dict[str, Any]:
     text["num_hidden_layers"] = layers
     if text.get("num_kv_shared_layers"):
         text["num_kv_shared_layers"] = max(0, text["num_kv_shared_layers"] - (every - layers))
-    return made
+    return shortened
 
 
-def specification(known: catalog.KnownModel, **settings: Any) -> dict[str, Any]:
+def specification(known_model: catalog.KnownModel, **settings: Any) -> dict[str, Any]:
     batch = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 1, "bf16": True}
     checkpointed = {
         "gradient_checkpointing": True,
@@ -69,11 +73,11 @@ def specification(known: catalog.KnownModel, **settings: Any) -> dict[str, Any]:
     }
     return {
         "model": {
-            "name": known.ids[0],
+            "name": known_model.ids[0],
             "folder": None,
-            "config": copy.deepcopy(dict(known.config)),
+            "config": copy.deepcopy(dict(known_model.config)),
             "dtype": "bfloat16",
-            "layers": layers_of(known.config),
+            "layers": layers_of(known_model.config),
             "attn_implementation": None,
         },
         "adapter": None,
@@ -92,20 +96,22 @@ def test_there_are_enough() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "known",
+    "known_model",
     [
         pytest.param(
-            known, id=name, marks=[] if name in FIRST_OF_TYPE.values() else [pytest.mark.long]
+            known_model, id=name, marks=[] if name in FIRST_OF_TYPE.values() else [pytest.mark.long]
         )
-        for known in MODELS
-        for name in known.ids[:1]
+        for known_model in MODELS
+        for name in known_model.ids[:1]
     ],
 )
-def test_every_model_is_traced_with_the_parameters_of_its_shape(known: catalog.KnownModel) -> None:
-    trace = stand_in.trace(specification(known))
-    layers = layers_of(known.config)
+def test_every_model_is_traced_with_the_parameters_of_its_shape(
+    known_model: catalog.KnownModel,
+) -> None:
+    trace = stand_in.trace(specification(known_model))
+    layers = layers_of(known_model.config)
     assert trace["layers"] == layers
-    assert trace["inventory"]["parameters"] == shape(cut(known.config, layers)).parameters
+    assert trace["inventory"]["parameters"] == shape(cut(known_model.config, layers)).parameters
 
 
 @pytest.mark.parametrize("kind", ["granitemoehybrid", "llama4"])
@@ -113,12 +119,12 @@ def test_what_fails_in_trl_is_refused_with_what_helps(kind: str) -> None:
     pytest.importorskip("trl", minversion="1.16")
     from autotune.worker.trl import step_trace
 
-    known = next(known for known in MODELS if known.config["model_type"] == kind)
+    known_model = next(candidate for candidate in MODELS if candidate.config["model_type"] == kind)
     step_trace.warm({"model": {"config": {"model_type": kind}}})
     with pytest.raises(Untraceable, match=r"num_experts.*Set router_aux_loss_coef to 0\.0"):
         step_trace.trace(
             {
-                **specification(known, num_generations=2, per_device_train_batch_size=2),
+                **specification(known_model, num_generations=2, per_device_train_batch_size=2),
                 "method": "grpo",
             }
         )
@@ -145,12 +151,19 @@ def test_a_stand_in_step_sends_a_token_to_its_experts_alone(routing: str) -> Non
     """In the loop over experts each takes the tokens routed to it, as in traces of TRL's
     trainers.
     """
-    known = next(known for known in MODELS if known.config["model_type"] == "qwen3_next")
-    spec = {**specification(known, gradient_checkpointing=False), "routing": routing}
+    known_model = next(
+        candidate for candidate in MODELS if candidate.config["model_type"] == "qwen3_next"
+    )
+    spec = {**specification(known_model, gradient_checkpointing=False), "routing": routing}
     spec["model"] = {**spec["model"], "config": MIXTURE, "layers": None}
     trace = stand_in.trace(spec)
     forward = next(phase for phase in trace["work"] if phase["phase"] == "forward")
-    tokens, layers, hidden, width, heads, groups = 80, 2, 64, 128, 64, 32
+    tokens = 80
+    layers = 2
+    hidden = 64
+    width = 128
+    heads = 64
+    groups = 32
     attention_and_router = 2 * hidden * heads + 2 * hidden * groups + hidden * 16
     experts = 2 * 3 * hidden * width  # a token's two of sixteen
     assert forward["in_layers"]["bfloat16"] == 2 * tokens * layers * (

@@ -11,7 +11,11 @@ from autotune.worker.tracing import operands  # noqa: E402
 from autotune.worker.tracing.ledger import Ledger  # noqa: E402
 from autotune.worker.tracing.tracker import Tracker  # noqa: E402
 
-ROWS, LENGTH, HEADS, KV_HEADS, SIZE = 2, 256, 8, 2, 64
+ROWS = 2
+LENGTH = 256
+HEADS = 8
+KV_HEADS = 2
+SIZE = 64
 aten = torch.ops.aten
 
 
@@ -28,7 +32,13 @@ def visible(*, causal: bool, window: int | None) -> int:
 
 
 @pytest.mark.parametrize(
-    ("causal", "window"), [(False, None), (True, None), (True, 32), (True, 1000)]
+    ("causal", "window"),
+    [
+        (False, None),
+        (True, None),
+        (True, 32),
+        (True, 1000),
+    ],
 )
 def test_pairs_are_those_that_the_mask_leaves(causal: bool, window: int | None) -> None:
     counted = LENGTH * operands.seen_keys(LENGTH, causal=causal, window=window)
@@ -102,7 +112,8 @@ def test_attention_is_counted_apart_from_products() -> None:
 def test_a_list_changed_in_place_is_read_and_written() -> None:
     tracker = Tracker(Ledger())
     with torch._subclasses.FakeTensorMode(allow_non_fake_inputs=True), tracker:
-        moments, gradients = [torch.empty(256)], [torch.empty(256)]
+        moments = [torch.empty(256)]
+        gradients = [torch.empty(256)]
         tracker.ledger.enter("optimizer")
         torch._foreach_addcmul_(moments, gradients, gradients, 0.5)
     assert tracker.ledger.moved["optimizer"] == 4 * 256 * 4

@@ -34,7 +34,7 @@ class Model(torch.nn.Module):  # type: ignore[misc,name-defined]
         return self.head(self.body(x))
 
 
-def made(settings: dict[str, Any], bias: bool = False) -> Any:
+def quantised_layer(settings: dict[str, Any], bias: bool = False) -> Any:
     with torch.device("meta"):
         model = Model(bias)
     quantised.quantise(model, {"model": {"dtype": "bfloat16", **settings}})
@@ -43,14 +43,15 @@ def made(settings: dict[str, Any], bias: bool = False) -> Any:
 
 
 def weights(settings: dict[str, Any]) -> int:
-    return traced(lambda: made(settings)).left - ROWS * 64 * 2
+    return traced(lambda: quantised_layer(settings)).left - ROWS * 64 * 2
 
 
 BLOCKS = math.ceil(COUNT / 64)
 
 
 def test_a_weight_is_there_whole_while_it_is_packed_in_4_bits() -> None:
-    packed, plain = traced(lambda: made({"load_in_4bit": True})), traced(lambda: made({}))
+    packed = traced(lambda: quantised_layer({"load_in_4bit": True}))
+    plain = traced(lambda: quantised_layer({}))
     assert packed.most >= packed.left - ROWS * 64 * 2 + COUNT * 2  # the head comes later
     assert plain.most == plain.left
 
@@ -84,22 +85,28 @@ def forward(
     bias: bool = False,
 ) -> Any:
     def code() -> Any:
-        model = made(settings, bias)
+        model = quantised_layer(settings, bias)
         x = torch.empty(TOKENS, COLUMNS, dtype=dtype, requires_grad=True)
         return model, x, model.body(x)
 
     return traced(code)
 
 
-@pytest.mark.parametrize("settings", [{"load_in_4bit": True}, {"gptq_bits": 4}])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"gptq_bits": 4},
+    ],
+)
 def test_the_weight_is_unpacked_for_the_product_and_freed(
     settings: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(releases, "version", lambda package: "2.0.0")
     peaks = forward(settings)
-    held = weights(settings) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
-    assert peaks.left == held  # input and output; the input is not saved again
-    assert peaks.most == held + COUNT * 2
+    saved_bytes = weights(settings) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
+    assert peaks.left == saved_bytes  # input and output; the input is not saved again
+    assert peaks.most == saved_bytes + COUNT * 2
     assert peaks.flops == 2 * TOKENS * COUNT
 
 
@@ -129,35 +136,40 @@ def test_computing_in_another_type_makes_copies() -> None:
 
 def test_8bit_packs_the_input_and_accumulates_in_int32() -> None:
     peaks = forward({"load_in_8bit": True, "llm_int8_threshold": 0.0})
-    held = weights({"load_in_8bit": True}) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
-    assert peaks.left == held
+    saved_bytes = weights({"load_in_8bit": True}) + ROWS * 64 * 2 + TOKENS * (COLUMNS + ROWS) * 2
+    assert peaks.left == saved_bytes
     inside = TOKENS * COLUMNS + TOKENS * 4 + TOKENS * ROWS * (4 + 2)
-    assert peaks.most == held - TOKENS * ROWS * 2 + inside
+    assert peaks.most == saved_bytes - TOKENS * ROWS * 2 + inside
     assert peaks.flops == 2 * TOKENS * COUNT
 
 
 @pytest.mark.parametrize(
-    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"load_in_8bit": True},
+        {"gptq_bits": 4},
+    ],
 )
 def test_the_input_gets_a_gradient_and_the_weight_none(settings: dict[str, Any]) -> None:
     def code() -> None:
-        model = made(settings, bias=True)
+        model = quantised_layer(settings, bias=True)
         x = torch.empty(2, TOKENS, COLUMNS, dtype=torch.bfloat16, requires_grad=True)
         model(x).sum().backward()
-        assert (
-            x.grad.shape == x.shape
-            and model.body.weight.grad is None
-            and model.body.bias.grad is None
-        )
+        assert x.grad.shape == x.shape
+        assert model.body.weight.grad is None
+        assert model.body.bias.grad is None
 
     assert traced(code).flops == 2 * 2 * TOKENS * (2 * COUNT + 3 * ROWS * 64)
 
 
 def test_the_head_and_skipped_modules_are_not_quantised() -> None:
     model = followed_model({"load_in_4bit": True})
-    assert type(model.head) is torch.nn.Linear and type(model.body) is not torch.nn.Linear
-    kept = followed_model({"load_in_4bit": True, "llm_int8_skip_modules": ["body"]})
-    assert type(kept.body) is torch.nn.Linear and type(kept.head) is not torch.nn.Linear
+    assert type(model.head) is torch.nn.Linear
+    assert type(model.body) is not torch.nn.Linear
+    followed = followed_model({"load_in_4bit": True, "llm_int8_skip_modules": ["body"]})
+    assert type(followed.body) is torch.nn.Linear
+    assert type(followed.head) is not torch.nn.Linear
 
 
 def followed_model(settings: dict[str, Any]) -> Any:
@@ -197,7 +209,8 @@ def test_pefts_preparation_casts_only_unpacked_parameters() -> None:
 
 
 def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
-    peft, _ = pytest.importorskip("peft"), pytest.importorskip("bitsandbytes")
+    peft = pytest.importorskip("peft")
+    _ = pytest.importorskip("bitsandbytes")
     model = peft.prepare_model_for_kbit_training(
         causal({"load_in_4bit": True, "bnb_4bit_quant_storage": "bfloat16"})
     )
@@ -205,12 +218,26 @@ def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
 
 
 @pytest.mark.parametrize(
-    "settings", [{"load_in_4bit": True}, {"load_in_8bit": True}, {"gptq_bits": 4}]
+    "settings",
+    [
+        {"load_in_4bit": True},
+        {"load_in_8bit": True},
+        {"gptq_bits": 4},
+    ],
 )
-@pytest.mark.parametrize("more", [{}, {"lora_dropout": 0.1}, {"use_dora": True}])
-def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "lora_settings",
+    [
+        {},
+        {"lora_dropout": 0.1},
+        {"use_dora": True},
+    ],
+)
+def test_adapters_train_on_quantised_models(
+    settings: dict[str, Any], lora_settings: dict[str, Any]
+) -> None:
     peft = pytest.importorskip("peft")
-    if "use_dora" in more and "gptq_bits" in settings:
+    if "use_dora" in lora_settings and "gptq_bits" in settings:
         pytest.skip("peft has no DoRA for GPTQ")
 
     def code() -> None:
@@ -219,7 +246,10 @@ def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict
         )
         with fake_models.adapters_on_meta():
             model = peft.get_peft_model(
-                model, peft.LoraConfig(target_modules="all-linear", task_type="CAUSAL_LM", **more)
+                model,
+                peft.LoraConfig(
+                    target_modules="all-linear", task_type="CAUSAL_LM", **lora_settings
+                ),
             )
         fake_models.materialise(model)
         ids = torch.zeros(2, 32, dtype=torch.long)
@@ -228,7 +258,8 @@ def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict
         trained = {
             name for name, parameter in model.named_parameters() if parameter.grad is not None
         }
-        assert trained and all("lora_" in name for name in trained)
+        assert trained
+        assert all("lora_" in name for name in trained)
 
     traced(code)
 
@@ -236,7 +267,11 @@ def test_adapters_train_on_quantised_models(settings: dict[str, Any], more: dict
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "bits"),
-    [({"load_in_4bit": True}, 4), ({"load_in_8bit": True}, 8), ({"gptq_bits": 4}, 4)],
+    [
+        ({"load_in_4bit": True}, 4),
+        ({"load_in_8bit": True}, 8),
+        ({"gptq_bits": 4}, 4),
+    ],
 )
 def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits: int) -> None:
     pytest.importorskip("trl")
@@ -279,15 +314,16 @@ def test_trls_own_trainer_trains_quantised_models(settings: dict[str, Any], bits
                 "lengths": {"prompt": 32, "completion": 32, "padded": False},
             }
         )
-        part, freed = (
-            answer["part_names"].index("weights"),
-            {-entry - 1 for entry in answer["events"] if entry < 0},
+        part = answer["part_names"].index("weights")
+        freed = {-entry - 1 for entry in answer["events"] if entry < 0}
+        entries = (
+            at for at, kind in enumerate(answer["parts"]) if kind == part and at not in freed
         )
-        held = (at for at, kind in enumerate(answer["parts"]) if kind == part and at not in freed)
-        return sum(answer["sizes"][at] for at in held)
+        return sum(answer["sizes"][at] for at in entries)
 
     step_trace.warm({"model": {"config": shape}})
-    plain, packed = weights({}), weights(settings)
+    plain = weights({})
+    packed = weights(settings)
     assert plain - packed == pytest.approx(linear * (2 - bits / 8), rel=0.1)  # scales aside
 
 
@@ -299,7 +335,7 @@ def state(
     numbers: int = 100_352,
     steps: int = 2,
 ) -> tuple[int, Any]:
-    found: list[Any] = []
+    optimizers: list[Any] = []
 
     def code() -> Any:
         parameter = torch.nn.Parameter(torch.empty(numbers, dtype=torch.bfloat16))
@@ -307,10 +343,10 @@ def state(
         parameter.grad = torch.empty(numbers, dtype=torch.bfloat16)
         for _ in range(steps):
             optimizer.step()
-        found.append(optimizer)
+        optimizers.append(optimizer)
         return parameter, optimizer
 
-    return traced(code).left - 2 * numbers * 2, found[0]
+    return traced(code).left - 2 * numbers * 2, optimizers[0]
 
 
 SCALES = 100_352 // 256 * 4
@@ -334,8 +370,8 @@ def test_the_state_of_bitsandbytes_optimizers(
     allocated: int,
     managed: int,
 ) -> None:
-    left, optimizer = state(name)
-    assert (left, optimizer.managed_bytes) == (allocated, managed)
+    left_bytes, optimizer = state(name)
+    assert (left_bytes, optimizer.managed_bytes) == (allocated, managed)
 
 
 def test_small_parameters_have_float32_state_and_are_not_paged() -> None:
@@ -363,7 +399,8 @@ def test_transformers_finds_them_by_name_with_float32_state_for_embeddings() -> 
             report_to=[],
         )
         kind, options = transformers.Trainer.get_optimizer_cls_and_kwargs(arguments)
-        assert kind.__module__ == "bitsandbytes.optim" and options["optim_bits"] == 8
+        assert kind.__module__ == "bitsandbytes.optim"
+        assert options["optim_bits"] == 8
         import bitsandbytes
 
         bitsandbytes.optim.GlobalOptimManager.get_instance().register_module_override(

@@ -19,7 +19,7 @@ SMALL = {"batch": 1, "length": 8, "shape": {"num_hidden_layers": 2}}
 
 
 @pytest.fixture(scope="module")
-def whole() -> int:
+def model_bytes() -> int:
     """Bytes of all parameters."""
     return sum(
         p.numel() * p.element_size()
@@ -32,20 +32,20 @@ def weights_at_first_forward(trace: Trace) -> int:
     return trace.live_parts_at(first - 1)["weights"]
 
 
-def test_fsdp2_keeps_a_shard_of_the_weights_on_each_rank(whole: int) -> None:
+def test_fsdp2_keeps_a_shard_of_the_weights_on_each_rank(model_bytes: int) -> None:
     for rank in range(2):
         trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, rank)
-        assert weights_at_first_forward(trace) == pytest.approx(whole / 2, rel=0.001)
+        assert weights_at_first_forward(trace) == pytest.approx(model_bytes / 2, rel=0.001)
 
 
-def test_on_a_gpu_the_whole_model_is_never_on_the_device(whole: int) -> None:
+def test_on_a_gpu_the_whole_model_is_never_on_the_device(model_bytes: int) -> None:
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL}, 0, device="cuda")
     load = max(at for mark, span in trace.stretches() if mark.phase == "load" for at in span)
     embeddings = two_ranks_loop.SHAPE["vocab_size"] * two_ranks_loop.SHAPE["hidden_size"] * 4
     assert (
-        embeddings < two_ranks.peaks(trace)["load0"] < 0.6 * whole + embeddings
+        embeddings < two_ranks.peaks(trace)["load0"] < 0.6 * model_bytes + embeddings
     )  # one parameter is whole at a time
-    assert weights_at_first_forward(trace) == pytest.approx(whole / 2, rel=0.001)
+    assert weights_at_first_forward(trace) == pytest.approx(model_bytes / 2, rel=0.001)
     assert trace.marks[0].event == 0
     assert load < len(trace.events)
 
@@ -60,36 +60,45 @@ def test_on_a_gpu_each_parameter_arrives_whole_and_is_sharded_while_the_next_one
     load = [
         trace.events[at] for mark, span in trace.stretches() if mark.phase == "load" for at in span
     ]
-    whole = [entry for entry in load if entry > 0 and -entry in load]
-    assert [trace.sizes[entry - 1] for entry in whole] == parameters
-    for entry, following in itertools.pairwise(whole):
+    temporary = [entry for entry in load if entry > 0 and -entry in load]
+    assert [trace.sizes[entry - 1] for entry in temporary] == parameters
+    for entry, following in itertools.pairwise(temporary):
         assert load.index(following) == load.index(-entry) - 1
-    kept = [trace.sizes[entry - 1] for entry in load if entry > 0 and -entry not in load]
-    assert kept[2 : 2 + len(parameters)] == [size // 2 for size in parameters]  # after two buffers
+    permanent = [trace.sizes[entry - 1] for entry in load if entry > 0 and -entry not in load]
+    assert permanent[2 : 2 + len(parameters)] == [
+        size // 2 for size in parameters
+    ]  # after two buffers
 
 
-def test_gathered_and_reduced_buffers_are_communication(whole: int) -> None:
+def test_gathered_and_reduced_buffers_are_communication(model_bytes: int) -> None:
     trace = two_ranks.followed({"kind": "fsdp2", **SMALL, "bf16": True}, 0, device="cuda")
     number = trace.part_names.index("communication")
     gathered = sum(
         size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number
     )
     assert (
-        gathered > 4 * whole / 2
+        gathered > 4 * model_bytes / 2
     )  # in bfloat16: into a buffer and out of it, forward and backward
 
 
-def test_an_adapter_is_part_of_its_layers_unit(whole: int) -> None:
+def test_an_adapter_is_part_of_its_layers_unit(model_bytes: int) -> None:
     """The Trainer has PEFT's wrap policy for FSDP1 alone: under FSDP2 each decoder layer is
     gathered by itself.
     """
     pytest.importorskip("peft")
     trace = two_ranks.followed(
-        {"kind": "fsdp2", **SMALL, "bf16": True, "lora_r": 4}, 0, device="cuda"
+        {
+            "kind": "fsdp2",
+            **SMALL,
+            "bf16": True,
+            "lora_r": 4,
+        },
+        0,
+        device="cuda",
     )
     number = trace.part_names.index("communication")
     gathered = [size for size, part in zip(trace.sizes, trace.parts, strict=True) if part == number]
-    assert max(gathered) < 0.6 * whole / 2  # one unit in bfloat16, never the whole model
+    assert max(gathered) < 0.6 * model_bytes / 2  # one unit in bfloat16, never the whole model
 
 
 def test_the_process_group_is_destroyed() -> None:
@@ -114,7 +123,15 @@ def test_accelerate_casts_unless_fsdp2_or_zero(kind: str) -> None:
 
 
 def test_deepspeed_trains_in_one_dtype() -> None:
-    trace = two_ranks.followed({"kind": "zero2", **SMALL, "bf16": True, "lora_r": 4}, 0)
+    trace = two_ranks.followed(
+        {
+            "kind": "zero2",
+            **SMALL,
+            "bf16": True,
+            "lora_r": 4,
+        },
+        0,
+    )
     assert trace.usage is not None
     assert {parameter.size // parameter.count for parameter in trace.usage.parameters} == {2}
 
@@ -141,16 +158,29 @@ def test_hooks_change_no_allocation() -> None:
 
 
 def test_under_zero3_a_linear_layer_always_saves_its_input() -> None:
-    case = {**SMALL, "batch": 2, "length": 64, "lora_r": 4}
-    plain, kept = (two_ranks.followed({"kind": kind, **case}, 0) for kind in ("zero2", "zero3"))
+    case = {
+        **SMALL,
+        "batch": 2,
+        "length": 64,
+        "lora_r": 4,
+    }
+    plain, zero3 = (two_ranks.followed({"kind": kind, **case}, 0) for kind in ("zero2", "zero3"))
     hidden = 2 * 64 * two_ranks_loop.SHAPE["hidden_size"] * 4
     assert (
-        two_ranks.peaks(kept)["backward1"] >= two_ranks.peaks(plain)["backward1"] + hidden
+        two_ranks.peaks(zero3)["backward1"] >= two_ranks.peaks(plain)["backward1"] + hidden
     )  # the projection's, at least
 
 
 def test_reads_of_an_adapters_matrices_are_recorded() -> None:
-    trace = two_ranks.followed({"kind": "zero3", **SMALL, "lora_r": 4, "bf16": True}, 0)
+    trace = two_ranks.followed(
+        {
+            "kind": "zero3",
+            **SMALL,
+            "lora_r": 4,
+            "bf16": True,
+        },
+        0,
+    )
     assert trace.usage is not None
     read = {use[2] for use in trace.usage.uses if use[1] == parameter_uses.READ}
     assert read
@@ -184,11 +214,11 @@ def test_zero3_waits_forever_for_a_module_that_ran_without_gradients_before_its_
         model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4))
         log = parameter_uses.ParameterUses(Ledger(), own_nodes=True)
         log.watch(model, SimpleNamespace(number_of=lambda tensor: None), trains=False)
-        found = model(torch.ones(1, 4, requires_grad=True))
+        output = model(torch.ones(1, 4, requires_grad=True))
         if scores:
             with torch.no_grad():
                 model[1](torch.ones(1, 4))
-        found.sum().backward()
+        output.sum().backward()
         return [which for _, kind, which, *_ in log.uses if kind == parameter_uses.BACKWARD_DONE]
 
     assert ended(scores=False) == [2, 1, 0]

@@ -37,10 +37,10 @@ def peak_of(step: Callable[[], Any]) -> int:
 
 def test_a_storage_lives_as_long_as_any_tensor_on_it() -> None:
     with tracked() as tracker:
-        whole = torch.empty(256)
-        row = whole[:4]
+        base = torch.empty(256)
+        row = base[:4]
         assert tracker.ledger.live == KB
-        del whole
+        del base
         assert tracker.ledger.live == KB
         del row
         assert tracker.ledger.live == 0
@@ -87,7 +87,7 @@ def test_gradients_of_one_tensor_accumulate_in_place() -> None:
 
 
 def test_a_referenced_gradient_is_not_overwritten() -> None:
-    held: list[Any] = []
+    gradients: list[Any] = []
 
     class Holding(torch.autograd.Function):  # type: ignore[misc]
         @staticmethod
@@ -96,9 +96,9 @@ def test_a_referenced_gradient_is_not_overwritten() -> None:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            made = torch.ones(256)
-            held.append(made)
-            return made
+            ones = torch.ones(256)
+            gradients.append(ones)
+            return ones
 
     def step() -> None:
         middle = torch.zeros(256, requires_grad=True) * 2
@@ -107,7 +107,7 @@ def test_a_referenced_gradient_is_not_overwritten() -> None:
     with tracked() as tracker:
         step()
         assert tracker.ledger.live >= KB  # the referenced tensor is live to the end
-    held.clear()
+    gradients.clear()
 
 
 def test_a_sum_in_a_python_backward_is_a_new_tensor() -> None:
@@ -118,7 +118,8 @@ def test_a_sum_in_a_python_backward_is_a_new_tensor() -> None:
 
         @staticmethod
         def backward(ctx: Any, gradient: Any) -> Any:
-            first, second = torch.ones(256), torch.ones(256)
+            first = torch.ones(256)
+            second = torch.ones(256)
             return first + second
 
     def step() -> None:
@@ -186,10 +187,11 @@ def test_a_resized_storage_is_another_allocation_of_the_same_part() -> None:
 def test_work_is_counted_by_phase_and_can_be_repeated() -> None:
     with tracked() as tracker:
         tracker.ledger.enter("score")
-        left, right = torch.empty(8, 16), torch.empty(16, 4)
+        factor = torch.empty(8, 16)
+        right = torch.empty(16, 4)
         tracker.ledger.reset_work()
         with tracker.ledger.repeated_work(3):
-            left @ right
+            factor @ right
     assert tracker.ledger.flops == {("score", "float32"): 3 * 2 * 8 * 16 * 4}
     assert tracker.ledger.kernels["score"] == 3
     assert tracker.ledger.moved["score"] == 3 * 4 * (8 * 16 + 16 * 4 + 8 * 4)

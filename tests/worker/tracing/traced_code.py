@@ -28,7 +28,12 @@ def traced(code: Callable[[], Any], spec: Mapping[str, Any] | None = None) -> Pe
     from autotune.worker.tracing.tracker import Tracker
     from autotune.worker.tracing.workspaces import workspaces_for
 
-    specification = {"device": "cuda", "settings": {}, "model": {}, **(spec or {})}
+    specification = {
+        "device": "cuda",
+        "settings": {},
+        "model": {},
+        **(spec or {}),
+    }
     ledger, peaks = Ledger(), Peaks()
     tracker = Tracker(ledger, workspaces=workspaces_for(specification))
     with (
