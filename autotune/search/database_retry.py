@@ -11,6 +11,7 @@ database is reported at once: waiting does not change it.
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import time
 from collections.abc import Callable
@@ -18,7 +19,14 @@ from dataclasses import dataclass, field
 from typing import TypeVar
 
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 
 from autotune.core.errors import StorageLost
 from autotune.core.files import sqlite_file
@@ -33,6 +41,8 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 NOTIFY_AFTER_SECONDS = 3.0
 MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 MIN_FREE_BYTES = 64 * 1024
+MAX_CREATIONS = 20  # Tries to create tables: each may meet another of some fifteen tables
+MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS = 0.05, 0.5
 
 DELETED = "deleted"
 FULL_DISK_MESSAGES = ("disk is full", "no space left", "quota exceeded")
@@ -45,6 +55,8 @@ PERMANENT_MESSAGES = (
     *FULL_DISK_MESSAGES,
 )
 """Parts of error messages that waiting does not change."""
+# Of tables, types and rows that another process made after this one looked for them
+CREATED_MEANWHILE_MESSAGES = ("already exists", "unique constraint", "duplicate key")
 # SQLite's messages also for a disk that is full
 POSSIBLY_FULL_DISK_MESSAGES = ("disk i/o error", "unable to open database file")
 
@@ -146,3 +158,19 @@ def _is_temporary(error: BaseException, reason: str) -> bool:
     if isinstance(cause, (OperationalError, InterfaceError, PendingRollbackError)):
         return True
     return isinstance(cause, DBAPIError) and cause.connection_invalidated
+
+
+def with_shared_tables(create: Callable[[], Result]) -> Result:
+    """Return what `create` returns, which makes tables that are not there yet.
+
+    Each looks for a table before it makes it. Of several drivers that start together on a new
+    database, all but one find a table made between the two, and look again.
+    """
+    for _ in range(MAX_CREATIONS - 1):
+        try:
+            return create()
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            if not _has_any(CREATED_MEANWHILE_MESSAGES, str(error)):
+                raise
+        time.sleep(random.uniform(MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS))
+    return create()
