@@ -194,9 +194,10 @@ def _status(answer: Recommendation) -> str:
         return "interrupted"
     if failed_without_memory(answer):
         return "failed"
-    if has_no_results(answer):
-        return "undecided"
-    return "ok" if answer.winner else "nothing_fits"
+    if answer.winner is not None:
+        return "ok"
+    undecided = has_no_results(answer) or answer.proven == "not all measured"
+    return "undecided" if undecided else "nothing_fits"
 
 
 def _winner_fields(

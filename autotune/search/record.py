@@ -250,20 +250,11 @@ class Record:
         self.here = circumstances(job, versions)
 
     def answer(self) -> Recommendation | None:
-        """Return the stored answer to the same job; None if there is none, or --fresh or
-        --resume is set.
+        """Return the stored answer to the same job; None if there is none, if a search with this
+        budget would find more, or if --fresh or --resume is set.
         """
-        job = self._job
-        if job.fresh or job.resume:
-            return None
-        stored = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
-        if stored is None or stored.schema != SCHEMA:
-            return None
-        # One with a smaller budget serves if it was complete: a further search would find no more.
-        complete = stored.answer.proven in ("no better candidate possible", "stopped improving")
-        more_time = job.budget_seconds > stored.budget_seconds
-        more_probes = job.max_probes > stored.max_probes
-        if not complete and (more_time or more_probes):
+        stored = self._stored_answer()
+        if stored is None or self._is_unfinished(stored):
             return None
         source = AnswerSource(
             when=stored.when,
@@ -277,6 +268,27 @@ class Record:
             elapsed_seconds=0.0,
             probe_seconds=0.0,
         )
+
+    def has_unfinished_answer(self) -> bool:
+        """Return True if the same job was searched, and this run can go on where that one ended."""
+        stored = self._stored_answer()
+        return stored is not None and self._is_unfinished(stored)
+
+    def _stored_answer(self) -> StoredAnswer | None:
+        if self._job.fresh or self._job.resume:
+            return None
+        stored = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
+        return stored if stored is not None and stored.schema == SCHEMA else None
+
+    def _is_unfinished(self, stored: StoredAnswer) -> bool:
+        """Return True if the budget ended the search, and this one's allows more: a larger one, or
+        the same one for a winner that was not confirmed.
+        """
+        if stored.answer.proven in ("no better candidate possible", "stopped improving"):
+            return False
+        more_time = self._job.budget_seconds > stored.budget_seconds
+        more_probes = self._job.max_probes > stored.max_probes
+        return more_time or more_probes or stored.answer.certificate is None
 
     def earlier(self) -> StoredTrials:
         """Return valid measurements of other studies; none with --fresh."""
