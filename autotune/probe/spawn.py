@@ -26,6 +26,7 @@ from pathlib import Path
 
 import autotune.worker
 from autotune.core.errors import TrainingEnvironmentError
+from autotune.core.plain_text import without_terminal_codes
 from autotune.core.secrets import MAX_SECRET_LENGTH, Secrets, without_side_effects
 from autotune.machine.nvml import DEVICE_ORDER
 from autotune.worker.protocol import Wire
@@ -309,12 +310,12 @@ class OutputLog:
             return self._seen + len(self._pending)
 
     def since(self, mark: int) -> str:
-        """Return the output after `mark`, as far as the tail reaches."""
+        """Return the output after `mark`, as far as the tail reaches, as plain text."""
         with self._lock:
             tail = self._tail + self._masked(self._pending)
             printed = max(0, min(self._seen + len(self._pending) - mark, len(tail)))
             text = tail[len(tail) - printed :]
-        return text.decode(errors="replace")
+        return without_terminal_codes(text.decode(errors="replace"))
 
     def settle(self, patience_seconds: float = 0.5) -> None:
         """Wait until the reader has caught up with the pipe."""
