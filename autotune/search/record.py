@@ -54,6 +54,8 @@ ENVIRONMENT_PREFIXES = (
     "XFORMERS_",
 )
 """Prefixes of variables that configure allocators, kernels and buffers."""
+WRITTEN_SETTINGS = ("folder", "logging_dir", "metrics", "output_dir")
+"""Settings that name what a run writes, or the folder around it, which each run changes."""
 
 _Kind = TypeVar("_Kind")
 
@@ -350,6 +352,10 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "driver": _drivers(hardware),
     }
     real_weights = str(workload.model.folder) if workload.weights == "real" else None
+    inputs = {}
+    for name, setting in workload.user_settings.items():
+        if name not in WRITTEN_SETTINGS:
+            inputs[name] = setting
     facts: dict[str, object] = {
         "autotune": autotune.__version__,
         "model": workload.model.config,
@@ -361,7 +367,7 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "device": device,
         "memory_limit_bytes": job.memory_limit_bytes,
         "environment": _environment(),
-        "files": files_named(workload.dataset, *strings_in(workload.user_settings)),
+        "files": files_named(workload.dataset, *strings_in(inputs)),
     }
     question = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
     return Circumstances(facts=facts, job=question)
@@ -402,15 +408,20 @@ def strings_in(value: object) -> list[str]:
 
 def files_named(*names: str | None) -> dict[str, str]:
     """Return stamps of the files and folders that the job names, modules of rewards included; a
-    new one for an unreadable one.
+    new one for an unreadable one. A folder around the working folder, which every run writes to,
+    is left out.
     """
+    working = Path.cwd()
+    around = (working, *working.parents)
     stamps = {}
     for name in names:
         if not name or len(name) > MAX_NAME_LENGTH:
             continue
         module = f"{name.split('.')[0]}.py"
         for path in (name, module):
-            if path.strip() and "\0" not in path and Path(path).exists():
+            if not path.strip() or "\0" in path or Path(path).resolve() in around:
+                continue
+            if Path(path).exists():
                 stamps[path] = stamp(path) or f"unknown {time.time_ns()}"
     return stamps
 
