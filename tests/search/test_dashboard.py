@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -337,3 +338,11 @@ def test_no_legend_covers_a_title_and_no_figure_is_cut_off(searched: Any) -> Non
         one for one in shown if one["legend"] is not None and one["legend"] < one["title"]
     ] == []
     assert [one for one in shown if one["beyond"] > 1] == []
+
+
+def test_a_connection_that_sends_nothing_keeps_nobody_waiting(searched: Any) -> None:
+    job, _ = searched
+    with _served(job) as url:
+        address = urllib.parse.urlsplit(url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0))):
+            assert _get(f"{url}/api/studies")["study_summaries"]
