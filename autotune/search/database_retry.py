@@ -16,6 +16,7 @@ import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import TypeVar
 
 from optuna.exceptions import StorageInternalError
@@ -28,7 +29,7 @@ from sqlalchemy.exc import (
     ProgrammingError,
 )
 
-from autotune.core.errors import StorageLost
+from autotune.core.errors import StorageLost, StudyMismatch
 from autotune.core.files import sqlite_file
 from autotune.core.secrets import without_password
 from autotune.machine.signals import stop_requested, uninterrupted
@@ -45,12 +46,15 @@ MAX_CREATIONS = 20  # Tries to create tables: each may meet another of some fift
 MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS = 0.05, 0.5
 
 DELETED = "deleted"
+ANOTHER_VERSION = "Start a study of this version with --fresh, or give it a name with --study NAME."
 FULL_DISK_MESSAGES = ("disk is full", "no space left", "quota exceeded")
 PERMANENT_MESSAGES = (
     "readonly",
     "read-only",
     "permission denied",
     "no such table",
+    "no such column",
+    "has no column",
     "does not exist",
     *FULL_DISK_MESSAGES,
 )
@@ -95,6 +99,11 @@ class RetryPolicy:
                         f"The database {database} does not answer ({reason}); waiting for it."
                     )
                     notified = True
+            except JSONDecodeError as error:
+                raise StudyMismatch(
+                    f"The study's database {database} holds a value that autotune did not write.",
+                    way_out=ANOTHER_VERSION,
+                ) from error
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
