@@ -39,9 +39,9 @@ from autotune.estimate.throughput.rollout_simulation import (
     rollout_seconds,
     split_engines,
 )
+from autotune.estimate.throughput.uncompared_cards import widened
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
-from autotune.estimate.throughput.uncompared_cards import widened
 
 BATCH_PHASES: frozenset[Phase] = frozenset(
     {"rollout", "reward", "score", "sync"}
