@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -224,6 +225,9 @@ def end_processes(spawned: Spawned) -> None:
         time.sleep(0.01)
 
 
+_MISSING_MODULE = re.compile(r"No module named '(?P<module>\w+)")
+
+
 def require_supported(
     supported: Supported,
     versions: Mapping[str, str],
@@ -255,6 +259,22 @@ def install_hint(
 ) -> str:
     """Return the command that installs a supported version, as a sentence."""
     return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
+
+
+def import_hints(
+    python: Path,
+    error: Mapping[str, object],
+    supported: Supported,
+) -> list[str]:
+    """Return what mends a failed import, as sentences: the installation of the missing module, or
+    of supported versions.
+    """
+    missing = _MISSING_MODULE.search(str(error.get("text")))
+    if missing is not None and missing["module"] not in supported:
+        module = missing["module"]
+        command = f"{python} -m pip install {module}"
+        return [f"Install what it needs: {command} (or the package that brings this module)."]
+    return [install_hint(python, package, versions) for package, versions in supported.items()]
 
 
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
