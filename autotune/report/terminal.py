@@ -22,6 +22,7 @@ from autotune.report.answer_document import (
     nearest_miss,
     relative_spread,
 )
+from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_lines, describe_models
 from autotune.report.forecast_text import show_ways_of_baseline
 from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
@@ -44,6 +45,9 @@ def show_answer(
     """Print the recommendation with its evidence; if nothing fits, the nearest miss and the
     relaxed knobs.
     """
+    busy = busy_machine_text(answer)
+    if busy is not None:
+        console.print(busy)
     if answer.winner is None:
         _show_nothing_fits(console, job, answer)
     else:
