@@ -24,6 +24,7 @@ from autotune.core.events import CandidatePredicted, JobStarted, Listener, Note,
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
+from autotune.core.secrets import without_secret_arguments
 from autotune.core.space import Candidate, KnobValue
 from autotune.request.flags import (
     Flags,
@@ -172,7 +173,7 @@ def _forecast(
         answer,
         chosen,
         warnings=request.notes,
-        confirm_with=shlex.join(sources.command_line(mode="probe")),
+        confirm_with=shlex.join(without_secret_arguments(sources.command_line(mode="probe"))),
     )
     return RunAnswer(
         job=job,
@@ -233,7 +234,7 @@ def _write_answer(
         winner = None  # no patch from a single short probe
     confirm_with = ""
     if job.mode == "emulate":  # the command that measures it on its target
-        confirm_with = shlex.join(sources.command_line(mode="probe"))
+        confirm_with = shlex.join(without_secret_arguments(sources.command_line(mode="probe")))
     return _publish(
         request,
         answer,
@@ -279,10 +280,11 @@ def _next_commands(
     answer: Recommendation,
     sources: RequestSources,
 ) -> dict[str, str]:
-    """Return the commands to train, to measure again and to continue. Flags go before a bare
-    `--`.
+    """Return the commands to train, to measure again and to continue, without secrets. Flags go
+    before a bare `--`.
     """
-    words = [word for word in sources.command_line() if word not in ("--fresh", "--resume")]
+    words = without_secret_arguments(sources.command_line())
+    words = [word for word in words if word not in ("--fresh", "--resume")]
     end = words.index("--") if "--" in words else len(words)
     commands = {}
     if answer.winner is not None:

@@ -301,6 +301,12 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
                     f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.",
                     way_out=REAL_CONFIG,
                 )
+        elif name in ("dtype", "torch_dtype") and not isinstance(value, str | None):
+            raise BadInput(f"{path}: {name} is {value}, not a name.", way_out=REAL_CONFIG)
+        elif name == "weight_block_size" and not _is_block_size(value):
+            raise BadInput(
+                f"{path}: {name} is {value}, not two whole numbers from 1.", way_out=REAL_CONFIG
+            )
         elif isinstance(value, float) and name.endswith("factor"):
             if not abs(value) <= LARGEST_FACTOR:  # true for NaN
                 raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
@@ -319,6 +325,15 @@ def _check_sizes(config: Mapping[str, object], path: Path) -> None:
                 f"{path}: {name} has {len(entries)} entries for {layers} layers.",
                 way_out=REAL_CONFIG,
             )
+
+
+def _is_block_size(value: object) -> bool:
+    """Return True for the rows and columns of a quantised block, and for None: no blocks."""
+    if value is None:
+        return True
+    if not isinstance(value, list) or len(value) != 2:
+        return False
+    return all(isinstance(size, int) and size >= 1 for size in value)
 
 
 def _cached_folder(hub_id: str) -> Path | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -86,6 +87,9 @@ def autotune_command(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    # A character that the terminal's encoding lacks is shown as `?`: the answer counts.
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="replace")
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
         for word in words:

@@ -236,6 +236,8 @@ def write_atomically(
     try:
         with os.fdopen(handle, "wb") as unfinished:
             unfinished.write(content)
+            unfinished.flush()
+            os.fsync(unfinished.fileno())  # else a power cut can leave the new name empty
         Path(name).chmod(mode & ~_umask())
         Path(name).replace(file)
     except BaseException:

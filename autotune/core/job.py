@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.core.dataset import Images, RowLengths, TokenLengths
+from autotune.core.secrets import without_secret_settings
 from autotune.core.space import KnobValue, SearchSpace, fingerprint
 from autotune.core.user_script import LaunchScript, UserScript
 
@@ -157,7 +158,7 @@ class Job:
             "global_batch": workload.global_batch,
             "typical_completion_length": workload.typical_completion_length,
             "held": dict(workload.held),
-            "user_settings": dict(workload.user_settings),
+            "user_settings": without_secret_settings(workload.user_settings),
             "hardware": devices,
             "memory_limit_bytes": self.memory_limit_bytes,
             "space": self.space.name,

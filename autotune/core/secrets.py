@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import re
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -261,6 +261,35 @@ class Secrets:
         if is_text and value and is_secret(name):
             return REDACTED
         return self.hide_all(value)
+
+
+def without_secret_arguments(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the values of options, and of variables, with a
+    secret name replaced: `--api-key=VALUE`, `--api-key VALUE` and `API_KEY=VALUE`.
+    """
+    shown = []
+    is_secret_value = False
+    for word in words:
+        name, separator, value = word.partition("=")
+        if is_secret_value and not word.startswith("-"):
+            shown.append(REDACTED)
+        elif separator and value and is_secret(name):
+            shown.append(f"{name}={REDACTED}")
+        else:
+            shown.append(without_password(word))
+        is_secret_value = word.startswith("-") and not separator and is_secret(word)
+    return shown
+
+
+def without_secret_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings to be stored: values with a secret name, of a known form or among a
+    command's arguments are replaced.
+    """
+    shown: dict[str, object] = Secrets({}).hide_all(settings)
+    for name, value in settings.items():
+        if isinstance(value, list) and all(isinstance(word, str) for word in value):
+            shown[name] = without_secret_arguments(value)
+    return shown
 
 
 def _passwords_in(value: str) -> list[str]:

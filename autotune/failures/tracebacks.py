@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+from autotune.core.plain_text import TERMINAL_SEQUENCE
 from autotune.failures.table import LINES, expand
 
 Level = Literal["error", "lower"]
@@ -25,8 +26,6 @@ class LogLine:
     rank: int | None = None
     level: Level | None = None  # of its logger: an error or something lower; None for printed text
 
-
-_COLOUR = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[@-Z\\^_])")
 
 # Progress bar with the text of another process behind it in the same line.
 _BAR = re.compile(
@@ -46,7 +45,7 @@ _LEVELS = ("level", "logged", "named", "letter", "ray")
 
 def read_line(raw: str) -> LogLine:
     """Return a line without its prefixes; the indentation behind them stays."""
-    text = _UNPRINTABLE.sub("", _COLOUR.sub("", raw))
+    text = _UNPRINTABLE.sub("", TERMINAL_SEQUENCE.sub("", raw))
     text = _BAR.sub("", text, count=1)
     source = ""
     rank: int | None = None

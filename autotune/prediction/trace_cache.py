@@ -91,12 +91,22 @@ def key_of(
     """Return the file name of a trace: a hash of all that decides it."""
     inputs = {
         "specification": specification,
-        "versions": dict(versions),
+        "versions": _deciding(versions),
         "code": _tracing_code_hash(adapter),
         "model_code": _model_code_hash(specification),
     }
     text = json.dumps(inputs, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]
+
+
+def _deciding(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return the versions that decide a trace: of Python the feature release, since its patches
+    change no allocation.
+    """
+    deciding = dict(versions)
+    if "python" in deciding:
+        deciding["python"] = ".".join(deciding["python"].split(".")[:2])
+    return deciding
 
 
 def _model_code_hash(specification: Mapping[str, object]) -> str | None:

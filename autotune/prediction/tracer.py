@@ -32,7 +32,7 @@ from autotune.probe.spawn import (
     Supported,
     WorkFolder,
     end_processes,
-    install_hint,
+    import_hints,
     require_supported,
     spawn,
 )
@@ -247,10 +247,7 @@ class Tracer:
                 f"Training environment {self.python}: import failed"
                 f" ({_describe(message['error'])[-500:]})."
             )
-            hints = [
-                install_hint(self.python, package, span)
-                for package, span in self._supported.items()
-            ]
+            hints = import_hints(self.python, message["error"], self._supported)
             raise TrainingEnvironmentError(" ".join([problem, *hints]))
         if message.get("event") == "lost":
             signal = message.get("signal")

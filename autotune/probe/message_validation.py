@@ -14,6 +14,7 @@ import msgspec
 
 from autotune.core.files import read_by_threads
 from autotune.core.measurement import Count, LoopActivity, ModelMemory, Phase, Seconds, TorchMemory
+from autotune.core.plain_text import without_terminal_codes
 from autotune.core.secrets import Secrets
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
@@ -146,9 +147,11 @@ def rank_result(message: Message) -> RankResult:
 
 
 def _as_text(value: Any) -> Any:
-    """Replace lone surrogates (undecodable bytes in JSON) by `?`: UTF-8 cannot encode them."""
+    """Replace lone surrogates (undecodable bytes in JSON) by `?`: UTF-8 cannot encode them. Codes
+    that a terminal would obey are removed.
+    """
     if isinstance(value, str):
-        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+        return without_terminal_codes(value.encode("utf-8", "replace").decode())
     if isinstance(value, dict):
         return {_as_text(name): _as_text(inner) for name, inner in value.items()}
     if isinstance(value, list):

@@ -35,7 +35,7 @@ from autotune.probe.assembly import (
 )
 from autotune.probe.message_validation import RankResult
 from autotune.probe.process_meter import concatenated
-from autotune.probe.spawn import install_hint
+from autotune.probe.spawn import import_hints
 from autotune.probe.worker_process import WorkerLost, WorkerProcess
 from autotune.worker import protocol
 from autotune.worker.protocol import Message
@@ -316,8 +316,7 @@ class _Probe:
         sentences = [
             f"The training environment behind {settings.python} cannot be imported ({reason})."
         ]
-        for package, versions in settings.supported.items():
-            sentences.append(install_hint(settings.python, package, versions))
+        sentences += import_hints(settings.python, error, settings.supported)
         return TrainingEnvironmentError(" ".join(sentences))
 
     def _failed(self, reply: CommandReply) -> Measurement:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import shutil
 import signal
 import socket
@@ -26,6 +27,7 @@ from pathlib import Path
 
 import autotune.worker
 from autotune.core.errors import TrainingEnvironmentError
+from autotune.core.plain_text import without_terminal_codes
 from autotune.core.secrets import MAX_SECRET_LENGTH, Secrets, without_side_effects
 from autotune.machine.nvml import DEVICE_ORDER
 from autotune.worker.protocol import Wire
@@ -223,6 +225,9 @@ def end_processes(spawned: Spawned) -> None:
         time.sleep(0.01)
 
 
+_MISSING_MODULE = re.compile(r"No module named '(?P<module>\w+)")
+
+
 def require_supported(
     supported: Supported,
     versions: Mapping[str, str],
@@ -254,6 +259,22 @@ def install_hint(
 ) -> str:
     """Return the command that installs a supported version, as a sentence."""
     return f"Install it with: {python} -m pip install '{package}>={supported[0]},<{supported[1]}'"
+
+
+def import_hints(
+    python: Path,
+    error: Mapping[str, object],
+    supported: Supported,
+) -> list[str]:
+    """Return what mends a failed import, as sentences: the installation of the missing module, or
+    of supported versions.
+    """
+    missing = _MISSING_MODULE.search(str(error.get("text")))
+    if missing is not None and missing["module"] not in supported:
+        module = missing["module"]
+        command = f"{python} -m pip install {module}"
+        return [f"Install what it needs: {command} (or the package that brings this module)."]
+    return [install_hint(python, package, versions) for package, versions in supported.items()]
 
 
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
@@ -309,12 +330,12 @@ class OutputLog:
             return self._seen + len(self._pending)
 
     def since(self, mark: int) -> str:
-        """Return the output after `mark`, as far as the tail reaches."""
+        """Return the output after `mark`, as far as the tail reaches, as plain text."""
         with self._lock:
             tail = self._tail + self._masked(self._pending)
             printed = max(0, min(self._seen + len(self._pending) - mark, len(tail)))
             text = tail[len(tail) - printed :]
-        return text.decode(errors="replace")
+        return without_terminal_codes(text.decode(errors="replace"))
 
     def settle(self, patience_seconds: float = 0.5) -> None:
         """Wait until the reader has caught up with the pipe."""

@@ -27,6 +27,7 @@ from autotune.core.space import Candidate, setting_text
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import PATCH_NAME, advice_for
+from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_row
 from autotune.report.document_rows import (
     disturbance_row,
@@ -175,6 +176,7 @@ def _measured_fields(
         "commands": dict(commands),
         "confirm_with": confirm_with or None,
         "caveats": list(caveats_of(answer)),
+        "busy_machine": busy_machine_text(answer),
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
@@ -194,9 +196,10 @@ def _status(answer: Recommendation) -> str:
         return "interrupted"
     if failed_without_memory(answer):
         return "failed"
-    if has_no_results(answer):
-        return "undecided"
-    return "ok" if answer.winner else "nothing_fits"
+    if answer.winner is not None:
+        return "ok"
+    undecided = has_no_results(answer) or answer.proven == "not all measured"
+    return "undecided" if undecided else "nothing_fits"
 
 
 def _winner_fields(

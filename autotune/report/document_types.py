@@ -200,6 +200,7 @@ class AnswerDocument(msgspec.Struct, frozen=True, kw_only=True):
     learning: Mapping[str, Any] = {}
     commands: Mapping[str, str] = {}
     caveats: tuple[str, ...] = ()
+    busy_machine: str | None = None  # Sentence on repeats that differ too much; None: they agree
     resume_with: str | None = None
     confirm_with: str | None = None
     finished: str | None = None

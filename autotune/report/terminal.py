@@ -22,6 +22,7 @@ from autotune.report.answer_document import (
     nearest_miss,
     relative_spread,
 )
+from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_lines, describe_models
 from autotune.report.forecast_text import show_ways_of_baseline
 from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
@@ -44,6 +45,9 @@ def show_answer(
     """Print the recommendation with its evidence; if nothing fits, the nearest miss and the
     relaxed knobs.
     """
+    busy = busy_machine_text(answer)
+    if busy is not None:
+        console.print(busy)
     if answer.winner is None:
         _show_nothing_fits(console, job, answer)
     else:
@@ -308,12 +312,12 @@ def _show_nothing_fits(
                 " unknown."
             )
     elif has_no_results(answer):
-        ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
-        console.print(f"Nothing was found out: {ended} before the first probe had an answer.")
+        console.print(f"Nothing was found out: {_why_no_results(answer)}.")
     else:
         crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
+        partly = crashed or answer.proven == "not all measured"
         console.print(
-            f"Nothing{' that ran to its end' if crashed else ''} fits into {limit_text(job)}."
+            f"Nothing{' that ran to its end' if partly else ''} fits into {limit_text(job)}."
         )
         if crashed:
             console.print(
@@ -346,6 +350,13 @@ def _show_nothing_fits(
     console.print(_what_next(job, answer))
 
 
+def _why_no_results(answer: Recommendation) -> str:
+    if answer.proven == "not all measured":
+        return "every probe was ended from outside, by another process or by the system"
+    ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
+    return f"{ended} before the first probe had an answer"
+
+
 def _short(candidate: Candidate, job: Job) -> str:
     """Return the candidate's searched knobs."""
     moving = [knob.name for knob in searched_knobs(job)]
@@ -363,6 +374,8 @@ def _what_next(job: Job, answer: Recommendation) -> str:
         )
     if answer.interrupted:
         return f"Next: the search was {answer.proven}. Go on with --resume."
+    if answer.proven == "not all measured":
+        return "Next: find out what ends the probes, then measure again with --fresh."
     counts = answer.counts
     decided = counts.probed + counts.screened + counts.implied >= counts.candidates
     if answer.proven != "no better candidate possible" and not decided:

@@ -10,6 +10,7 @@ from autotune.core.space import KnobValue
 from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.user_config import UserConfig
+from autotune.machine.hardware_detection import gpu_of
 from autotune.probe.device_report import gpu_notes
 from autotune.request.origins import HeldSetting
 from autotune.request.precedence import ChosenTuning
@@ -96,6 +97,12 @@ def job_notes(
     yield from _basis_notes(flags, job, trainer)
     if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
         yield SEVERAL_GPUS
+    gpu = gpu_of(hardware)
+    if gpu is not None and gpu.tflops and gpu.speed_rows is None:
+        yield (
+            f"the speed of a {gpu.name} was never compared with a measured run: read its interval,"
+            " and compare settings, not cards"
+        )
     if job.mode != "predict":
         yield from trainer.notes(job.space, job.task)
     if job.mode == "probe":

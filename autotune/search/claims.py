@@ -33,7 +33,9 @@ from sqlalchemy import (
     select,
     update,
 )
-from sqlalchemy.exc import IntegrityError, OperationalError, ProgrammingError
+from sqlalchemy.exc import IntegrityError
+
+from autotune.search.database_retry import with_shared_tables
 
 Result = TypeVar("Result")
 
@@ -206,11 +208,7 @@ def delete_claims(engine: Engine, study: str) -> None:
 
 
 def _make_tables(engine: Engine) -> None:
-    try:
-        _META.create_all(engine)
-    except (IntegrityError, OperationalError, ProgrammingError):
-        # Two drivers created them at the same moment.
-        _META.create_all(engine)
+    with_shared_tables(lambda: _META.create_all(engine))
 
 
 @cache

@@ -23,6 +23,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.core.run_statistics import SpeedRatio
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
+from autotune.search.agenda import MACHINE_OUTCOMES
 from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.trial_view import Tier, TrialView, learning_values, speed_of
 
@@ -83,14 +84,20 @@ def _what_is_proven(
     winner: Trial | None,
     proven: Proven | None,
 ) -> Proven:
-    """Return the reason of the search's end, as far as the measurements support it."""
+    """Return the reason of the search's end, as far as the measurements support it.
+
+    Without a winner, "no better candidate possible" says that nothing fits. A probe that was ended
+    from outside, crashed or took too long shows nothing about memory.
+    """
     if proven is None:
         return "interrupted"
-    if winner is None and proven in ("budget spent", "stopped improving"):
-        return "not proven infeasible"
-    if winner is not None and proven == "no better candidate possible" and without_result(view.all):
+    exhausted = proven == "no better candidate possible"
+    if exhausted and without_result(view.all):
         return "not all measured"
-    return proven
+    if winner is not None:
+        return proven
+    failed = any(trial.measurement.outcome in MACHINE_OUTCOMES for trial in view.probes)
+    return "no better candidate possible" if exhausted and not failed else "not proven infeasible"
 
 
 def _runner_ups(

@@ -12,6 +12,7 @@ import json
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import WSGIServer, make_server
 
@@ -59,7 +60,13 @@ def application(
     return optuna_dashboard.wsgi(shown, artifact_store=RecordedArtifacts(storage, name))
 
 
-class _ServerOf6(WSGIServer):
+class _Server(ThreadingMixIn, WSGIServer):
+    """Answers each request in a thread: a browser keeps connections open, and opens several."""
+
+    daemon_threads = True
+
+
+class _ServerOf6(_Server):
     address_family = socket.AF_INET6
 
 
@@ -69,7 +76,7 @@ def serve(
     port: int,
 ) -> WSGIServer:
     """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
-    server_class = _ServerOf6 if ":" in host else WSGIServer
+    server_class = _ServerOf6 if ":" in host else _Server
     try:
         return make_server(host, port, guarded(app, host), server_class=server_class)
     except OSError as error:

@@ -11,16 +11,25 @@ database is reported at once: waiting does not change it.
 from __future__ import annotations
 
 import contextlib
+import random
 import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from json import JSONDecodeError
 from typing import TypeVar
 
 from optuna.exceptions import StorageInternalError
-from sqlalchemy.exc import DBAPIError, InterfaceError, OperationalError, PendingRollbackError
+from sqlalchemy.exc import (
+    DBAPIError,
+    IntegrityError,
+    InterfaceError,
+    OperationalError,
+    PendingRollbackError,
+    ProgrammingError,
+)
 
-from autotune.core.errors import StorageLost
+from autotune.core.errors import StorageLost, StudyMismatch
 from autotune.core.files import sqlite_file
 from autotune.core.secrets import without_password
 from autotune.machine.signals import stop_requested, uninterrupted
@@ -33,18 +42,25 @@ FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
 NOTIFY_AFTER_SECONDS = 3.0
 MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 MIN_FREE_BYTES = 64 * 1024
+MAX_CREATIONS = 20  # Tries to create tables: each may meet another of some fifteen tables
+MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS = 0.05, 0.5
 
 DELETED = "deleted"
+ANOTHER_VERSION = "Start a study of this version with --fresh, or give it a name with --study NAME."
 FULL_DISK_MESSAGES = ("disk is full", "no space left", "quota exceeded")
 PERMANENT_MESSAGES = (
     "readonly",
     "read-only",
     "permission denied",
     "no such table",
+    "no such column",
+    "has no column",
     "does not exist",
     *FULL_DISK_MESSAGES,
 )
 """Parts of error messages that waiting does not change."""
+# Of tables, types and rows that another process made after this one looked for them
+CREATED_MEANWHILE_MESSAGES = ("already exists", "unique constraint", "duplicate key")
 # SQLite's messages also for a disk that is full
 POSSIBLY_FULL_DISK_MESSAGES = ("disk i/o error", "unable to open database file")
 
@@ -83,6 +99,11 @@ class RetryPolicy:
                         f"The database {database} does not answer ({reason}); waiting for it."
                     )
                     notified = True
+            except JSONDecodeError as error:
+                raise StudyMismatch(
+                    f"The study's database {database} holds a value that autotune did not write.",
+                    way_out=ANOTHER_VERSION,
+                ) from error
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
 
@@ -146,3 +167,19 @@ def _is_temporary(error: BaseException, reason: str) -> bool:
     if isinstance(cause, (OperationalError, InterfaceError, PendingRollbackError)):
         return True
     return isinstance(cause, DBAPIError) and cause.connection_invalidated
+
+
+def with_shared_tables(create: Callable[[], Result]) -> Result:
+    """Return what `create` returns, which makes tables that are not there yet.
+
+    Each looks for a table before it makes it. Of several drivers that start together on a new
+    database, all but one find a table made between the two, and look again.
+    """
+    for _ in range(MAX_CREATIONS - 1):
+        try:
+            return create()
+        except (IntegrityError, OperationalError, ProgrammingError) as error:
+            if not _has_any(CREATED_MEANWHILE_MESSAGES, str(error)):
+                raise
+        time.sleep(random.uniform(MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS))
+    return create()

@@ -59,6 +59,10 @@ def answer(
     result = _stored_answer(request, record, listener)
     # 3. Search; if nothing fits, search again with relaxed knobs.
     if result is None:
+        if record.has_unfinished_answer():
+            listener(Note(text="Going on where the earlier search of this request ended."))
+            request = replace(request, job=replace(job, resume=True))
+            job = request.job
         if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         searcher = _Searcher(

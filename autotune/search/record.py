@@ -54,6 +54,8 @@ ENVIRONMENT_PREFIXES = (
     "XFORMERS_",
 )
 """Prefixes of variables that configure allocators, kernels and buffers."""
+WRITTEN_SETTINGS = ("folder", "logging_dir", "metrics", "output_dir")
+"""Settings that name what a run writes, or the folder around it, which each run changes."""
 
 _Kind = TypeVar("_Kind")
 
@@ -250,20 +252,11 @@ class Record:
         self.here = circumstances(job, versions)
 
     def answer(self) -> Recommendation | None:
-        """Return the stored answer to the same job; None if there is none, or --fresh or
-        --resume is set.
+        """Return the stored answer to the same job; None if there is none, if a search with this
+        budget would find more, or if --fresh or --resume is set.
         """
-        job = self._job
-        if job.fresh or job.resume:
-            return None
-        stored = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
-        if stored is None or stored.schema != SCHEMA:
-            return None
-        # One with a smaller budget serves if it was complete: a further search would find no more.
-        complete = stored.answer.proven in ("no better candidate possible", "stopped improving")
-        more_time = job.budget_seconds > stored.budget_seconds
-        more_probes = job.max_probes > stored.max_probes
-        if not complete and (more_time or more_probes):
+        stored = self._stored_answer()
+        if stored is None or self._is_unfinished(stored):
             return None
         source = AnswerSource(
             when=stored.when,
@@ -277,6 +270,27 @@ class Record:
             elapsed_seconds=0.0,
             probe_seconds=0.0,
         )
+
+    def has_unfinished_answer(self) -> bool:
+        """Return True if the same job was searched, and this run can go on where that one ended."""
+        stored = self._stored_answer()
+        return stored is not None and self._is_unfinished(stored)
+
+    def _stored_answer(self) -> StoredAnswer | None:
+        if self._job.fresh or self._job.resume:
+            return None
+        stored = self._store.kept(ANSWERS, self.here.job_key, StoredAnswer)
+        return stored if stored is not None and stored.schema == SCHEMA else None
+
+    def _is_unfinished(self, stored: StoredAnswer) -> bool:
+        """Return True if the budget ended the search, and this one's allows more: a larger one, or
+        the same one for a winner that was not confirmed.
+        """
+        if stored.answer.proven in ("no better candidate possible", "stopped improving"):
+            return False
+        more_time = self._job.budget_seconds > stored.budget_seconds
+        more_probes = self._job.max_probes > stored.max_probes
+        return more_time or more_probes or stored.answer.certificate is None
 
     def earlier(self) -> StoredTrials:
         """Return valid measurements of other studies; none with --fresh."""
@@ -338,6 +352,10 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "driver": _drivers(hardware),
     }
     real_weights = str(workload.model.folder) if workload.weights == "real" else None
+    inputs = {}
+    for name, setting in workload.user_settings.items():
+        if name not in WRITTEN_SETTINGS:
+            inputs[name] = setting
     facts: dict[str, object] = {
         "autotune": autotune.__version__,
         "model": workload.model.config,
@@ -349,7 +367,7 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "device": device,
         "memory_limit_bytes": job.memory_limit_bytes,
         "environment": _environment(),
-        "files": files_named(workload.dataset, *strings_in(workload.user_settings)),
+        "files": files_named(workload.dataset, *strings_in(inputs)),
     }
     question = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
     return Circumstances(facts=facts, job=question)
@@ -390,15 +408,20 @@ def strings_in(value: object) -> list[str]:
 
 def files_named(*names: str | None) -> dict[str, str]:
     """Return stamps of the files and folders that the job names, modules of rewards included; a
-    new one for an unreadable one.
+    new one for an unreadable one. A folder around the working folder, which every run writes to,
+    is left out.
     """
+    working = Path.cwd()
+    around = (working, *working.parents)
     stamps = {}
     for name in names:
         if not name or len(name) > MAX_NAME_LENGTH:
             continue
         module = f"{name.split('.')[0]}.py"
         for path in (name, module):
-            if path.strip() and "\0" not in path and Path(path).exists():
+            if not path.strip() or "\0" in path or Path(path).resolve() in around:
+                continue
+            if Path(path).exists():
                 stamps[path] = stamp(path) or f"unknown {time.time_ns()}"
     return stamps
 

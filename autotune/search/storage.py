@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import random
 import time
 import warnings
 from collections.abc import Callable, Collection, Sequence
@@ -14,7 +13,6 @@ import optuna
 from optuna.storages import BaseStorage, RDBStorage
 from optuna.trial import TrialState
 from sqlalchemy import event
-from sqlalchemy.exc import IntegrityError, ProgrammingError
 
 from autotune.core.answer import plain
 from autotune.core.errors import BadInput, MissingExtra, StudyMismatch
@@ -22,7 +20,7 @@ from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.machine.local_files import refuse_network_storage
 from autotune.search.claims import Claims, delete_claims
-from autotune.search.database_retry import RetryPolicy
+from autotune.search.database_retry import RetryPolicy, with_shared_tables
 from autotune.search.trial_storage import (
     DRIVER,
     AtomicMemoryStorage,
@@ -36,7 +34,7 @@ MAX_TRIES = 5  # Lookups of something that another driver is creating
 IN_MEMORY = "memory://"  # Storage in memory, for simulations
 METRIC_NAME = "completion tokens per second"
 QUESTION_PAUSE_SECONDS = 0.5
-MIN_TABLES_PAUSE_SECONDS, MAX_TABLES_PAUSE_SECONDS = 0.1, 0.5
+
 
 # Longer waits are handled by RetryPolicy, which reports them.
 SQLITE_PRAGMAS = ("busy_timeout=1000", "journal_mode=WAL", "synchronous=NORMAL")
@@ -101,14 +99,9 @@ def open_storage(
 
 
 def _opened(url: str) -> AtomicRDBStorage:
-    """Open the database; if several drivers create its tables at once, all but one get an error
-    first.
-    """
-    for _ in range(MAX_TRIES):
-        with contextlib.suppress(IntegrityError, ProgrammingError):
-            return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
-        time.sleep(random.uniform(MIN_TABLES_PAUSE_SECONDS, MAX_TABLES_PAUSE_SECONDS))
-    return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
+    return with_shared_tables(
+        lambda: AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
+    )
 
 
 def _cannot_open(url: str, error: Exception) -> BadInput:

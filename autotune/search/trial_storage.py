@@ -33,10 +33,12 @@ from sqlalchemy import insert, or_, select
 from sqlalchemy.orm import Session
 
 from autotune.core.answer import Expected, Purpose, Trial, plain
+from autotune.core.errors import StudyMismatch
 from autotune.core.measurement import Measurement, Outcome, judge
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
+from autotune.search.database_retry import ANOTHER_VERSION
 
 # Attributes of a trial
 CANDIDATE = "candidate"
@@ -178,15 +180,21 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
     attributes = frozen.user_attrs
     if MEASUREMENT not in attributes:
         return None
-    measurement = msgspec.convert(attributes[MEASUREMENT], Measurement)
-    return Trial(
-        number=frozen.number,
-        purpose=attributes[PURPOSE],
-        candidate=Candidate(**attributes[CANDIDATE]),
-        measurement=measurement,
-        verdict=judge(measurement),
-        expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
-    )
+    try:
+        measurement = msgspec.convert(attributes[MEASUREMENT], Measurement)
+        return Trial(
+            number=frozen.number,
+            purpose=attributes[PURPOSE],
+            candidate=Candidate(**attributes[CANDIDATE]),
+            measurement=measurement,
+            verdict=judge(measurement),
+            expected=msgspec.convert(attributes.get(EXPECTED), Expected | None),
+        )
+    except (msgspec.ValidationError, KeyError, TypeError) as error:
+        raise StudyMismatch(
+            f"Trial {frozen.number} of the study was written by another version ({error}).",
+            way_out=ANOTHER_VERSION,
+        ) from error
 
 
 def trials_of(study: optuna.Study) -> tuple[Trial, ...]:

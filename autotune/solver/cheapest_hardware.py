@@ -19,6 +19,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import KnobValue
 from autotune.core.units import format_seconds
 from autotune.core.yaml_document import Document, read_document
+from autotune.estimate.throughput.uncompared_cards import is_compared
 from autotune.machine import hardware_detection
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row
@@ -54,6 +55,11 @@ class PredictedOffer(SolverAttempt):
     step_seconds: Estimate | None = None
 
     @property
+    def speed_is_compared(self) -> bool:
+        gpu = hardware_detection.gpu_of(self.offer.hardware)
+        return gpu is not None and is_compared(gpu)
+
+    @property
     def step_cost(self) -> Estimate | None:
         if self.step_seconds is None:
             return None
@@ -74,13 +80,15 @@ class CheapestHardware:
 
     @property
     def per_step(self) -> PredictedOffer | None:
-        """Offer with the lowest predicted cost of a step that surely fits; None: no speed is
-        known.
+        """Offer with the lowest predicted cost of a step that surely fits, of the cards whose speed
+        was compared with measured runs; None: there is none.
         """
         cheapest, lowest_cost = None, math.inf
         for offer in self.offers:
             cost = offer.step_cost
-            if offer.fits and cost is not None and cost.value < lowest_cost:
+            if cost is None or not offer.speed_is_compared:
+                continue
+            if offer.fits and cost.value < lowest_cost:
                 cheapest, lowest_cost = offer, cost.value
         return cheapest
 
@@ -297,4 +305,6 @@ def _offer_text(predicted: PredictedOffer, currency: str) -> str:
         price = f"{cost.value:.3g} {currency}".rstrip()
         price += f" ({cost.low:.3g} to {cost.high:.3g})"
         parts.append(f"{value} ({low} to {high}) and {price} per step")
+        if not predicted.speed_is_compared:
+            parts.append("its speed was never compared, so it is not ranked by it")
     return ", ".join(parts)

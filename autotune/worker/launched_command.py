@@ -27,6 +27,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,7 @@ GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
 OUT = "{autotune_run_folder}"
 EXCERPT_LINES = 3
 EXCERPT_CHARACTERS = 80
+MAX_LINE_BYTES = 2**20
 DEFAULT_CYCLE_SPREAD = 0.05
 
 
@@ -202,7 +204,8 @@ class _LaunchedRun:
     def _pump(self, process: subprocess.Popen[bytes]) -> None:
         """Copy the command's output to the probe's log, and collect its lines."""
         assert process.stdout is not None
-        for line in process.stdout:
+        # A line without an end arrives in pieces: it must not fill the memory that is measured.
+        for line in iter(partial(process.stdout.readline, MAX_LINE_BYTES), b""):
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
             text = line.decode(errors="replace")

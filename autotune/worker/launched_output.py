@@ -40,6 +40,7 @@ from typing import Any, NamedTuple
 
 NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 MAX_READ_BYTES = 2**20
+MAX_FIGURE = 2.0**60  # The largest count that a measurement can hold
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
 # Numbers in a printed dictionary that are no Python literals.
@@ -79,6 +80,8 @@ class MetricReader:
         if not tokens or not seconds or tokens < 0 or seconds <= 0:
             return None
         factor = float(self._spec.get("times") or 1.0)
+        if tokens * factor > MAX_FIGURE:
+            return None
         return Figure(max(1, round(tokens * factor)), seconds)
 
     def _seconds(self, numbers: Mapping[str, float], now: float) -> float | None:
@@ -152,16 +155,16 @@ def _combined(
 
 
 def _number(value: object) -> float | None:
-    """Return a finite number above 0, also from text such as `1,234.5`."""
+    """Return a number above 0 that may be a figure, also from text such as `1,234.5`."""
     if isinstance(value, bool) or not isinstance(value, (int, float, str)):
         return None
     if isinstance(value, str):
         value = value.replace(",", "")
     try:
         number = float(value)
-    except ValueError:
+    except (ValueError, OverflowError):
         return None
-    return number if 0 < number < math.inf else None
+    return number if 0 < number <= MAX_FIGURE else None
 
 
 # Lines.

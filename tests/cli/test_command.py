@@ -189,3 +189,29 @@ def test_a_command_can_be_measured_and_not_predicted(tmp_path: Path) -> None:
         and "can be measured, but not predicted" in done.err
         and "autotune run" in done.err
     )
+
+
+@pytest.mark.slow
+def test_the_same_command_again_is_answered_from_the_record(tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(
+        "import pathlib\n"
+        "for step in range(30):\n"
+        "    print(1000.0 + step, 'tok/s', flush=True)\n"
+        "pathlib.Path('written.txt').write_text('by the run')\n"
+    )
+    command = (sys.executable, "train.py", "--bs", "{bs}", "--api-key=verysecretvalue")
+    flags = ("--speed-pattern", SPEED, "--search", "bs=1,2", "--json")
+    first = run(*flags, cwd=tmp_path, command=command, timeout=300)
+    assert first.code == 0, first.err
+    second = run(*flags, cwd=tmp_path, command=command, timeout=300)
+    assert second.document["from_record"] is not None, second.err
+
+    # Only the script to train with has the secret, as the user gave it.
+    folders = (tmp_path / "autotune-out", tmp_path / "data")
+    with_secret = []
+    for folder in folders:
+        for file in folder.rglob("*"):
+            if file.is_file() and b"verysecretvalue" in file.read_bytes():
+                with_secret.append(file.name)
+    assert with_secret == ["launch.sh"]
+    assert "verysecretvalue" not in first.out + first.err + second.out + second.err

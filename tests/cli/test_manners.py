@@ -4,6 +4,7 @@ shell.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import subprocess
@@ -12,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import autotune, environment, shape_only
+from tests.cli.command import TINY_CONFIG, autotune, environment, shape_only
 from tests.cli.pseudo_terminal import lines, terminal_output
 from tests.diagnosis.around import FRAMES, sample
 
@@ -160,3 +161,23 @@ def test_pages_go_into_a_folder_and_into_nothing_else(tmp_path: Path) -> None:
         )
         assert done.returncode != 0 and "usage" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_answer_is_shown_in_an_encoding_that_lacks_its_characters(tmp_path: Path) -> None:
+    folder = tmp_path / "modèle"
+    folder.mkdir()
+    config = folder / "config.json"
+    config.write_text(json.dumps(TINY_CONFIG))
+    answer = autotune(
+        "predict",
+        "--model",
+        str(folder),
+        "--gpus",
+        "1xA100-40G",
+        cwd=tmp_path,
+        timeout=300,
+        PYTHONIOENCODING="ascii",
+    )
+    assert answer.code == 0, answer.err
+    assert "mod?le" in answer.out

@@ -8,6 +8,7 @@ import re
 import socket
 import threading
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Iterator
 from dataclasses import replace
@@ -342,3 +343,11 @@ def test_no_legend_covers_a_title_and_no_figure_is_cut_off(searched: Any) -> Non
     for figure in shown:
         assert figure["legend"] is None or figure["legend"] >= figure["title"]
         assert figure["beyond"] <= 1
+
+
+def test_a_connection_that_sends_nothing_keeps_nobody_waiting(searched: Any) -> None:
+    job, _ = searched
+    with _served(job) as url:
+        address = urllib.parse.urlsplit(url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0))):
+            assert _get(f"{url}/api/studies")["study_summaries"]

@@ -39,6 +39,7 @@ from autotune.estimate.throughput.rollout_simulation import (
     rollout_seconds,
     split_engines,
 )
+from autotune.estimate.throughput.uncompared_cards import widened
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
@@ -85,7 +86,7 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         pipeline=longest.pipeline,
     )
     if lengths is None or composition.generation == "none":
-        return found
+        return widened(found, gpu)
     drawn, nothing = lengths.up_to(composition.completion_length), Estimate.exactly(0)
     cycles = [of(refilled(composition, part), lengths=part) for part in drawn.parts]
     usual = {
@@ -93,12 +94,13 @@ def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
         for phase in cycles[0].seconds
     }
     mean = fmean(part.mean for part in drawn.parts)
-    return dataclasses.replace(
+    at_lengths = dataclasses.replace(
         found,
         tokens_per_second_at_lengths=tokens_per_second(usual, refilled(composition, drawn), mean),
         seconds_at_lengths=usual,
         pipeline=cycles[-1].pipeline,
     )
+    return widened(at_lengths, gpu)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -99,6 +99,7 @@ def headline(answer: AnswerDocument) -> str:
             "interrupted": "Interrupted before anything was found that fits.",
         }.get(answer.status, f"Nothing fits into {limit}.")
     word = answer.basis.capitalize()
+    warning = "" if answer.busy_machine is None else f"{answer.busy_machine} "
     speed = best.tokens_per_second.typical or best.tokens_per_second.worst
     fast = f"{speed:,.0f} tokens/s" if speed is not None else "a speed that is not known"
     peak = (
@@ -106,7 +107,8 @@ def headline(answer: AnswerDocument) -> str:
         if best.peak_memory_bytes is not None
         else "an unknown peak"
     )
-    return f"{word}: {fast} at a peak of {peak}, of {limit} allowed{_against(answer, speed)}."
+    figures = f"{word}: {fast} at a peak of {peak}, of {limit} allowed"
+    return f"{warning}{figures}{_against(answer, speed)}."
 
 
 def _against(answer: AnswerDocument, speed: float | None) -> str:
