@@ -31,7 +31,7 @@ def _write(folder: Path, **changes: object) -> str:
 def test_a_dtype_or_block_that_no_model_has_is_refused(
     tmp_path: Path, changes: dict[str, object]
 ) -> None:
-    with pytest.raises(BadInput, match="dtype|weight_block_size"):
+    with pytest.raises(BadInput, match=r"dtype|weight_block_size"):
         find_model(_write(tmp_path, **changes))
 
 
