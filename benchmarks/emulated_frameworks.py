@@ -213,7 +213,7 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         ),
         "seconds": round(time.monotonic() - began),
         "exit_code": found.code,
-        "error": found.failure and found.failure.words,
+        "error": found.failure and found.failure.message,
         "steps": steps,
         "emulated": _emulated(found),
         "predicted": {

@@ -193,7 +193,7 @@ def rehearsed(
     found = rehearse(command, emulated_machine(cards), python, sys.stderr.write)
     return {
         "exit_code": found.code,
-        "error": found.failure and found.failure.words,
+        "error": found.failure and found.failure.message,
         "seconds": round(time.monotonic() - began),
         "outcome": "ok" if found.code == 0 else "crash",
         "steps": emulated_frameworks.records(asdict(launch.figures), lines(list(found.output))),

@@ -247,12 +247,12 @@ def _repeated_lines(twice: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _order_lines(held: Mapping[str, Any]) -> list[str]:
+def _order_lines(figures: Mapping[str, Any]) -> list[str]:
     """Return the order of pairs that differ by more than repeated rows do, and of those that one
     search compares.
     """
     beyond, job = (
-        f"{held[name]['right']} of {held[name]['pairs']}"
+        f"{figures[name]['right']} of {figures[name]['pairs']}"
         for name in ("order_beyond_noise", "order_in_a_job")
     )
     least = f"{LARGEST_DIFFERENCE - 1:.0%}"

@@ -274,7 +274,7 @@ def _job(
         weights="real",
         global_batch=shape,
         config_file=config_file or Path(args.output_dir) / "training arguments",
-        held={**(file.settings if file else {}), **changed, **adapter},
+        held_values={**(file.settings if file else {}), **changed, **adapter},
         user_settings={**(file.rest if file else {}), **parts},
     )
     hardware = Hardware(

@@ -245,7 +245,7 @@ def with_room(job: Job, taken_bytes: int) -> Job:
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:
     """Set the longest prompt of the data unless given: TRL truncates no prompt."""
-    if PROMPT_KNOB in request.job.task.workload.held:
+    if PROMPT_KNOB in request.job.task.workload.held_values:
         return request
     longest = longest_prompt(request.job, request.trainer, versions)
     return hold_longest_prompt(request, longest)
@@ -310,14 +310,17 @@ def _search_that_learns_the_same(
     """
     settings = candidate.settings
     names = {knob.name for knob in request.job.space.learning_knobs(settings)} | {PROMPT_KNOB}
-    held = {}
+    held_values = {}
     for name in sorted(names):
         value = candidate.knobs.get(name, settings.get(name))
-        is_stated = name in request.held and request.held[name].origin.source >= Source.HOLD
+        is_stated = (
+            name in request.held_settings
+            and request.held_settings[name].origin.source >= Source.HOLD
+        )
         if value is not None and not is_stated:
-            held[name] = value
+            held_values[name] = value
     limit_bytes = request.job.memory_limit_bytes if limited else None
-    return sources.as_search(held, study=study, memory_limit_bytes=limit_bytes)
+    return sources.as_search(held_values, study=study, memory_limit_bytes=limit_bytes)
 
 
 def _tuned(

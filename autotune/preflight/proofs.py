@@ -214,17 +214,17 @@ def _lengths_key(job: Job, versions: Mapping[str, str]) -> str | None:
         tokenizer = stamp(str(workload.model.folder))
     if not data or None in data or tokenizer is None:
         return None
-    held = {}
-    for name in workload.held:
+    held_values = {}
+    for name in workload.held_values:
         if name in ("model_revision", "trust_remote_code"):
-            held[name] = workload.held[name]
+            held_values[name] = workload.held_values[name]
     return fingerprint(
         {
             "schema": SCHEMA,
             "data": data,
             "tokenizer": tokenizer,
             "named": {**dict(workload.user_settings), "dataset": workload.dataset},
-            "held": held,
+            "held": held_values,
             "versions": dict(versions),
         }
     )

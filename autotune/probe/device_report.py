@@ -101,7 +101,7 @@ def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
         if sum(grown.values()) >= MIN_TAKEN_BYTES:
             processes = named(in_words(grown, gpus.nvml))
             return (
-                f"{slot.words} was taken by others while a probe ran ({processes}): the"
+                f"{slot.label} was taken by others while a probe ran ({processes}): the"
                 " out-of-memory error is void."
             )
     return None
@@ -307,7 +307,7 @@ def _others(gpus: Gpus) -> list[str]:
         if not slot.others_bytes:
             continue
         processes = named(slot.others_in_words(gpus.nvml))
-        note = f"others hold {format_bytes(slot.others_bytes)} of {slot.words} ({processes})"
+        note = f"others hold {format_bytes(slot.others_bytes)} of {slot.label} ({processes})"
         room_bytes = (slot.total_bytes or 0) - slot.others_bytes
         if room_bytes < gpus.limit_bytes:
             note += f": the limit there is {format_bytes(room_bytes)}"

@@ -170,13 +170,13 @@ class GpuSlot:
     total_bytes: int | None = None  # Size of the GPU; None until NVML or a ballast reports it
     before: Reading | None = None  # Reading just before the last load, with no process of a probe
     ballast: Ballast | None = None
-    held: BallastHold | None = None
+    hold: BallastHold | None = None
     # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
     context_bytes: int = 0
     exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f"GPU {self.number if self.device is None else self.device.index}"
 
     @property
@@ -195,7 +195,7 @@ class GpuSlot:
     @property
     def ballast_bytes(self) -> int | None:
         """Memory of the ballast, with its context where NVML reports it."""
-        return None if self.held is None else self.held.held_bytes + self.context_bytes
+        return None if self.hold is None else self.hold.held_bytes + self.context_bytes
 
     def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
         if self.before is None or not self.others_bytes:
@@ -285,9 +285,9 @@ class Gpus:
         bounds = [self.limit_bytes]
         for slot in self.slots:
             reserved = slot.reserved_bytes or 0
-            if slot.held is not None:
-                if slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
-                    bounds.append(slot.held.free_bytes + reserved)
+            if slot.hold is not None:
+                if slot.hold.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
+                    bounds.append(slot.hold.free_bytes + reserved)
             elif slot.total_bytes is not None and slot.others_bytes:
                 bounds.append(slot.total_bytes - slot.others_bytes)
         return min(bounds)
@@ -321,7 +321,7 @@ class Gpus:
         for slot in self.slots:
             if slot.ballast is not None and not slot.ballast.alive:
                 raise ProbeError(
-                    f"The ballast on {slot.words} ended while a probe ran: the measurement is void."
+                    f"The ballast on {slot.label} ended while a probe ran: the measurement is void."
                 )
 
     def for_ranks(self) -> list[dict[str, object]]:
@@ -361,7 +361,7 @@ class Gpus:
                     grown[pid] = used
             processes = named(in_words(grown, nvml))
             raise ProbeError(
-                f"{slot.words} is not as empty as it was: {format_bytes(above)} more than"
+                f"{slot.label} is not as empty as it was: {format_bytes(above)} more than"
                 f" {format_bytes(base)} are held by {processes}. Autotune ends only processes that"
                 " it started."
             )
@@ -383,13 +383,13 @@ class Gpus:
                 self._drop_ballast(slot)
                 return
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
-        slot.held = slot.ballast.leave(usable)
+        slot.hold = slot.ballast.leave(usable)
         least_bytes = usable - SLACK_BYTES - MIN_REPORTED_BYTES
-        if slot.before is not None and slot.held.free_bytes < least_bytes:
-            free = format_bytes(slot.held.free_bytes)
+        if slot.before is not None and slot.hold.free_bytes < least_bytes:
+            free = format_bytes(slot.hold.free_bytes)
             processes = named(slot.others_in_words(self.nvml))
             raise ProbeError(
-                f"{slot.words} has {free} left, and the limit needs {format_bytes(usable)}: others"
+                f"{slot.label} has {free} left, and the limit needs {format_bytes(usable)}: others"
                 f" took it, {processes}."
             )
 
@@ -399,7 +399,7 @@ class Gpus:
     def _drop_ballast(self, slot: GpuSlot) -> None:
         ballast = slot.ballast
         slot.ballast = None
-        slot.held = None
+        slot.hold = None
         if ballast is not None:
             slot.before = None
             with contextlib.suppress(OSError):
@@ -415,8 +415,8 @@ class Gpus:
 
     def _scale(self, slot: GpuSlot) -> float:
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
-        if slot.held is not None:
-            return share_scale(usable, slot.held.total_bytes)
+        if slot.hold is not None:
+            return share_scale(usable, slot.hold.total_bytes)
         return (
             1.0
             if slot.total_bytes is None
@@ -428,7 +428,7 @@ def _used_before(slot: GpuSlot) -> int | None:
     """Memory that is not the probe's, the ballast included; None where unknown."""
     if slot.before is not None:
         return slot.before.used_bytes
-    return None if slot.held is None else slot.held.total_bytes - slot.held.free_bytes
+    return None if slot.hold is None else slot.hold.total_bytes - slot.hold.free_bytes
 
 
 def _by_cuda_number(count: int, chosen: str | None) -> list[GpuSlot]:

@@ -46,7 +46,9 @@ def show_job(
         print_line(console, f"held     {held_settings}")
     for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
         knobs = searched_knobs(job)
-        moving = [knob for knob in knobs if knob.effect_under(job.task.workload.held) == effect]
+        moving = [
+            knob for knob in knobs if knob.effect_under(job.task.workload.held_values) == effect
+        ]
         if moving:
             console.print(f"searched, changes {label}")
         for knob in moving:
@@ -77,7 +79,7 @@ def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
     passed: set[str] = set()
     for candidate in candidates:
         passed |= set(candidate.settings)
-    settings: dict[str, KnobValue] = dict(job.task.workload.held)
+    settings: dict[str, KnobValue] = dict(job.task.workload.held_values)
     for knob in job.space.knobs:
         if len(knob.choices) > 1:
             settings.pop(knob.name, None)

@@ -141,7 +141,7 @@ class _LaunchedRun:
             _end(process)
             echo.join(timeout=GRACE_SECONDS)
         self._read_output()
-        self._effective = self._settings.found(self._request.get("settings") or ())
+        self._effective = self._settings.reported_values(self._request.get("settings") or ())
         # 3. Judge a command that ended by itself.
         if ended_itself and process.returncode:
             raise self._failure(process.returncode)

@@ -266,7 +266,7 @@ class LaunchedSettings:
             else:
                 self._printed |= _from_row(row["name"], row["value"] or "")
 
-    def found(self, names: Iterable[str]) -> dict[str, Any]:
+    def reported_values(self, names: Iterable[str]) -> dict[str, Any]:
         """Return the reported values of these settings."""
         if self._kind == "yaml":
             return from_hydra("\n".join(self._yaml), names)

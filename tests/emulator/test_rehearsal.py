@@ -38,7 +38,9 @@ torch.distributed.elastic.multiprocessing.errors.ChildFailedError: train.py FAIL
 def test_the_first_error_counts_and_the_users_own_line() -> None:
     found = first_failure(TORCHS_ERROR.splitlines())
     assert found is not None
-    assert found.words == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+    assert (
+        found.message == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+    )
     assert found.place == "/home/me/train.py:7 main"
 
 

@@ -134,7 +134,7 @@ def visible(places: Any) -> list[str]:
 def test_slots_are_derived_from_the_job_and_the_machine() -> None:
     places = local_places(gpus(2), 40 * GIB, None, Linked())
     assert visible(places) == ["0,4", "1,5", "2,6", "3,7"]
-    assert places[0].words == "GPUs 0, 4"
+    assert places[0].label == "GPUs 0, 4"
     here = frozenset(available_cores())
     assert all(place.cores is None or place.cores <= here for place in places)
     assert visible(local_places(gpus(4), 40 * GIB, None, Linked())) == ["0,1,2,3", "4,5,6,7"]

@@ -41,7 +41,7 @@ def task(
         framework=framework,
         python=Path(sys.executable),
         tuning=tuning,
-        held=held,  # type: ignore[arg-type]
+        held_values=held,  # type: ignore[arg-type]
     )
     return Task(workload=workload, hardware=hardware)
 
@@ -65,7 +65,7 @@ def asked(
 
 
 def _held(made: Task, settings: Mapping[str, KnobValue]) -> Workload:
-    return dataclasses.replace(made.workload, held={**made.workload.held, **settings})
+    return dataclasses.replace(made.workload, held_values={**made.workload.held_values, **settings})
 
 
 def names_in(rule: StatedRule) -> set[str]:

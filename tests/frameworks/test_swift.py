@@ -45,7 +45,7 @@ def asked(
         framework="swift",
         method=method,
         tuning=tuning,
-        held=held,
+        held_values=held,
     )
     return trainer, trainer.complete({}, task), task
 

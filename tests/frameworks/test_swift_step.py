@@ -30,7 +30,7 @@ def asked(
         framework="swift",
         method="grpo",
         tuning=tuning,
-        held=held,
+        held_values=held,
         model=model,
     )
     candidate = trainer.complete({}, task)

@@ -40,9 +40,9 @@ def task(
         folder=None,
         origin="catalogue",
     )
-    held = {**LENGTHS, **workload.pop("held", {})}
+    held = {**LENGTHS, **workload.pop("held_values", {})}
     made = make_task(
-        gpus, kind="cuda", method="async-grpo", **{"model": model, "held": held, **workload}
+        gpus, kind="cuda", method="async-grpo", **{"model": model, "held_values": held, **workload}
     )
     return replace(
         made,
@@ -150,7 +150,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
 
 
 def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
-    made = task(3, held={"token_budget": 16384, "gradient_accumulation_steps": 2})
+    made = task(3, held_values={"token_budget": 16384, "gradient_accumulation_steps": 2})
     candidate = ASYNC.complete({}, made)
     request = json.loads(json.dumps(ASYNC.trace_request(candidate, made)))
     step = request["settings"]
@@ -177,7 +177,7 @@ def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
 def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
     made = task(
         8,
-        held={"server_gpus": 4, "server_tensor_parallel_size": 2, "max_staleness": 2},
+        held_values={"server_gpus": 4, "server_tensor_parallel_size": 2, "max_staleness": 2},
         global_batch=48,
     )
     candidate = ASYNC.complete({}, made)
@@ -206,25 +206,25 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, card="B200"), "compute capability 8 and 9; B200 has 10.0"),
         (task(4, card="T4"), "T4 has 7.5"),
         (task(1), "at least 2 GPUs"),
-        (task(4, held={"server_gpus": 4}), "leaves none of the 4 GPUs"),
-        (task(4, held={"sharding": "zero3"}), "ddp and fsdp2 only"),
-        (task(2, held={"sharding": "fsdp2"}), "over the GPUs that train, and there is one"),
-        (task(4, held={"bf16": False}), "bf16 must be on"),
-        (task(4, held={"bf16": False, "dtype": "bfloat16"}), None),
+        (task(4, held_values={"server_gpus": 4}), "leaves none of the 4 GPUs"),
+        (task(4, held_values={"sharding": "zero3"}), "ddp and fsdp2 only"),
+        (task(2, held_values={"sharding": "fsdp2"}), "over the GPUs that train, and there is one"),
+        (task(4, held_values={"bf16": False}), "bf16 must be on"),
+        (task(4, held_values={"bf16": False, "dtype": "bfloat16"}), None),
         (
-            task(4, held={"token_budget": 1024}),
+            task(4, held_values={"token_budget": 1024}),
             "at least longest prompt + longest completion (1536)",
         ),
-        (task(4, held={"token_budget": 0}), None),
-        (task(4, held={"max_inflight_tasks": 0}), "leaves the trainer without rollouts"),
-        (task(4, held={"use_liger_kernel": True}), "refuses use_liger_kernel"),
+        (task(4, held_values={"token_budget": 0}), None),
+        (task(4, held_values={"max_inflight_tasks": 0}), "leaves the trainer without rollouts"),
+        (task(4, held_values={"use_liger_kernel": True}), "refuses use_liger_kernel"),
         (
-            task(4, held={"weight_sync_steps": 0}),
+            task(4, held_values={"weight_sync_steps": 0}),
             "weight_sync_steps must be a whole number of at least 1",
         ),
         (task(4, tuning="qlora"), "quantised weights"),
         (
-            task(4, tuning="lora", held={"lora_target_modules": "lm_head"}),
+            task(4, tuning="lora", held_values={"lora_target_modules": "lm_head"}),
             "refuses an adapter on lm_head",
         ),
         (
@@ -234,7 +234,7 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, config={"model_type": "gpt_oss"}), "attention sinks"),
         (task(4, config={"kv_lora_rank": 512}), "MLA"),
         (task(4, config={"head_dim": 512}), "heads of at most 256"),
-        (task(4, held={"max_completion_length": 4096}), "exceed the model's 4096 positions"),
+        (task(4, held_values={"max_completion_length": 4096}), "exceed the model's 4096 positions"),
         (task(4, global_batch=7), "is held at 7"),
     ],
 )
@@ -266,7 +266,7 @@ def test_a_probe_is_the_trainer_alone() -> None:
 
 
 def test_its_files_name_vllms_own_server(tmp_path: Path) -> None:
-    made = task(4, global_batch=48, held={"server_gpus": 2})
+    made = task(4, global_batch=48, held_values={"server_gpus": 2})
     paths = ASYNC.write_files(
         ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, made), made, tmp_path
     )
@@ -298,7 +298,7 @@ def test_trl_accepts_the_written_fields(tmp_path: Path) -> None:
         4,
         global_batch=48,
         tuning="lora",
-        held={"server_gpus": 2, "temperature": 0.7},
+        held_values={"server_gpus": 2, "temperature": 0.7},
     )
     knobs = {"token_budget": 8192, "max_inflight_tasks": 256}
     ASYNC.write_files(ASYNC.complete(knobs, made), made, tmp_path)

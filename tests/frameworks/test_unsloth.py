@@ -36,7 +36,7 @@ def asked(
         framework="unsloth",
         method=method,
         tuning=tuning,
-        held=held,
+        held_values=held,
     )
     return trainer, trainer.complete({}, task), task
 

@@ -120,7 +120,7 @@ def test_ballast_holds_the_rest_and_the_engine_share_is_scaled() -> None:
     try:
         found.settle()
         assert found.bound_by == "ballast"
-        assert found.slots[0].held is not None and found.slots[0].held.free_bytes == 40 * MIB
+        assert found.slots[0].hold is not None and found.slots[0].hold.free_bytes == 40 * MIB
         assert found.for_ranks()[0]["engine_share_scale"] == pytest.approx(40 / 64)
         assert found.for_ranks()[0]["cap_bytes"] is None
         found.check()

@@ -45,7 +45,7 @@ def request_of(**flags: Any) -> ParsedRequest:
 
 
 def stated(request: ParsedRequest, name: str) -> tuple[object, Source]:
-    return request.job.task.workload.held[name], request.origin(name).source
+    return request.job.task.workload.held_values[name], request.origin(name).source
 
 
 def test_the_table_lists_every_source_in_its_order() -> None:
@@ -137,7 +137,7 @@ def test_a_file_wins_over_an_exported_variable(
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
     value = "expandable_segments:True"
     request = request_of(config=write(config, env={variable: value}), mode="emulate")
-    assert ALLOCATOR not in request.job.task.workload.held
+    assert ALLOCATOR not in request.job.task.workload.held_values
     assert request.job.task.workload.user_settings["env"] == {variable: value}
 
     script = tmp_path / "run.sh"
@@ -145,7 +145,7 @@ def test_a_file_wins_over_an_exported_variable(
         f"export {variable}={value}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n"
     )
     request = request_of(from_command=str(script), mode="emulate")
-    assert ALLOCATOR not in request.job.task.workload.held
+    assert ALLOCATOR not in request.job.task.workload.held_values
 
 
 def test_a_file_wins_over_the_defaults(config: Path) -> None:
@@ -174,7 +174,7 @@ def test_the_tuning_and_a_search_stand_side_by_side() -> None:
 def test_a_search_wins_over_a_file_whose_value_stays_the_baseline(config: Path) -> None:
     request = request_of(config=write(config, num_generations=2), search=("num_generations=4,8",))
     assert request.job.space["num_generations"].choices == (4, 8)
-    assert request.job.task.workload.held["num_generations"] == 2
+    assert request.job.task.workload.held_values["num_generations"] == 2
     assert request.origin("num_generations").source is Source.SEARCH
 
 
@@ -320,7 +320,9 @@ def test_the_global_batch_of_a_flag_wins_over_the_file_and_that_over_the_space(
 
 def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path) -> None:
     file = write(config, per_device_train_batch_size=8, gradient_accumulation_steps=2)
-    held = request_of(config=file, hold=("per_device_train_batch_size=16",)).job.task.workload.held
+    held = request_of(
+        config=file, hold=("per_device_train_batch_size=16",)
+    ).job.task.workload.held_values
     assert held["per_device_train_batch_size"] == 16
     assert "gradient_accumulation_steps" not in held
 
@@ -365,9 +367,9 @@ def test_each_held_setting_has_an_origin(config: Path) -> None:
         hold=("beta=0.1",),
         lora_rank=8,
     )
-    held = request.job.task.workload.held
-    assert held == {name: setting.value for name, setting in request.held.items()}
-    origins = {name: str(setting.origin) for name, setting in request.held.items()}
+    held = request.job.task.workload.held_values
+    assert held == {name: setting.value for name, setting in request.held_settings.items()}
+    origins = {name: str(setting.origin) for name, setting in request.held_settings.items()}
     assert origins["dtype"] == f"{file}, line 2", "under its former name in the file"
     assert origins["sharding"] == file, "from accelerate's configuration"
     assert (origins["beta"], origins["lora_r"]) == ("--hold", "--lora-rank")

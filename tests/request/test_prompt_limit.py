@@ -57,7 +57,7 @@ def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
     assert (
         isinstance(longest, int)
         and longest > 512
-        and request.job.task.workload.held["max_prompt_length"] == longest
+        and request.job.task.workload.held_values["max_prompt_length"] == longest
     )
     assert any(f"prompts of up to {longest} tokens" in words for words in request.assumed)
     shorter = request.whole_space["max_prompt_length"].choices

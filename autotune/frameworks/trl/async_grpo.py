@@ -87,9 +87,9 @@ class TrlAsyncGrpo(TrlScripted):
         a row.
         """
         accumulations: Iterable[KnobValue] = range(1, MAX_DEFAULT_ACCUMULATION + 1)
-        held = task.workload.held.get(ACCUMULATION)
-        if held is not None:
-            accumulations = [held]
+        accumulation = task.workload.held_values.get(ACCUMULATION)
+        if accumulation is not None:
+            accumulations = [accumulation]
         for steps in accumulations:
             yield {ACCUMULATION: steps}
 
@@ -160,7 +160,7 @@ class TrlAsyncGrpo(TrlScripted):
 def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     """Return all settings; their order is part of a candidate's identity."""
     # 1. Chosen settings and defaults.
-    chosen = dict(task.workload.held)
+    chosen = dict(task.workload.held_values)
     for name, value in knobs.items():
         if value is not None:
             chosen[name] = value

@@ -200,7 +200,7 @@ def images_request(task: Task) -> RequestPart:
 
 def evaluation_request(task: Task) -> Mapping[str, object] | None:
     """Return the settings that determine an evaluation's memory; None: the run never evaluates."""
-    user = {**task.workload.held, **task.workload.user_settings}
+    user = {**task.workload.held_values, **task.workload.user_settings}
     if user.get("eval_strategy") in (None, "no", False):  # YAML reads an unquoted no as false
         return None
     settings = {}

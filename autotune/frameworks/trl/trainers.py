@@ -100,7 +100,7 @@ class TrlGrpo(Trainer):
         if "vllm_mode" in space:
             with_server = "server" in space["vllm_mode"].choices
         else:
-            with_server = task.workload.held.get("vllm_mode") == "server"
+            with_server = task.workload.held_values.get("vllm_mode") == "server"
         return (NEW_BUFFERS,) if with_server else ()
 
     # 1. The baseline.
@@ -131,9 +131,9 @@ class TrlGrpo(Trainer):
 
         TRL's default applies to the user's own file and to neutral knobs.
         """
-        held = task.workload.held
-        if name in held:
-            return held[name]
+        held_values = task.workload.held_values
+        if name in held_values:
+            return held_values[name]
         accepted = name in self.fields()
         has_file = task.workload.config_file is not None
         if has_file and accepted and None not in choices:
@@ -150,26 +150,26 @@ class TrlGrpo(Trainer):
 
         Without a requested global batch, accumulation increases until groups are complete.
         """
-        held = task.workload.held
+        held_values = task.workload.held_values
         micros: Iterable[KnobValue] = range(DEFAULT_MICRO_BATCH, 0, -1)
-        if MICRO_BATCH in held:
-            micros = [held[MICRO_BATCH]]
+        if MICRO_BATCH in held_values:
+            micros = [held_values[MICRO_BATCH]]
         for micro in micros:
             for steps in self._accumulations(micro, task):
                 yield {MICRO_BATCH: micro, ACCUMULATION: steps}
 
     def _accumulations(self, micro: KnobValue, task: Task) -> Iterable[KnobValue]:
         """Return the accumulations to try with a micro-batch, fewest steps first."""
-        held = task.workload.held
+        held_values = task.workload.held_values
         total = task.workload.global_batch
-        if ACCUMULATION in held:
-            return [held[ACCUMULATION]]
+        if ACCUMULATION in held_values:
+            return [held_values[ACCUMULATION]]
         if total is None:
             has_groups = "num_generations" in self.canonical
             return range(1, MAX_DEFAULT_ACCUMULATION + 1) if has_groups else [1]
         if not isinstance(micro, int):
             return []
-        ranks = training_ranks(held, task, self.method)
+        ranks = training_ranks(held_values, task, self.method)
         per_step = COMPLETIONS_PER_ROW.get(self.method, 1) * micro * ranks
         if per_step == 0 or total % per_step:
             return []
@@ -282,8 +282,8 @@ class TrlOffline(TrlGrpo):
         effect: str,
         task: Task,
     ) -> KnobValue:
-        if name in task.workload.held:
-            return task.workload.held[name]
+        if name in task.workload.held_values:
+            return task.workload.held_values[name]
         if effect == "learning" or len(choices) == 1 or name not in self.fields():
             return choices[0]
         return default(name, self.method)

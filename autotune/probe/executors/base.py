@@ -30,7 +30,7 @@ class Slot:
 
     number: int  # Index from 0, as `open` takes it
     hosts: frozenset[str]  # Machines of the slot: concurrent probes on one machine slow each other
-    words: str  # Display text: `GPUs 0, 1`, `cores 0-3 of node-a`
+    label: str  # Display text: `GPUs 0, 1`, `cores 0-3 of node-a`
 
 
 class ProbeRunner(Protocol):
@@ -183,7 +183,7 @@ class ConcurrentProbes(Generic[Ticket]):
             if time.monotonic() > probe.overdue_at:
                 limit = format_seconds(probe.plan.deadline_seconds)
                 error = SlotLost(
-                    f"A probe on {probe.slot.words} did not end at its deadline of {limit}, nor"
+                    f"A probe on {probe.slot.label} did not end at its deadline of {limit}, nor"
                     " later."
                 )
                 return self._finish(probe, error)

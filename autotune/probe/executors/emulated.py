@@ -81,7 +81,7 @@ class EmulatedExecutor(LocalExecutor):
         super().__init__(
             replace(settings, variables=variables),
             requests,
-            places=(SlotPlace(words=str(hardware), visible=visible),),
+            places=(SlotPlace(label=str(hardware), visible=visible),),
             open_gpus=open_gpus,
         )
 

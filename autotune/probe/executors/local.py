@@ -54,7 +54,7 @@ Distance = Callable[[_T, _T], int | None]
 class SlotPlace:
     """Share of the machine that a slot uses."""
 
-    words: str = "this machine"
+    label: str = "this machine"
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of the slot; None leaves it
     cores: frozenset[int] | None = None  # CPU affinity of its processes; None leaves it
 
@@ -133,7 +133,7 @@ class LocalExecutor:
             Slot(
                 number=number,
                 hosts=hosts,
-                words=place.words,
+                label=place.label,
             )
             for number, place in enumerate(places)
         )
@@ -186,7 +186,7 @@ def local_places(
                 " answer.",
                 way_out="Install nvidia-ml-py, see that `nvidia-smi` works, or leave --slots out.",
             ) from None
-        return (SlotPlace(words=f"this machine's {hardware}"),)
+        return (SlotPlace(label=f"this machine's {hardware}"),)
     with contextlib.closing(nvml):
         return _gpu_places(nvml, hardware, slots)
 
@@ -212,7 +212,7 @@ def cpu_places(
             way_out=f"Give --memory-limit at most {largest}, or use fewer --slots.",
         )
     shares = shares_of(cores, slots)
-    return tuple(SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares)
+    return tuple(SlotPlace(label=f"cores {listed(share)}", cores=share) for share in shares)
 
 
 def _gpu_places(
@@ -295,7 +295,7 @@ def _place(
 ) -> SlotPlace:
     numbers = ", ".join(str(device.index) for device in group)
     return SlotPlace(
-        words=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
+        label=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
         visible=",".join(str(device.uuid) for device in group),
         cores=None if is_single else _cores_near(nvml, group),
     )

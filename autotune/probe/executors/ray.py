@@ -63,7 +63,7 @@ class RayExecutor:
             Slot(
                 number=number,
                 hosts=slot.hosts,
-                words=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
+                label=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
             )
             for number, slot in enumerate(self._slots)
         )

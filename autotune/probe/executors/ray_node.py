@@ -423,7 +423,7 @@ class NodeSlot:
             load=lambda _: self._order.load_request, probe=lambda *_: self._order.probe_request
         )
         self._slot = LocalSlot(
-            settings.runner, SlotPlace(words=platform.node(), cores=cores), requests
+            settings.runner, SlotPlace(label=platform.node(), cores=cores), requests
         )
         self._closing = threading.Lock()
 

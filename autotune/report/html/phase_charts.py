@@ -96,18 +96,14 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     from plotly.graph_objects import Bar, Figure, Scatter
 
     figure = Figure()
-    parts = list(
-        dict.fromkeys(
-            part for candidate in shown for held in candidate.parts.values() for part in held
-        )
-    )
-    for number, part in enumerate(parts):
-        at = [
-            (candidate.label, phase, held[part])
-            for candidate in shown
-            for phase, held in candidate.parts.items()
-            if held.get(part)
-        ]
+    parts: dict[str, list[tuple[str, str, float]]] = {}  # part -> its bytes by candidate and phase
+    for candidate in shown:
+        for phase, bytes_by_part in candidate.parts.items():
+            for part, size in bytes_by_part.items():
+                at = parts.setdefault(part, [])
+                if size:
+                    at.append((candidate.label, phase, size))
+    for number, (part, at) in enumerate(parts.items()):
         figure.add_trace(
             Bar(
                 **_across(at),
