@@ -20,9 +20,9 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
-from autotune.search.advice import BATCH_KNOBS
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
@@ -221,7 +221,7 @@ def changes_of(
     """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
     knobs = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
     for setting, advised in advice.change.items():
-        if setting == BATCH_KNOBS[0]:
+        if setting == MICRO_BATCH:
             yield from _smaller_batches(candidate)
         elif setting in knobs:
             direction, _, bound = advised.partition(", to at most ")
@@ -233,15 +233,14 @@ def changes_of(
 
 def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
     """Yield smaller micro-batches with more accumulation steps, at the same global batch."""
-    batch_knob, steps_knob = BATCH_KNOBS[:2]
-    batch = candidate.settings.get(batch_knob)
-    steps = candidate.settings.get(steps_knob)
+    batch = candidate.settings.get(MICRO_BATCH)
+    steps = candidate.settings.get(ACCUMULATION)
     if not isinstance(batch, int) or not isinstance(steps, int):
         return
     for size in range(batch - 1, 0, -1):
         is_power_of_two = size & (size - 1) == 0
         if is_power_of_two and batch % size == 0:
-            yield {batch_knob: size, steps_knob: steps * batch // size}
+            yield {MICRO_BATCH: size, ACCUMULATION: steps * batch // size}
 
 
 def _values(

@@ -15,7 +15,7 @@ from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, Prob
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
-from autotune.core.units import format_bytes, format_seconds
+from autotune.core.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -218,8 +218,8 @@ class Progress:
                     resumed = f"; {event.resumed_trials} already measured"
                 budget = format_seconds(event.budget_seconds)
                 self._print(
-                    f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in"
-                    f" {budget}."
+                    f"{counted(event.candidates, 'candidate')}{resumed}; at most"
+                    f" {counted(event.max_probes, 'probe')} in {budget}."
                 )
             case ProbeStarted():
                 self._set_deadline(event.seconds_left)
@@ -243,7 +243,9 @@ class Progress:
                 name = self._running.pop(event.trial.number, None)
                 which = f"probe {name}: " if are_several and name is not None else ""
                 self._print(f"  {which}{_outcome(event.trial)}{candidate}")
-                self._line = f"{len(self._running)} probes at a time" if self._running else ""
+                self._line = (
+                    f"{counted(len(self._running), 'probe')} at a time" if self._running else ""
+                )
             case Note(text=text):
                 self._print(text)
 

@@ -25,7 +25,7 @@ from autotune.core.events import BestChanged, Event, Listener, Note
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Job
 from autotune.core.space import Candidate
-from autotune.core.units import MIB, format_bytes
+from autotune.core.units import MIB, counted, format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
@@ -143,8 +143,8 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
     )
     return (
         (
-            f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest"
-            f" lengths fitted{memory}."
+            f"BEST SO FAR, after {counted(answer.counts.probed, 'probe')}: one short probe at the"
+            f" longest lengths fitted{memory}."
         ),
         (
             "The search continued from here, or was ended; the longer probe that confirms a"

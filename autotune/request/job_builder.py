@@ -16,15 +16,13 @@ from autotune.core.files import sqlite_url
 from autotune.core.job import Hardware, Job, Mode, Model, Task, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.frameworks import shares_in_files
-from autotune.frameworks.base import Trainer
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
 from autotune.request.notes import assumptions, exported_note, job_notes
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.precedence import (
-    ACCUMULATION,
-    MICRO_BATCH,
     ChosenTuning,
     choose_training,
     choose_tuning,

@@ -19,6 +19,7 @@ from autotune.core.answer import WayToFit
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, setting_text
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
@@ -28,8 +29,7 @@ MAX_WAYS = 5
 MAX_KINDS_TOGETHER = 2
 
 # Settings that change together at one global batch, and count as one change.
-BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-MICRO_BATCH, ACCUMULATION = BATCH_KNOBS[:2]
+BATCH_KNOBS = (MICRO_BATCH, ACCUMULATION, "steps_per_generation")
 MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
 KnobValues = Mapping[str, KnobValue]
 

@@ -14,7 +14,7 @@ from autotune.core.composition import Composition, SplitEngines
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import Settings, count_of
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Settings, count_of
 from autotune.frameworks.stand_in_step import SHARE, served
 from autotune.frameworks.trl import async_grpo_rules, requests, resident_models
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
@@ -39,9 +39,7 @@ from autotune.frameworks.trl.settings import (
     server_parallel,
 )
 from autotune.frameworks.trl.trainers import (
-    ACCUMULATION,
     MAX_DEFAULT_ACCUMULATION,
-    MICRO_BATCH,
     TrlScripted,
 )
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.job import Task
 from autotune.core.space import Candidate
-from autotune.frameworks.base import Settings, ddp_options, gptq_bits
+from autotune.frameworks.base import RequestPart, Settings, ddp_options, gptq_bits
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_files import launch_configuration
@@ -25,9 +25,6 @@ from autotune.frameworks.trl.settings import (
     sharding_of,
     with_server,
 )
-
-RequestPart = dict[str, object]
-"""Part of a request, as JSON."""
 
 DATASET_KEYS = (
     "dataset_name",

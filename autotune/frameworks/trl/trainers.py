@@ -15,7 +15,7 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.base import Field, Settings, Trainer, count_of
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
@@ -36,7 +36,6 @@ from autotune.frameworks.trl.user_config import TRAINED
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
 LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
-MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 class TrlGrpo(Trainer):

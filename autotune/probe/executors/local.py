@@ -222,8 +222,8 @@ def _gpu_places(
 ) -> tuple[SlotPlace, ...]:
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
-        alike = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid]
-        alike = [device for device in alike if _is_named(device, hardware.name)]
+        devices = devices_of(nvml, os.environ.get(VISIBLE))
+        alike = [device for device in devices if device.uuid and _is_named(device, hardware.name)]
         idle = [device for device in alike if _is_idle(nvml, device)]
 
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
@@ -237,7 +237,7 @@ def _gpu_places(
         if not groups:
             raise HardwareNotHere(
                 f"{hardware} is not on this machine.",
-                way_out="Type --gpus local, or --mode predict.",
+                way_out=f"Type --gpus {'local' if devices else 'cpu'}, or --mode predict.",
             )
 
         # 3. Several slots use the cores near their GPUs; a single one keeps the affinity.

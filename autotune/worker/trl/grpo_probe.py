@@ -278,7 +278,7 @@ def _usual_lengths(request: Request, run_class: type[TrainerRun]) -> ForcedLengt
     """Return drawn lengths if they are known and can be generated, else their mean."""
     lengths = request["lengths"]
     drawn: tuple[int, ...] = ()
-    if run_class.ends_completions and rollouts.can_be_drawn(request["settings"]):
+    if rollouts.can_be_drawn(request["settings"]):
         drawn = tuple(lengths.get("drawn") or ())
     drawn_prompts: tuple[int, ...] = ()
     has_dataset = bool(request.get("dataset"))  # the user's own prompts

@@ -40,7 +40,6 @@ class Seam(NamedTuple):
     # where it exists
     use: str
     since: str
-    until: str
 
 
 _SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST}
@@ -53,14 +52,7 @@ def _seam(
     use: str = "probe",
     since: str | None = None,
 ) -> Seam:
-    return Seam(
-        module,
-        name,
-        why,
-        use,
-        since or _SINCE.get(module, OLDEST),
-        NEWEST,
-    )
+    return Seam(module, name, why, use, since or _SINCE.get(module, OLDEST))
 
 
 def _methods(

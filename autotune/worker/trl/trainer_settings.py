@@ -207,7 +207,7 @@ def _trainer_settings(trainer: Any) -> dict[str, Any]:
 
 
 def _model_settings(trainer: Any) -> dict[str, Any]:
-    model = policy_of(trainer)
+    model = trainer.accelerator.unwrap_model(trainer.model)
     has_adapter = hasattr(model, "peft_config")
     base = model.get_base_model() if has_adapter else model
     parameters = list(model.parameters())
@@ -282,11 +282,6 @@ def model_bytes(trainer: Any) -> dict[str, int]:
             model = trainer.accelerator.unwrap_model(model)
             models.append(ModelBytes(role, model, optimizer))
     # Last: tensors that it shares count for the others.
-    models.append(ModelBytes("", policy_of(trainer), optimizer))
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    models.append(ModelBytes("", policy, optimizer))
     return sum_up(models, trainer.accelerator.device.type)
-
-
-def policy_of(trainer: Any) -> Any:
-    """Return the trained model. PPO's trainer has it in one module with its critic."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return getattr(model, "policy", model)

@@ -20,7 +20,6 @@ class TrainingMethod:
     in_scripts = True  # scripts of the user's own may construct it
     # a generation serves several steps, and other candidates. False: each optimizer step is alike
     has_cycles = True
-    ends_completions = True  # false: the trainer generates all completions to one length
     rewarded = True  # false: it gets no reward functions
     generates = True
     takes_images = True
