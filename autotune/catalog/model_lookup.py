@@ -146,11 +146,11 @@ def _cached_model(hub_id: str) -> Model | None:
 
 
 def _catalogued_model(hub_id: str) -> Model | None:
-    for known in catalog.models():
-        if hub_id in known.ids:
+    for model in catalog.models():
+        if hub_id in model.ids:
             return Model(
                 name=hub_id,
-                config=known.config,
+                config=model.config,
                 folder=None,
                 origin="catalogue",
             )
@@ -188,18 +188,18 @@ def _assumed_model(hub_id: str) -> Model | None:
         return None
     best: tuple[int, KnownModel] | None = None
     for model in catalog.models():
-        words = _words(_short(model.ids[0]))
-        is_longer = best is None or len(words) > best[0]
-        if len(words) > 1 and is_longer and _contains(name, words):
-            best = len(words), model
+        name_parts = _words(_short(model.ids[0]))
+        is_longer = best is None or len(name_parts) > best[0]
+        if len(name_parts) > 1 and is_longer and _contains(name, name_parts):
+            best = len(name_parts), model
     if best is None:
         return None
-    _, known = best
+    _, closest = best
     return Model(
         name=hub_id,
-        config=known.config,
+        config=closest.config,
         folder=None,
-        origin=f"shape of {known.ids[0]} assumed by the name; --model names another",
+        origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
     )
 
 
@@ -208,10 +208,10 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[-_]+", name.lower()) if word]
 
 
-def _contains(words: list[str], part: list[str]) -> bool:
+def _contains(name_parts: list[str], part: list[str]) -> bool:
     """Return True if the words contain the part, one after another."""
-    last_start = len(words) - len(part)
-    return any(words[start : start + len(part)] == part for start in range(last_start + 1))
+    last_start = len(name_parts) - len(part)
+    return any(name_parts[start : start + len(part)] == part for start in range(last_start + 1))
 
 
 def _base_of_adapter(folder: Path) -> str | None:

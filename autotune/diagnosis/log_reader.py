@@ -359,7 +359,7 @@ def _is_the_same(printed: _Candidate, raised: _Candidate) -> bool:
         return False
     texts = [raised.finding.evidence]
     if raised.thrown is not None:
-        texts.append(f"{raised.thrown.text}\n{raised.thrown.more}")
+        texts.append(f"{raised.thrown.text}\n{raised.thrown.continuation}")
     return any(message in " ".join(text.split()) for text in texts)
 
 

@@ -137,9 +137,9 @@ def set_up(
     return stand
 
 
-def _before(path: Path, others: str | None) -> str:
+def _before(path: Path, variable: str | None) -> str:
     """Put a path in front of the others of a variable."""
-    return f"{path}{os.pathsep}{others}" if others else str(path)
+    return f"{path}{os.pathsep}{variable}" if variable else str(path)
 
 
 def _copy_of_pynvml(name: str) -> ModuleType:

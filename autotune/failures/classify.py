@@ -148,9 +148,9 @@ def classify_logged(
 
     kind, _, message = thrown.text.partition(": ")
     finding = classified(message)
-    if _is_decisive(finding) or not thrown.more:
+    if _is_decisive(finding) or not thrown.continuation:
         return finding
-    longer = classified(f"{message}\n{thrown.more}")
+    longer = classified(f"{message}\n{thrown.continuation}")
     # Behind an echo, only memory counts as its cause: libraries list general remarks there.
     counts = not finding.secondary or longer.outcome.is_out_of_memory
     return longer if _is_decisive(longer) and counts else finding
@@ -393,11 +393,11 @@ def _purpose(
 
 def _is_fragmented(numbers: Numbers) -> bool:
     idle = numbers.get("idle_bytes")
-    asked = numbers.get("asked_bytes")
+    requested_bytes = numbers.get("asked_bytes")
     total = numbers.get("total_bytes")
-    if not idle or not asked or not total:
+    if not idle or not requested_bytes or not total:
         return False
-    return idle >= max(asked, FRAGMENTED_SHARE * total)
+    return idle >= max(requested_bytes, FRAGMENTED_SHARE * total)
 
 
 def _one_line(text: str) -> str:

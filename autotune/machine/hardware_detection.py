@@ -126,7 +126,7 @@ def _is_driver_name(gpu: catalog.Gpu, name: str) -> bool:
     lowered = name.lower()
     if not lowered.startswith(("nvidia ", "tesla ", "quadro ")):
         return False
-    return any(_has_words(lowered, words) for words in gpu.names)
+    return any(_has_words(lowered, spelling) for spelling in gpu.names)
 
 
 def gpu_of(hardware: Hardware) -> catalog.Gpu | None:
@@ -152,7 +152,7 @@ def recognise(device: Device) -> catalog.Gpu | None:
     nearest: catalog.Gpu | None = None
     least_difference = 0
     for gpu in catalog.gpus():
-        if not any(_has_words(name, words) for words in gpu.names):
+        if not any(_has_words(name, spelling) for spelling in gpu.names):
             continue
         difference = abs(gpu.memory_bytes - device.memory_bytes)
         is_close = difference <= _SAME_MEMORY * gpu.memory_bytes
@@ -240,8 +240,8 @@ def _named(
     """Return the named GPUs; `here` if a job would get exactly these."""
     alike = [device for device in devices if recognise(device) == gpu]
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
-    here = gpu.probes and count <= len(alike)
-    if here and any(recognise(device) != gpu for device in devices[:count]):
+    can_be_probed = gpu.probes and count <= len(alike)
+    if can_be_probed and any(recognise(device) != gpu for device in devices[:count]):
         first = ", ".join(device.name for device in devices[:count])
         raise BadInput(
             f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
@@ -252,7 +252,7 @@ def _named(
         name=gpu.name,
         count=count,
         memory_bytes=memory,
-        here=here,
+        here=can_be_probed,
     )
 
 
@@ -301,9 +301,9 @@ def _plain(name: str) -> str:
     return re.sub(r"(?<=\d)gb\b", "g", re.sub(r"[\s_-]", "", name.lower())).removeprefix("nvidia")
 
 
-def _has_words(text: str, words: str) -> bool:
+def _has_words(text: str, name: str) -> bool:
     """Match whole words and exclude variants: an RTX 4070 Ti is no RTX 4070."""
     return (
-        re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text)
+        re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text)
         is not None
     )

@@ -76,33 +76,33 @@ def _table(file: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
 
 
-def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+def machine_memory_bytes(cgroup: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
     import psutil
 
     sizes = [int(psutil.virtual_memory().total)]
-    sizes += [limit for _, limit in _limited_groups(own, root)]
+    sizes += [limit for _, limit in _limited_groups(cgroup, root)]
     return min(sizes)
 
 
-def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+def available_memory_bytes(cgroup: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory that processes can still take: the machine's, or a lower rest of a
     cgroup such as a pod's.
     """
     import psutil
 
     rooms = [int(psutil.virtual_memory().available)]
-    for folder, limit in _limited_groups(own, root):
+    for folder, limit in _limited_groups(cgroup, root):
         usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if usage is not None:  # caches of files are given back on demand
             rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
     return min(rooms)
 
 
-def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
+def _limited_groups(cgroup: Path, root: Path) -> list[tuple[Path, int]]:
     """Return the folders of this process's cgroup and its ancestors that have a limit."""
     try:
-        lines = own.read_text().splitlines()
+        lines = cgroup.read_text().splitlines()
     except OSError:
         return []
     groups = []
@@ -162,8 +162,8 @@ def v2_own() -> Path:
 
 def v2_home() -> Path:
     """Return the v2 cgroup, or its parent, that delegates the memory controller."""
-    own = v2_own()
-    for home in (own, own.parent):
+    cgroup = v2_own()
+    for home in (cgroup, cgroup.parent):
         control = home / "cgroup.subtree_control"
         if control.exists() and "memory" in control.read_text().split():
             return home

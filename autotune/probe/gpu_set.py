@@ -189,8 +189,8 @@ class GpuSlot:
         """Memory of other processes before the load, without the ballast."""
         if self.before is None:
             return None
-        others = self.before.used_bytes - (self.ballast_bytes or 0)
-        return others if others >= MIN_REPORTED_BYTES else 0
+        other_bytes = self.before.used_bytes - (self.ballast_bytes or 0)
+        return other_bytes if other_bytes >= MIN_REPORTED_BYTES else 0
 
     @property
     def ballast_bytes(self) -> int | None:
@@ -311,10 +311,10 @@ class Gpus:
             if self.nvml is not None:
                 slot.before = read(self.nvml, slot.visible)
 
-    def meter(self, ours: Callable[[], Collection[int]]) -> DeviceMeter | None:
+    def meter(self, probe_pids: Callable[[], Collection[int]]) -> DeviceMeter | None:
         """Start a meter; None without NVML."""
         before = {slot.visible: slot.before for slot in self.slots if slot.before is not None}
-        return None if self.nvml is None else DeviceMeter(self.nvml, self.uuids, before, ours)
+        return None if self.nvml is None else DeviceMeter(self.nvml, self.uuids, before, probe_pids)
 
     def check(self) -> None:
         """After a command: ProbeError if a ballast exited and so did not enforce the limit."""

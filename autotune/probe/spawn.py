@@ -137,7 +137,7 @@ def spawn(
     inside = Path(autotune.worker.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)
-    ours, theirs = socket.socketpair()
+    parent_end, worker_end = socket.socketpair()
     command = [
         str(python),
         str(inside),
@@ -146,7 +146,7 @@ def spawn(
         "--packages",
         ",".join(packages),
         "--fd",
-        str(theirs.fileno()),
+        str(worker_end.fileno()),
     ]
     variables = environment(os.environ, folder.scratch, mark)
     variables |= also or {}
@@ -156,23 +156,23 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=log.write_end,
             stderr=log.write_end,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(worker_end.fileno(),),
             start_new_session=True,
             env=variables,
         )
     except OSError as error:
-        ours.close()
+        parent_end.close()
         log.start()
         raise TrainingEnvironmentError(
             f"The interpreter {python} cannot be started: {error.strerror or error}. "
             "Give the one of your training environment with --python."
         ) from error
     finally:
-        theirs.close()
+        worker_end.close()
     log.start()
     return Spawned(
         process=process,
-        wire=Wire(ours),
+        wire=Wire(parent_end),
         log=log,
         mark=mark,
     )
@@ -337,11 +337,11 @@ class OutputLog:
         size = 0
         file = self._path.open("wb")
         try:
-            more = True
-            while more:
+            is_open = True
+            while is_open:
                 piece = os.read(self._read, PIPE_BYTES)
-                more = bool(piece)
-                shown = self._take(piece, last=not more)
+                is_open = bool(piece)
+                shown = self._take(piece, last=not is_open)
                 if size and size + len(shown) > MAX_LOG_BYTES:
                     file.close()
                     self._path.replace(self._older)

@@ -82,15 +82,15 @@ def _show_winner(
         print_line(console, comparison)
     if answer.changes:
         changed = []
-        for one in answer.changes:
-            learning = "yes" if one.effect == "learning" else "no"
+        for applied in answer.changes:
+            learning = "yes" if applied.effect == "learning" else "no"
             changed.append(
                 (
-                    one.name,
-                    setting_text(one.baseline),
-                    setting_text(one.recommended),
+                    applied.name,
+                    setting_text(applied.baseline),
+                    setting_text(applied.recommended),
                     learning,
-                    one.why,
+                    applied.why,
                 )
             )
         _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)

@@ -98,12 +98,12 @@ def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
         "tokens_per_second": speeds.get("worst"),
         "peak_memory_bytes": trial.get("peak_memory_bytes"),
     }
-    known = {
+    known_figures = {
         name: float(value)
         for name, value in {**knobs, **figures}.items()
         if isinstance(value, int | float)
     }
-    return {"probe": float(number), "fits": float(trial.get("fits") is True), **known}
+    return {"probe": float(number), "fits": float(trial.get("fits") is True), **known_figures}
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:

@@ -165,7 +165,9 @@ class ConcurrentProbes(Generic[Ticket]):
         """Record the number of other probes on each machine of this slot."""
         near = [probe for probe in self._running.values() if probe.slot.hosts & slot.hosts]
         for probe in near:
-            on_its_machines = sum(bool(other.slot.hosts & probe.slot.hosts) for other in near)
+            on_its_machines = sum(
+                bool(neighbour.slot.hosts & probe.slot.hosts) for neighbour in near
+            )
             probe.beside = max(probe.beside, on_its_machines - 1)
 
     def wait(self, seconds: float) -> SlotProbe[Ticket] | None:

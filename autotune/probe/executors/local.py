@@ -274,12 +274,12 @@ def _too_many_slots(
     hardware: Hardware,
     present: int,
     busy: int,
-    most: int,
+    possible_slots: int,
 ) -> BadInput:
     in_use = f", {busy} of them in use by others" if busy else ""
     way_out = "Wait until they are free."
-    if most:
-        way_out = f"Use at most --slots {most}, or leave --slots out."
+    if possible_slots:
+        way_out = f"Use at most --slots {possible_slots}, or leave --slots out."
     return BadInput(
         f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {present}"
         f" such are here{in_use}.",

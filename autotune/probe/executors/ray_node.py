@@ -109,13 +109,13 @@ def plan(
     # 2. Slots on one node each.
     large = [node for node in alike if node.devices_of(hardware) >= size]
     if large and on_gpus:
-        most = [node.gpus // size for node in large]
+        slots_per_node = [node.gpus // size for node in large]
         return Plan(
             nodes=tuple(large),
-            slots=_checked(slots, sum(most), hardware, nodes),
+            slots=_checked(slots, sum(slots_per_node), hardware, nodes),
             bundle={"GPU": size, "CPU": 1},
             ranks=(size,),
-            per_node=max(most),
+            per_node=max(slots_per_node),
             notes=notes,
         )
     if large:

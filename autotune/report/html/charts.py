@@ -292,7 +292,9 @@ def _points(
 def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:
     """Return the Pareto frontier of speed and memory, smallest first."""
     best: list[CandidateRow] = []
-    for row in sorted(rows, key=lambda one: (one.peak_memory_bytes or 0, -(one.rate or 0))):
+    for row in sorted(
+        rows, key=lambda candidate: (candidate.peak_memory_bytes or 0, -(candidate.rate or 0))
+    ):
         if not best or (row.rate or 0) > (best[-1].rate or 0):
             best.append(row)
     return best

@@ -172,7 +172,7 @@ def _run_on_fake_tensors(
 
     tracker = annotator.tracker
     kind = sharding_kind(spec)
-    trained, *others = models
+    trained, *other_models = models
     is_zero3 = kind == "zero3"
     with fake_models.fake_mode_with(tracker, spec["device"]):
         # 1. From meta to fake tensors, then sharded: a reference when the trainer is made.
@@ -188,7 +188,7 @@ def _run_on_fake_tensors(
         if kind in parameter_uses.KINDS:
             log.watch(trained, tracker)
         if is_zero3:
-            for model in others:
+            for model in other_models:
                 log.watch(model, tracker, trains=False)
 
         # 3. The steps.

@@ -119,8 +119,8 @@ class OnlineDpoRun(TrainerRun):
                 images: Any = None,
             ) -> Any:
                 rows, device = COMPLETIONS * len(prompts), self.accelerator.device
-                prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, left=True)
-                ids, mask = _padded(lengths.completions(rows), device, left=False)
+                prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, on_left=True)
+                ids, mask = _padded(lengths.completions(rows), device, on_left=False)
                 return prompt_ids, prompt_mask, ids, mask, None
 
         SyntheticCompletions.__name__ = plain.__name__
@@ -154,7 +154,7 @@ def _padded(
     rows: Sequence[Sequence[int]],
     device: Any,
     *,
-    left: bool,
+    on_left: bool,
 ) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""
     import torch
@@ -164,8 +164,8 @@ def _padded(
     for row in rows:
         padding = [0] * (longest - len(row))
         tokens, mask = list(row), [1] * len(row)
-        ids.append(padding + tokens if left else tokens + padding)
-        masks.append(padding + mask if left else mask + padding)
+        ids.append(padding + tokens if on_left else tokens + padding)
+        masks.append(padding + mask if on_left else mask + padding)
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
 
 

@@ -256,6 +256,6 @@ def _over_ranks(
     """Return the slowest rank's seconds and the sum of all ranks' tokens."""
     import torch
 
-    own = torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
-    all_seconds, all_tokens = accelerator.gather(own).unbind(1)
+    rank_figures = torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
+    all_seconds, all_tokens = accelerator.gather(rank_figures).unbind(1)
     return float(all_seconds.max()), int(all_tokens.sum())
