@@ -48,7 +48,9 @@ def relative_spread(speed: Speed | None, answer: Recommendation) -> float | None
     without it (answers of earlier versions) that of the cycles."""
     if speed is None or _is_predicted(answer):
         return None
-    return speed.spread if answer.run_spread is None else answer.run_spread.half_width(speed)
+    if answer.run_spread is None:
+        return speed.spread
+    return answer.run_spread.half_width(speed)
 
 
 def describe_advantage(answer: Recommendation) -> str | None:
@@ -231,7 +233,9 @@ def _trade_off_row(answer: Recommendation, trial: Trial) -> dict[str, Any]:
 def _over_bytes(miss: Trial) -> int | None:
     """Return the bytes above the limit; None where they are not known."""
     margin = miss.verdict.margin_bytes
-    return -margin if margin is not None and margin < 0 else None
+    if margin is None or margin >= 0:
+        return None
+    return -margin
 
 
 def _versions(answer: Recommendation) -> dict[str, str]:
@@ -246,9 +250,15 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
     winner = answer.winner
-    unfit = "nothing_fits" if answer.screened == answer.candidates else "undecided"
+    status, proven = "undecided", "not proven infeasible"
+    versions: dict[str, str] = {}
+    if winner is not None:
+        status, proven = "ok", "budget spent"
+        versions.update(winner.prediction.versions)
+    elif answer.screened == answer.candidates:
+        status = "nothing_fits"
     return {
-        "status": "ok" if winner else unfit,
+        "status": status,
         "basis": "predicted",
         "winner": (
             winner
@@ -277,12 +287,12 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
             "screened": answer.screened,
             **unmeasured,
         },
-        "proven": "budget spent" if winner else "not proven infeasible",
+        "proven": proven,
         "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
         "study": None,
         "gpu_seconds": None,
-        "versions": dict(winner.prediction.versions) if winner else {},
+        "versions": versions,
     }
 
 
@@ -331,9 +341,10 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
     caveats: list[str] = []
     for trial in trials:
         caveats += trial.measurement.caveats
-    missing = without_result(answer.trials)
-    if missing:
-        names = [_named(differing_knobs(answer.winner, candidate)) for candidate in missing]
+    names = []
+    for candidate in without_result(answer.trials):
+        names.append(_named(differing_knobs(answer.winner, candidate)))
+    if names:
         listed = "; ".join(names[:3])
         if len(names) > 3:
             listed += f" and {len(names) - 3} more"
@@ -365,12 +376,11 @@ def has_no_results(answer: Recommendation) -> bool:
 
 
 def _results(answer: Recommendation) -> list[Measurement]:
-    measurements = [trial.measurement for trial in answer.trials]
-    return [
-        measurement
-        for measurement in measurements
-        if measurement.outcome is not Outcome.INTERRUPTED
-    ]
+    measurements = []
+    for trial in answer.trials:
+        if trial.measurement.outcome is not Outcome.INTERRUPTED:
+            measurements.append(trial.measurement)
+    return measurements
 
 
 def _lacked_memory(trial: Trial) -> bool:
@@ -380,32 +390,43 @@ def _lacked_memory(trial: Trial) -> bool:
 
 def nearest_miss(answer: Recommendation) -> Trial | None:
     """Return the trial closest to fitting; None if one fits or no peak is known."""
+    if answer.winner:
+        return None
+    missed = []
+    for trial in answer.trials:
+        has_peak = trial.measurement.memory.peak_bytes is not None
+        if has_peak and _lacked_memory(trial) and not trial.verdict.fits:
+            missed.append(trial)
+    return max(missed, key=_progress, default=None)
 
-    def progress(trial: Trial) -> tuple[int, int, int]:
-        """Sort key: optimizer steps, then the phase reached, then the lower peak."""
-        phase = trial.measurement.failure.phase if trial.measurement.failure else None
-        reached = len(PHASES) if phase is None else PHASES.index(phase)
-        return (
-            trial.measurement.optimizer_steps,
-            reached,
-            -(trial.measurement.memory.peak_bytes or 0),
-        )
 
-    lacked = [trial for trial in answer.trials if _lacked_memory(trial) and not trial.verdict.fits]
-    missed = [trial for trial in lacked if trial.measurement.memory.peak_bytes is not None]
-    return None if answer.winner else max(missed, key=progress, default=None)
+def _progress(trial: Trial) -> tuple[int, int, int]:
+    """Sort key: optimizer steps, then the phase reached, then the lower peak."""
+    measured = trial.measurement
+    reached = len(PHASES)
+    if measured.failure is not None and measured.failure.phase is not None:
+        reached = PHASES.index(measured.failure.phase)
+    return measured.optimizer_steps, reached, -(measured.memory.peak_bytes or 0)
 
 
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
-    costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
-    loading = [cost.total_seconds for cost in costs if cost.load_seconds]
-    further = [cost.total_seconds for cost in costs if not cost.load_seconds]
+    loading, further = [], []
+    for trial in answer.trials:
+        cost = trial.measurement.cost
+        if trial.purpose == "confirm":
+            continue
+        if cost.load_seconds:
+            loading.append(cost.total_seconds)
+        else:
+            further.append(cost.total_seconds)
     return {"loading": _median(loading), "further": _median(further)}
 
 
 def _median(seconds: Sequence[float]) -> float | None:
-    return round(statistics.median(seconds), 3) if seconds else None
+    if not seconds:
+        return None
+    return round(statistics.median(seconds), 3)
 
 
 def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:

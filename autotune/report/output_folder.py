@@ -135,12 +135,10 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))
-    peak = winner.measurement.memory.peak_bytes
-    memory = (
-        ""
-        if peak is None
-        else f", with a peak of {format_bytes(peak)} of {format_bytes(job.memory_limit_bytes)}"
-    )
+    peak, memory = winner.measurement.memory.peak_bytes, ""
+    if peak is not None:
+        limit = format_bytes(job.memory_limit_bytes)
+        memory = f", with a peak of {format_bytes(peak)} of {limit}"
     return (
         (
             f"BEST SO FAR, after {counted(answer.counts.probed, 'probe')}: one short probe at the"
@@ -281,11 +279,10 @@ def _launch_files(
     if launch is None:
         return []
     # A knob that does not apply to this candidate can still need another value than the launch has.
-    searched = {
-        knob.name: candidate.settings[knob.name]
-        for knob in job.space.knobs
-        if knob.name in candidate.settings
-    }
+    searched = {}
+    for knob in job.space.knobs:
+        if knob.name in candidate.settings:
+            searched[knob.name] = candidate.settings[knob.name]
     changes = changes_of(
         workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields()
     )
@@ -308,15 +305,16 @@ def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
         or workload.script is not None
     ):
         return None
-    rows = [
-        {
-            "name": setting.name,
-            "yours": setting.yours,
-            "written": setting.written,
-            "kind": setting.kind,
-        }
-        for setting in written_settings(job.task, written)
-    ]
+    rows = []
+    for setting in written_settings(job.task, written):
+        rows.append(
+            {
+                "name": setting.name,
+                "yours": setting.yours,
+                "written": setting.written,
+                "kind": setting.kind,
+            }
+        )
     return {
         "path": str(workload.config_file),
         "written": str(job.out / YAML_NAME),

@@ -44,7 +44,7 @@ def test_the_answer_counts_probes_and_candidates(
 
 
 def test_one_crash_among_the_probes_is_one_probe() -> None:
-    case = answered(220)
+    case = answered(50)
     first, *others = case.answer.trials
     crash = replace(first, measurement=replace(first.measurement, outcome=Outcome.CRASH))
     answer = replace(case.answer, trials=(crash, *others))
