@@ -48,7 +48,7 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from .protocol import Request
+from .protocol import Request, Settings
 
 PERCENTILES = (50, 90, 95, 99, 100)
 BATCH = 256
@@ -136,7 +136,7 @@ def prompt_figures(request: Request) -> SizesAnswer:
 def lengths_of(
     split: Any,
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> list[int]:
     if "prompt" not in split.column_names:
         raise ValueError(f"the dataset has no column 'prompt'; it has {sorted(split.column_names)}")
@@ -152,7 +152,7 @@ def lengths_of(
 def prompt_lengths(
     tokenizer: Any,
     prompts: Sequence[Any],
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> list[int]:
     """Tokens of each prompt, as in GRPOTrainer._tokenize_prompts."""
     if isinstance(prompts[0], str):
@@ -247,7 +247,7 @@ def load_rows(dataset: Request) -> Any:
 def texts_of(
     rows: Any,
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Iterator[list[str]]:
     """Yield batches of rows as the text to tokenise."""
     text_of = _text_function(set(rows.column_names), tokenizer, options)
@@ -264,7 +264,7 @@ def texts_of(
 def _text_function(
     columns: set[str],
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return the function from a row with these columns to its text."""
 

@@ -33,7 +33,7 @@ from typing import Any
 from . import model_watch, processes, protocol
 from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
 from .phase_recorder import out_of_reach
-from .protocol import Request
+from .protocol import Request, Result
 
 POLL_INTERVAL_S = 0.05
 GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
@@ -60,7 +60,7 @@ def warm(load: Request) -> dict[str, str]:
     return {"python": platform.python_version()}
 
 
-def load(request: Request, recorder: Any) -> dict[str, Any]:
+def load(request: Request, recorder: Any) -> Result:
     recorder.begin()
     processes.adopt_orphans()
     return {"scratch": str(request.get("scratch") or tempfile.gettempdir())}
@@ -71,10 +71,10 @@ def release(loaded: Any) -> None:
 
 
 def measure(
-    loaded: Mapping[str, Any],
+    loaded: Request,
     request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     recorder.begin()
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=loaded["scratch"]))
     run = _LaunchedRun(request, recorder, folder)
@@ -82,7 +82,7 @@ def measure(
         run.go()
         return {**run.result(), "memory": {}}
     except BaseException as error:
-        no_memory: dict[str, Any] = {"peak_bytes": None, "phase_peak_bytes": {}}
+        no_memory: Result = {"peak_bytes": None, "phase_peak_bytes": {}}
         error.partial = {**run.result(), "memory": no_memory}  # type: ignore[attr-defined]
         raise
     finally:
@@ -114,7 +114,7 @@ class _LaunchedRun:
         self._last_lines: list[str] = []
         self._timed: list[Figure] = []
         self._is_enough = self._is_cut_short = False
-        self._effective: dict[str, Any] = {}
+        self._effective: Result = {}
         self._began = time.perf_counter()
 
     def go(self) -> None:
@@ -261,7 +261,7 @@ class _LaunchedRun:
             self._is_cut_short = out_of_reach(rates, goal=float(goal), spread=spread)
             self._is_enough = self._is_cut_short
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         run_seconds = time.perf_counter() - self._began
         cycle_seconds = [figure.seconds for figure in self._timed]
         cycle_tokens = [figure.tokens for figure in self._timed]

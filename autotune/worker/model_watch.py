@@ -32,6 +32,7 @@ from typing import Any, NamedTuple
 
 from .import_hook import AfterImport, Patch
 from .model_memory import OTHER_ROLE, ModelBytes, sum_up
+from .protocol import Request, Result
 
 TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
 STARTUP = Path(__file__).resolve().parent / "startup"
@@ -63,7 +64,7 @@ def environment(
     }
 
 
-def read_ranks(folder: Path) -> list[dict[str, Any]]:
+def read_ranks(folder: Path) -> list[Result]:
     """Return the bytes by rank and part; processes of one rank are added up."""
     bytes_by_rank: dict[int, dict[str, int]] = {}
     for file in sorted((folder / FOLDER).glob("*.json")):
@@ -108,7 +109,7 @@ class _ModelReading(NamedTuple):
 class ModelWatch:
     """Hooks of one process, and what they measured."""
 
-    def __init__(self, table: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, table: Request, folder: Path) -> None:
         self._folder = folder
         self._steps, self._uses = table["steps"], table["uses"]
         self._rows: dict[str, _HolderRow] = {}  # by class

@@ -28,6 +28,12 @@ adapter's.
 Settings = Mapping[str, Any]
 """A framework's own settings, by the framework's names."""
 
+Arguments = dict[str, Any]
+"""Settings, or keyword arguments of a function, that are put together or read."""
+
+Result = dict[str, Any]
+"""Part of what a probe or a trace reports, as JSON."""
+
 # Commands: parent to worker. `do` is one of these; `id` returns in the replies.
 
 # Import everything that `load`, the adapter's request, needs; answered by READY or UNREADY.

@@ -12,11 +12,12 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import releases
+from ..protocol import Request, Result
 from ..tracing import Spec
 
 PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
@@ -37,7 +38,7 @@ BuiltOnMeta = Callable[..., AbstractContextManager[Any]]
 """See `traced_on_fake_tensors`."""
 
 
-def warm(load: Mapping[str, Any]) -> dict[str, str]:
+def warm(load: Request) -> dict[str, str]:
     """Import everything that a trace needs."""
     from ..tracing import kernels
 
@@ -54,16 +55,16 @@ def supported() -> tuple[str, str]:
     return "4.44", "5.17"
 
 
-def load(request: Mapping[str, Any], recorder: Any) -> object:
+def load(request: Request, recorder: Any) -> object:
     """Return a placeholder: traces share nothing."""
     return object()
 
 
 def measure(
     loaded: object,
-    request: Mapping[str, Any],
+    request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     return trace(request)
 
 
@@ -74,7 +75,7 @@ def release(loaded: object) -> None:
     gc.freeze()
 
 
-def trace(spec: Spec) -> dict[str, Any]:
+def trace(spec: Spec) -> Result:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
     document, _ = traced_on_fake_tensors(spec, _built_on_meta, basis="generic")
@@ -106,7 +107,7 @@ def traced_on_fake_tensors(
     *,
     basis: str,
     tile: int | None = None,
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[Result, Any]:
     """Return the trace, without versions, and what was built.
 
     `built_on_meta` gets the specification and the annotator. It opens what the steps need, and

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from ..protocol import Result
+
 PARTS = (
     "weights",
     "adapters",
@@ -40,7 +42,7 @@ class Ledger:
         self.sizes: list[int] = []
         self.parts: list[int] = []
         self.events: list[int] = []
-        self.marks: list[dict[str, Any]] = []
+        self.marks: list[Result] = []
         self.live = 0
         self.peak = 0
         self.streams: dict[int, int] = {}
@@ -104,7 +106,7 @@ class Ledger:
         """End the trace: later frees are not part of the step."""
         self.closed = True
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Result:
         return {
             "sizes": self.sizes,
             "parts": self.parts,
@@ -154,7 +156,7 @@ class Ledger:
                 added = (total - before) * repeats
                 counter[key] = before + type(total)(added)
 
-    def work(self) -> list[dict[str, Any]]:
+    def work(self) -> list[Result]:
         """Return the work of each phase of the last step."""
         return [
             {

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cuda_before_fork, process_memory, releases
-from ..protocol import Request, Settings
+from ..protocol import Request, Result, Settings
 from . import base_model, methods, rollouts, seams, vllm_engines
 from .loaded_model import LoadedModel
 from .rank_environment import enter_launch, is_sharded, sharding_of
@@ -204,13 +204,13 @@ def measure(
     request: Request,
     recorder: Any,
     run_class: type[TrainerRun] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Measure one candidate at worst-case lengths, and at those that occur if they are known."""
     be_quiet()
     recorder.begin()
     _use_device(loaded.request, recorder, request["settings"])
     began = time.perf_counter()
-    result: dict[str, Any] = {"typical": None}
+    result: Result = {"typical": None}
     if run_class is None:
         run_class = methods.method_of(loaded.request)
     try:
@@ -227,7 +227,7 @@ def _measure(
     request: Request,
     recorder: Any,
     run_class: type[TrainerRun],
-    result: dict[str, Any],
+    result: Result,
 ) -> None:
     plan, typical = request["plan"], request["lengths"].get("typical")
     stop_below = plan.get("stop_below_tokens_per_second")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Settings
 from . import hooks, seams
 from .async_grpo_method import AsyncGrpoRun
 from .offline_methods import DpoRun, KtoRun, RewardRun, SftRun
@@ -57,7 +57,7 @@ class OnlineDpoRun(TrainerRun):
         model: Any,
         data: Any,
         model_settings: Any,
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         """Add the reference under full tuning: under ZeRO-3 the trainer can't copy one."""
         arguments = super()._arguments(trl, config, model, data, model_settings)
         if arguments["peft_config"] is None:
@@ -127,7 +127,7 @@ class OnlineDpoRun(TrainerRun):
         return SyntheticCompletions
 
     @classmethod
-    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> Arguments:
         return {**super().traced_arguments(spec, reference), "ref_model": reference()}
 
 

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import synthetic
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Result, Settings
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
 from ..stand_in.trace import traced_on_fake_tensors
@@ -60,11 +60,11 @@ def measure(
     loaded: object,
     request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     return trace(request)
 
 
-def trace(spec: Request) -> dict[str, Any]:
+def trace(spec: Request) -> Result:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     document, trainer = traced_on_fake_tensors(
         spec, _built_on_meta, basis="traced", tile=_vocabulary_tile()
@@ -241,7 +241,7 @@ def traced_method(spec: Request) -> type[TrainingMethod]:
     return methods.METHODS[name]
 
 
-def _traced_settings(spec: Request) -> dict[str, Any]:
+def _traced_settings(spec: Request) -> Arguments:
     """Return the settings of the specification that a trainer without a launcher takes."""
     settings = {}
     for name, value in spec["settings"].items():
@@ -274,7 +274,7 @@ def _casting(spec: Request) -> str:
     return "wrapper" if fsdp2.wanted(spec) else "engine"
 
 
-def _without_disk_and_engine(load_reference: Callable[..., Any]) -> dict[str, Any]:
+def _without_disk_and_engine(load_reference: Callable[..., Any]) -> Arguments:
     """Return replacements for what a trace can't do, by the names of TRL's modules."""
     from ..tracing import fake_models
 
@@ -418,7 +418,7 @@ def _processing(
     images: Request | None,
 ) -> Any:
     """Return a synthetic tokenizer, or the model's processor with one if rows have images."""
-    config: dict[str, Any] = {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"}
+    config: Arguments = {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"}
     if images is not None:
         config["vision_config"] = {}
     folder = synthetic.write_model_folder(scratch / "tokenizer", config)

@@ -28,7 +28,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import process_memory, processes, synthetic
-from ..protocol import Request
+from ..protocol import Arguments, Request
 from ..rank import free_port
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
@@ -122,7 +122,7 @@ class Engines:
         self._cpu, self._random = cpu, random_weights
         self._key: str | None = None  # arguments of the current engine
         self._engine: Any = None
-        self.arguments: dict[str, Any] = {}
+        self.arguments: Arguments = {}
 
     def install(self, generation: Any) -> None:
         """Replace `LLM` in TRL's generation module by the factory."""
@@ -133,7 +133,7 @@ class Engines:
         factory.real = self._real
         generation.LLM = factory
 
-    def get(self, arguments: dict[str, Any]) -> Any:
+    def get(self, arguments: Arguments) -> Any:
         """Return the engine with these arguments, and build it if necessary."""
         completed = self._completed(arguments)
         values = {name: str(value) for name, value in completed.items()}
@@ -155,7 +155,7 @@ class Engines:
             self._engine.wake_up()
         return self._engine
 
-    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, arguments: Arguments) -> Arguments:
         """Return the arguments with those for random weights and for a CPU."""
         completed = dict(arguments)
         if self._random:
@@ -175,7 +175,7 @@ class Engines:
         gc.unfreeze()
         gc.collect()
 
-    def _build(self, arguments: dict[str, Any]) -> Any:
+    def _build(self, arguments: Arguments) -> Any:
         from ..tracing.patching import attribute
 
         if self._cpu and self.recorder.limit_bytes is not None:
@@ -323,7 +323,7 @@ class Server:
                 raise ServerEnded(f"the vLLM server ended with {code} before it was up:\n{tail}")
             time.sleep(POLL_INTERVAL_S)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """Settings by which the trainer finds the server."""
         return {
             "vllm_server_base_url": None,
@@ -386,7 +386,7 @@ def server_command(
     server, model = request["server"], request["model"]
     gpus_of_replica = server["tensor_parallel_size"]
     replicas = server["gpus"] // gpus_of_replica
-    options: dict[str, Any] = {
+    options: Arguments = {
         "model": folder,
         "host": HOST,
         "port": port,
