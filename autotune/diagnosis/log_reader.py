@@ -24,9 +24,9 @@ from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndi
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
 from autotune.failures.table import (
+    FAILURE_ROWS,
     LINES,
     MEMORY_CAUSES,
-    ROWS,
     WORDS,
     FailureRow,
     expand,
@@ -47,7 +47,7 @@ ranks, printed late.
 """
 
 MOST_REMARKS = 5
-_BY_NAME = {row.name: row for row in ROWS}
+_BY_NAME = {row.name: row for row in FAILURE_ROWS}
 
 
 class _Tier(IntEnum):

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from autotune.request.job_builder import ParsedRequest
 
 # Method that every framework has; the names in question are those of all its methods.
-METHOD = "grpo"
+DEFAULT_REMEDY_METHOD = "grpo"
 
 # Framework whose names the tables of remedies have.
 SOURCE = "trl"
@@ -97,7 +97,7 @@ class LogFramework:
         """Return the remedies under this framework's names, without those that it or its method
         has no setting for.
         """
-        method = self._methods.get(self.name or SOURCE, METHOD)
+        method = self._methods.get(self.name or SOURCE, DEFAULT_REMEDY_METHOD)
         renamed = _present(_of_method(remedy, method) for remedy in remedies)
         if not renamed:
             renamed = tuple(remedies)
@@ -180,7 +180,7 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     setting = canonical.get(remedy.setting, remedy.setting)
     if setting not in fields:
         setting = _ROW_LENGTH.get(remedy.setting, remedy.setting)
-    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, METHOD).fields()
+    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, DEFAULT_REMEDY_METHOD).fields()
     if is_a_setting and setting not in fields:
         return None
     return msgspec.structs.replace(remedy, setting=setting)
@@ -191,7 +191,7 @@ def _names(framework: str) -> Mapping[str, str | None]:
     """Return setting of the remedies -> the framework's own; None: it has none."""
     if kind_of(framework).only_logs:
         return kind_of(framework).remedies
-    trainer = frameworks.trainer(framework, METHOD)
+    trainer = frameworks.trainer(framework, DEFAULT_REMEDY_METHOD)
     facts = getattr(trainer, "facts", None)
     engine_names = {}
     if isinstance(facts, FrameworkFacts):
@@ -205,10 +205,10 @@ def _names(framework: str) -> Mapping[str, str | None]:
 def _settings(framework: str) -> frozenset[str]:
     if kind_of(framework).only_logs:
         return frozenset(name for name in _names(framework).values() if name is not None)
-    return frozenset(frameworks.trainer(framework, METHOD).fields())
+    return frozenset(frameworks.trainer(framework, DEFAULT_REMEDY_METHOD).fields())
 
 
-Change: TypeAlias = Mapping[str, KnobValue]
+RemedyChange: TypeAlias = Mapping[str, KnobValue]
 
 _SWITCH: Mapping[str, bool] = {"on": True, "off": False}
 
@@ -217,7 +217,7 @@ def changes_of(
     advice: Advice,
     space: SearchSpace,
     candidate: Candidate,
-) -> Iterator[Change]:
+) -> Iterator[RemedyChange]:
     """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
     knobs = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
     for setting, advised in advice.change.items():
@@ -231,7 +231,7 @@ def changes_of(
                 yield {setting: value}
 
 
-def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
+def _smaller_batches(candidate: Candidate) -> Iterator[RemedyChange]:
     """Yield smaller micro-batches with more accumulation steps, at the same global batch."""
     batch = candidate.settings.get(MICRO_BATCH)
     steps = candidate.settings.get(ACCUMULATION)
@@ -269,7 +269,7 @@ def _is_number(value: KnobValue) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
+REMEDIES_SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
 
 
 def with_effects(
@@ -282,7 +282,7 @@ def with_effects(
     remedy that has one.
     """
     failed = service.predict(candidate)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + REMEDIES_SECONDS
     remedies = []
     for advice in diagnosis.remedies:
         effect = None
@@ -302,7 +302,7 @@ def _effect(
     """Return the effect of the mildest change in this direction that surely fits, or else of the
     strongest.
     """
-    change: Change | None = None
+    change: RemedyChange | None = None
     predicted: Prediction | None = None
     for stronger in changes_of(advice, request.whole_space, candidate):
         prediction = _predicted_after(stronger, request, candidate, service)
@@ -325,7 +325,7 @@ def _effect(
 
 
 def _predicted_after(
-    change: Change,
+    change: RemedyChange,
     request: ParsedRequest,
     candidate: Candidate,
     service: PredictionService,

@@ -27,14 +27,14 @@ from autotune.core.job import DeviceKind, Hardware, Model, Task, Tuning, Workloa
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
 from autotune.diagnosis.diagnosis import in_words
-from autotune.diagnosis.remedies import Change, advice_for, changes_of
+from autotune.diagnosis.remedies import RemedyChange, advice_for, changes_of
 from autotune.frameworks import trainer as trainer_named
 from autotune.frameworks.base import Field, Trainer
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.frameworks.trl.user_config import read_user_config
 from autotune.integrations.memory_margin import GaugeReading
 
-FOLDER = "out-of-memory"
+REPORT_FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
@@ -58,7 +58,7 @@ class Running:
 class Next:
     """Next smaller configuration."""
 
-    change: Change
+    change: RemedyChange
     learning: bool  # changes what is learned
     candidate: Candidate
 
@@ -196,7 +196,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-METHODS: Mapping[str, str] = {
+METHODS_BY_TRAINER: Mapping[str, str] = {
     "GRPOTrainer": "grpo",
     "RLOOTrainer": "rloo",
     "SFTTrainer": "sft",
@@ -219,7 +219,12 @@ _ADAPTER: Mapping[str, str] = {
 def running(trainer: Any, limit_bytes: int) -> Running | None:
     """Return the trainer's configuration; None if the space cannot express it."""
     method = next(
-        (METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None
+        (
+            METHODS_BY_TRAINER[kind.__name__]
+            for kind in type(trainer).__mro__
+            if kind.__name__ in METHODS_BY_TRAINER
+        ),
+        None,
     )
     if method is None:
         return None

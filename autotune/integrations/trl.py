@@ -39,7 +39,7 @@ GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
 # TRL's log keys for the longest completion, newest name first
-LENGTHS = (
+LENGTH_METRICS = (
     "completions/max_length",
     "completion_length",
 )
@@ -93,7 +93,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
     ) -> None:
         with self._errors_logged("read the log"):
             length = (
-                next((logs[name] for name in LENGTHS if name in (logs or {})), None)
+                next((logs[name] for name in LENGTH_METRICS if name in (logs or {})), None)
                 if logs
                 else None
             )
@@ -117,7 +117,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             if folder is None:
                 folder = (
                     Path(self._trainer.args.output_dir) if self._trainer is not None else Path()
-                ) / oom_report.FOLDER
+                ) / oom_report.REPORT_FOLDER
             moment = oom_report.OomMoment(
                 rank=self._rank,
                 world_size=getattr(getattr(self._trainer, "args", None), "world_size", 1),

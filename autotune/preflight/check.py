@@ -51,7 +51,7 @@ the probe failed for another reason than memory, or the budget ended before the 
 was certified.
 """
 
-MAX_TRIES = 2  # attempts after faults of the machine
+MAX_PROBE_TRIES = 2  # attempts after faults of the machine
 # First release in which `torch.cuda.set_device(0)` makes a context (issue 155668)
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
@@ -269,13 +269,13 @@ def _measured(
             seconds_left=PROOF.deadline_seconds,
         )
     )
-    for attempt in range(MAX_TRIES):
+    for attempt in range(MAX_PROBE_TRIES):
         try:
             measurement = executor.open(candidate).measure(candidate, PROOF)
             if not measurement.ended_from_outside:
                 break
         except ProbeError as fault:
-            if attempt + 1 == MAX_TRIES:
+            if attempt + 1 == MAX_PROBE_TRIES:
                 raise
             listener(Note(text=f"{fault} Trying again."))
     trial = Trial(

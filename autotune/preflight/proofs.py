@@ -26,7 +26,7 @@ from autotune.probe.device_report import held_by_others
 from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1
-PROOFS, LENGTHS = "proofs", "lengths"
+PROOFS, LENGTHS_FOLDER = "proofs", "lengths"
 
 PROOF = ProbePlan(
     optimizer_steps=3,
@@ -181,7 +181,7 @@ def longest_prompt(
     # 1. From the cache.
     store, key = Store(), _lengths_key(job, versions)
     if key is not None and not job.fresh:
-        cached = store.kept(LENGTHS, key, dict[str, int])
+        cached = store.kept(LENGTHS_FOLDER, key, dict[str, int])
         if cached is not None and cached.get("schema") == SCHEMA and "tokens" in cached:
             return cached["tokens"]
 
@@ -201,7 +201,7 @@ def longest_prompt(
         )
     tokens = lengths.percentiles[100]
     if key is not None:
-        store.keep(LENGTHS, key, {"schema": SCHEMA, "tokens": tokens})
+        store.keep(LENGTHS_FOLDER, key, {"schema": SCHEMA, "tokens": tokens})
     return tokens
 
 

@@ -32,7 +32,7 @@ from autotune.failures.classify import (
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message
 
-EXCERPT_CHARACTERS = 4096
+PRINTED_CHARACTERS = 4096
 
 # A probe with progress in this last share of its deadline counts as slow, not as hung.
 SLOW_SHARE = 0.25
@@ -234,9 +234,9 @@ def _ending(
 
 def end_of(text: str) -> str:
     """Return the last whole lines of the text; of one long line its end."""
-    if len(text) <= EXCERPT_CHARACTERS:
+    if len(text) <= PRINTED_CHARACTERS:
         return text
-    end = text[-EXCERPT_CHARACTERS:]
+    end = text[-PRINTED_CHARACTERS:]
     return end.partition("\n")[2] or end
 
 

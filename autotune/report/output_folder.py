@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     pass
 
 
-MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered dataset may take more
+# Free space required before the search; a filtered dataset may take more
+MIN_FREE_OUTPUT_BYTES = 32 * MIB
 
 DOCUMENT = "recommendation.json"
 
-Writer = Callable[[Path, Path], list[Path]]
+FileWriter = Callable[[Path, Path], list[Path]]
 """Write files into a folder, with paths below the second one, to which they are moved; returns
 the files written.
 """
@@ -60,16 +61,17 @@ def check_folder(out: Path) -> None:
             trial.write(b"\0" * 4096)
     except OSError as error:
         raise unwritable(out, error) from None
-    if free < MIN_FREE_BYTES:
+    if free < MIN_FREE_OUTPUT_BYTES:
         raise BadInput(
-            f"--out {out} has {free // MIB} MiB left; {MIN_FREE_BYTES // MIB} MiB are required.",
+            f"--out {out} has {free // MIB} MiB left; {MIN_FREE_OUTPUT_BYTES // MIB} MiB are"
+            " required.",
             way_out="Free some space, or give another folder: --out ~/autotune-out.",
         )
 
 
 def publish(
     out: Path,
-    writer: Writer,
+    writer: FileWriter,
     describe: Callable[[list[str]], Mapping[str, Any]],
     page: Callable[[Mapping[str, Any]], str],
 ) -> dict[str, Any]:

@@ -37,8 +37,8 @@ NOT_TIMED = Speed(
     prompt_tokens=0,
     phase_seconds={},
 )
-MAX_ROWS = 12
-MAX_CHARACTERS = 160
+MAX_TABLE_ROWS = 12
+MAX_CELL_CHARACTERS = 160
 
 
 def show_answer(
@@ -337,16 +337,16 @@ def _show_nothing_fits(
                 console.print(f"Given up without success: {name} (tried {', '.join(tried)})")
     if answer.trials:
         rows = []
-        for trial in answer.trials[:MAX_ROWS]:
+        for trial in answer.trials[:MAX_TABLE_ROWS]:
             why = trial.verdict.why
             if trial.measurement.failure is not None:
                 why = trial.measurement.failure.evidence
             candidate, outcome = _short(trial.candidate, job), str(trial.measurement.outcome)
-            rows.append((candidate, outcome, _peak(trial), shorten(why, MAX_CHARACTERS)))
+            rows.append((candidate, outcome, _peak(trial), shorten(why, MAX_CELL_CHARACTERS)))
         _show_table(console, (job.task.hardware.basis, "outcome", "peak memory", "why"), rows)
-    if len(answer.trials) > MAX_ROWS:
+    if len(answer.trials) > MAX_TABLE_ROWS:
         console.print(
-            f"... and {len(answer.trials) - MAX_ROWS} more, in recommendation.json's study."
+            f"... and {len(answer.trials) - MAX_TABLE_ROWS} more, in recommendation.json's study."
         )
     show_ways_of_baseline(console, answer.ways_to_fit)
     console.print(_what_next(job, answer))

@@ -28,7 +28,8 @@ from autotune.request.request_parser import RequestSources, SettingName, setting
 Number = int | float
 
 GPUS = "gpus"  # name of the unknown that is no setting
-LENGTHS = ("max_completion_length", "max_prompt_length")  # their sum is at most the model's context
+# Their sum is at most the model's context
+SOLVED_LENGTHS = ("max_completion_length", "max_prompt_length")
 SMALL_VALUE = 64  # values below it are all tried
 STEPS_PER_OCTAVE = 32  # values tried between a larger value and its double
 LARGEST_TRIED = 2**20
@@ -176,7 +177,7 @@ def _context_bound(
     if isinstance(text_config, dict):
         config = text_config
     context = config.get("max_position_embeddings")
-    lengths = [request.trainer.canonical.get(length) for length in LENGTHS]
+    lengths = [request.trainer.canonical.get(length) for length in SOLVED_LENGTHS]
     if name not in lengths or not isinstance(context, int):
         return None
     for other_length in lengths:

@@ -50,7 +50,7 @@ from typing import Any
 
 from .protocol import Request, Settings
 
-PERCENTILES = (50, 90, 95, 99, 100)
+MEASURED_PERCENTILES = (50, 90, 95, 99, 100)
 BATCH = 256
 
 SizesAnswer = dict[str, Any]
@@ -177,7 +177,7 @@ def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> SizesAns
         "dropped": len(lengths) - len(kept_rows),
         "longest_prompt": ordered[-1],
         "longest_kept": max(kept_lengths, default=None),
-        "percentiles": {str(share): percentile(ordered, share) for share in PERCENTILES},
+        "percentiles": {str(share): percentile(ordered, share) for share in MEASURED_PERCENTILES},
     }
 
 
@@ -197,8 +197,8 @@ def _write_split(
 # `rows`.
 
 ROW_PERCENTILES = (50, 75, 90, 95, 99, 100)
-MAX_ROWS = 20_000
-KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+MAX_MEASURED_ROWS = 20_000
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 PAIRS = (("prompt", "completion"), ("query", "response"), ("instruction", "output"))
 
 
@@ -213,7 +213,7 @@ def row_figures(request: Request) -> SizesAnswer:
         revision=request.get("model_revision"),
         trust_remote_code=bool(request.get("trust_remote_code")),
     )
-    stride = math.ceil(len(rows) / MAX_ROWS)
+    stride = math.ceil(len(rows) / MAX_MEASURED_ROWS)
     sample = rows
     if stride > 1:
         sample = rows.select(range(0, len(rows), stride))
@@ -239,7 +239,7 @@ def load_rows(dataset: Request) -> Any:
         return load_splits(dataset)["train"]
     name = str(dataset["dataset_name"])
     if Path(name).is_file():
-        kind = KINDS.get(Path(name).suffix, "json")
+        kind = FILE_KINDS.get(Path(name).suffix, "json")
         return load_dataset(kind, data_files=name, split="train")
     return load_dataset(name, name=dataset.get("dataset_config"), split=train_split_of(dataset))
 

@@ -35,11 +35,11 @@ from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
 from .phase_recorder import out_of_reach
 from .protocol import Request, Result
 
-POLL_INTERVAL_S = 0.05
-GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
+COMMAND_POLL_S = 0.05
+COMMAND_GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
 OUT = "{autotune_run_folder}"
 EXCERPT_LINES = 3
-EXCERPT_CHARACTERS = 80
+LINE_CHARACTERS = 80
 DEFAULT_CYCLE_SPREAD = 0.05
 
 
@@ -135,11 +135,11 @@ class _LaunchedRun:
         try:
             while not self._is_enough and process.poll() is None:
                 self._read_output()
-                time.sleep(POLL_INTERVAL_S)
+                time.sleep(COMMAND_POLL_S)
         finally:
             ended_itself = process.poll() is not None and not self._is_enough
             _end(process)
-            echo.join(timeout=GRACE_SECONDS)
+            echo.join(timeout=COMMAND_GRACE_SECONDS)
         self._read_output()
         self._effective = self._settings.reported_values(self._request.get("settings") or ())
         # 3. Judge a command that ended by itself.
@@ -216,7 +216,7 @@ class _LaunchedRun:
             printed, self._printed = self._printed, []
         self._last_lines = [*self._last_lines, *printed][-EXCERPT_LINES:]
         if printed:
-            excerpt = printed[-1].strip()[:EXCERPT_CHARACTERS]
+            excerpt = printed[-1].strip()[:LINE_CHARACTERS]
             self._recorder.report_progress(f"it printed {excerpt!r}")
         for line in printed:
             self._change_phase(line)
@@ -297,9 +297,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End the command and all processes below it."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + COMMAND_GRACE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(COMMAND_POLL_S)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     processes.end_descendants()

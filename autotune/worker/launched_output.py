@@ -40,8 +40,8 @@ from typing import Any, NamedTuple
 
 from .protocol import Arguments, Request
 
-NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
-MAX_READ_BYTES = 2**20
+METRIC_NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
+MAX_LOG_READ_BYTES = 2**20
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
 # Numbers in a printed dictionary that are no Python literals.
@@ -131,7 +131,7 @@ class MetricReader:
         return record.get(under) if under and isinstance(record, dict) else record
 
 
-ITSELF: Mapping[str, list[str]] = {name: [name] for name in NAMES}
+ITSELF: Mapping[str, list[str]] = {name: [name] for name in METRIC_NAMES}
 """Keys of a record whose keys are the names of the figures."""
 
 
@@ -187,12 +187,12 @@ class Tail:
                 return
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                piece = file.read(MAX_READ_BYTES)
+                piece = file.read(MAX_LOG_READ_BYTES)
         except OSError:
             return
         self._offset += len(piece)
         *lines, incomplete = (self._incomplete + piece).split(b"\n")
-        self._incomplete = incomplete[-MAX_READ_BYTES:]
+        self._incomplete = incomplete[-MAX_LOG_READ_BYTES:]
         for line in lines:
             yield line.decode(errors="replace")
 

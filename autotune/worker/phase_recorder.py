@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from . import protocol
 from .process_memory import MemoryMeter, cpu_meter
-from .protocol import OTHER, PHASES, Request, Result
+from .protocol import OTHER_PHASE, PHASES, Request, Result
 
 # Upper bound of a candidate's speed: this many standard errors above the fastest cycle.
 MARGIN_STANDARD_ERRORS = 2.0
@@ -125,9 +125,9 @@ class PhaseRecorder:
 
     def begin(self) -> None:
         """Reset clocks and peaks for a new request."""
-        self._stack = [OTHER]
+        self._stack = [OTHER_PHASE]
         self.phase_changes = 0
-        self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
+        self._seconds = dict.fromkeys((*PHASES, OTHER_PHASE), 0.0)
         self._peaks: dict[str, int] = {}
         self._torch: dict[str, Result] = {}
         self._cycle_peak = 0
@@ -138,7 +138,7 @@ class PhaseRecorder:
     def phase(self) -> str | None:
         """Current phase, or the one that an exception left; None outside the eight."""
         phase = self._stack[-1]
-        return None if phase == OTHER else phase
+        return None if phase == OTHER_PHASE else phase
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -201,7 +201,7 @@ class PhaseRecorder:
         self._account()
         phase_peaks, phase_torch = dict(self._peaks), dict(self._torch)
         for by_phase in (phase_peaks, phase_torch):
-            by_phase.pop(OTHER, None)
+            by_phase.pop(OTHER_PHASE, None)
         return {
             "peak_bytes": max(self._peaks.values()),
             "phase_peak_bytes": phase_peaks,

@@ -68,7 +68,7 @@ def test_an_older_release_has_all_names(release: str) -> None:
 
 @pytest.mark.parametrize("method", ["grpo", "rloo", "sft", "dpo", "online-dpo", "async-grpo"])
 def test_each_hook_of_a_run_is_in_the_table(method: str) -> None:
-    seams, found = inside("trl.seams"), inside("trl.methods").METHODS[method]
+    seams, found = inside("trl.seams"), inside("trl.methods").RUNS_BY_METHOD[method]
     run = object.__new__(found)
     run.recorder = run.lengths = run.seen = run.rollouts = None
     required = {

@@ -81,10 +81,10 @@ class Executor(Protocol):
 
 Ticket = TypeVar("Ticket")
 
-CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
+SLOT_CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
 
 # A probe ends at its own deadline; one that runs this much longer has lost its slot.
-GRACE_SECONDS = 180.0
+PROBE_GRACE_SECONDS = 180.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -146,7 +146,7 @@ class ConcurrentProbes(Generic[Ticket]):
             candidate=candidate,
             plan=plan,
             slot=slot,
-            overdue_at=time.monotonic() + plan.deadline_seconds + GRACE_SECONDS,
+            overdue_at=time.monotonic() + plan.deadline_seconds + PROBE_GRACE_SECONDS,
         )
         del self._free[slot.number]
         self._running[slot.number] = probe
@@ -200,7 +200,7 @@ class ConcurrentProbes(Generic[Ticket]):
         """Interrupt running probes and end the threads; `wait(0)` still returns the results."""
         if self._running:
             self._executor.interrupt()
-        until = time.monotonic() + (CLOSE_SECONDS if self._running else 1.0)
+        until = time.monotonic() + (SLOT_CLOSE_SECONDS if self._running else 1.0)
         for inbox in self._inboxes.values():
             inbox.put(None)
         for thread in self._threads:

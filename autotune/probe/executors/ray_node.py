@@ -287,8 +287,8 @@ def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
 
 # Time without a connection after which the head counts as lost: less than Ray's own minute.
 LOST_SECONDS = 25.0
-INTERVAL_SECONDS = 2.0
-CONNECT_SECONDS = 2.0
+NODE_SAMPLE_SECONDS = 2.0
+NODE_CONNECT_SECONDS = 2.0
 
 
 class HeadWatch:
@@ -307,7 +307,7 @@ class HeadWatch:
     def is_lost(self) -> bool:
         """Return True if no connection succeeded for LOST_SECONDS."""
         now = self._now()
-        if now - self._tried_at >= INTERVAL_SECONDS:
+        if now - self._tried_at >= NODE_SAMPLE_SECONDS:
             self.answers()
         return self._now() - self._reached_at > LOST_SECONDS
 
@@ -315,7 +315,7 @@ class HeadWatch:
         """Return True if a connection succeeds now."""
         self._tried_at = self._now()
         with contextlib.suppress(OSError):
-            socket.create_connection(self._place, timeout=CONNECT_SECONDS).close()
+            socket.create_connection(self._place, timeout=NODE_CONNECT_SECONDS).close()
             self._reached_at = self._now()
             return True
         return False
@@ -325,7 +325,7 @@ class HeadWatch:
         while not self.is_lost():
             if self._reached_at >= self._tried_at:
                 return True
-            time.sleep(INTERVAL_SECONDS / 4)
+            time.sleep(NODE_SAMPLE_SECONDS / 4)
         return False
 
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-MAX_RUNNER_UPS = 3  # in the chart of memory
+MAX_CHARTED_RUNNER_UPS = 3  # in the chart of memory
 STEPS = (("load", COLOURS[4]), ("setup", COLOURS[5]), ("loop", COLOURS[0]), ("other", "#999999"))
 """Stages of a probe in order of time."""
 
@@ -53,7 +53,7 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
     name, title, names = "memory-by-phase", "Memory by phase", moving_knobs(answer)
     shown = []
     for label, row in labelled(
-        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])
+        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_CHARTED_RUNNER_UPS])
     ):
         parts = {}
         if row.prediction is not None:

@@ -20,7 +20,7 @@ from .. import releases
 from ..protocol import Request, Result
 from ..tracing import Spec
 
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
+STEP_PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 IMPORTS = (
     "torch._subclasses.fake_tensor",
     "torch.utils.flop_counter",
@@ -47,7 +47,7 @@ def warm(load: Request) -> dict[str, str]:
         importlib.import_module(name)
     for name in ("cuda_choices", "fake_models", "parameter_uses", "annotators"):
         importlib.import_module(f"..tracing.{name}", __package__)
-    return releases.versions(PACKAGES)
+    return releases.versions(STEP_PACKAGES)
 
 
 def supported() -> tuple[str, str]:
@@ -79,7 +79,7 @@ def trace(spec: Spec) -> Result:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
     document, _ = traced_on_fake_tensors(spec, _built_on_meta, basis="generic")
-    return {**document, "versions": releases.versions(PACKAGES)}
+    return {**document, "versions": releases.versions(STEP_PACKAGES)}
 
 
 @contextmanager
@@ -186,7 +186,7 @@ def _run_on_fake_tensors(
 
         # 2. Uses of parameters. Under ZeRO-3 each model is partitioned by an engine of its own.
         log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)
-        if kind in parameter_uses.KINDS:
+        if kind in parameter_uses.SHARDING_KINDS:
             log.watch(trained, tracker)
         if is_zero3:
             for model in other_models:
@@ -202,4 +202,4 @@ def _run_on_fake_tensors(
             groups = steps(after_backward)
         log.note_groups(groups)
         annotator.ledger.close()
-    return log.as_json() if kind in parameter_uses.KINDS else None
+    return log.as_json() if kind in parameter_uses.SHARDING_KINDS else None

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..protocol import Result
 
-PARTS = (
+TRACED_PARTS = (
     "weights",
     "adapters",
     "gradients",
@@ -31,7 +31,7 @@ PARTS = (
     "kv_cache",
     "communication",
 )
-_PART_NUMBERS = {part: number for number, part in enumerate(PARTS)}
+_PART_NUMBERS = {part: number for number, part in enumerate(TRACED_PARTS)}
 
 
 class Ledger:
@@ -110,7 +110,7 @@ class Ledger:
         return {
             "sizes": self.sizes,
             "parts": self.parts,
-            "part_names": list(PARTS),
+            "part_names": list(TRACED_PARTS),
             "events": self.events,
             "marks": self.marks,
             "streams": self.streams,

@@ -20,7 +20,7 @@ from . import Spec, sharding_kind
 from .annotators import differentiable
 from .patching import attribute
 
-KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
+SHARDING_KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
 """Kinds of sharding that are computed from these uses."""
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)

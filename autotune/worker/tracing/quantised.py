@@ -36,7 +36,7 @@ from ..protocol import Settings
 from . import Spec, Untraceable
 from .patching import all_entered, swapped
 
-BLOCK, NESTED_BLOCK = 64, 256
+WEIGHT_BLOCK, NESTED_BLOCK = 64, 256
 """Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
 
 OUTLIER_THRESHOLD = 6.0
@@ -361,7 +361,7 @@ def _as_4bit(
         quant_type=layer.quant_type,
         bnb_quantized=True,
     )
-    blocks = math.ceil(count / BLOCK)
+    blocks = math.ceil(count / WEIGHT_BLOCK)
     _add_buffer(layer, "absmax", blocks, dtype=torch.uint8 if nested else torch.float32)
     _add_buffer(layer, "code", 16, dtype=torch.float32)
     if nested:

@@ -23,7 +23,7 @@ from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 NEVER_STALE = 2**40
 """Version of the weights under which a rollout is younger than any policy."""
 
-PROMPTS = 97
+DISTINCT_PROMPTS = 97
 """Different first tokens of prompts."""
 
 BUFFER_BYTES = 2**30
@@ -181,9 +181,9 @@ def rollouts(
         if group_of(number) != group:  # the next group, whose rollouts share its prompt
             group, prompt_length, place = group_of(number), drawn_prompt_length, 0
         ids = [
-            FIRST_ID + group % PROMPTS,
+            FIRST_ID + group % DISTINCT_PROMPTS,
             *[PROMPT_ID] * (prompt_length - 1),
-            FIRST_ID + PROMPTS + place,
+            FIRST_ID + DISTINCT_PROMPTS + place,
             *[COMPLETION_ID] * (completion_length - 1),
         ]
         yield worker_module.RolloutSample(

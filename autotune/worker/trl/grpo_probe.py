@@ -38,9 +38,9 @@ from .seams import supported as supported
 from .trainer_run import TrainerRun
 from .trainer_settings import ForcedLengths
 
-PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
+TRAINER_PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
 
-QUIET = {
+QUIET_TRAINER = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -53,10 +53,10 @@ QUIET = {
 
 def warm(load: Request) -> dict[str, str]:
     """Import everything that the first load needs; vLLM, which takes ten seconds, on request."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_TRAINER.items():
         os.environ.setdefault(name, value)
     with cuda_before_fork.query_in_child_process(importlib.import_module("torch")):
-        packages = list(PACKAGES)
+        packages = list(TRAINER_PACKAGES)
         if load.get("engine") is None and load.get("server") is None:
             vllm_engines.without_vllm()
         else:

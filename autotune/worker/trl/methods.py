@@ -169,7 +169,7 @@ def _padded(
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
 
 
-METHODS: Mapping[str, type[TrainerRun]] = {
+RUNS_BY_METHOD: Mapping[str, type[TrainerRun]] = {
     "grpo": TrainerRun,
     "rloo": RlooRun,
     "sft": SftRun,
@@ -182,7 +182,7 @@ METHODS: Mapping[str, type[TrainerRun]] = {
 
 
 def method_of(request: Request) -> type[TrainerRun]:
-    return METHODS[str(request.get("method") or "grpo")]
+    return RUNS_BY_METHOD[str(request.get("method") or "grpo")]
 
 
 def trainer_of(request: Request) -> Any:

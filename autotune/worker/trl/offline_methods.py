@@ -204,7 +204,7 @@ class KtoRun(OfflineRun):
 class RewardRun(OfflineRun):
     """Reward model: pairs of whole rows, each scored at its last token."""
 
-    module, names = seams.REWARD, ("RewardConfig", "RewardTrainer")
+    module, names = seams.REWARD_MODULE, ("RewardConfig", "RewardTrainer")
     scores = True
     columns = ("chosen", "rejected")
     _words = 1

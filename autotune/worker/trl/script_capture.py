@@ -22,7 +22,7 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
-from .methods import METHODS
+from .methods import RUNS_BY_METHOD
 
 
 class CaptureDone(BaseException):
@@ -201,7 +201,7 @@ class Capture:
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
         arguments = _constructor_arguments(
-            METHODS[method].classes()[1], trainer_class, args, kwargs
+            RUNS_BY_METHOD[method].classes()[1], trainer_class, args, kwargs
         )
         config = arguments.get("args")
         captured = CapturedTrainer(
@@ -322,7 +322,7 @@ def patched(capture: Capture) -> Iterator[None]:
 def _classes_by_method() -> dict[str, tuple[Any, Any]]:
     """Return the configuration's and the trainer's class of each method that scripts may use."""
     classes = {}
-    for name, method in METHODS.items():
+    for name, method in RUNS_BY_METHOD.items():
         if method.in_scripts:
             # Older releases have no KTO outside of trl.experimental.
             with contextlib.suppress(ImportError):

@@ -41,7 +41,7 @@ from typing import Any, NamedTuple
 from .. import dataset_sizes
 from ..protocol import Result, Settings
 from ..tracing.patching import attribute, swapped
-from .methods import METHODS
+from .methods import RUNS_BY_METHOD
 from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
 from .vllm_engines import without_vllm
 
@@ -153,7 +153,7 @@ def _configuration(captured: CapturedTrainer) -> _Configuration:
     """Return the script's configuration, or the one that the trainer makes if there is none."""
     configured = captured.configured
     if configured is None:
-        config_class, _ = METHODS[captured.method].classes()
+        config_class, _ = RUNS_BY_METHOD[captured.method].classes()
         return _Configuration({}, defaults_of(config_class), [], [], None)
     return _Configuration(
         settings=configured.settings(),
@@ -257,7 +257,7 @@ def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | 
         options = captured.configured.now("chat_template_kwargs")
     lengths = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options or {}))
     percentiles = {}
-    for share in dataset_sizes.PERCENTILES:
+    for share in dataset_sizes.MEASURED_PERCENTILES:
         percentiles[str(share)] = dataset_sizes.percentile(lengths, share)
     return percentiles
 

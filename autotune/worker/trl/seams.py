@@ -17,7 +17,7 @@ RLOO = "trl.trainer.rloo_trainer"
 SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"
 KTO = "trl.trainer.kto_trainer"
-REWARD = "trl.trainer.reward_trainer"
+REWARD_MODULE = "trl.trainer.reward_trainer"
 ASYNC_PACKAGE = "trl.experimental.async_grpo"
 ASYNC_GRPO = f"{ASYNC_PACKAGE}.async_grpo_trainer"
 ASYNC_PACKING = f"{ASYNC_PACKAGE}.packing"
@@ -111,7 +111,7 @@ SEAMS: tuple[Seam, ...] = (
     *_methods(SFT, "SFTTrainer", _OFFLINE),
     *_methods(DPO, "DPOTrainer", _OFFLINE),
     *_methods(KTO, "KTOTrainer", _OFFLINE),
-    *_methods(REWARD, "RewardTrainer", _OFFLINE),
+    *_methods(REWARD_MODULE, "RewardTrainer", _OFFLINE),
     *_methods(ASYNC_GRPO, "AsyncGRPOTrainer", _ASYNC),
     *_methods(ONLINE_DPO, "OnlineDPOTrainer", _ONLINE_DPO),
     *_methods(GRPO, "GRPOTrainer", _ONLINE_TRACED, "trace"),
@@ -138,7 +138,7 @@ SEAMS: tuple[Seam, ...] = (
     _seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
     *_in_modules((GRPO, RLOO), "VLLMGeneration", "no engine in a trace", "trace"),
     *_in_modules(
-        (SFT, DPO, REWARD, KTO),
+        (SFT, DPO, REWARD_MODULE, KTO),
         "get_act_offloading_ctx_manager",
         "no streams in a trace",
         "either",

@@ -35,7 +35,7 @@ from .seams import GENERATION, GRPO, RLOO
 
 # The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
 # or send usage data.
-QUIET: Mapping[str, str] = {
+QUIET_ENGINE: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -43,8 +43,8 @@ QUIET: Mapping[str, str] = {
 }
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HOST = "127.0.0.1"
-POLL_INTERVAL_S = 0.25
-TAIL_BYTES = 4096
+ENGINE_POLL_S = 0.25
+ENGINE_TAIL_BYTES = 4096
 # Prefixes of variables about the trainer's ranks, which must not reach the server.
 TRAINER_VARIABLES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
@@ -81,7 +81,7 @@ def with_vllm() -> Any:
 
 def prepare_environment(*, cpu: bool) -> None:
     """Set the variables that vLLM reads once, at its import."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_ENGINE.items():
         os.environ.setdefault(name, value)
     if cpu:
         # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation
@@ -318,10 +318,10 @@ class Server:
         while not healthy(self.port):
             code = self.process.poll()
             if code is not None:
-                output = self._log.read_bytes()[-TAIL_BYTES:]
+                output = self._log.read_bytes()[-ENGINE_TAIL_BYTES:]
                 tail = output.decode(errors="replace")
                 raise ServerEnded(f"the vLLM server ended with {code} before it was up:\n{tail}")
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(ENGINE_POLL_S)
 
     def arguments(self) -> Arguments:
         """Settings by which the trainer finds the server."""
