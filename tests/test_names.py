@@ -36,6 +36,7 @@ SAME_MEANING = {
     "GENERATION_SHAPE": "TRL's two settings of the generation batch; `worker` imports nothing else",
     "MIN_OFFLOADED_BYTES": "smallest tensor whose activation is offloaded",
     "OUT": "placeholder of the run's folder in a command; `worker` imports nothing else",
+    "PHASES": "phases of a run; `worker` imports nothing of core",
     "RECOMMENDED": "name of the recommended candidate",
     "INT64_BYTES": "bytes of a 64-bit whole number",
     "Settings": "settings of a framework by name",
@@ -57,7 +58,6 @@ SAME_MEANING = {
 
 STILL_SHARED = frozenset(
     {
-        "ALLOCATOR",
         "ATTENTION",
         "Count",
         "ENGINES",
@@ -66,14 +66,11 @@ STILL_SHARED = frozenset(
         "Flags",
         "IN_FLIGHT",
         "LENGTHS",
-        "LOADING",
         "MAX_CACHED",
         "MAX_TERMS",
         "MODEL",
         "NAME",
         "PARTS",
-        "PHASES",
-        "POLICY",
         "PROMPTS",
         "REDUCING",
         "Request",

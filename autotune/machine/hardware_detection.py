@@ -93,13 +93,16 @@ def gpu_named(name: str) -> catalog.Gpu:
     driver_gpu = _by_driver_name(name)
     if driver_gpu is not None:
         return driver_gpu
-    sizes = [gpu.name for gpu in catalog.gpus() if _is_of_family(gpu, plain_name)]
+    names, sizes = [], []
+    for gpu in catalog.gpus():
+        names.append(gpu.name)
+        if _is_of_family(gpu, plain_name):
+            sizes.append(gpu.name)
     if sizes:
         raise BadInput(
             f"{name!r} comes with different amounts of memory.",
             way_out=f"Say which: {' or '.join(sizes)}.",
         )
-    names = [gpu.name for gpu in catalog.gpus()]
     raise UnknownName("GPU", name, names, listing="autotune show gpus")
 
 
@@ -118,7 +121,9 @@ def _by_driver_name(name: str) -> catalog.Gpu | None:
     size = re.search(r"(\d+)\s*GB\b", name, re.IGNORECASE)
     if size is not None:
         alike = [gpu for gpu in alike if round(gpu.memory_mib / 1024) == int(size[1])]
-    return alike[0] if len(alike) == 1 else None
+    if len(alike) != 1:
+        return None
+    return alike[0]
 
 
 def _is_driver_name(gpu: catalog.Gpu, name: str) -> bool:
@@ -212,9 +217,12 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
             "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.",
             way_out=_choices(devices, "uuid"),
         )
-    if len({device.name for device in devices}) > 1:
-        names = ", ".join(sorted({device.name for device in devices}))
-        raise BadInput(f"This machine's GPUs differ ({names}).", way_out=_choices(devices, "index"))
+    names = {device.name for device in devices}
+    if len(names) > 1:
+        listed = ", ".join(sorted(names))
+        raise BadInput(
+            f"This machine's GPUs differ ({listed}).", way_out=_choices(devices, "index")
+        )
     if count is not None and count > len(devices):
         raise BadInput(
             f"{count} GPUs were requested and {len(devices)} are here.",
@@ -238,14 +246,14 @@ def _named(
     devices: tuple[Device, ...],
 ) -> Hardware:
     """Return the named GPUs; `here` if a job would get exactly these."""
-    alike = [device for device in devices if recognise(device) == gpu]
+    alike = tuple(device for device in devices if recognise(device) == gpu)
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
     can_be_probed = gpu.probes and count <= len(alike)
-    if can_be_probed and any(recognise(device) != gpu for device in devices[:count]):
+    if can_be_probed and devices[:count] != alike[:count]:
         first = ", ".join(device.name for device in devices[:count])
         raise BadInput(
             f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
-            way_out=_choices(tuple(alike), "index"),
+            way_out=_choices(alike, "index"),
         )
     return Hardware(
         kind="cuda",
@@ -273,7 +281,8 @@ def _by_memory(
     try:
         name = gpu_named(name).name
     except UnknownName:
-        name = f"GPU={memory}" if name.lower() in ("cpu", "local", "gpu") else name
+        if name.lower() in ("cpu", "local", "gpu"):
+            name = f"GPU={memory}"
     return Hardware(
         kind="cuda",
         name=name,

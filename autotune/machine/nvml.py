@@ -330,7 +330,9 @@ def _matching(entry: str, devices: Sequence[Device]) -> list[Device]:
     if not entry:
         return []
     alike = [device for device in devices if (device.uuid or "").startswith(entry)]
-    return alike if len(alike) == 1 else []
+    if len(alike) != 1:
+        return []
+    return alike
 
 
 def _by_nvidia_smi() -> list[Device]:

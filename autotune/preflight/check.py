@@ -88,19 +88,28 @@ class Preflight:
             return "interrupted"
         if answer.winner is None and self.tuned.document["status"] == "nothing_fits":
             return "nothing_fits"
-        return "undecided" if answer.winner is None or self.use is None else "tuned"
+        if answer.winner is None or self.use is None:
+            return "undecided"
+        return "tuned"
 
     @property
     def document(self) -> dict[str, Any]:
         trial, proof = self.proof.trial, self.proof
         memory = trial.measurement.memory
+        source = use = tuned = None
+        if self.from_record:
+            source = {"when": proof.when, "where": proof.where}
+        if self.use is not None:
+            use = str(self.use)
+        if self.tuned is not None:
+            tuned = dict(self.tuned.document)
         return {
             "schema": SCHEMA,
             "status": self.status,
             "fits": self.fits,
             "basis": "measured",
             "config": str(self.job.task.workload.config_file),
-            "use": None if self.use is None else str(self.use),
+            "use": use,
             "outcome": str(trial.measurement.outcome),
             "why": trial.verdict.why,
             "peak_memory_bytes": memory.peak_bytes,
@@ -108,9 +117,9 @@ class Preflight:
             "margin_bytes": trial.verdict.margin_bytes,
             "settings": dict(self.candidate.settings),
             "certificate": proof.certificate,
-            "from_record": {"when": proof.when, "where": proof.where} if self.from_record else None,
+            "from_record": source,
             "missed": self.missed,
-            "tuned": None if self.tuned is None else dict(self.tuned.document),
+            "tuned": tuned,
             "versions": dict(trial.measurement.versions),
             "elapsed_seconds": round(self.elapsed_seconds, 3),
         }
@@ -337,5 +346,7 @@ def _tuned(
         and recommendation.certificate is not None
         and not recommendation.interrupted
     )
-    file = next((file for file in answer.files if file.stem == RECOMMENDED), None)
-    return replace(checked, tuned=answer, use=file if is_certified else None)
+    use = None
+    if is_certified:
+        use = next((file for file in answer.files if file.stem == RECOMMENDED), None)
+    return replace(checked, tuned=answer, use=use)

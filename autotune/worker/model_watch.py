@@ -38,8 +38,8 @@ TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
 STARTUP = Path(__file__).resolve().parent / "startup"
 FOLDER = "models"
 MAX_MEASUREMENTS = 2  # per method and object: the state of a step is complete after the first step
-POLICY = "policy"
-ENGINES = ("vllm", "sglang")
+POLICY_ROLE = "policy"
+ENGINE_MODULES = ("vllm", "sglang")
 
 
 # The parent of the run.
@@ -199,7 +199,7 @@ class ModelWatch:
             optimizer = _resolve(holder, row.optimizer)
             for role, path in row.models.items():
                 for model in _modules_in(_resolve(holder, path)):
-                    yield ModelBytes("" if role == POLICY else role, model, optimizer)
+                    yield ModelBytes("" if role == POLICY_ROLE else role, model, optimizer)
 
     def _holders(self) -> Iterator[tuple[Any, _HolderRow]]:
         """Yield each model holder of this process with its row, that of the nearest class."""
@@ -281,7 +281,7 @@ def _root_modules() -> list[Any]:
     roots = []
     for module in modules:
         package = type(module).__module__.partition(".")[0]
-        if id(module) not in children and package not in ENGINES:
+        if id(module) not in children and package not in ENGINE_MODULES:
             roots.append(module)
     return roots
 

@@ -60,7 +60,7 @@ UNLOADED = "unloaded"
 STUCK = "stuck"  # `pids` cannot be ended, because a device driver holds them
 
 # Events: rank to parent; the worker adds `rank`.
-LOADING = "loading"
+LOADING_EVENT = "loading"
 LOADED = "loaded"  # `bytes`: held after the load; `result`: `Memory` during it
 PHASE = "phase"  # at each change of phase
 CYCLE = "cycle"  # `done` cycles of `of`, the last with its `seconds` and `tokens`
