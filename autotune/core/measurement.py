@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -219,6 +219,11 @@ class Memory:
         if len(peaks) < devices:
             return self
         return replace(self, peak_bytes=max(peaks), phase_peak_bytes=highest_by_phase(first))
+
+
+def highest(figures: Iterable[int | None]) -> int | None:
+    """Return the largest of the known figures; None where none is known."""
+    return max((figure for figure in figures if figure is not None), default=None)
 
 
 def highest_by_phase(memories: Sequence[DeviceMemory | Memory]) -> dict[str, int]:

@@ -195,7 +195,9 @@ class GpuSlot:
     @property
     def ballast_bytes(self) -> int | None:
         """Memory of the ballast, with its context where NVML reports it."""
-        return None if self.hold is None else self.hold.held_bytes + self.context_bytes
+        if self.hold is None:
+            return None
+        return self.hold.held_bytes + self.context_bytes
 
     def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
         if self.before is None or not self.others_bytes:

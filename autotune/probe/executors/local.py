@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice, pairwise, permutations
+from itertools import combinations, islice, permutations
 from pathlib import Path
 from typing import TypeVar
 
@@ -129,14 +129,10 @@ class LocalExecutor:
         self.worker = self._slots[0].worker
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
-        self.slots = tuple(
-            Slot(
-                number=number,
-                hosts=hosts,
-                label=place.label,
-            )
-            for number, place in enumerate(places)
-        )
+        slots = []
+        for number, place in enumerate(places):
+            slots.append(Slot(number=number, hosts=hosts, label=place.label))
+        self.slots = tuple(slots)
         _open_executors.add(self)
 
     def prepare(self) -> Mapping[str, str]:
@@ -293,11 +289,14 @@ def _place(
     *,
     is_single: bool,
 ) -> SlotPlace:
+    cores = None
+    if not is_single:
+        cores = _cores_near(nvml, group)
     numbers = ", ".join(str(device.index) for device in group)
     return SlotPlace(
         label=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
         visible=",".join(str(device.uuid) for device in group),
-        cores=None if is_single else _cores_near(nvml, group),
+        cores=cores,
     )
 
 
@@ -350,8 +349,12 @@ def _nearest(
 def shares_of(cores: Sequence[int], slots: int) -> list[frozenset[int]]:
     """Divide the cores, in this order, into shares whose sizes differ by at most one."""
     size, larger = divmod(len(cores), slots)
-    ends = [size * number + min(number, larger) for number in range(slots + 1)]
-    return [frozenset(cores[start:end]) for start, end in pairwise(ends)]
+    shares, start = [], 0
+    for number in range(slots):
+        end = start + size + (number < larger)
+        shares.append(frozenset(cores[start:end]))
+        start = end
+    return shares
 
 
 def listed(cores: Collection[int]) -> str:
@@ -362,7 +365,9 @@ def listed(cores: Collection[int]) -> str:
             runs[-1][1] = core
         else:
             runs.append([core, core])
-    texts = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    texts = []
+    for first, last in runs:
+        texts.append(f"{first}-{last}" if last > first else str(first))
     return ", ".join(texts)
 
 

@@ -28,6 +28,7 @@ from autotune.core.errors import AutotuneError, BadInput, HardwareNotHere, Train
 from autotune.core.files import read_by_threads
 from autotune.core.job import Hardware
 from autotune.core.measurement import (
+    Cost,
     DeviceMemory,
     Measurement,
     Memory,
@@ -38,7 +39,7 @@ from autotune.core.measurement import (
     highest_by_phase,
 )
 from autotune.core.space import Candidate
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.machine import hardware_detection
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.probe.executors.local import LocalSlot, SlotPlace, available_cores, shares_of
@@ -96,12 +97,13 @@ def plan(
     # 1. Nodes of one kind.
     on_gpus = hardware.kind == "cuda"
     size = hardware.count
+    candidates = nodes
     if on_gpus:
-        alike = [node for node in nodes if node.gpus and set(node.devices) == {hardware.name}]
-        left_out = [node for node in nodes if node not in alike and node.gpus]
+        candidates = [node for node in nodes if node.gpus]
+        alike = [node for node in candidates if set(node.devices) == {hardware.name}]
     else:
         alike = _alike_by_processor(nodes, limit_bytes)
-        left_out = [node for node in nodes if node not in alike]
+    left_out = [node for node in candidates if node not in alike]
     notes: tuple[str, ...] = ()
     if left_out:
         notes = (f"Probes use nodes of one kind: {in_words(left_out)} is left out.",)
@@ -119,10 +121,13 @@ def plan(
             notes=notes,
         )
     if large:
-        room = sum(_slots_by_memory(node, size, limit_bytes) for node in large)
+        room, least_cpus = 0, large[0].cpus
+        for node in large:
+            room += _slots_by_memory(node, size, limit_bytes)
+            least_cpus = min(least_cpus, node.cpus)
         count = _checked(slots or len(large), room, hardware, nodes)
         per_node = math.ceil(count / len(large))
-        cpus = min(node.cpus for node in large) // per_node
+        cpus = least_cpus // per_node
         return Plan(
             nodes=tuple(large),
             slots=count,
@@ -137,10 +142,13 @@ def plan(
         enough = [node for node in alike if node.devices_of(hardware) >= ranks]
         room = len(enough) // (size // ranks)
         if size % ranks == 0 and room:
+            bundle = {"CPU": ranks}
+            if on_gpus:
+                bundle = {"GPU": ranks, "CPU": 1}
             return Plan(
                 nodes=tuple(enough),
                 slots=_checked(slots, room, hardware, nodes),
-                bundle={"GPU": ranks, "CPU": 1} if on_gpus else {"CPU": ranks},
+                bundle=bundle,
                 ranks=(ranks,) * (size // ranks),
                 per_node=1,
                 notes=notes,
@@ -195,12 +203,8 @@ def _checked(
 
 def in_words(nodes: Sequence[Node]) -> str:
     """Return display text: `2 nodes of 8 A100-40G; 1 node of 16 CPUs and 64 GiB`."""
-    kinds = Counter(_described(node) for node in nodes)
-    texts = []
-    for kind, count in kinds.items():
-        noun = "node" if count == 1 else "nodes"
-        texts.append(f"{count} {noun} of {kind}")
-    return "; ".join(texts)
+    kinds = Counter(map(_described, nodes))
+    return "; ".join(f"{counted(count, 'node')} of {kind}" for kind, count in kinds.items())
 
 
 def _described(node: Node) -> str:
@@ -212,28 +216,42 @@ def _described(node: Node) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return next(filter(str.strip, lines), type(error).__name__)
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
     root = min(parts, key=_blame_order)
-    costs = [part.cost for part in parts]
-    device_seconds = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
-    caveats = dict.fromkeys(caveat for part in parts for caveat in part.caveats)
+    costs, memories = [], []
+    caveats: list[str] = []
+    for part in parts:
+        costs.append(part.cost)
+        memories.append(part.memory)
+        caveats += part.caveats
     return replace(
         root,
-        memory=_merged_memory(root.memory, [part.memory for part in parts]),
+        memory=_merged_memory(root.memory, memories),
         worst=_merged_speed([part.worst for part in parts]),
         typical=_merged_speed([part.typical for part in parts]),
-        cost=replace(
-            max(costs, key=lambda cost: cost.total_seconds),
-            load_seconds=max(cost.load_seconds for cost in costs),
-            device_seconds=sum(device_seconds) if len(device_seconds) == len(costs) else None,
-        ),
+        cost=_merged_cost(costs),
         optimizer_steps=min(part.optimizer_steps for part in parts),
-        caveats=tuple(caveats),
+        caveats=tuple(dict.fromkeys(caveats)),
+    )
+
+
+def _merged_cost(costs: Sequence[Cost]) -> Cost:
+    """Return the slowest node's cost with the longest load. Device seconds: the sum, if known."""
+    device_seconds: float | None = 0.0
+    for cost in costs:
+        if cost.device_seconds is None or device_seconds is None:
+            device_seconds = None
+        else:
+            device_seconds += cost.device_seconds
+    return replace(
+        max(costs, key=lambda cost: cost.total_seconds),
+        load_seconds=max(cost.load_seconds for cost in costs),
+        device_seconds=device_seconds,
     )
 
 
