@@ -79,7 +79,7 @@ class LogFramework:
             if kind.framework not in self._methods:
                 for markers_of_method in kind.methods_in_logs.values():
                     markers += markers_of_method
-        return any(marker in lowered for marker in markers)
+        return any(map(lowered.__contains__, markers))
 
     def _feed_line(self, lowered: str) -> None:
         if self.name is None:
@@ -130,14 +130,14 @@ class LogFramework:
 
 def _framework_in(lowered: str) -> str | None:
     for kind in launch_kinds():
-        if any(marker in lowered for marker in kind.in_logs):
+        if any(map(lowered.__contains__, kind.in_logs)):
             return kind.framework
     return None
 
 
 def _method_in(lowered: str, kind: LaunchKind) -> str | None:
     for method, markers in kind.methods_in_logs.items():
-        if any(marker in lowered for marker in markers):
+        if any(map(lowered.__contains__, markers)):
             return method
     return None
 
@@ -162,7 +162,9 @@ def _advice(remedy: Remedy, diagnosis: Diagnosis) -> Advice:
     direction = remedy.to
     bound = diagnosis.numbers.get(remedy.bounded_by or "")
     if bound is not None:
-        shown = str(bound) if isinstance(bound, int) else format(bound, ".2f")
+        shown = format(bound, ".2f")
+        if isinstance(bound, int):
+            shown = str(bound)
         direction = f"{direction}, to at most {shown}"
     return Advice(change={remedy.setting: direction}, why=remedy.why)
 
@@ -174,7 +176,9 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     former_names = kind_of(SOURCE).past_methods.get(method)
     if former_names is not None:
         former = former_names.get(remedy.setting, remedy.setting)
-        return None if former is None else msgspec.structs.replace(remedy, setting=former)
+        if former is None:
+            return None
+        return msgspec.structs.replace(remedy, setting=former)
     fields = frameworks.trainer(SOURCE, method).fields()
     canonical = frameworks.trainer(SOURCE, method).canonical
     setting = canonical.get(remedy.setting, remedy.setting)
@@ -225,9 +229,8 @@ def changes_of(
             yield from _smaller_batches(candidate)
         elif setting in knobs:
             direction, _, bound = advised.partition(", to at most ")
-            knob = knobs[setting]
             current = candidate.settings.get(setting)
-            for value in _values(knob, current, direction, int(bound) if bound else None):
+            for value in _values(knobs[setting], current, direction, bound):
                 yield {setting: value}
 
 
@@ -247,22 +250,29 @@ def _values(
     knob: Knob,
     current: KnobValue,
     direction: str,
-    bound: int | None,
+    bound: str,
 ) -> Sequence[KnobValue]:
-    """Return the knob's values in this direction, the nearest to the current one first."""
+    """Return the knob's values in this direction, the nearest to the current one first. `bound`: a
+    whole number as text; empty: none.
+    """
     if direction in _SWITCH:
         value = _SWITCH[direction]
-        return [value] if current is not value else []
+        return [] if current is value else [value]
     if direction not in ("raise", "lower"):
         return [choice for choice in knob.choices if str(choice) == direction and choice != current]
-    if bound is not None:
-        return [bound]
+    if bound:
+        return [int(bound)]
     if not isinstance(current, int | float):
         return []
-    numbers = [choice for choice in knob.choices if _is_number(choice)]
+    higher, lower = [], []
+    for choice in sorted(filter(_is_number, knob.choices)):
+        if choice > current:
+            higher.append(choice)
+        elif choice < current:
+            lower.append(choice)
     if direction == "raise":
-        return sorted(number for number in numbers if number > current)
-    return sorted((number for number in numbers if number < current), reverse=True)
+        return higher
+    return lower[::-1]
 
 
 def _is_number(value: KnobValue) -> TypeGuard[int | float]:
