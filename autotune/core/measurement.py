@@ -329,6 +329,13 @@ class Measurement:
         return self.failure.from_outside
 
     @property
+    def requested_bytes(self) -> int | float:
+        """Size of the allocation that failed; 0 where the message does not name it."""
+        if self.failure is None:
+            return 0
+        return self.failure.numbers.get("asked_bytes", 0)
+
+    @property
     def ranking_speed(self) -> Speed | None:
         """Speed at typical lengths where known, else at worst-case lengths."""
         return self.typical or self.worst

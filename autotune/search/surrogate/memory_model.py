@@ -224,8 +224,8 @@ def minimum_need(measurement: Measurement) -> float:
     limit · OOM_FACTOR).
     """
     memory = measurement.memory
-    requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
-    return max((memory.peak_bytes or 0) + requested, memory.limit_bytes * OOM_FACTOR)
+    needed_bytes = (memory.peak_bytes or 0) + measurement.requested_bytes
+    return max(needed_bytes, memory.limit_bytes * OOM_FACTOR)
 
 
 def _priors(
@@ -277,7 +277,8 @@ def _with_bounds(
     ratio = normal_density(z) / np.maximum(normal_cdf(-z), MIN_PROBABILITY)
     ratio = np.where(z > ASYMPTOTIC_DEVIATIONS, z, ratio)  # λ
     expected = np.maximum(mean + deviation * ratio, b)
-    variance = np.maximum(deviation**2 * (1 + z * ratio - ratio**2), MIN_BOUND_DEVIATION**2)
+    variance = deviation**2 * (1 + z * ratio - ratio**2)
+    variance = np.maximum(variance, MIN_BOUND_DEVIATION**2)
     return Observations(
         np.concatenate([observed.rows, rows]),
         np.concatenate([observed.residual, expected]),

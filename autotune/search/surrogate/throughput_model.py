@@ -81,6 +81,11 @@ SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per d
 MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
 
 
+Covariance = Callable[[int], FloatArray]
+Predictions = Sequence[Prediction | None]
+"""Prediction of each candidate by row; None: it cannot be predicted."""
+
+
 @dataclass(frozen=True)
 class _Cycle:
     """Measured seconds of one cycle by group."""
@@ -93,7 +98,7 @@ class _Cycle:
 class ThroughputModel:
     """Predicted seconds by phase, corrected by measured ones."""
 
-    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Predictions) -> None:
         self._table = table
         self._seconds: dict[str, FloatArray] = {}  # p_g
         self._widths: dict[str, FloatArray] = {}  # s_g
@@ -115,7 +120,7 @@ class ThroughputModel:
         self._tokens = _filled(rates) * sum(self._seconds.values())
 
     @classmethod
-    def has_phase_times(cls, predictions: Sequence[Prediction | None]) -> bool:
+    def has_phase_times(cls, predictions: Predictions) -> bool:
         """Return True if every prediction has seconds by phase."""
         predicted = [prediction for prediction in predictions if prediction is not None]
         if not predicted:
@@ -134,10 +139,11 @@ class ThroughputModel:
 
         # 2. Each group's own error, and its corrected seconds.
         noises = _possible_noises(trials)
+        newest_cycles = tuple(cycles.values())
         errors: dict[str, Posterior] = {}
         corrected: dict[str, FloatArray] = {}
         for group, predicted_seconds in self._seconds.items():
-            error = self._error_posterior(group, tuple(cycles.values()), level, noises, pending)
+            error = self._error_posterior(group, newest_cycles, level, noises, pending)
             errors[group] = error
             corrected[group] = predicted_seconds * np.exp(level + error.mean)
 
@@ -207,7 +213,8 @@ class ThroughputModel:
         cycle: _Cycle,
         level: float,
     ) -> bool:
-        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[group][cycle.row])
+        width = self._widths[group][cycle.row]
+        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * width)
         return not cycle.deviation and self._error(group, cycle) - level > bound
 
     def _error_posterior(
@@ -251,7 +258,7 @@ class ThroughputModel:
 class CycleModel:
     """Speed by one figure per cycle, where it was not predicted by phase, or not at all."""
 
-    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Predictions) -> None:
         self._table = table
         self._predicted = np.zeros(len(predictions), dtype=bool)
         logs = np.zeros(len(predictions))
@@ -314,9 +321,6 @@ def _possible_noises(trials: Iterable[Trial]) -> tuple[float, ...]:
     return tuple(noise for noise in SPEED_NOISE if noise <= bound)
 
 
-Covariance = Callable[[int], FloatArray]
-
-
 def _weighted_covariance(
     covariances: Sequence[tuple[FloatArray, Covariance]], row: int
 ) -> FloatArray:
@@ -337,9 +341,7 @@ def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
     return {group: part / timed_seconds * cycle_seconds for group, part in seconds.items()}
 
 
-def _group_priors(
-    predictions: Sequence[Prediction | None], group: str
-) -> tuple[FloatArray, FloatArray]:
+def _group_priors(predictions: Predictions, group: str) -> tuple[FloatArray, FloatArray]:
     """Return predicted seconds of the group, and the standard deviation of their error, by row.
 
     A candidate without a prediction (a baseline that cannot be traced) gets the median of the
@@ -359,9 +361,7 @@ def _group_priors(
 
 def _group_seconds(prediction: Prediction, group: str) -> Estimate:
     """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
-    seconds_by_phase: Mapping[Phase, Estimate] = prediction.seconds_at_lengths or {
-        phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None
-    }
+    seconds_by_phase = prediction.seconds_at_lengths or prediction.seconds_by_phase
     total = Estimate.exactly(0.0)
     for phase, seconds in seconds_by_phase.items():
         if _group_of(phase) == group:
@@ -380,8 +380,7 @@ def _width(seconds: Estimate) -> float:
 
 
 def _is_timed(prediction: Prediction) -> bool:
-    has_seconds = any(phase.seconds is not None for phase in prediction.phases)
-    return prediction.tokens_per_second is not None and has_seconds
+    return prediction.tokens_per_second is not None and bool(prediction.seconds_by_phase)
 
 
 def _filled(figures: Sequence[float | None]) -> FloatArray:
