@@ -45,8 +45,12 @@ class Hardware:
         return "measured" if self.here else "predicted"
 
     def __str__(self) -> str:
-        text = self.name if self.count == 1 else f"{self.count}x{self.name}"
-        return f"emulated {text}" if self.emulated else text
+        text = self.name
+        if self.count != 1:
+            text = f"{self.count}x{text}"
+        if self.emulated:
+            text = f"emulated {text}"
+        return text
 
 
 Tuning = Literal["full", "lora", "qlora"]

@@ -124,9 +124,9 @@ def document(
             }
         ),
         "baseline": fields.pop("baseline"),
-        "changes": [plain(change) for change in answer.changes],
+        "changes": list(map(plain, answer.changes)),
         "runner_ups": fields.pop("runner_ups"),
-        "ways_to_fit": [way_row(way) for way in answer.ways_to_fit],
+        "ways_to_fit": list(map(way_row, answer.ways_to_fit)),
         **fields,
         "file": file,
         "question": job_row(job),
@@ -161,10 +161,10 @@ def _measured_fields(
                 "tokens_per_second": rate(baseline.measurement.ranking_speed),
             }
         ),
-        "runner_ups": [trial_row(trial) for trial in answer.runner_ups],
+        "runner_ups": list(map(trial_row, answer.runner_ups)),
         "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
-        "refuted": [trial_row(trial) for trial in answer.refuted],
+        "refuted": list(map(trial_row, answer.refuted)),
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
         "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
@@ -180,7 +180,7 @@ def _measured_fields(
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
-        "soaks": [soak_row(soak) for soak in answer.soaks],
+        "soaks": list(map(soak_row, answer.soaks)),
         "disturbance": answer.disturbance and disturbance_row(answer.disturbance),
         "advantage": sentence and {**plain(answer.advantage), "says": sentence},
         "run_spread": plain(answer.run_spread),
@@ -250,6 +250,11 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
     winner = answer.winner
+    trade_offs = []
+    for candidate in answer.trade_offs:
+        trade_offs.append(
+            {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
+        )
     status, proven = "undecided", "not proven infeasible"
     versions: dict[str, str] = {}
     if winner is not None:
@@ -274,11 +279,8 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
             }
         ),
         "baseline": answer.baseline and predicted_row(answer.baseline),
-        "runner_ups": [predicted_row(candidate) for candidate in answer.runner_ups],
-        "trade_offs": [
-            {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
-            for candidate in answer.trade_offs
-        ],
+        "runner_ups": list(map(predicted_row, answer.runner_ups)),
+        "trade_offs": trade_offs,
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
         "counts": {
@@ -307,15 +309,15 @@ def prediction_document(
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
     facts.
     """
+    variants = []
+    for variant in unknown:
+        variants.append({"facts": dict(variant.facts), **prediction_row(variant.prediction)})
     return {
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
-        "ways_to_fit": [way_row(way) for way in ways],
-        "unknown": [
-            {"facts": dict(variant.facts), **prediction_row(variant.prediction)}
-            for variant in unknown
-        ],
+        "ways_to_fit": list(map(way_row, ways)),
+        "unknown": variants,
         "question": job_row(job),
     }
 

@@ -14,7 +14,7 @@ from autotune.core.answer import PredictedCandidate, Trial, WayToFit
 from autotune.core.dataset import RowLengths, TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Speed
-from autotune.core.prediction import Estimate, Prediction
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 
 LISTED = (
@@ -108,15 +108,7 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),
         "torch_peak_reserved_bytes": interval(prediction.torch_peak_reserved_bytes),
         "host_memory_bytes": interval(prediction.host_memory_bytes),
-        "phases": [
-            {
-                "name": phase.name,
-                "peak_bytes": interval(phase.peak_bytes),
-                "seconds": interval(phase.seconds, 3),
-                "breakdown": _part_rows(phase.parts),
-            }
-            for phase in prediction.phases
-        ],
+        "phases": list(map(_phase_row, prediction.phases)),
         "breakdown": _part_rows(prediction.breakdown),
         "engine": (
             engine
@@ -132,6 +124,15 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "effective": dict(prediction.effective),
         "assumptions": list(prediction.assumptions),
         "versions": dict(prediction.versions),
+    }
+
+
+def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
+    return {
+        "name": phase.name,
+        "peak_bytes": interval(phase.peak_bytes),
+        "seconds": interval(phase.seconds, 3),
+        "breakdown": _part_rows(phase.parts),
     }
 
 
@@ -181,14 +182,14 @@ def way_row(way: WayToFit) -> dict[str, Any]:
 def soak_row(soak: Soak) -> dict[str, Any]:
     """Return a long run with the trend of its memory."""
     growth = soak.growth
+    cycles = []
+    for cycle in soak.cycles:
+        cycles.append([cycle.steps, cycle.seconds, cycle.peak_bytes, cycle.held_bytes])
     return {
         "verdict": soak.verdict,
         "why": soak.why,
         "seconds": round(soak.seconds, 2),
-        "cycles": [
-            [cycle.steps, cycle.seconds, cycle.peak_bytes, cycle.held_bytes]
-            for cycle in soak.cycles
-        ],
+        "cycles": cycles,
         "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
         "optimizer_steps": soak.optimizer_steps,
         "growth_bytes_per_step": (
@@ -244,11 +245,9 @@ def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
     """Return the lengths for a document; shares refer to the rows that were read."""
     if lengths is None:
         return None
-    return {
-        "rows": lengths.rows,
-        "looked_at": lengths.looked_at,
-        "tokens": lengths.tokens,
-        "percentiles": [
+    percentiles = []
+    for at in lengths.percentiles:
+        percentiles.append(
             {
                 "share": at.share,
                 "length": at.length,
@@ -256,6 +255,10 @@ def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
                 "truncating_drops_tokens": at.cut,
                 "filtering_drops_tokens": at.left_out,
             }
-            for at in lengths.percentiles
-        ],
+        )
+    return {
+        "rows": lengths.rows,
+        "looked_at": lengths.looked_at,
+        "tokens": lengths.tokens,
+        "percentiles": percentiles,
     }

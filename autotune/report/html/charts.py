@@ -375,25 +375,30 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         cols=2,
         horizontal_spacing=0.14,
     )
-    peaks = [
-        (predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits
-    ]
-    speeds = [(predicted.tokens_per_second, row.rate_at_longest) for row, predicted in rows]
+    peaks, speeds = [], []
+    for row, predicted in rows:
+        speeds.append((predicted.tokens_per_second, row.rate_at_longest))
+        if row.fits:
+            peaks.append((predicted.peak_memory_bytes, row.peak_memory_bytes))
     for column, (spans, unit, label) in enumerate(
         ((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1
     ):
         pairs = [(span, measured) for span, measured in spans if span and measured is not None]
         if not pairs:
             continue
-        x = [span.value / unit for span, _ in pairs]
+        x, y, above, below = [], [], [], []
+        for span, measured in pairs:
+            x.append(span.value / unit)
+            y.append(measured / unit)
+            above.append((span.high - span.value) / unit)
+            below.append((span.value - span.low) / unit)
         spread = {
             "type": "data",
             "symmetric": False,
             "thickness": 1,
-            "array": [(span.high - span.value) / unit for span, _ in pairs],
-            "arrayminus": [(span.value - span.low) / unit for span, _ in pairs],
+            "array": above,
+            "arrayminus": below,
         }
-        y = [measured / unit for _, measured in pairs]
         marker = {"color": COLOURS[0], "size": 9}
         figure.add_trace(
             Scatter(

@@ -58,16 +58,17 @@ def render(document: Mapping[str, Any]) -> str:
         size=format_bytes,
         seconds=format_seconds,
     )
-    drawings = [draw(answer) for draw in _DRAWN]
+    drawings, figures = [], {}
+    for draw in _DRAWN:
+        drawing = draw(answer)
+        drawings.append(drawing)
+        if drawing.figure is not None:
+            figures[drawing.id] = _safe_in_script(drawing.figure.to_json())
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
-        figures={
-            drawing.id: _safe_in_script(drawing.figure.to_json())
-            for drawing in drawings
-            if drawing.figure is not None
-        },
+        figures=figures,
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
