@@ -116,7 +116,7 @@ def _built_on_meta(
             def after(*_: Any, **__: Any) -> None:
                 after_backward()
 
-            hooks.wrap(trainer.accelerator, "backward", after=after)
+            hooks.call_after(trainer.accelerator, "backward", after)
             trainer.train()
             return trainer.optimizer.param_groups
 
