@@ -202,10 +202,10 @@ def _search(
     write_best = best_so_far_listener(listener, write)
     soak_seconds = sources.values.search.soak_seconds
     with contextlib.closing(open_executor(request.job, request.trainer)) as executor:
-        found = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
-    recommendation = found.recommendation
+        result = answer(request, candidates, executor, write_best, soak_seconds=soak_seconds)
+    recommendation = result.recommendation
     try:
-        document = write(found.job, recommendation)
+        document = write(result.job, recommendation)
     except BadInput as unwritten:
         if recommendation.fault is None:
             raise
@@ -214,7 +214,7 @@ def _search(
             f"{recommendation.fault} {unwritten.what} Go on with: {commands['go on']}"
         ) from unwritten
     return RunAnswer(
-        job=found.job,
+        job=result.job,
         recommendation=recommendation,
         forecast=None,
         document=document,
@@ -283,14 +283,14 @@ def _next_commands(
     """Return the commands to train, to measure again and to continue, without secrets. Flags go
     before a bare `--`.
     """
-    words = without_secret_arguments(sources.command_line())
-    words = [word for word in words if word not in ("--fresh", "--resume")]
-    end = words.index("--") if "--" in words else len(words)
+    arguments = without_secret_arguments(sources.command_line())
+    arguments = [word for word in arguments if word not in ("--fresh", "--resume")]
+    end = arguments.index("--") if "--" in arguments else len(arguments)
     commands = {}
     if answer.winner is not None:
         commands["train"] = shlex.join(["bash", str(out / "launch.sh")])
-    commands["measure again"] = shlex.join([*words[:end], "--fresh", *words[end:]])
-    commands["go on"] = shlex.join([*words[:end], "--resume", *words[end:]])
+    commands["measure again"] = shlex.join([*arguments[:end], "--fresh", *arguments[end:]])
+    commands["go on"] = shlex.join([*arguments[:end], "--resume", *arguments[end:]])
     return commands
 
 

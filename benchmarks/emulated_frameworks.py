@@ -213,7 +213,7 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         ),
         "seconds": round(time.monotonic() - began),
         "exit_code": rehearsal.code,
-        "error": rehearsal.failure and rehearsal.failure.words,
+        "error": rehearsal.failure and rehearsal.failure.message,
         "steps": steps,
         "emulated": _emulated(rehearsal),
         "predicted": {

@@ -193,7 +193,7 @@ def rehearsed(
     rehearsal = rehearse(command, emulated_machine(cards), python, sys.stderr.write)
     return {
         "exit_code": rehearsal.code,
-        "error": rehearsal.failure and rehearsal.failure.words,
+        "error": rehearsal.failure and rehearsal.failure.message,
         "seconds": round(time.monotonic() - began),
         "outcome": "ok" if rehearsal.code == 0 else "crash",
         "steps": emulated_frameworks.records(asdict(launch.figures), lines(list(rehearsal.output))),

@@ -52,7 +52,7 @@ class InlineExecutor:
             Slot(
                 number=n,
                 hosts=frozenset({"inline"}),
-                words="this process",
+                label="this process",
             )
             for n in range(slots)
         )

@@ -124,7 +124,7 @@ def keys() -> dict[str, list[str]]:
         machine=emulated_machine("L4"),
         code=1,
         report=RunReport(processes=(process,), unjudged={}),
-        failure=CommandFailure(words="", place=None),
+        failure=CommandFailure(message="", place=None),
         output=(),
     )
     documents: dict[str, Mapping[str, Any]] = {

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,13 +21,6 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 C_SOURCES = ROOT / "autotune" / "emulator" / "csrc"
-
-# Remove each of these once its circle is gone.
-KNOWN_MODULE_CIRCLES = (
-    frozenset({"autotune.worker.tracing.ledger", "autotune.worker.tracing.tracker"}),
-    frozenset({"autotune.search.dashboard_server", "autotune.search.dashboard_storage"}),
-)
-KNOWN_C_CIRCLES = (frozenset({"account", "machine", "report"}),)
 
 Graph = Mapping[str, set[str]]
 """Names of files, each with the files that it depends on."""
@@ -59,15 +52,6 @@ def _reachable(graph: Graph, start: str) -> set[str]:
                 reached.add(target)
                 waiting.append(target)
     return reached
-
-
-def _unexpected(graph: Graph, expected: Iterable[frozenset[str]]) -> list[list[str]]:
-    """Return the circles that are neither expected nor what is left of an expected one."""
-    result = []
-    for circle in circles(graph):
-        if not any(circle <= known_circle for known_circle in expected):
-            result.append(sorted(circle))
-    return sorted(result)
 
 
 # Python modules.
@@ -161,7 +145,7 @@ def _definer(statement: Import, modules: Mapping[str, Module]) -> str:
 
 
 def test_modules_import_each_other_without_circles() -> None:
-    assert _unexpected(module_graph(ROOT / "autotune"), KNOWN_MODULE_CIRCLES) == []
+    assert circles(module_graph(ROOT / "autotune")) == set()
 
 
 @pytest.mark.parametrize(
@@ -243,7 +227,7 @@ def _without_declarations(text: str) -> str:
 def test_c_files_do_not_use_each_other_in_circles() -> None:
     graph = c_graph(C_SOURCES)
     assert graph["runtime_memory"] >= {"memory", "stream"}, "calls are recognised"
-    assert _unexpected(graph, KNOWN_C_CIRCLES) == []
+    assert circles(graph) == set()
 
 
 def test_a_circle_of_c_files_is_found(tmp_path: Path) -> None:

@@ -179,7 +179,9 @@ def communication(
     if ranks < 2 or count < 1:
         return Estimate.exactly(0)
     pcie = estimate("nccl_mib_pcie")
-    nvlink = estimate("nccl_mib_two_nvlink" if ranks == 2 else "nccl_mib_many_nvlink")
+    nvlink = estimate("nccl_mib_many_nvlink")
+    if ranks == 2:
+        nvlink = estimate("nccl_mib_two_nvlink")
     if gpu is None or gpu.link is None:
         buffers = Estimate(
             value=nvlink.value,

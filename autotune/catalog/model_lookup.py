@@ -7,6 +7,7 @@ The config.json of a hub id is fetched if nothing here has it, unless the networ
 from __future__ import annotations
 
 import difflib
+import itertools
 import os
 import re
 import tempfile
@@ -146,11 +147,11 @@ def _cached_model(hub_id: str) -> Model | None:
 
 
 def _catalogued_model(hub_id: str) -> Model | None:
-    for known in catalog.models():
-        if hub_id in known.ids:
+    for model in catalog.models():
+        if hub_id in model.ids:
             return Model(
                 name=hub_id,
-                config=known.config,
+                config=model.config,
                 folder=None,
                 origin="catalogue",
             )
@@ -188,18 +189,18 @@ def _assumed_model(hub_id: str) -> Model | None:
         return None
     best: tuple[int, KnownModel] | None = None
     for model in catalog.models():
-        words = _words(_short(model.ids[0]))
-        is_longer = best is None or len(words) > best[0]
-        if len(words) > 1 and is_longer and _contains(name, words):
-            best = len(words), model
+        name_parts = _words(_short(model.ids[0]))
+        is_longer = best is None or len(name_parts) > best[0]
+        if len(name_parts) > 1 and is_longer and _contains(name, name_parts):
+            best = len(name_parts), model
     if best is None:
         return None
-    _, known = best
+    _, closest = best
     return Model(
         name=hub_id,
-        config=known.config,
+        config=closest.config,
         folder=None,
-        origin=f"shape of {known.ids[0]} assumed by the name; --model names another",
+        origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
     )
 
 
@@ -208,10 +209,10 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[-_]+", name.lower()) if word]
 
 
-def _contains(words: list[str], part: list[str]) -> bool:
+def _contains(name_parts: list[str], part: list[str]) -> bool:
     """Return True if the words contain the part, one after another."""
-    last_start = len(words) - len(part)
-    return any(words[start : start + len(part)] == part for start in range(last_start + 1))
+    last_start = len(name_parts) - len(part)
+    return any(name_parts[start : start + len(part)] == part for start in range(last_start + 1))
 
 
 def _base_of_adapter(folder: Path) -> str | None:
@@ -224,8 +225,12 @@ def _base_of_adapter(folder: Path) -> str | None:
         largest_bytes=MAX_CONFIG_BYTES,
         way_out="Save the adapter again.",
     )
-    base = adapter.get("base_model_name_or_path") if isinstance(adapter, dict) else None
-    return base if isinstance(base, str) and base else None
+    if not isinstance(adapter, dict):
+        return None
+    base = adapter.get("base_model_name_or_path")
+    if not isinstance(base, str):
+        return None
+    return base or None
 
 
 def has_weights(folder: Path | None) -> bool:
@@ -236,35 +241,36 @@ def has_weights(folder: Path | None) -> bool:
 def short_names() -> dict[str, list[str]]:
     """Return lower-case short name -> hub ids."""
     names: dict[str, list[str]] = {}
-    for hub_id in _catalogued_ids():
-        names.setdefault(_short(hub_id), []).append(hub_id)
+    for model in catalog.models():
+        for hub_id in model.ids:
+            names.setdefault(_short(hub_id), []).append(hub_id)
     return names
-
-
-def _catalogued_ids() -> list[str]:
-    return [hub_id for model in catalog.models() for hub_id in model.ids]
 
 
 def _hub_id(text: str) -> str:
     """Return the hub id in its own spelling, or the single id of a short name."""
-    ids = {hub_id.lower(): hub_id for hub_id in _catalogued_ids()}
+    ids = list(itertools.chain.from_iterable(short_names().values()))
     lowered = text.lower()
     if "/" in text:
-        return ids.get(lowered, text)
+        for hub_id in ids:
+            if hub_id.lower() == lowered:
+                return hub_id
+        return text
     namesakes = short_names().get(lowered, [])
     if len(namesakes) == 1:
         return namesakes[0]
-    if not namesakes:
-        begins = re.compile(rf"{re.escape(lowered)}(?![a-z0-9])")
-        namesakes = [hub_id for hub_id in ids.values() if begins.match(_short(hub_id))]
-    if namesakes:
-        raise _ambiguous(text, sorted(hub_id.split("/")[1] for hub_id in namesakes))
-    raise UnknownName(
-        "model",
-        text,
-        [hub_id.split("/")[1] for hub_id in ids.values()],
-        listing="autotune show models",
-    )
+
+    # A name of several models, or the beginning of names.
+    begins = re.compile(rf"{re.escape(lowered)}(?![a-z0-9])")
+    names, similar_names = [], []
+    for hub_id in ids:
+        name = hub_id.split("/")[1]
+        names.append(name)
+        if hub_id in namesakes or (not namesakes and begins.match(_short(hub_id))):
+            similar_names.append(name)
+    if similar_names:
+        raise _ambiguous(text, sorted(similar_names))
+    raise UnknownName("model", text, names, listing="autotune show models")
 
 
 def _ambiguous(text: str, names: list[str]) -> BadInput:
@@ -391,9 +397,13 @@ def fetched_config(hub_id: str) -> bytes | None:
             text: bytes = answer.read(MAX_FETCHED_BYTES + 1)
     except (OSError, ValueError):  # no network, no such model, a gated one
         return None
-    return text if len(text) <= MAX_FETCHED_BYTES else None
+    if len(text) > MAX_FETCHED_BYTES:
+        return None
+    return text
 
 
 def _is_offline() -> bool:
-    values = [os.environ.get(name, "").lower() for name in OFFLINE_VARIABLES]
-    return any(value in ("1", "on", "yes", "true") for value in values)
+    for name in OFFLINE_VARIABLES:
+        if os.environ.get(name, "").lower() in ("1", "on", "yes", "true"):
+            return True
+    return False

@@ -23,7 +23,9 @@ _PATH = re.compile(r" - at `\$(?P<path>[^`]*)`$")
 def folder() -> Path:
     """Return the folder of the shipped spaces."""
     shipped = _PACKAGE / "search_spaces"
-    return shipped if shipped.is_dir() else _PACKAGE.parent / "search_spaces"
+    if shipped.is_dir():
+        return shipped
+    return _PACKAGE.parent / "search_spaces"
 
 
 def names() -> tuple[str, ...]:
@@ -33,10 +35,11 @@ def names() -> tuple[str, ...]:
 
 def load_space(name_or_path: str) -> SearchSpace:
     """Load a shipped space by name, or a file by path."""
-    is_path = "/" in name_or_path or name_or_path.endswith((".yaml", ".yml"))
-    if not is_path and name_or_path not in names():
+    if "/" in name_or_path or name_or_path.endswith((".yaml", ".yml")):
+        return read_space(Path(name_or_path))
+    if name_or_path not in names():
         raise UnknownName("search space", name_or_path, names(), listing="autotune show spaces")
-    return read_space(Path(name_or_path) if is_path else folder() / f"{name_or_path}.yaml")
+    return read_space(folder() / f"{name_or_path}.yaml")
 
 
 def read_space(path: Path) -> SearchSpace:
@@ -69,8 +72,10 @@ def _key_path(message: str) -> KeyPath:
     match = _PATH.search(message)
     if match is None:
         return ()
-    parts = re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"])
-    return tuple(int(index) if index else name for name, index in parts)
+    path: list[str | int] = []
+    for name, index in re.findall(r"\.?([A-Za-z_]\w*)|\[(\d+)\]", match["path"]):
+        path.append(name or int(index))
+    return tuple(path)
 
 
 def _refuse_unknown_keys(
@@ -94,16 +99,18 @@ def _check(document: Document, space: SearchSpace) -> None:
             "the space has no knobs.",
             way_out="List at least one knob with its choices.",
         )
-    names_in_order = [knob.name for knob in space.knobs]
+    described = {knob.name: knob for knob in space.remedies}
+    names_so_far: set[str] = set()
     for index, knob in enumerate(space.knobs):
         _check_knob(document, space, knob, ("knobs", index))
-        if names_in_order.index(knob.name) != index:
+        described[knob.name] = knob
+        if knob.name in names_so_far:
             raise document.error(
                 ("knobs", index),
                 f"knob {knob.name!r} is listed twice.",
                 way_out="Keep one of the two.",
             )
-    described = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
+        names_so_far.add(knob.name)
     for index, name in enumerate(space.relax):
         if name not in described:
             unknown = UnknownName("knob", name, described)
@@ -129,8 +136,8 @@ def _check_knob(
             way_out="Give it at least one value.",
         )
     # True == 1 in Python, but not in YAML.
-    typed = [(type(choice), choice) for choice in knob.choices]
-    if len(set(typed)) != len(typed):
+    distinct = {(type(choice), choice) for choice in knob.choices}
+    if len(distinct) != len(knob.choices):
         raise document.error(
             (*at, "choices"),
             f"knob {knob.name!r} has a choice twice.",

@@ -86,23 +86,23 @@ def autotune_command(context: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
-    words = list(sys.argv[1:] if arguments is None else arguments)
+    command_line = list(sys.argv[1:] if arguments is None else arguments)
     # A character that the terminal's encoding lacks is shown as `?`: the answer counts.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
     sys.stdout = cast(TextIO, PipeOutput(sys.stdout))
     try:
-        for word in words:
+        for word in command_line:
             _refuse_other_encoding(word)
         result = autotune_command.main(
-            args=words,
+            args=command_line,
             prog_name="autotune",
             standalone_mode=False,
         )
         sys.stdout.flush()
     except BaseException as error:  # all exit codes are decided in one place
         ignore_stop_signals()  # a second Ctrl-C must not interrupt the report
-        _end(report_and_exit_code(error, as_json="--json" in words))
+        _end(report_and_exit_code(error, as_json="--json" in command_line))
     if result is None:
         result = DONE
     _end(result if isinstance(result, int) else FAULT)

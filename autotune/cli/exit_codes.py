@@ -56,25 +56,31 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
         case TrainingEnvironmentError():
             return _report(NO_ENVIRONMENT, str(error), "", as_json)
         case AutotuneError():
-            what = _sentence(str(error))
-            return _report(FAULT, what, f"The details are in {_write_traceback(error)}.", as_json)
+            sentence = _sentence(str(error))
+            return _report(
+                FAULT, sentence, f"The details are in {_write_traceback(error)}.", as_json
+            )
         case OSError() if (full := describe_full_disk(error)) is not None:
             return _report(FAULT, full, "", as_json)
         case _:
             lines = str(error).strip().splitlines() or ["no message"]
-            what = f"internal error of autotune: {type(error).__name__}: {lines[0].rstrip('.')}."
-            return _report(FAULT, what, f"The traceback is in {_write_traceback(error)}.", as_json)
+            sentence = (
+                f"internal error of autotune: {type(error).__name__}: {lines[0].rstrip('.')}."
+            )
+            return _report(
+                FAULT, sentence, f"The traceback is in {_write_traceback(error)}.", as_json
+            )
 
 
 def _report(
     code: int,
-    what: str,
+    sentence: str,
     way_out: str,
     as_json: bool,
 ) -> int:
-    say(f"Error: {what} {way_out}".rstrip(), sys.stderr)
+    say(f"Error: {sentence} {way_out}".rstrip(), sys.stderr)
     if as_json:
-        error = {"exit_code": code, "what": what, "way_out": way_out}
+        error = {"exit_code": code, "what": sentence, "way_out": way_out}
         print(json.dumps({"schema": 1, "status": "error", "error": error}))
     return code
 

@@ -152,7 +152,7 @@ def _document(rehearsed: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, An
         "gpus": [card.gpu.name for card in rehearsed.machine.cards],
         "cards": cards,
         "processes": _process_rows(rehearsed),
-        "error": failure and {"words": failure.words, "place": failure.place},
+        "error": failure and {"words": failure.message, "place": failure.place},
         "diagnosis": diagnosis and as_document(diagnosis),
         "caveats": [*rehearsed.report.sentences(), LIMITATIONS],
     }

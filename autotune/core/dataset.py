@@ -14,6 +14,7 @@ from statistics import NormalDist, fmean
 from autotune.core.errors import BadInput
 from autotune.core.files import refuse_special_files
 from autotune.core.space import KnobValue
+from autotune.core.units import counted
 
 FILE_LOADERS: Mapping[str, str] = {
     ".json": "json",
@@ -90,7 +91,7 @@ class Images:
         return self.count * self.tokens
 
     def __str__(self) -> str:
-        images = "1 image" if self.count == 1 else f"{self.count} images"
+        images = counted(self.count, "image")
         return f"{images} of {self.width}x{self.height} a row, {self.tokens:,} tokens each"
 
 

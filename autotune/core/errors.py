@@ -31,10 +31,10 @@ class AutotuneError(Exception):
 class BadInput(AutotuneError):
     """Invalid value: `what` names the problem, `way_out` the fix."""
 
-    def __init__(self, what: str, *, way_out: str = "") -> None:
-        self.what = what
+    def __init__(self, sentence: str, *, way_out: str = "") -> None:
+        self.what = sentence
         self.way_out = way_out
-        super().__init__(f"{what} {way_out}".strip())
+        super().__init__(f"{sentence} {way_out}".strip())
 
 
 class UnknownName(BadInput):

@@ -39,7 +39,9 @@ def describe_full_disk(error: OSError) -> str | None:
     """Return the error as a sentence if no space is left; None for any other."""
     if error.errno not in (errno.ENOSPC, errno.EDQUOT):
         return None
-    place = f" on the disk of {error.filename}" if error.filename else ""
+    place = ""
+    if error.filename:
+        place = f" on the disk of {error.filename}"
     return f"No space is left{place}. Free some; a search goes on with --resume."
 
 

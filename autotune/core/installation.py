@@ -28,7 +28,9 @@ def _source() -> str:
         recorded = distribution(DISTRIBUTION).read_text("direct_url.json")
     except PackageNotFoundError:
         recorded = None
-    address = urlsplit(json.loads(recorded)["url"]) if recorded else None
-    if address is None:
+    if not recorded:
         return DISTRIBUTION
-    return unquote(address.path) if address.scheme == "file" else address.geturl()
+    address = urlsplit(json.loads(recorded)["url"])
+    if address.scheme != "file":
+        return str(address.geturl())
+    return unquote(address.path)

@@ -46,8 +46,12 @@ class Hardware:
         return "measured" if self.here else "predicted"
 
     def __str__(self) -> str:
-        text = self.name if self.count == 1 else f"{self.count}x{self.name}"
-        return f"emulated {text}" if self.emulated else text
+        text = self.name
+        if self.count != 1:
+            text = f"{self.count}x{text}"
+        if self.emulated:
+            text = f"emulated {text}"
+        return text
 
 
 Tuning = Literal["full", "lora", "qlora"]
@@ -90,13 +94,13 @@ class Workload:
     images: Images | None = None  # of each row; None: texts only
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file
-    held: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags
+    held_values: Mapping[str, KnobValue] = field(default_factory=dict)  # by --config and flags
     # Rest of the user's configuration (dataset names, rewards, lists), passed through
     user_settings: Mapping[str, object] = field(default_factory=dict)
     # What the configuration file itself states
     stated: Mapping[str, object] = field(default_factory=dict)
-    # Part of `held` that neither flags nor file state: the framework's defaults, with which the
-    # file trains
+    # Part of `held_values` that neither flags nor file state: the framework's defaults, with which
+    # the file trains
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
     launch: LaunchScript | None = None  # the user's shell script, in place of a configuration file
     script: UserScript | None = None  # the user's training script, in place of a configuration file
@@ -157,7 +161,7 @@ class Job:
             "dataset": workload.dataset,
             "global_batch": workload.global_batch,
             "typical_completion_length": workload.typical_completion_length,
-            "held": dict(workload.held),
+            "held": dict(workload.held_values),
             "user_settings": without_secret_settings(workload.user_settings),
             "hardware": devices,
             "memory_limit_bytes": self.memory_limit_bytes,

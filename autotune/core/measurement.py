@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from functools import cached_property
@@ -221,6 +221,11 @@ class Memory:
         return replace(self, peak_bytes=max(peaks), phase_peak_bytes=highest_by_phase(first))
 
 
+def highest(figures: Iterable[int | None]) -> int | None:
+    """Return the largest of the known figures; None where none is known."""
+    return max((figure for figure in figures if figure is not None), default=None)
+
+
 def highest_by_phase(memories: Sequence[DeviceMemory | Memory]) -> dict[str, int]:
     """Return the highest peak of each phase."""
     highest: dict[str, int] = {}
@@ -322,6 +327,13 @@ class Measurement:
         if self.outcome is not Outcome.INTERRUPTED or self.failure is None:
             return False
         return self.failure.from_outside
+
+    @property
+    def requested_bytes(self) -> int | float:
+        """Size of the allocation that failed; 0 where the message does not name it."""
+        if self.failure is None:
+            return 0
+        return self.failure.numbers.get("asked_bytes", 0)
 
     @property
     def ranking_speed(self) -> Speed | None:

@@ -152,6 +152,15 @@ class Prediction:
     versions: Mapping[str, str] = field(default_factory=dict)  # packages whose code was traced
 
     @property
+    def seconds_by_phase(self) -> dict[Phase, Estimate]:
+        """Seconds of each phase that has a predicted speed."""
+        seconds = {}
+        for phase in self.phases:
+            if phase.seconds is not None:
+                seconds[phase.name] = phase.seconds
+        return seconds
+
+    @property
     def ranking_rate(self) -> Estimate | None:
         """Speed by which candidates are ranked: at the lengths given, if any."""
         return self.tokens_per_second_at_lengths or self.tokens_per_second

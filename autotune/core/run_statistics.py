@@ -29,7 +29,7 @@ from statistics import NormalDist
 from typing import Literal
 
 from autotune.core.measurement import CycleMemory, LoopActivity, Measurement, Outcome, Speed
-from autotune.core.units import MIB, format_bytes, format_seconds
+from autotune.core.units import MIB, counted, format_bytes, format_seconds
 
 RUN_PER_CYCLE = 2.05
 """Standard deviation between runs divided by the scatter of single cycles: geometric mean of
@@ -204,7 +204,7 @@ def _uncertainty(quiet: Speed, busy: Speed) -> float | None:
 
 def describe_interference(disturbance: Disturbance) -> str:
     """Return one sentence for the report; figures of finalists, measured alone, stay valid."""
-    probes = "1 other" if disturbance.beside == 1 else f"{disturbance.beside} others"
+    probes = counted(disturbance.beside, "other")
     direction = "slower" if disturbance.slower_share >= 0 else "faster"
     error = ""
     if disturbance.uncertainty is not None:
@@ -213,8 +213,9 @@ def describe_interference(disturbance: Disturbance) -> str:
         f"{abs(disturbance.slower_share):.1%}{error} {direction} beside {probes} on its machine"
         " than alone"
     )
-    doubt = "" if disturbance.shows else ", which is within the scatter of its cycles"
-    return f"Probes ran at the same time: one was {size}{doubt}. The finalists were measured alone."
+    if not disturbance.shows:
+        size += ", which is within the scatter of its cycles"
+    return f"Probes ran at the same time: one was {size}. The finalists were measured alone."
 
 
 CONFIDENCE = 0.99  # confidence of the interval; high because a false alarm rejects a good candidate
@@ -310,12 +311,17 @@ def _verdict(
     trend = f"it grows by {interval}, which reaches the limit after {last_step} steps at the latest"
     if projected is None:
         return "held", f"{trend}; how many steps the run takes is not known"
-    verdict: SoakVerdict = "would cross" if last_step < projected else "held"
-    return verdict, f"{trend}; the run takes {projected}"
+    reason = f"{trend}; the run takes {projected}"
+    if last_step < projected:
+        return "would cross", reason
+    return "held", reason
 
 
 def _signed(count: float) -> str:
-    return ("-" if count < 0 else "") + format_bytes(round(abs(count)))
+    size = format_bytes(round(abs(count)))
+    if count < 0:
+        return f"-{size}"
+    return size
 
 
 def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:

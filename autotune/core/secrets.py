@@ -295,7 +295,9 @@ def without_secret_settings(settings: Mapping[str, object]) -> dict[str, object]
 def _passwords_in(value: str) -> list[str]:
     """Return the password of a value's first URL with one, in a list."""
     match = _URL_PASSWORD.search(value)
-    return [match[1]] if match else []
+    if match is None:
+        return []
+    return [match[1]]
 
 
 def _is_plain(value: str) -> bool:

@@ -28,7 +28,9 @@ def setting_text(value: object) -> str:
     """Return a setting as YAML."""
     if value is None:
         return "null"
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    return str(value)
 
 
 def fingerprint(values: Mapping[str, object]) -> str:

@@ -51,11 +51,11 @@ class Document:
     def error(
         self,
         path: KeyPath,
-        what: str,
+        sentence: str,
         *,
         way_out: str = "",
     ) -> BadInput:
-        return BadInput(f"{self.where(path)}: {what}", way_out=way_out)
+        return BadInput(f"{self.where(path)}: {sentence}", way_out=way_out)
 
 
 def read_document(path: Path) -> Document:

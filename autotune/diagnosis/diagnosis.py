@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import textwrap
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,14 +74,16 @@ def in_words(diagnosis: Diagnosis, width: int) -> str:
         rows.append(("numbers", ", ".join(_figures_of_message(diagnosis.numbers))))
     if diagnosis.configured is not None:
         rows.append(("predicted", f"as configured: {_figures(diagnosis.configured)}"))
-    rows += _labelled("try", [_advised(advice) for advice in diagnosis.remedies])
+    rows += _labelled("try", map(_advised, diagnosis.remedies))
     rows += _labelled("note", diagnosis.remarks)
     return "\n".join(_row(label, text, width) for label, text in rows)
 
 
-def _labelled(label: str, texts: Sequence[str]) -> list[tuple[str, str]]:
-    """Return rows of which the first alone has the label."""
-    return [("" if position else label, text) for position, text in enumerate(texts)]
+def _labelled(label: str, texts: Iterable[str]) -> Iterator[tuple[str, str]]:
+    """Yield rows of which the first alone has the label."""
+    for text in texts:
+        yield label, text
+        label = ""
 
 
 def _figures_of_message(numbers: Numbers) -> Iterator[str]:

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.failures.classify import Finding, classify_quoted
-from autotune.failures.table import ROWS, cause_of, phase_of
+from autotune.failures.table import FAILURE_ROWS, cause_of, phase_of
 from autotune.failures.tracebacks import LogLine, Tracebacks, read_line
 
 MOST_LINES = 40
@@ -27,7 +27,7 @@ _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 _CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
 
 # Rows of libraries whose caller is not the cause.
-_ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in ROWS if row.cause == "unknown_memory")
+_ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in FAILURE_ROWS if row.cause == "unknown_memory")
 
 # Name of a function in a statement that was quoted without its file, or in a message.
 _FUNCTION = re.compile(r"([A-Za-z_]\w*_\w+|forward|backward)(?=[(`:,\s]|\Z)")

@@ -64,7 +64,9 @@ class LogEndings:
     def without_numbers(self) -> str:
         """Return the first of the final steps without a finite number."""
         needed = STEPS_OF_NO_NUMBERS - self._update_left_out
-        return self._no_numbers[0] if len(self._no_numbers) >= needed else ""
+        if len(self._no_numbers) < needed:
+            return ""
+        return self._no_numbers[0]
 
     def caught_before(self, position: int) -> str:
         """Return the last caught out-of-memory message if several are directly before this line."""
@@ -72,7 +74,9 @@ class LogEndings:
             return ""
         first_position, _ = self._caught[0]
         _, last_message = self._caught[-1]
-        return last_message if first_position >= position - _LAST_LINES else ""
+        if first_position < position - _LAST_LINES:
+            return ""
+        return last_message
 
     def feed(self, raw: str, position: int) -> bool:
         """Return True for the line of a step, or one that reports the end of training."""
@@ -204,10 +208,10 @@ class GpuNeighbours:
 
     def remarks(self, evidence: str) -> tuple[str, ...]:
         """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
-        in_message = {
-            pid: float(size) * _UNITS[unit] for pid, size, unit in _HOLDS.findall(evidence)
-        }
-        foreign = self._foreign({**self._earlier, **in_message})
+        sizes: dict[str, float] = dict(self._earlier)
+        for pid, size, unit in _HOLDS.findall(evidence):
+            sizes[pid] = float(size) * _UNITS[unit]
+        foreign = self._foreign(sizes)
         if not foreign:
             return ()
         largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]

@@ -13,13 +13,13 @@ from autotune.core.errors import BadInput
 from autotune.core.units import GIB, format_bytes
 
 # A larger file takes minutes to read, and its last part is enough.
-LARGEST_BYTES = 4 * GIB
+LARGEST_LOG_BYTES = 4 * GIB
 
 # Bytes that are kept of a longer line, half of them from its end: launchers print the exit code
 # last.
 LONGEST_LINE = 2**15
 
-BLOCK = 2**20
+READ_BYTES = 2**20
 _HEAD_BYTES = 2**16
 _MAGIC = {
     b"\x1f\x8b": "gzip -dc",
@@ -74,7 +74,7 @@ def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
     replaced. `head` was read before.
     """
     pending = b""
-    for block in itertools.chain([head], iter(lambda: stream.read(BLOCK), b"")):
+    for block in itertools.chain([head], iter(lambda: stream.read(READ_BYTES), b"")):
         # A progress bar is redrawn by \r: each drawing is a line, and so is a text over it.
         lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
         for line in lines[:-1]:
@@ -111,10 +111,10 @@ def _refuse_what_is_no_file(log: str) -> None:
             f"{log!r} is a pipe, and a log is a file.",
             way_out=f"Read it: autotune diagnose - < {log}",
         )
-    if size > LARGEST_BYTES:
+    if size > LARGEST_LOG_BYTES:
         raise BadInput(
-            f"{log!r} has {format_bytes(size)}, and files of up to {format_bytes(LARGEST_BYTES)}"
-            " are read.",
+            f"{log!r} has {format_bytes(size)}, and files of up to"
+            f" {format_bytes(LARGEST_LOG_BYTES)} are read.",
             way_out=f"Read its end: tail -c 500M {log} | autotune diagnose -",
         )
 

@@ -24,9 +24,9 @@ from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndi
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
 from autotune.failures.table import (
+    FAILURE_ROWS,
     LINES,
     MEMORY_CAUSES,
-    ROWS,
     WORDS,
     FailureRow,
     expand,
@@ -47,7 +47,7 @@ ranks, printed late.
 """
 
 MOST_REMARKS = 5
-_BY_NAME = {row.name: row for row in ROWS}
+_BY_NAME = {row.name: row for row in FAILURE_ROWS}
 
 
 class _Tier(IntEnum):
@@ -126,8 +126,8 @@ class LogReader:
         """Receive numbered lines; `lowered` is their whole text, and words that it lacks are in
         none of them.
         """
-        failure_words = [word for word in WORDS.telling if word in lowered]
-        progress_words = [word for word in WORDS.of_endings if word in lowered]
+        failure_words = list(filter(lowered.__contains__, WORDS.telling))
+        progress_words = list(filter(lowered.__contains__, WORDS.of_endings))
         for position, raw in block:
             self._feed_line(raw, position, failure_words, progress_words)
 
@@ -204,21 +204,26 @@ class LogReader:
 
         # 2. Its cause, with the processes that held the memory.
         finding = self._with_neighbours(best)
-        is_known = finding.cause is not None
         if finding.cause == "gpu_other_process":
             remarks = (*self._neighbours.remarks(finding.evidence), *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
-        return Diagnosis(
-            known=is_known,
-            is_memory=finding.is_memory if is_known else None,
-            cause=finding.cause,
+        diagnosis = Diagnosis(
+            known=False,
             phase=best.phase,
-            rank=best.rank if best.rank is not None else self._first_to_fail,
+            rank=self._first_to_fail if best.rank is None else best.rank,
             evidence=one_line(finding.evidence),
-            numbers=dict(finding.numbers) if is_known else {},
             remarks=remarks,
-            row=finding.row if is_known else None,
+        )
+        if finding.cause is None:
+            return diagnosis
+        return dataclasses.replace(
+            diagnosis,
+            known=True,
+            is_memory=finding.is_memory,
+            cause=finding.cause,
+            numbers=dict(finding.numbers),
+            row=finding.row,
         )
 
     def _only_aborted_at_exit(self, best: _Candidate) -> bool:
@@ -233,10 +238,11 @@ class LogReader:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
         if self._has_steps or _Tier.ROOT in self._survived:
             return True
-        return any(
-            candidate.is_whole and (tier is _Tier.ROOT or candidate.thrown is not None)
-            for tier, candidate in self._earliest.items()
-        )
+        for tier, candidate in self._earliest.items():
+            has_frames = tier is _Tier.ROOT or candidate.thrown is not None
+            if has_frames and candidate.is_whole:
+                return True
+        return False
 
     def _with_neighbours(self, candidate: _Candidate) -> Finding:
         """Return the finding with the owner of the missing memory: a foreign process, or another
@@ -341,7 +347,8 @@ def _message(
     rank = line.rank
     if rank is None:
         rank_in_words = _RANK_IN_WORDS.search(line.text)
-        rank = None if rank_in_words is None else int(rank_in_words[1])
+        if rank_in_words is not None:
+            rank = int(rank_in_words[1])
     return _Candidate(
         tier=_tier(finding, line.text, has_traceback=False),
         position=position,
@@ -359,7 +366,7 @@ def _is_the_same(printed: _Candidate, raised: _Candidate) -> bool:
         return False
     texts = [raised.finding.evidence]
     if raised.thrown is not None:
-        texts.append(f"{raised.thrown.text}\n{raised.thrown.more}")
+        texts.append(f"{raised.thrown.text}\n{raised.thrown.continuation}")
     return any(message in " ".join(text.split()) for text in texts)
 
 
@@ -370,12 +377,12 @@ def _judge(reported: ExceptionChain) -> _Candidate:
     A handled exception may be harmless, such as the import of an optional package. Running out of
     memory never is.
     """
-    candidates = [_candidate(thrown, reported) for thrown in reported.chain]
-    classified = [
-        candidate
-        for candidate in candidates
-        if candidate.tier is _Tier.ROOT and candidate.finding.row is not None
-    ]
+    candidates, classified = [], []
+    for thrown in reported.chain:
+        candidate = _candidate(thrown, reported)
+        candidates.append(candidate)
+        if candidate.tier is _Tier.ROOT and candidate.finding.row is not None:
+            classified.append(candidate)
     best = min(classified, key=lambda candidate: _weakness(candidate.finding), default=None)
     if best is not None:
         # A framework's message may be about a fault in the user's own code, with which the chain
@@ -426,11 +433,16 @@ def _tier(
     if finding.row is None:
         first_line = text.partition("\n")[0]
         is_of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(first_line)
-        return _Tier.WRAPPER if is_of_another or not has_traceback else _Tier.ROOT
+        if is_of_another or not has_traceback:
+            return _Tier.WRAPPER
+        return _Tier.ROOT
     if finding.secondary:
-        return _Tier.ECHO if finding.cause is not None else _Tier.WRAPPER
-    is_decisive = has_traceback or finding.is_memory or _row(finding).decisive
-    return _Tier.ROOT if is_decisive else _Tier.BARE
+        if finding.cause is None:
+            return _Tier.WRAPPER
+        return _Tier.ECHO
+    if has_traceback or finding.is_memory or _row(finding).decisive:
+        return _Tier.ROOT
+    return _Tier.BARE
 
 
 def _row(finding: Finding) -> FailureRow:
@@ -438,7 +450,9 @@ def _row(finding: Finding) -> FailureRow:
 
 
 def _phase_of_row(finding: Finding) -> Phase | None:
-    return None if finding.row is None else _row(finding).phase
+    if finding.row is None:
+        return None
+    return _row(finding).phase
 
 
 def _at_the_end(
@@ -462,4 +476,4 @@ def _at_the_end(
 def one_line(text: str) -> str:
     """Return the text as one printable line without prefixes."""
     line = " ".join(read_line(text).text.split())
-    return "".join(letter for letter in line if letter.isprintable())[:600].removesuffix(":")
+    return "".join(filter(str.isprintable, line))[:600].removesuffix(":")

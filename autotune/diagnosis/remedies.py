@@ -20,16 +20,16 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
-from autotune.search.advice import BATCH_KNOBS
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
     from autotune.request.job_builder import ParsedRequest
 
 # Method that every framework has; the names in question are those of all its methods.
-METHOD = "grpo"
+DEFAULT_REMEDY_METHOD = "grpo"
 
 # Framework whose names the tables of remedies have.
 SOURCE = "trl"
@@ -79,7 +79,7 @@ class LogFramework:
             if kind.framework not in self._methods:
                 for markers_of_method in kind.methods_in_logs.values():
                     markers += markers_of_method
-        return any(marker in lowered for marker in markers)
+        return any(map(lowered.__contains__, markers))
 
     def _feed_line(self, lowered: str) -> None:
         if self.name is None:
@@ -97,7 +97,7 @@ class LogFramework:
         """Return the remedies under this framework's names, without those that it or its method
         has no setting for.
         """
-        method = self._methods.get(self.name or SOURCE, METHOD)
+        method = self._methods.get(self.name or SOURCE, DEFAULT_REMEDY_METHOD)
         renamed = _present(_of_method(remedy, method) for remedy in remedies)
         if not renamed:
             renamed = tuple(remedies)
@@ -130,14 +130,14 @@ class LogFramework:
 
 def _framework_in(lowered: str) -> str | None:
     for kind in launch_kinds():
-        if any(marker in lowered for marker in kind.in_logs):
+        if any(map(lowered.__contains__, kind.in_logs)):
             return kind.framework
     return None
 
 
 def _method_in(lowered: str, kind: LaunchKind) -> str | None:
     for method, markers in kind.methods_in_logs.items():
-        if any(marker in lowered for marker in markers):
+        if any(map(lowered.__contains__, markers)):
             return method
     return None
 
@@ -162,7 +162,9 @@ def _advice(remedy: Remedy, diagnosis: Diagnosis) -> Advice:
     direction = remedy.to
     bound = diagnosis.numbers.get(remedy.bounded_by or "")
     if bound is not None:
-        shown = str(bound) if isinstance(bound, int) else format(bound, ".2f")
+        shown = format(bound, ".2f")
+        if isinstance(bound, int):
+            shown = str(bound)
         direction = f"{direction}, to at most {shown}"
     return Advice(change={remedy.setting: direction}, why=remedy.why)
 
@@ -174,13 +176,15 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
     former_names = kind_of(SOURCE).past_methods.get(method)
     if former_names is not None:
         former = former_names.get(remedy.setting, remedy.setting)
-        return None if former is None else msgspec.structs.replace(remedy, setting=former)
+        if former is None:
+            return None
+        return msgspec.structs.replace(remedy, setting=former)
     fields = frameworks.trainer(SOURCE, method).fields()
     canonical = frameworks.trainer(SOURCE, method).canonical
     setting = canonical.get(remedy.setting, remedy.setting)
     if setting not in fields:
         setting = _ROW_LENGTH.get(remedy.setting, remedy.setting)
-    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, METHOD).fields()
+    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, DEFAULT_REMEDY_METHOD).fields()
     if is_a_setting and setting not in fields:
         return None
     return msgspec.structs.replace(remedy, setting=setting)
@@ -191,7 +195,7 @@ def _names(framework: str) -> Mapping[str, str | None]:
     """Return setting of the remedies -> the framework's own; None: it has none."""
     if kind_of(framework).only_logs:
         return kind_of(framework).remedies
-    trainer = frameworks.trainer(framework, METHOD)
+    trainer = frameworks.trainer(framework, DEFAULT_REMEDY_METHOD)
     facts = getattr(trainer, "facts", None)
     engine_names = {}
     if isinstance(facts, FrameworkFacts):
@@ -205,10 +209,10 @@ def _names(framework: str) -> Mapping[str, str | None]:
 def _settings(framework: str) -> frozenset[str]:
     if kind_of(framework).only_logs:
         return frozenset(name for name in _names(framework).values() if name is not None)
-    return frozenset(frameworks.trainer(framework, METHOD).fields())
+    return frozenset(frameworks.trainer(framework, DEFAULT_REMEDY_METHOD).fields())
 
 
-Change: TypeAlias = Mapping[str, KnobValue]
+RemedyChange: TypeAlias = Mapping[str, KnobValue]
 
 _SWITCH: Mapping[str, bool] = {"on": True, "off": False}
 
@@ -217,60 +221,65 @@ def changes_of(
     advice: Advice,
     space: SearchSpace,
     candidate: Candidate,
-) -> Iterator[Change]:
+) -> Iterator[RemedyChange]:
     """Yield the changes from the mildest to the strongest; none for a setting outside the space."""
     knobs = {knob.name: knob for knob in (*space.remedies, *space.knobs)}
     for setting, advised in advice.change.items():
-        if setting == BATCH_KNOBS[0]:
+        if setting == MICRO_BATCH:
             yield from _smaller_batches(candidate)
         elif setting in knobs:
             direction, _, bound = advised.partition(", to at most ")
-            knob = knobs[setting]
             current = candidate.settings.get(setting)
-            for value in _values(knob, current, direction, int(bound) if bound else None):
+            for value in _values(knobs[setting], current, direction, bound):
                 yield {setting: value}
 
 
-def _smaller_batches(candidate: Candidate) -> Iterator[Change]:
+def _smaller_batches(candidate: Candidate) -> Iterator[RemedyChange]:
     """Yield smaller micro-batches with more accumulation steps, at the same global batch."""
-    batch_knob, steps_knob = BATCH_KNOBS[:2]
-    batch = candidate.settings.get(batch_knob)
-    steps = candidate.settings.get(steps_knob)
+    batch = candidate.settings.get(MICRO_BATCH)
+    steps = candidate.settings.get(ACCUMULATION)
     if not isinstance(batch, int) or not isinstance(steps, int):
         return
     for size in range(batch - 1, 0, -1):
         is_power_of_two = size & (size - 1) == 0
         if is_power_of_two and batch % size == 0:
-            yield {batch_knob: size, steps_knob: steps * batch // size}
+            yield {MICRO_BATCH: size, ACCUMULATION: steps * batch // size}
 
 
 def _values(
     knob: Knob,
     current: KnobValue,
     direction: str,
-    bound: int | None,
+    bound: str,
 ) -> Sequence[KnobValue]:
-    """Return the knob's values in this direction, the nearest to the current one first."""
+    """Return the knob's values in this direction, the nearest to the current one first. `bound`: a
+    whole number as text; empty: none.
+    """
     if direction in _SWITCH:
         value = _SWITCH[direction]
-        return [value] if current is not value else []
+        return [] if current is value else [value]
     if direction not in ("raise", "lower"):
         return [choice for choice in knob.choices if str(choice) == direction and choice != current]
-    if bound is not None:
-        return [bound]
+    if bound:
+        return [int(bound)]
     if not isinstance(current, int | float):
         return []
-    numbers = [choice for choice in knob.choices if _is_number(choice)]
+    higher, lower = [], []
+    for choice in sorted(filter(_is_number, knob.choices)):
+        if choice > current:
+            higher.append(choice)
+        elif choice < current:
+            lower.append(choice)
     if direction == "raise":
-        return sorted(number for number in numbers if number > current)
-    return sorted((number for number in numbers if number < current), reverse=True)
+        return higher
+    return lower[::-1]
 
 
 def _is_number(value: KnobValue) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
+REMEDIES_SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
 
 
 def with_effects(
@@ -283,7 +292,7 @@ def with_effects(
     remedy that has one.
     """
     failed = service.predict(candidate)
-    deadline = time.monotonic() + SECONDS
+    deadline = time.monotonic() + REMEDIES_SECONDS
     remedies = []
     for advice in diagnosis.remedies:
         effect = None
@@ -303,7 +312,7 @@ def _effect(
     """Return the effect of the mildest change in this direction that surely fits, or else of the
     strongest.
     """
-    change: Change | None = None
+    change: RemedyChange | None = None
     predicted: Prediction | None = None
     for stronger in changes_of(advice, request.whole_space, candidate):
         prediction = _predicted_after(stronger, request, candidate, service)
@@ -326,7 +335,7 @@ def _effect(
 
 
 def _predicted_after(
-    change: Change,
+    change: RemedyChange,
     request: ParsedRequest,
     candidate: Candidate,
     service: PredictionService,

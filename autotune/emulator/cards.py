@@ -120,10 +120,10 @@ class EmulatedCard:
         """Return what the driver calls it."""
         if self.gpu.name in _FULL_NAMES:
             return _FULL_NAMES[self.gpu.name]
-        words = ["NVIDIA"]
+        name_parts = ["NVIDIA"]
         for word in self.gpu.names[0].split():
-            words.append(word.upper() if re.search(r"\d", word) else word.title())
-        return " ".join(words)
+            name_parts.append(word.upper() if re.search(r"\d", word) else word.title())
+        return " ".join(name_parts)
 
     @property
     def multiprocessors(self) -> int:
@@ -240,10 +240,10 @@ def _uuid(identity: str) -> uuid.UUID:
 
 
 def _line(kind: str, fields: Mapping[str, object]) -> str:
-    words = [kind]
+    columns = [kind]
     for name, value in fields.items():
-        words.append(f"{name}={value}")
-    return "\t".join(words) + "\n"
+        columns.append(f"{name}={value}")
+    return "\t".join(columns) + "\n"
 
 
 def emulated_machine(text: str, *, lag: int = 0) -> EmulatedMachine:

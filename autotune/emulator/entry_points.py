@@ -172,9 +172,9 @@ def _text(
 
 # 3. Judgements.
 
-Kind = Literal["success", "refusal", "text", "handle", "zeros"]
+ReturnKind = Literal["success", "refusal", "text", "handle", "zeros"]
 
-_ANSWERS: Mapping[Kind, tuple[re.Pattern[str], str]] = {
+_ANSWERS: Mapping[ReturnKind, tuple[re.Pattern[str], str]] = {
     "text": (re.compile(r"(Error|Status)(String|Name)$|GetErrorString"), "a text for people"),
     "refusal": (re.compile(r"^nvml"), "not supported, as NVML says itself of much on many cards"),
     "handle": (
@@ -257,7 +257,7 @@ def judged(name: str) -> str | None:
     return None
 
 
-def _kind(name: str) -> Kind | None:
+def _kind(name: str) -> ReturnKind | None:
     for kind, (pattern, _) in _ANSWERS.items():
         if pattern.search(name):
             return kind
@@ -278,7 +278,7 @@ class Stub:
     """Generated entry point."""
 
     name: str
-    kind: Kind
+    kind: ReturnKind
     judged: str | None  # reason that its answer is right; None without a judgement
 
 

@@ -137,9 +137,9 @@ def set_up(
     return stand
 
 
-def _before(path: Path, others: str | None) -> str:
+def _before(path: Path, variable: str | None) -> str:
     """Put a path in front of the others of a variable."""
-    return f"{path}{os.pathsep}{others}" if others else str(path)
+    return f"{path}{os.pathsep}{variable}" if variable else str(path)
 
 
 def _copy_of_pynvml(name: str) -> ModuleType:
@@ -173,7 +173,7 @@ def _environment_variables(variables: Mapping[str, str]) -> Iterator[None]:
 class CommandFailure:
     """The first error that a command printed."""
 
-    words: str
+    message: str
     place: str | None  # the innermost frame of its traceback that is no library's of torch
 
 
@@ -268,7 +268,7 @@ def first_failure(lines: Sequence[str]) -> CommandFailure | None:
             places.append(f"{place['file']}:{place['line']} {place['function']}")
         elif error is not None:
             text = f"{error['kind']}: {error['text']}"
-            return CommandFailure(words=text, place=_innermost_of_command(places))
+            return CommandFailure(message=text, place=_innermost_of_command(places))
     return None
 
 

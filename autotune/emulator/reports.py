@@ -12,11 +12,11 @@ from pathlib import Path
 from autotune.emulator.entry_points import Stub
 
 # Of the file that the library writes: see `Report` in csrc/emu.h.
-CARDS, PHASES, NAME = 16, 32, 32
+CARDS, PHASE_BYTES, NAME_BYTES = 16, 32, 32
 MAGIC, VERSION = 0x454D5532, 2
 _HEAD = struct.Struct("<IIiiii5q")
 _PEAKS = struct.Struct(f"<{CARDS}q")
-_PHASE_SIZE = NAME + _PEAKS.size
+_PHASE_SIZE = NAME_BYTES + _PEAKS.size
 
 LIMITATIONS = (
     "Emulated, not measured: memory is accounted for as torch and the driver do it, with a context,"
@@ -150,11 +150,11 @@ def read_process(path: Path) -> ProcessReport | None:
         # 2. The phases.
         at += 4 * _PEAKS.size
         phase_peaks = {}
-        for index in range(min(phases, PHASES)):
+        for index in range(min(phases, PHASE_BYTES)):
             name, peaks = _phase(data, at + index * _PHASE_SIZE)
             phase_peaks[name] = peaks
         # 3. Calls of each generated entry point.
-        at += PHASES * _PHASE_SIZE
+        at += PHASE_BYTES * _PHASE_SIZE
         counts = struct.unpack_from(f"<{stubs}I", data, at)
     except struct.error:
         return None
@@ -180,8 +180,8 @@ def _by_card(data: bytes, at: int) -> dict[int, int]:
 
 
 def _phase(data: bytes, at: int) -> tuple[str, dict[int, int]]:
-    name = data[at : at + NAME].split(b"\0")[0].decode(errors="replace")
-    return name, _by_card(data, at + NAME)
+    name = data[at : at + NAME_BYTES].split(b"\0")[0].decode(errors="replace")
+    return name, _by_card(data, at + NAME_BYTES)
 
 
 def _rank(path: Path) -> int | None:

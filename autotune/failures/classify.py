@@ -13,9 +13,9 @@ from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
 from autotune.failures.numbers import Numbers, numbers_of
 from autotune.failures.table import (
+    FAILURE_ROWS,
     MEMORY_CAUSES,
     QUOTED_ROWS,
-    ROWS,
     WORDS,
     FailureRow,
     cause_of,
@@ -39,9 +39,9 @@ _BY_PHASE: Mapping[str, str] = {
     "optimizer": "optimizer",
 }
 
-_LOUD_ROWS = tuple(row for row in ROWS if row.read_in == "any line")
-_ERROR_ROWS = tuple(row for row in ROWS if row.read_in != "exception")
-_BY_PLACE = frozenset(row.name for row in ROWS if row.raised_at is not None)
+_LOUD_ROWS = tuple(row for row in FAILURE_ROWS if row.read_in == "any line")
+_ERROR_ROWS = tuple(row for row in FAILURE_ROWS if row.read_in != "exception")
+_BY_PLACE = frozenset(row.name for row in FAILURE_ROWS if row.raised_at is not None)
 
 # Signals that a process does not send to itself: from an operator, a scheduler or the kernel.
 OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -148,9 +148,9 @@ def classify_logged(
 
     kind, _, message = thrown.text.partition(": ")
     finding = classified(message)
-    if _is_decisive(finding) or not thrown.more:
+    if _is_decisive(finding) or not thrown.continuation:
         return finding
-    longer = classified(f"{message}\n{thrown.more}")
+    longer = classified(f"{message}\n{thrown.continuation}")
     # Behind an echo, only memory counts as its cause: libraries list general remarks there.
     counts = not finding.secondary or longer.outcome.is_out_of_memory
     return longer if _is_decisive(longer) and counts else finding
@@ -272,7 +272,7 @@ def classify_quoted(
 
     A place in the code belongs to an exception, not to any line.
     """
-    for row in (*ROWS, *QUOTED_ROWS):
+    for row in (*FAILURE_ROWS, *QUOTED_ROWS):
         if row.cause is None and row.kind != "memory":
             continue
         texts = list(exceptions)
@@ -291,7 +291,7 @@ def classify_quoted(
 
 def _first_match(
     texts: Sequence[str],
-    rows: Sequence[FailureRow] = ROWS,
+    rows: Sequence[FailureRow] = FAILURE_ROWS,
     frames: Sequence[str] = (),
 ) -> RowMatch | None:
     for row in rows:
@@ -306,7 +306,7 @@ def _from_print(printed: str, *, only_memory: bool) -> RowMatch | None:
     """Search the output for the failure behind a wrapper. Otherwise memory rows alone count,
     because logs contain many warnings.
     """
-    rows = [row for row in ROWS if not row.secondary]
+    rows = [row for row in FAILURE_ROWS if not row.secondary]
     if only_memory:
         rows = [row for row in rows if row.kind == "memory"]
     return _first_match([printed], rows)
@@ -393,11 +393,11 @@ def _purpose(
 
 def _is_fragmented(numbers: Numbers) -> bool:
     idle = numbers.get("idle_bytes")
-    asked = numbers.get("asked_bytes")
+    requested_bytes = numbers.get("asked_bytes")
     total = numbers.get("total_bytes")
-    if not idle or not asked or not total:
+    if not idle or not requested_bytes or not total:
         return False
-    return idle >= max(asked, FRAGMENTED_SHARE * total)
+    return idle >= max(requested_bytes, FRAGMENTED_SHARE * total)
 
 
 def _one_line(text: str) -> str:

@@ -49,7 +49,7 @@ class ActiveTrap:
     sources: tuple[str, ...]
 
 
-SECONDS = 60
+INSPECTION_SECONDS = 60
 
 _ASK = """
 import importlib.metadata, json, os, re, sys
@@ -80,7 +80,7 @@ def environment_facts(python: Path) -> EnvironmentFacts:
         reported = subprocess.run(
             [str(python), "-c", _ASK],
             capture_output=True,
-            timeout=SECONDS,
+            timeout=INSPECTION_SECONDS,
             check=True,
         ).stdout
         facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)

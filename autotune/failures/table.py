@@ -148,7 +148,7 @@ LINES = read_table("lines", _Lines)
 # Tables in the order in which they are searched.
 TABLES = ("memory", "refusals", "others", "checks", "files")
 
-Kind = Literal["memory", "host_memory", "illegal", "transient", "other"]
+FailureKind = Literal["memory", "host_memory", "illegal", "transient", "other"]
 """memory: out of device memory in the current phase. host_memory: out of the machine's memory.
 illegal: never tried again. transient: no verdict on the candidate, measured again. other: crash
 with a known cause.
@@ -163,7 +163,7 @@ that an aborting program printed; or an exception that was raised.
 class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     name: str  # also of its recorded samples in the tests
     pattern: str  # regular expression for `Type: text` of an exception, or for a line
-    kind: Kind
+    kind: FailureKind
     cause: str | None = None  # None: derived from the frames and the phase
     phase: Phase | None = None  # in which alone this text is printed; None: any phase
     secondary: bool = False  # message of a process that failed because another one had failed
@@ -225,7 +225,7 @@ def _read_rows(*tables: str) -> tuple[FailureRow, ...]:
     return msgspec.convert(rows, tuple[FailureRow, ...])
 
 
-ROWS = _read_rows(*TABLES)  # whole table in its order
+FAILURE_ROWS = _read_rows(*TABLES)  # whole table in its order
 
 QUOTED_ROWS = _read_rows("excerpts")  # rows of short excerpts, behind the others
 

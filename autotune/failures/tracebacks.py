@@ -139,7 +139,7 @@ class LoggedException:
     text: str
     frames: tuple[str, ...] = ()  # as `file:function source line`, innermost last
 
-    more: str = ""
+    continuation: str = ""
     """Lines directly behind it, which may belong to its text: a message's further lines are not
     indented."""
 
@@ -175,7 +175,7 @@ class _Open:
     in_frames: bool = True
     noise: int = 0
     wrapped: int = 0
-    more: list[str] = field(default_factory=list)
+    continuation: list[str] = field(default_factory=list)
     in_more: bool = False  # the last line was added to `more`
     complete: bool = False
 
@@ -184,17 +184,22 @@ class _Open:
             exception = LoggedException(
                 text=self.text or self.remote,
                 frames=tuple(self.frames),
-                more="\n".join(self.more),
+                continuation="\n".join(self.continuation),
             )
             self.chain.append(exception)
         self.text = self.remote = ""
         self.frames.clear()
-        self.more.clear()
+        self.continuation.clear()
         self.in_more = self.complete = False
 
     def goes_on_with(self, line: LogLine, text: str) -> bool:
         """Return True if a line without indentation may belong to the exception's text."""
-        if not self.text or self.complete or line.level is not None or len(self.more) >= _MOST_MORE:
+        if (
+            not self.text
+            or self.complete
+            or line.level is not None
+            or len(self.continuation) >= _MOST_MORE
+        ):
             return False
         return _NO_MORE.match(text) is None and _WITHOUT_TRACEBACK.match(text) is None
 
@@ -306,7 +311,7 @@ class Tracebacks:
         elif not text.strip(" |+-"):
             # Behind a box an empty line ends what was wrapped.
             open_.boxed = open_.boxed and not open_.text
-            open_.complete = open_.complete or bool(open_.more)
+            open_.complete = open_.complete or bool(open_.continuation)
         elif text.startswith(_CHAINED):
             open_.close_exception()
         elif open_.wraps_into(text):
@@ -315,7 +320,7 @@ class Tracebacks:
         elif open_.text and text[0] in " \t":
             open_.text = f"{open_.text}\n{text}"[:_MOST_TEXT]
         elif open_.goes_on_with(line, text):
-            open_.more.append(text[:_MOST_MORE_TEXT])
+            open_.continuation.append(text[:_MOST_MORE_TEXT])
             open_.in_more = True
         elif open_.text or open_.noise >= _MOST_NOISE:
             yield from self._end(line.source)

@@ -22,6 +22,11 @@ from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 
 Settings = Mapping[str, KnobValue]
+RequestPart = dict[str, object]
+"""Part of a request to the worker, as JSON."""
+
+MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+"""Names of transformers, which several frameworks take over."""
 
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
 TYPE_NAMES = {

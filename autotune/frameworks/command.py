@@ -68,7 +68,7 @@ class Command(Launched):
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the first value of each knob."""
         knobs = {knob.name: knob.choices[0] for knob in space.knobs}
-        for name, value in task.workload.held.items():
+        for name, value in task.workload.held_values.items():
             if name in knobs:
                 knobs[name] = value
         return knobs

@@ -108,7 +108,7 @@ def _measure(
         "model": model_path(task),
         "dataset": dict(dataset),
         "trust_remote_code": workload.trust_remote_code,
-        "model_revision": workload.held.get("model_revision"),
+        "model_revision": workload.held_values.get("model_revision"),
         "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
         **(parameters or {}),
     }

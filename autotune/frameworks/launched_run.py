@@ -205,7 +205,7 @@ class Launched(Trainer):
         return equivalents is not None and all(name in settings for name in equivalents)
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        settings = {**self.defaults, **task.workload.held, **knobs}
+        settings = {**self.defaults, **task.workload.held_values, **knobs}
         return Candidate(
             knobs=knobs,
             settings=settings,
@@ -219,7 +219,7 @@ class Launched(Trainer):
     def held_settings(self, task: Task) -> dict[str, KnobValue]:
         """Return the held settings of this framework, under its own names."""
         settings: dict[str, KnobValue] = {}
-        for name, value in task.workload.held.items():
+        for name, value in task.workload.held_values.items():
             framework_name = self.canonical.get(name, name)
             if framework_name in self.defaults:
                 settings[framework_name] = value
@@ -230,8 +230,8 @@ class Launched(Trainer):
         names = [knob.name for knob in space.knobs]
         choices: list[tuple[KnobValue, ...]] = []
         for knob in space.knobs:
-            if knob.name in task.workload.held:
-                choices.append((task.workload.held[knob.name],))
+            if knob.name in task.workload.held_values:
+                choices.append((task.workload.held_values[knob.name],))
             else:
                 choices.append(knob.choices)
         combinations = [

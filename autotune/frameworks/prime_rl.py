@@ -48,7 +48,7 @@ class PrimeRl(StandIn):
         """
         workload = task.workload
         from_file = OFFLOADING in workload.stated or OFFLOADING in workload.defaults
-        is_held = OFFLOADING in workload.held and not from_file
+        is_held = OFFLOADING in workload.held_values and not from_file
         completed = knobs
         if knobs.get(CHECKPOINTING) is False and not is_held:
             completed = {OFFLOADING: False, **knobs}

@@ -69,8 +69,8 @@ def with_limit(
     """Return the job of a user's file with a lower limit: the engine keeps its share of the GPU."""
     workload, hardware = job.task.workload, job.task.hardware
     scale = scale_of(hardware, limit_bytes) / scale_of(hardware, job.memory_limit_bytes)
-    held = within_limit(workload.held, scale, fields)
-    task = replace(job.task, workload=replace(workload, held=held))
+    held_values = within_limit(workload.held_values, scale, fields)
+    task = replace(job.task, workload=replace(workload, held_values=held_values))
     return replace(job, task=task, memory_limit_bytes=limit_bytes)
 
 
@@ -92,7 +92,9 @@ def for_files(candidate: Candidate, job: Job) -> tuple[Candidate, Task]:
         load=candidate.load,
     )
     workload = job.task.workload
-    workload = replace(workload, held=of_gpu(workload.held), defaults=of_gpu(workload.defaults))
+    workload = replace(
+        workload, held_values=of_gpu(workload.held_values), defaults=of_gpu(workload.defaults)
+    )
     return written, replace(job.task, workload=workload)
 
 
@@ -165,17 +167,17 @@ def limit_notes(job: Job, candidates: Iterable[Candidate]) -> Iterator[str]:
 
 def file_notes(
     stated: Settings,
-    held: Settings,
+    held_values: Settings,
     hardware: Hardware,
     limit_bytes: int,
 ) -> Iterator[str]:
-    """Yield the shares that a user's file states, with what they are within the limit; `held`:
-    those.
+    """Yield the shares that a user's file states, with what they are within the limit
+    (`held_values`).
     """
     scale = scale_of(hardware, limit_bytes)
     if scale == 1.0:
         return
-    limit, within = format_bytes(limit_bytes), shares_among(held)
+    limit, within = format_bytes(limit_bytes), shares_among(held_values)
     for name, share in shares_among(stated).items():
         if 1 >= share > scale:
             whole = shared_bytes(hardware.memory_bytes, None, gpu_of(hardware))

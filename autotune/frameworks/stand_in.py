@@ -167,10 +167,10 @@ class StandIn(Launched):
 
         A setting that is held under both names has the value of the framework's own."""
         stated: dict[str, KnobValue] = {}
-        for name, value in task.workload.held.items():
+        for name, value in task.workload.held_values.items():
             if name not in TUNING:
                 stated[self.canonical.get(name, name)] = value
-        for name, value in task.workload.held.items():
+        for name, value in task.workload.held_values.items():
             if name in self.table.fields:
                 stated[name] = value
         for name, value in knobs.items():
@@ -203,9 +203,9 @@ class StandIn(Launched):
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
         """Return the framework's defaults; knobs without a default take the least memory."""
         fixed: dict[str, KnobValue] = {}
-        for name, value in task.workload.held.items():
+        for name, value in task.workload.held_values.items():
             fixed[self.canonical.get(name, name)] = value
-        fixed |= task.workload.held
+        fixed |= task.workload.held_values
         defaults = {knob.name: self._default(knob, fixed) for knob in space.knobs}
         knobs = space.applicable(defaults)
         if self.is_legal(knobs, task):
@@ -255,7 +255,7 @@ class StandIn(Launched):
                 " --gpus, like --gpus 2xA100-80G. GPUs of another machine are predicted."
             )
             return
-        if "sharding" in task.workload.held:
+        if "sharding" in task.workload.held_values:
             yield (
                 f"sharding belongs to TRL; for {self.name} see `autotune show knobs --space"
                 f" {self.space}`."

@@ -22,7 +22,7 @@ from autotune.core.composition import (
 )
 from autotune.core.job import Hardware, Task
 from autotune.core.units import GIB
-from autotune.frameworks.base import SPREAD_BY, gptq_bits
+from autotune.frameworks.base import SPREAD_BY, RequestPart, gptq_bits
 
 MASTER_AND_MOMENTS = 12
 """Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
@@ -37,9 +37,6 @@ SHARE = 0.9  # share of its GPUs that a server claims
 
 SpecFields = Mapping[str, Any]
 """Fields of a `StandInSpec` by name."""
-
-RequestPart = dict[str, object]
-"""Part of the specification of a trace, as JSON."""
 
 TRACED_MICRO_STEPS = 2
 """The first micro-step allocates the gradients, later ones repeat the second."""

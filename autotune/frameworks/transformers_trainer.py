@@ -14,7 +14,9 @@ from autotune.core.job import Task
 from autotune.core.space import Candidate, Knobs
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import (
+    ACCUMULATION,
     KINDS,
+    MICRO_BATCH,
     STAND_IN,
     Field,
     Settings,
@@ -28,7 +30,6 @@ from autotune.frameworks.rules import StatedRule, holds, refuse_untraced, texts_
 from autotune.frameworks.stand_in_step import SpecFields, StandInSpec
 
 N_SYNTHETIC_ROWS = 512
-MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 class TransformersTrainer(Launched):
@@ -75,7 +76,7 @@ class TransformersTrainer(Launched):
         return fields | dict(super().fields())
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        refuse_untraced(self.facts.untraced, task.workload.held, self.name)
+        refuse_untraced(self.facts.untraced, task.workload.held_values, self.name)
         # 1. Stated settings, then defaults and derived ones.
         implied = self.facts.implied[task.workload.tuning]
         stated = {**implied, **self.held_settings(task), **knobs}

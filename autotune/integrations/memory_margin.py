@@ -58,10 +58,10 @@ class CudaGauge:
         free, total = self._cuda.mem_get_info(self._device)
         used = int(total) - int(free)
         reserved = int(self._cuda.memory_reserved(self._device))
-        outside = None if self._sleeps else max(0, used - reserved)
-        peak = (
-            used if outside is None else int(self._cuda.max_memory_reserved(self._device)) + outside
-        )
+        peak, outside = used, None
+        if not self._sleeps:
+            outside = max(0, used - reserved)
+            peak = int(self._cuda.max_memory_reserved(self._device)) + outside
         self._peak = max(self._peak, peak)
         return GaugeReading(
             peak_bytes=self._peak,
@@ -155,14 +155,18 @@ class Margin:
             self.by_step.append(_point(step, reading))
             if len(self.by_step) > MAX_POINTS:
                 self.by_step, self._every = self.by_step[::2], self._every * 2
-            if length is not None and length > (self.by_length[-1].steps if self.by_length else 0):
+            longest = 0
+            if self.by_length:
+                longest = self.by_length[-1].steps
+            if length is not None and length > longest:
                 self.by_length = [*self.by_length, _point(length, reading)][-MAX_POINTS:]
         warnings = [self._narrow(reading), self._by_steps(step, reading), self._by_length(reading)]
-        new = {
-            kind: warning for kind, warning in filter(None, warnings) if kind not in self._reported
-        }
-        self._reported |= set(new)
-        return list(new.values())
+        new = []
+        for kind, warning in filter(None, warnings):
+            if kind not in self._reported:
+                self._reported.add(kind)
+                new.append(warning)
+        return new
 
     def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
         below = [

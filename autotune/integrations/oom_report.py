@@ -9,7 +9,6 @@ is marked as such.
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import sys
 import traceback
@@ -27,14 +26,14 @@ from autotune.core.job import DeviceKind, Hardware, Model, Task, Tuning, Workloa
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
 from autotune.diagnosis.diagnosis import in_words
-from autotune.diagnosis.remedies import Change, advice_for, changes_of
+from autotune.diagnosis.remedies import RemedyChange, advice_for, changes_of
 from autotune.frameworks import trainer as trainer_named
 from autotune.frameworks.base import Field, Trainer
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.frameworks.trl.user_config import read_user_config
 from autotune.integrations.memory_margin import GaugeReading
 
-FOLDER = "out-of-memory"
+REPORT_FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
@@ -58,7 +57,7 @@ class Running:
 class Next:
     """Next smaller configuration."""
 
-    change: Change
+    change: RemedyChange
     learning: bool  # changes what is learned
     candidate: Candidate
 
@@ -80,27 +79,18 @@ def diagnosis_of(error: BaseException) -> Diagnosis:
 
 def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     """Return the first change from the advice that the framework accepts; neutral changes first."""
-    last_resorts = (dataclasses.replace(diagnosis, cause=cause, row=None) for cause in LAST_RESORT)
-    advice = itertools.chain(diagnosis.remedies, *(advice_for(resort) for resort in last_resorts))
-    trainer, task, space, candidate = (
-        running.trainer,
-        running.task,
-        running.space,
-        running.candidate,
-    )
+    advice = list(diagnosis.remedies)
+    for cause in LAST_RESORT:
+        advice += advice_for(dataclasses.replace(diagnosis, cause=cause, row=None))
+    trainer, task = running.trainer, running.task
+    space, candidate = running.space, running.candidate
     legal = []
-    for change in itertools.chain.from_iterable(
-        changes_of(advised, space, candidate) for advised in advice
-    ):
-        changed = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
-        if changed != candidate and trainer.why_illegal(changed, task) is None:
-            legal.append(
-                Next(
-                    change=change,
-                    learning=space.is_learning(change, candidate.settings),
-                    candidate=changed,
-                )
-            )
+    for advised in advice:
+        for change in changes_of(advised, space, candidate):
+            changed = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
+            if changed != candidate and trainer.why_illegal(changed, task) is None:
+                learning = space.is_learning(change, candidate.settings)
+                legal.append(Next(change=change, learning=learning, candidate=changed))
     return min(legal, key=lambda following: following.learning, default=None)
 
 
@@ -116,16 +106,22 @@ def write(
     Each rank has its own files. The next configuration is the same on all ranks and is replaced
     atomically: rank 0 may not be the failing one, and its launcher may terminate it first.
     """
-    following = None if running is None else next_smaller(running, diagnosis)
+    following = None
+    if running is not None:
+        following = next_smaller(running, diagnosis)
     folder.mkdir(parents=True, exist_ok=True)
     document, text = folder / f"rank{moment.rank}.json", folder / f"rank{moment.rank}.txt"
     report: dict[str, Any] = {
         **as_document(diagnosis),
         "error": {"type": type(error).__name__, "text": str(error)},
-        **{name: getattr(moment, name) for name in ("rank", "world_size", "step")},
-        "memory": None if moment.reading is None else dataclasses.asdict(moment.reading),
+        "rank": moment.rank,
+        "world_size": moment.world_size,
+        "step": moment.step,
+        "memory": None,
         "next": None,
     }
+    if moment.reading is not None:
+        report["memory"] = dataclasses.asdict(moment.reading)
     if following is not None:
         report["next"] = {
             "change": dict(following.change),
@@ -155,7 +151,11 @@ def _configuration(
     following: Next,
     moment: OomMoment,
 ) -> str:
-    before = {name: running.candidate.settings.get(name) for name in following.change}
+    before, flags, arguments = {}, [], []
+    for name, value in following.change.items():
+        before[name] = running.candidate.settings.get(name)
+        flags.append(f"--{name} {_text(value)}")
+        arguments.append(f"{name}={value!r}")
     notes = [
         _effect_text(following),
         (
@@ -163,11 +163,8 @@ def _configuration(
             f" (before: {_assignments(before)})."
         ),
         f"Nothing was measured: autotune preflight {NEXT} --dry-run proves that it fits.",
-        (
-            "As flags:"
-            f" {' '.join(f'--{name} {_text(value)}' for name, value in following.change.items())}"
-        ),
-        f"In Python: {', '.join(f'{name}={value!r}' for name, value in following.change.items())}",
+        f"As flags: {' '.join(flags)}",
+        f"In Python: {', '.join(arguments)}",
     ]
     if not running.from_file:
         notes.append(
@@ -181,11 +178,9 @@ def _configuration(
 
 
 def _effect_text(following: Next) -> str:
-    return (
-        "CHANGES WHAT IS LEARNED: nothing else was left."
-        if following.learning
-        else "What is learned stays the same."
-    )
+    if following.learning:
+        return "CHANGES WHAT IS LEARNED: nothing else was left."
+    return "What is learned stays the same."
 
 
 def _assignments(change: Mapping[str, object]) -> str:
@@ -196,7 +191,7 @@ def _text(value: object) -> str:
     return value if isinstance(value, str) else json.dumps(value)
 
 
-METHODS: Mapping[str, str] = {
+METHODS_BY_TRAINER: Mapping[str, str] = {
     "GRPOTrainer": "grpo",
     "RLOOTrainer": "rloo",
     "SFTTrainer": "sft",
@@ -219,16 +214,20 @@ _ADAPTER: Mapping[str, str] = {
 def running(trainer: Any, limit_bytes: int) -> Running | None:
     """Return the trainer's configuration; None if the space cannot express it."""
     method = next(
-        (METHODS[kind.__name__] for kind in type(trainer).__mro__ if kind.__name__ in METHODS), None
+        (
+            METHODS_BY_TRAINER[kind.__name__]
+            for kind in type(trainer).__mro__
+            if kind.__name__ in METHODS_BY_TRAINER
+        ),
+        None,
     )
     if method is None:
         return None
     try:
         framework = trainer_named("trl", method)
         task = _job(trainer, framework, method, limit_bytes, sys.argv[1:])
-        space = load_space(framework.space).on(
-            task.hardware.count if task.hardware.kind == "cuda" else 0
-        )
+        gpus = task.hardware.count if task.hardware.kind == "cuda" else 0
+        space = load_space(framework.space).on(gpus)
         candidate = framework.complete(framework.baseline(space, task), task)
     except (AutotuneError, OSError, ValueError, TypeError, AttributeError, AssertionError):
         return None
@@ -251,9 +250,13 @@ def _job(
 ) -> Task:
     args, fields = trainer.args, framework.fields()
     config_file = _file_behind(arguments)
-    file = None if config_file is None else read_user_config(config_file, method)
     changed, parts = _changed_arguments(args, fields)
     adapter = _adapter(trainer.model)
+    held_values, user_settings = {**changed, **adapter}, parts
+    if config_file is not None:
+        file = read_user_config(config_file, method)
+        held_values = {**file.settings, **held_values}
+        user_settings = {**file.rest, **user_settings}
     tuning: Tuning = "full"
     if adapter:
         tuning = "qlora" if getattr(trainer.model, "is_loaded_in_4bit", False) else "lora"
@@ -274,8 +277,8 @@ def _job(
         weights="real",
         global_batch=shape,
         config_file=config_file or Path(args.output_dir) / "training arguments",
-        held={**(file.settings if file else {}), **changed, **adapter},
-        user_settings={**(file.rest if file else {}), **parts},
+        held_values=held_values,
+        user_settings=user_settings,
     )
     hardware = Hardware(
         kind=kind,
@@ -290,13 +293,11 @@ def _job(
 def _file_behind(arguments: Sequence[str]) -> Path | None:
     """Return the YAML file of `trl grpo --config`."""
     for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
-        name = (
-            following
-            if word == "--config"
-            else word.removeprefix("--config=")
-            if word.startswith("--config=")
-            else ""
-        )
+        name = ""
+        if word == "--config":
+            name = following
+        elif word.startswith("--config="):
+            name = word.removeprefix("--config=")
         if name.endswith((".yaml", ".yml")) and Path(name).is_file():
             return Path(name).resolve()
     return None
@@ -306,23 +307,20 @@ def _changed_arguments(
     args: Any, fields: Mapping[str, Field]
 ) -> tuple[dict[str, KnobValue], dict[str, object]]:
     """Return the non-default training arguments: (plain values, lists and mappings)."""
-    names = {name for name, field in fields.items() if field.owner == "config"} - _NOT_A_SETTING
-    changed = {
-        name: value
-        for name, value in args.to_dict().items()
-        if name in names and value != fields[name].default
-    }
+    omitted = set(_NOT_A_SETTING)
     if getattr(args, "steps_per_generation", None) == args.gradient_accumulation_steps:
-        # the default relation; a smaller micro-batch keeps it
-        changed.pop("generation_batch_size", None)
-    plain = {
-        name: value
-        for name, value in changed.items()
-        if value is None or isinstance(value, bool | int | float | str)
-    }
-    return plain, {
-        name: value for name, value in changed.items() if isinstance(value, list | dict) and value
-    }
+        omitted.add("generation_batch_size")  # the default relation; a smaller micro-batch keeps it
+    plain: dict[str, KnobValue] = {}
+    parts: dict[str, object] = {}
+    for name, value in args.to_dict().items():
+        is_setting = name in fields and fields[name].owner == "config" and name not in omitted
+        if not is_setting or value == fields[name].default:
+            continue
+        if value is None or isinstance(value, bool | int | float | str):
+            plain[name] = value
+        elif isinstance(value, list | dict) and value:
+            parts[name] = value
+    return plain, parts
 
 
 def _adapter(model: Any) -> dict[str, KnobValue]:
@@ -330,8 +328,9 @@ def _adapter(model: Any) -> dict[str, KnobValue]:
     config = next(iter(getattr(model, "peft_config", {}).values()), None)
     if config is None:
         return {}
-    values = {setting: getattr(config, field, None) for field, setting in _ADAPTER.items()}
-    return {
-        "use_peft": True,
-        **{name: value for name, value in values.items() if isinstance(value, int | float)},
-    }
+    settings: dict[str, KnobValue] = {"use_peft": True}
+    for field, setting in _ADAPTER.items():
+        value = getattr(config, field, None)
+        if isinstance(value, int | float):
+            settings[setting] = value
+    return settings

@@ -39,7 +39,7 @@ GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
 # TRL's log keys for the longest completion, newest name first
-LENGTHS = (
+LENGTH_METRICS = (
     "completions/max_length",
     "completion_length",
 )
@@ -73,9 +73,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 last_step=state.max_steps or None,
                 longest=getattr(args, "max_completion_length", None),
             )
-            self._running = (
-                None if self._trainer is None else running(self._trainer, self._reading.limit_bytes)
-            )
+            self._running = None
+            if self._trainer is not None:
+                self._running = running(self._trainer, self._reading.limit_bytes)
             self._reserve, self._reported = bytearray(RESERVE_BYTES), None
             self._guard(kwargs.get("optimizer"))
 
@@ -92,13 +92,11 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         **kwargs: Any,
     ) -> None:
         with self._errors_logged("read the log"):
-            length = (
-                next((logs[name] for name in LENGTHS if name in (logs or {})), None)
-                if logs
-                else None
-            )
-            if length is not None:
-                self._look(state.global_step, int(length))
+            for name in LENGTH_METRICS:
+                length = (logs or {}).get(name)
+                if length is not None:
+                    self._look(state.global_step, int(length))
+                    break
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._undo.close()
@@ -115,9 +113,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 return
             folder = self._folder
             if folder is None:
-                folder = (
-                    Path(self._trainer.args.output_dir) if self._trainer is not None else Path()
-                ) / oom_report.FOLDER
+                output = "" if self._trainer is None else self._trainer.args.output_dir
+                folder = Path(output) / oom_report.REPORT_FOLDER
             moment = oom_report.OomMoment(
                 rank=self._rank,
                 world_size=getattr(getattr(self._trainer, "args", None), "world_size", 1),
@@ -141,8 +138,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
 
     def _guard(self, optimizer: Any) -> None:
         """Wrap the guarded methods and install an exception hook. Undone when the run ends well."""
-        owners = [(self._trainer, name) for name in GUARDED] if self._trainer is not None else []
-        for owner, name in [*owners, (optimizer, "step")]:
+        guarded = [(self._trainer, name) for name in GUARDED]
+        for owner, name in [*guarded, (optimizer, "step")]:
             if callable(getattr(owner, name, None)):
                 self._undo.callback(_wrap(owner, name, self.out_of_memory))
         before = sys.excepthook
@@ -236,6 +233,9 @@ def _wrap(
 
     def undo() -> None:
         if vars(owner).get(name) is reporting:  # a later wrapper of another library stays
-            setattr(owner, name, had) if had is not reporting else delattr(owner, name)
+            if had is reporting:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, had)
 
     return undo

@@ -93,13 +93,16 @@ def gpu_named(name: str) -> catalog.Gpu:
     driver_gpu = _by_driver_name(name)
     if driver_gpu is not None:
         return driver_gpu
-    sizes = [gpu.name for gpu in catalog.gpus() if _is_of_family(gpu, plain_name)]
+    names, sizes = [], []
+    for gpu in catalog.gpus():
+        names.append(gpu.name)
+        if _is_of_family(gpu, plain_name):
+            sizes.append(gpu.name)
     if sizes:
         raise BadInput(
             f"{name!r} comes with different amounts of memory.",
             way_out=f"Say which: {' or '.join(sizes)}.",
         )
-    names = [gpu.name for gpu in catalog.gpus()]
     raise UnknownName("GPU", name, names, listing="autotune show gpus")
 
 
@@ -118,7 +121,9 @@ def _by_driver_name(name: str) -> catalog.Gpu | None:
     size = re.search(r"(\d+)\s*GB\b", name, re.IGNORECASE)
     if size is not None:
         alike = [gpu for gpu in alike if round(gpu.memory_mib / 1024) == int(size[1])]
-    return alike[0] if len(alike) == 1 else None
+    if len(alike) != 1:
+        return None
+    return alike[0]
 
 
 def _is_driver_name(gpu: catalog.Gpu, name: str) -> bool:
@@ -126,7 +131,7 @@ def _is_driver_name(gpu: catalog.Gpu, name: str) -> bool:
     lowered = name.lower()
     if not lowered.startswith(("nvidia ", "tesla ", "quadro ")):
         return False
-    return any(_has_words(lowered, words) for words in gpu.names)
+    return any(_has_words(lowered, spelling) for spelling in gpu.names)
 
 
 def gpu_of(hardware: Hardware) -> catalog.Gpu | None:
@@ -152,7 +157,7 @@ def recognise(device: Device) -> catalog.Gpu | None:
     nearest: catalog.Gpu | None = None
     least_difference = 0
     for gpu in catalog.gpus():
-        if not any(_has_words(name, words) for words in gpu.names):
+        if not any(_has_words(name, spelling) for spelling in gpu.names):
             continue
         difference = abs(gpu.memory_bytes - device.memory_bytes)
         is_close = difference <= _SAME_MEMORY * gpu.memory_bytes
@@ -212,9 +217,12 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
             "GPUs of this machine are cut into slices by MIG, and a job sees one slice only.",
             way_out=_choices(devices, "uuid"),
         )
-    if len({device.name for device in devices}) > 1:
-        names = ", ".join(sorted({device.name for device in devices}))
-        raise BadInput(f"This machine's GPUs differ ({names}).", way_out=_choices(devices, "index"))
+    names = {device.name for device in devices}
+    if len(names) > 1:
+        listed = ", ".join(sorted(names))
+        raise BadInput(
+            f"This machine's GPUs differ ({listed}).", way_out=_choices(devices, "index")
+        )
     if count is not None and count > len(devices):
         raise BadInput(
             f"{count} GPUs were requested and {len(devices)} are here.",
@@ -238,21 +246,21 @@ def _named(
     devices: tuple[Device, ...],
 ) -> Hardware:
     """Return the named GPUs; `here` if a job would get exactly these."""
-    alike = [device for device in devices if recognise(device) == gpu]
+    alike = tuple(device for device in devices if recognise(device) == gpu)
     memory = min((device.memory_bytes for device in alike), default=gpu.memory_bytes)
-    here = gpu.probes and count <= len(alike)
-    if here and any(recognise(device) != gpu for device in devices[:count]):
+    can_be_probed = gpu.probes and count <= len(alike)
+    if can_be_probed and devices[:count] != alike[:count]:
         first = ", ".join(device.name for device in devices[:count])
         raise BadInput(
             f"A job of {count}x{gpu.name} would get other GPUs here ({first}).",
-            way_out=_choices(tuple(alike), "index"),
+            way_out=_choices(alike, "index"),
         )
     return Hardware(
         kind="cuda",
         name=gpu.name,
         count=count,
         memory_bytes=memory,
-        here=here,
+        here=can_be_probed,
     )
 
 
@@ -273,7 +281,8 @@ def _by_memory(
     try:
         name = gpu_named(name).name
     except UnknownName:
-        name = f"GPU={memory}" if name.lower() in ("cpu", "local", "gpu") else name
+        if name.lower() in ("cpu", "local", "gpu"):
+            name = f"GPU={memory}"
     return Hardware(
         kind="cuda",
         name=name,
@@ -301,9 +310,9 @@ def _plain(name: str) -> str:
     return re.sub(r"(?<=\d)gb\b", "g", re.sub(r"[\s_-]", "", name.lower())).removeprefix("nvidia")
 
 
-def _has_words(text: str, words: str) -> bool:
+def _has_words(text: str, name: str) -> bool:
     """Match whole words and exclude variants: an RTX 4070 Ti is no RTX 4070."""
     return (
-        re.search(rf"(?<![a-z0-9]){re.escape(words)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text)
+        re.search(rf"(?<![a-z0-9]){re.escape(name)}(?![a-z0-9])(?!\s+(?:ti|super|d)\b)", text)
         is not None
     )

@@ -24,8 +24,11 @@ class HostMemory:
     def __init__(
         self, counters: tuple[Path, ...] | None = None, total_bytes: int | None = None
     ) -> None:
-        self._counters = own_counters() if counters is None else counters
-        self.total_bytes = machine_memory_bytes() if total_bytes is None else total_bytes
+        if counters is None:
+            counters = own_counters()
+        if total_bytes is None:
+            total_bytes = machine_memory_bytes()
+        self._counters, self.total_bytes = counters, total_bytes
 
     def kills(self) -> int:
         """Return the OOM kills in this process's cgroups, or else on the machine."""
@@ -34,7 +37,9 @@ class HostMemory:
             count = oom_kills(file)
             if count is not None:
                 counts.append(count)
-        return max(counts) if counts else oom_kills(Path("/proc/vmstat")) or 0
+        if counts:
+            return max(counts)
+        return oom_kills(Path("/proc/vmstat")) or 0
 
     @property
     def is_bounded(self) -> bool:
@@ -70,39 +75,44 @@ def oom_kills(file: Path) -> int | None:
 def _table(file: Path) -> dict[str, int]:
     """Parse lines of a name and a number; empty for a file that cannot be read."""
     try:
-        pairs = [line.split() for line in file.read_text().splitlines()]
+        lines = file.read_text().splitlines()
     except OSError:
         return {}
-    return {pair[0]: int(pair[1]) for pair in pairs if len(pair) == 2 and pair[1].isdigit()}
+    numbers = {}
+    for line in lines:
+        columns = line.split()
+        if len(columns) == 2 and columns[1].isdigit():
+            numbers[columns[0]] = int(columns[1])
+    return numbers
 
 
-def machine_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+def machine_memory_bytes(cgroup: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory available to all processes: the machine's, or a lower cgroup limit."""
     import psutil
 
     sizes = [int(psutil.virtual_memory().total)]
-    sizes += [limit for _, limit in _limited_groups(own, root)]
+    sizes += [limit for _, limit in _limited_groups(cgroup, root)]
     return min(sizes)
 
 
-def available_memory_bytes(own: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
+def available_memory_bytes(cgroup: Path = OWN_CGROUP, root: Path = CGROUPS) -> int:
     """Return the memory that processes can still take: the machine's, or a lower rest of a
     cgroup such as a pod's.
     """
     import psutil
 
     rooms = [int(psutil.virtual_memory().available)]
-    for folder, limit in _limited_groups(own, root):
+    for folder, limit in _limited_groups(cgroup, root):
         usage = _number(folder / "memory.current") or _number(folder / "memory.usage_in_bytes")
         if usage is not None:  # caches of files are given back on demand
             rooms.append(max(0, limit - usage + _reclaimable(folder / "memory.stat")))
     return min(rooms)
 
 
-def _limited_groups(own: Path, root: Path) -> list[tuple[Path, int]]:
+def _limited_groups(cgroup: Path, root: Path) -> list[tuple[Path, int]]:
     """Return the folders of this process's cgroup and its ancestors that have a limit."""
     try:
-        lines = own.read_text().splitlines()
+        lines = cgroup.read_text().splitlines()
     except OSError:
         return []
     groups = []
@@ -133,7 +143,9 @@ def _number(file: Path) -> int | None:
         text = file.read_text().strip()
     except OSError:
         return None
-    return int(text) if text.isdigit() else None
+    if not text.isdigit():
+        return None
+    return int(text)
 
 
 def _reclaimable(stat: Path) -> int:
@@ -162,8 +174,8 @@ def v2_own() -> Path:
 
 def v2_home() -> Path:
     """Return the v2 cgroup, or its parent, that delegates the memory controller."""
-    own = v2_own()
-    for home in (own, own.parent):
+    cgroup = v2_own()
+    for home in (cgroup, cgroup.parent):
         control = home / "cgroup.subtree_control"
         if control.exists() and "memory" in control.read_text().split():
             return home
@@ -182,7 +194,8 @@ def place_of(
         root, mount = mount_fields.split()[3:5]
         filesystem, _, options = filesystem_fields.split()[:3]
         if filesystem == kind and (controller is None or controller in options.split(",")):
-            inside = path == root or path.startswith(root.rstrip("/") + "/")
-            relative = path[len(root.rstrip("/")) :] if inside else ""
-            return Path(mount + relative.rstrip("/"))
+            above = root.rstrip("/")
+            if path != root and not path.startswith(f"{above}/"):
+                return Path(mount)
+            return Path(mount + path.removeprefix(above).rstrip("/"))
     raise ProbeError(f"No {kind} file system is mounted here.")

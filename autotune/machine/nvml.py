@@ -259,11 +259,11 @@ def name_of(pid: int, nvml: Nvml | None = None) -> str:
     return f"{name} (pid {pid})"
 
 
-def in_words(held: Mapping[int, int | None], nvml: Nvml | None = None) -> tuple[str, ...]:
+def in_words(bytes_by_pid: Mapping[int, int | None], nvml: Nvml | None = None) -> tuple[str, ...]:
     """Describe each process with its bytes, the largest first."""
     descriptions = []
-    for pid in sorted(held, key=lambda pid: held[pid] or 0, reverse=True):
-        used = held[pid]
+    for pid in sorted(bytes_by_pid, key=lambda pid: bytes_by_pid[pid] or 0, reverse=True):
+        used = bytes_by_pid[pid]
         size = "unknown" if used is None else format_bytes(used)
         descriptions.append(f"{name_of(pid, nvml)}: {size}")
     return tuple(descriptions)
@@ -330,7 +330,9 @@ def _matching(entry: str, devices: Sequence[Device]) -> list[Device]:
     if not entry:
         return []
     alike = [device for device in devices if (device.uuid or "").startswith(entry)]
-    return alike if len(alike) == 1 else []
+    if len(alike) != 1:
+        return []
+    return alike
 
 
 def _by_nvidia_smi() -> list[Device]:

@@ -26,8 +26,8 @@ from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
 from autotune.probe.spawn import (
     DECIDING_PACKAGES,
-    ENGINES,
-    START_SECONDS,
+    ENGINE_PACKAGES,
+    WORKER_START_SECONDS,
     Spawned,
     Supported,
     WorkFolder,
@@ -105,7 +105,7 @@ class Tracer:
         """Return the trace, possibly cached. CannotPredict if the step cannot be traced."""
         trace = self._compute(specification) if self._cache is None else self._cached(specification)
         engines = {}
-        for name in ENGINES:
+        for name in ENGINE_PACKAGES:
             if name in self.versions:
                 engines[name.removesuffix("-cpu")] = self.versions[name]
         return dataclasses.replace(trace, versions={**trace.versions, **engines})
@@ -113,7 +113,7 @@ class Tracer:
     def _cached(self, specification: Specification) -> Trace:
         assert self._cache is not None
         versions = dict(self.versions)
-        for name in ENGINES:  # no part of a step
+        for name in ENGINE_PACKAGES:  # no part of a step
             versions.pop(name, None)
         key = key_of(specification, versions, self._adapter)
         trace = self._cache.get(key)
@@ -188,12 +188,12 @@ class Tracer:
 
     def _start(self) -> None:
         self.close()
-        packages = list(dict.fromkeys([*self._supported, *DECIDING_PACKAGES, *ENGINES]))
+        packages = list(dict.fromkeys([*self._supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]))
         self._folder = WorkFolder()
         try:
             self._spawned = spawn(self.python, self._adapter, packages, self._folder, _ENVIRONMENT)
             self._versions = dict(
-                self._receive("environment", time.monotonic() + START_SECONDS)["versions"]
+                self._receive("environment", time.monotonic() + WORKER_START_SECONDS)["versions"]
             )
             require_supported(self._supported, self._versions, self.python)
         except _WorkerGone:

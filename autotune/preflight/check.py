@@ -51,7 +51,7 @@ the probe failed for another reason than memory, or the budget ended before the 
 was certified.
 """
 
-MAX_TRIES = 2  # attempts after faults of the machine
+MAX_PROBE_TRIES = 2  # attempts after faults of the machine
 # First release in which `torch.cuda.set_device(0)` makes a context (issue 155668)
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
@@ -88,19 +88,28 @@ class Preflight:
             return "interrupted"
         if answer.winner is None and self.tuned.document["status"] == "nothing_fits":
             return "nothing_fits"
-        return "undecided" if answer.winner is None or self.use is None else "tuned"
+        if answer.winner is None or self.use is None:
+            return "undecided"
+        return "tuned"
 
     @property
     def document(self) -> dict[str, Any]:
         trial, proof = self.proof.trial, self.proof
         memory = trial.measurement.memory
+        source = use = tuned = None
+        if self.from_record:
+            source = {"when": proof.when, "where": proof.where}
+        if self.use is not None:
+            use = str(self.use)
+        if self.tuned is not None:
+            tuned = dict(self.tuned.document)
         return {
             "schema": SCHEMA,
             "status": self.status,
             "fits": self.fits,
             "basis": "measured",
             "config": str(self.job.task.workload.config_file),
-            "use": None if self.use is None else str(self.use),
+            "use": use,
             "outcome": str(trial.measurement.outcome),
             "why": trial.verdict.why,
             "peak_memory_bytes": memory.peak_bytes,
@@ -108,9 +117,9 @@ class Preflight:
             "margin_bytes": trial.verdict.margin_bytes,
             "settings": dict(self.candidate.settings),
             "certificate": proof.certificate,
-            "from_record": {"when": proof.when, "where": proof.where} if self.from_record else None,
+            "from_record": source,
             "missed": self.missed,
-            "tuned": None if self.tuned is None else dict(self.tuned.document),
+            "tuned": tuned,
             "versions": dict(trial.measurement.versions),
             "elapsed_seconds": round(self.elapsed_seconds, 3),
         }
@@ -245,7 +254,7 @@ def with_room(job: Job, taken_bytes: int) -> Job:
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:
     """Set the longest prompt of the data unless given: TRL truncates no prompt."""
-    if PROMPT_KNOB in request.job.task.workload.held:
+    if PROMPT_KNOB in request.job.task.workload.held_values:
         return request
     longest = longest_prompt(request.job, request.trainer, versions)
     return hold_longest_prompt(request, longest)
@@ -269,13 +278,13 @@ def _measured(
             seconds_left=PROOF.deadline_seconds,
         )
     )
-    for attempt in range(MAX_TRIES):
+    for attempt in range(MAX_PROBE_TRIES):
         try:
             measurement = executor.open(candidate).measure(candidate, PROOF)
             if not measurement.ended_from_outside:
                 break
         except ProbeError as fault:
-            if attempt + 1 == MAX_TRIES:
+            if attempt + 1 == MAX_PROBE_TRIES:
                 raise
             listener(Note(text=f"{fault} Trying again."))
     trial = Trial(
@@ -310,14 +319,17 @@ def _search_that_learns_the_same(
     """
     settings = candidate.settings
     names = {knob.name for knob in request.job.space.learning_knobs(settings)} | {PROMPT_KNOB}
-    held = {}
+    held_values = {}
     for name in sorted(names):
         value = candidate.knobs.get(name, settings.get(name))
-        is_stated = name in request.held and request.held[name].origin.source >= Source.HOLD
+        is_stated = (
+            name in request.held_settings
+            and request.held_settings[name].origin.source >= Source.HOLD
+        )
         if value is not None and not is_stated:
-            held[name] = value
+            held_values[name] = value
     limit_bytes = request.job.memory_limit_bytes if limited else None
-    return sources.as_search(held, study=study, memory_limit_bytes=limit_bytes)
+    return sources.as_search(held_values, study=study, memory_limit_bytes=limit_bytes)
 
 
 def _tuned(
@@ -334,5 +346,7 @@ def _tuned(
         and recommendation.certificate is not None
         and not recommendation.interrupted
     )
-    file = next((file for file in answer.files if file.stem == RECOMMENDED), None)
-    return replace(checked, tuned=answer, use=file if is_certified else None)
+    use = None
+    if is_certified:
+        use = next((file for file in answer.files if file.stem == RECOMMENDED), None)
+    return replace(checked, tuned=answer, use=use)

@@ -26,7 +26,7 @@ from autotune.probe.device_report import held_by_others
 from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1
-PROOFS, LENGTHS = "proofs", "lengths"
+PROOFS, LENGTHS_FOLDER = "proofs", "lengths"
 
 PROOF = ProbePlan(
     optimizer_steps=3,
@@ -102,9 +102,10 @@ class Proofs:
         nearest = min(changes, key=len, default=[])
         if not nearest:
             return "nothing like it was measured here before"
-        listed, unlisted = nearest[:MAX_NAMED], len(nearest) - MAX_NAMED
-        suffix = f" and {unlisted} more" if unlisted > 0 else ""
-        return f"{', '.join(listed)}{suffix} changed since the nearest proof"
+        listed = ", ".join(nearest[:MAX_NAMED])
+        if len(nearest) > MAX_NAMED:
+            listed += f" and {len(nearest) - MAX_NAMED} more"
+        return f"{listed} changed since the nearest proof"
 
 
 def decided(trial: Trial) -> bool | None:
@@ -112,7 +113,9 @@ def decided(trial: Trial) -> bool | None:
     outcome, verdict = trial.measurement.outcome, trial.verdict
     if verdict.fits or outcome.is_out_of_memory:
         return verdict.fits
-    return False if outcome is Outcome.OK and verdict.margin_bytes is not None else None
+    if outcome is Outcome.OK and verdict.margin_bytes is not None:
+        return False
+    return None
 
 
 def facts_of(
@@ -156,7 +159,9 @@ def neighbours_changed(job: Job, earlier: Trial) -> str | None:
                 f"others hold {format_bytes(now)} of GPU {index} now, and held"
                 f" {format_bytes(then or 0)} when it was measured"
             )
-    return None if len(held_now) == len(held_then) else "the number of GPUs changed"
+    if len(held_now) != len(held_then):
+        return "the number of GPUs changed"
+    return None
 
 
 def _host_memory_lacks(peak_bytes: int | None) -> str | None:
@@ -181,7 +186,7 @@ def longest_prompt(
     # 1. From the cache.
     store, key = Store(), _lengths_key(job, versions)
     if key is not None and not job.fresh:
-        cached = store.kept(LENGTHS, key, dict[str, int])
+        cached = store.kept(LENGTHS_FOLDER, key, dict[str, int])
         if cached is not None and cached.get("schema") == SCHEMA and "tokens" in cached:
             return cached["tokens"]
 
@@ -201,7 +206,7 @@ def longest_prompt(
         )
     tokens = lengths.percentiles[100]
     if key is not None:
-        store.keep(LENGTHS, key, {"schema": SCHEMA, "tokens": tokens})
+        store.keep(LENGTHS_FOLDER, key, {"schema": SCHEMA, "tokens": tokens})
     return tokens
 
 
@@ -214,17 +219,17 @@ def _lengths_key(job: Job, versions: Mapping[str, str]) -> str | None:
         tokenizer = stamp(str(workload.model.folder))
     if not data or None in data or tokenizer is None:
         return None
-    held = {}
-    for name in workload.held:
+    held_values = {}
+    for name in workload.held_values:
         if name in ("model_revision", "trust_remote_code"):
-            held[name] = workload.held[name]
+            held_values[name] = workload.held_values[name]
     return fingerprint(
         {
             "schema": SCHEMA,
             "data": data,
             "tokenizer": tokenizer,
             "named": {**dict(workload.user_settings), "dataset": workload.dataset},
-            "held": held,
+            "held": held_values,
             "versions": dict(versions),
         }
     )
@@ -237,7 +242,9 @@ def _datasets(job: Job) -> list[str]:
         return [workload.dataset]
     names = [workload.user_settings.get("dataset_name")]
     mixture = workload.user_settings.get("datasets")
-    for part in mixture if isinstance(mixture, list) else []:
+    if not isinstance(mixture, list):
+        mixture = []
+    for part in mixture:
         if isinstance(part, Mapping):
             names += [part.get("path"), *strings_in(part.get("data_files"))]
     return [name for name in names if isinstance(name, str)]
@@ -263,5 +270,9 @@ def _difference(before: Mapping[str, object], now: Mapping[str, object]) -> list
 
 
 def _short(value: object) -> str:
-    text = "not set" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:37]}..."
+    if value is None:
+        return "not set"
+    text = str(value)
+    if len(text) > 40:
+        text = f"{text[:37]}..."
+    return text

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Any, Literal
 
 from autotune.core.errors import ProbeError
 from autotune.core.job import DeviceKind
@@ -18,6 +19,7 @@ from autotune.core.measurement import (
     Outcome,
     Phase,
     Speed,
+    highest,
 )
 from autotune.failures.classify import (
     HOST_KILLED,
@@ -32,7 +34,7 @@ from autotune.failures.classify import (
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message
 
-EXCERPT_CHARACTERS = 4096
+PRINTED_CHARACTERS = 4096
 
 # A probe with progress in this last share of its deadline counts as slow, not as hung.
 SLOW_SHARE = 0.25
@@ -129,9 +131,10 @@ def _root_failure(
     kernel: KernelReport,
     device: DeviceKind,
 ) -> tuple[Outcome, Failure]:
-    findings = [_finding(message, reply, kernel, device) for message in reply.failures]
-    pairs = zip(reply.failures, findings, strict=True)
-    message, finding = min(pairs, key=lambda pair: _blame_order(pair[1]))
+    findings = []
+    for message in reply.failures:
+        findings.append((_finding(message, reply, kernel, device), message))
+    finding, message = min(findings, key=lambda pair: _blame_order(pair[0]))
     if finding.transient:
         raise ProbeError(f"The machine was disturbed during a measurement: {finding.evidence}")
     return finding.outcome, _failure(finding, message, reply)
@@ -216,7 +219,9 @@ def _ending(
     exhausted: Literal["limit", "machine", "others"] | None = None
     machine: Literal["machine", "others"] = "machine" if kernel.mostly_own else "others"
     if kernel.out_of_memory:
-        exhausted = "limit" if kernel.own_limit else machine
+        exhausted = machine
+        if kernel.own_limit:
+            exhausted = "limit"
     elif kernel.full and message.get("signal") is not None:
         exhausted = "limit"
     elif kernel.host_short and message.get("signal") == signal.SIGKILL:
@@ -234,9 +239,9 @@ def _ending(
 
 def end_of(text: str) -> str:
     """Return the last whole lines of the text; of one long line its end."""
-    if len(text) <= EXCERPT_CHARACTERS:
+    if len(text) <= PRINTED_CHARACTERS:
         return text
-    end = text[-EXCERPT_CHARACTERS:]
+    end = text[-PRINTED_CHARACTERS:]
     return end.partition("\n")[2] or end
 
 
@@ -291,12 +296,12 @@ def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     activities = [result.exercised for result in results if result.exercised is not None]
     if not activities:
         return None
-    least = {}
-    for field_ in fields(LoopActivity):
-        values = [getattr(activity, field_.name) for activity in activities]
-        known_values = [value for value in values if value is not None]
-        if field_.name not in ("cycles", "seconds") and known_values:
-            least[field_.name] = min(known_values)
+    least: dict[str, Any] = {}
+    for activity in activities:
+        for field_ in fields(LoopActivity):
+            name, value = field_.name, getattr(activity, field_.name)
+            if name not in ("cycles", "seconds") and value is not None:
+                least[name] = min(value, least.get(name, value))
     cycles = zip(*(activity.cycles for activity in activities), strict=False)
     return LoopActivity(
         **least,
@@ -346,23 +351,27 @@ def tree_peaks(
             return None
         total: int = reply.usage_before_bytes + sum(growths)
         # The ranks' peaks need not coincide: the cgroup's ceiling may be lower than the sum.
-        return total if ceiling_bytes is None else min(total, max(ceiling_bytes, meter_peak))
+        if ceiling_bytes is None:
+            return total
+        return min(total, max(ceiling_bytes, meter_peak))
 
     exact = combined(result.peak_bytes for result in results)
     is_lost = any(report.get("event") == LOST for report in reports)
+    peaks_of_ranks = [result.phase_peak_bytes or {} for result in results]
     phase_peaks = dict(meter_phases)
-    for phase in {phase for result in results for phase in result.phase_peak_bytes or ()}:
-        peak = combined((result.phase_peak_bytes or {}).get(phase) for result in results)
-        if peak is not None:
-            # A lost rank reports nothing: the meter's sample of the tree may be higher.
-            phase_peaks[phase] = max(peak, phase_peaks.get(phase, 0)) if is_lost else peak
+    for phase in set(itertools.chain.from_iterable(peaks_of_ranks)):
+        peak = combined(peaks.get(phase) for peaks in peaks_of_ranks)
+        if peak is None:
+            continue
+        if is_lost:  # a lost rank reports nothing: the meter's sample of the tree may be higher
+            peak = max(peak, phase_peaks.get(phase, 0))
+        phase_peaks[phase] = peak
     return Peaks(peak_bytes=max(meter_peak, exact or 0) or None, phase_peak_bytes=phase_peaks)
 
 
 def worst(results: Iterable[RankResult], name: str) -> int | None:
     """Return the largest of the ranks' figures; None where no rank has one."""
-    figures = [getattr(result, name) for result in results]
-    return max((figure for figure in figures if figure is not None), default=None)
+    return highest(getattr(result, name) for result in results)
 
 
 def models_of(results: Mapping[int, RankResult]) -> tuple[ModelMemory, ...]:
@@ -385,8 +394,11 @@ def results_of(reply: CommandReply) -> list[RankResult]:
 
 
 def results_by_rank(reply: CommandReply) -> dict[int, RankResult]:
-    reports = [report for report in _reports(reply) if report.get("rank") is not None]
-    return {int(report["rank"]): rank_result(report) for report in reports}
+    results = {}
+    for report in _reports(reply):
+        if report.get("rank") is not None:
+            results[int(report["rank"])] = rank_result(report)
+    return results
 
 
 def _reports(reply: CommandReply) -> list[Message]:

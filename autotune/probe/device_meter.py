@@ -45,7 +45,7 @@ class Split:
 def split(
     now: Reading,
     before: Reading,
-    ours: Collection[int],
+    probe_pids: Collection[int],
     is_here: Callable[[int], bool],
     *,
     own_namespace: bool = False,
@@ -59,8 +59,8 @@ def split(
     With a usable process list: foreign = unlisted bytes before + sum of listed others. Otherwise:
     foreign = used before.
     """
-    ours = set(ours) - set(before.processes or {})
-    why = _unusable(now, before, ours, is_here, own_namespace)
+    probe_pids = set(probe_pids) - set(before.processes or {})
+    why = _unusable(now, before, probe_pids, is_here, own_namespace)
     if why is not None:
         return Split(
             foreign_bytes=before.used_bytes,
@@ -71,7 +71,7 @@ def split(
     own_bytes = 0
     foreign = {}
     for pid, used in (now.processes or {}).items():
-        if pid in ours:
+        if pid in probe_pids:
             own_bytes += used or 0
         else:
             foreign[pid] = used or 0
@@ -99,7 +99,7 @@ def newcomers(split_now: Split, before: Reading) -> dict[int, int]:
 def _unusable(
     now: Reading,
     before: Reading,
-    ours: Collection[int],
+    probe_pids: Collection[int],
     is_here: Callable[[int], bool],
     own_namespace: bool,
 ) -> str | None:
@@ -109,7 +109,7 @@ def _unusable(
         return HIDDEN
     if own_namespace and not all(is_here(pid) for pid in now.processes):
         return ELSEWHERE  # a driver that translated the numbers would list visible processes only
-    if any(pid in ours for pid in now.processes):
+    if any(pid in probe_pids for pid in now.processes):
         return None
     for pid in now.processes:
         if pid not in before.processes and not is_here(pid):
@@ -117,7 +117,7 @@ def _unusable(
     return None
 
 
-INTERVAL_SECONDS = 0.02
+DEVICE_SAMPLE_SECONDS = 0.02
 LIST_SECONDS = 0.25
 INITIAL_PID_NAMESPACE = "pid:[4026531836]"  # Constant of the kernel: PROC_PID_INIT_INO
 _T = TypeVar("_T")
@@ -173,7 +173,7 @@ class DevicePeaks:
     def list(
         self,
         now: Reading,
-        ours: Collection[int],
+        probe_pids: Collection[int],
         is_visible: Callable[[int], bool],
         own_namespace: bool = False,
     ) -> None:
@@ -182,7 +182,7 @@ class DevicePeaks:
         of others is never the probe's. What the probe held beyond is in its own processes'
         bytes.
         """
-        attributed = split(now, self.before, ours, is_visible, own_namespace=own_namespace)
+        attributed = split(now, self.before, probe_pids, is_visible, own_namespace=own_namespace)
         self._attribute(max(self.foreign_bytes, attributed.foreign_bytes))
         self.foreign_bytes = attributed.foreign_bytes
         self.why = attributed.why
@@ -195,16 +195,16 @@ class DevicePeaks:
         """Record a sample at the moment of the last list, and return the probe's own bytes in
         it.
         """
-        own = self.take(used_bytes, phase)
+        probe_bytes = self.take(used_bytes, phase)
         self._attribute(self.foreign_bytes)
-        return own
+        return probe_bytes
 
     def _attribute(self, foreign_bytes: int) -> None:
         for phase, used in self.unattributed.items():
-            own = max(0, used - foreign_bytes)
-            self.peak_bytes = max(self.peak_bytes, own)
+            probe_bytes = max(0, used - foreign_bytes)
+            self.peak_bytes = max(self.peak_bytes, probe_bytes)
             if phase is not None:
-                self.phase_peak_bytes[phase] = max(own, self.phase_peak_bytes.get(phase, 0))
+                self.phase_peak_bytes[phase] = max(probe_bytes, self.phase_peak_bytes.get(phase, 0))
         self.unattributed.clear()
 
 
@@ -218,17 +218,17 @@ class DeviceMeter(Meter):
         nvml: Nvml,
         uuids: Sequence[str],
         before: Mapping[str, Reading],
-        ours: Callable[[], Collection[int]],
+        probe_pids: Callable[[], Collection[int]],
         *,
         is_visible: Callable[[int], bool] = is_here,
-        interval_seconds: float = INTERVAL_SECONDS,
+        interval_seconds: float = DEVICE_SAMPLE_SECONDS,
         list_seconds: float = LIST_SECONDS,
     ) -> None:
         super().__init__("autotune-device-meter", interval_seconds)
         self._nvml = nvml
         self._uuids = tuple(uuids)
         self._before = before
-        self._own_processes = ours
+        self._own_processes = probe_pids
         self._is_visible = is_visible
         self._list_seconds = list_seconds
         try:  # a PID namespace other than the first one, as in most containers

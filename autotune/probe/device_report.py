@@ -14,7 +14,7 @@ from typing import Any
 
 from autotune.core.errors import ProbeError
 from autotune.core.job import Hardware
-from autotune.core.measurement import DeviceMemory, TorchMemory, highest_by_phase
+from autotune.core.measurement import DeviceMemory, TorchMemory, highest, highest_by_phase
 from autotune.core.units import MIB, format_bytes
 from autotune.failures import numbers
 from autotune.machine.nvml import VISIBLE, GpuLost, NvmlNotSupported, in_words, named
@@ -54,19 +54,24 @@ def _higher(load: DeviceMemory, now: DeviceMemory) -> DeviceMemory:
     # The load's peak is no bound for a command with an unknown peak.
     peak_bytes = None
     if now.peak_bytes is not None:
-        peak_bytes = _max(load.peak_bytes, now.peak_bytes)
+        peak_bytes = highest((load.peak_bytes, now.peak_bytes))
     return replace(
         now,
         peak_bytes=peak_bytes,
         phase_peak_bytes=_by_phase(load.phase_peak_bytes, now.phase_peak_bytes),
-        processes_peak_bytes=_max(load.processes_peak_bytes, now.processes_peak_bytes),
+        processes_peak_bytes=highest((load.processes_peak_bytes, now.processes_peak_bytes)),
     )
 
 
 def worst_peak(devices: Iterable[DeviceMemory]) -> int | None:
     """Return the worst device's peak; None where any is unknown."""
-    peaks = [device.peak_bytes for device in devices]
-    return None if None in peaks else _max(*peaks)
+    return _worst([device.peak_bytes for device in devices])
+
+
+def _worst(figures: Sequence[int | None]) -> int | None:
+    if None in figures:
+        return None
+    return highest(figures)
 
 
 def worst_phases(devices: Sequence[DeviceMemory]) -> dict[str, int]:
@@ -84,10 +89,9 @@ def torch_by_phase(results: Iterable[RankResult]) -> dict[str, TorchMemory]:
 
 
 def _merged_torch(memories: Sequence[TorchMemory]) -> TorchMemory:
-    reserved = [memory.reserved_bytes for memory in memories]
     return TorchMemory(
         allocated_bytes=max(memory.allocated_bytes for memory in memories),
-        reserved_bytes=None if None in reserved else _max(*reserved),
+        reserved_bytes=_worst([memory.reserved_bytes for memory in memories]),
         retries=sum(memory.retries for memory in memories),
         out_of_memory=sum(memory.out_of_memory for memory in memories),
     )
@@ -101,7 +105,7 @@ def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
         if sum(grown.values()) >= MIN_TAKEN_BYTES:
             processes = named(in_words(grown, gpus.nvml))
             return (
-                f"{slot.words} was taken by others while a probe ran ({processes}): the"
+                f"{slot.label} was taken by others while a probe ran ({processes}): the"
                 " out-of-memory error is void."
             )
     return None
@@ -171,8 +175,6 @@ def _memory(
 ) -> DeviceMemory:
     if sampled is None:
         return _by_torch(gpus, slot, result)
-    by_list = sampled.why is None and sampled.listed_peak_bytes is not None
-
     # The rank's own figures, as far as they are no one else's.
     own_peak = result.peak_bytes
     own_phases = _phase_peaks(result)
@@ -190,14 +192,21 @@ def _memory(
         sampled.listed_peak_bytes or 0,
     )
 
-    return replace(
+    figures = replace(
         _identity(gpus, slot),
         peak_bytes=max(sampled.peak_bytes, own_peak),
         phase_peak_bytes=_by_phase(sampled.phase_peak_bytes, own_phases),
-        measured_by="nvml-processes" if by_list else "nvml-device",
-        why=None if by_list else sampled.why or UNLISTED,
-        processes_peak_bytes=sampled.listed_peak_bytes if by_list else None,
+        measured_by="nvml-device",
+        why=sampled.why or UNLISTED,
     )
+    if sampled.why is None and sampled.listed_peak_bytes is not None:
+        return replace(
+            figures,
+            measured_by="nvml-processes",
+            why=None,
+            processes_peak_bytes=sampled.listed_peak_bytes,
+        )
+    return figures
 
 
 def _by_torch(
@@ -237,10 +246,6 @@ def _identity(gpus: Gpus, slot: GpuSlot) -> DeviceMemory:
     )
 
 
-def _max(*figures: int | None) -> int | None:
-    return max((figure for figure in figures if figure is not None), default=None)
-
-
 def _by_phase(first: Mapping[str, int], second: Mapping[str, int]) -> dict[str, int]:
     """Return the higher peak of each phase."""
     higher = dict(first)
@@ -264,12 +269,12 @@ def gpu_notes(
         return (str(error),)
     with contextlib.closing(gpus):
         # GPUs that NVML counts and that cannot be used, as far as the user chose them.
-        chosen = os.environ.get(VISIBLE)
-        unreadable = {} if gpus.nvml is None else gpus.nvml.unreadable
         notes = []
-        for index, reason in unreadable.items():
-            if chosen is None or str(index) in [part.strip() for part in chosen.split(",")]:
-                notes.append(f"GPU {index} is left out: {reason}")
+        if gpus.nvml is not None:
+            chosen = os.environ.get(VISIBLE, "").replace(" ", "").split(",")
+            for index, reason in gpus.nvml.unreadable.items():
+                if VISIBLE not in os.environ or str(index) in chosen:
+                    notes.append(f"GPU {index} is left out: {reason}")
         notes += _others(gpus)
         notes += _limit(gpus, hardware)
         if gpus.nvml is None:
@@ -307,7 +312,7 @@ def _others(gpus: Gpus) -> list[str]:
         if not slot.others_bytes:
             continue
         processes = named(slot.others_in_words(gpus.nvml))
-        note = f"others hold {format_bytes(slot.others_bytes)} of {slot.words} ({processes})"
+        note = f"others hold {format_bytes(slot.others_bytes)} of {slot.label} ({processes})"
         room_bytes = (slot.total_bytes or 0) - slot.others_bytes
         if room_bytes < gpus.limit_bytes:
             note += f": the limit there is {format_bytes(room_bytes)}"

@@ -44,7 +44,7 @@ MIN_BALLAST_BYTES = GIB
 
 RESIDUE_BYTES = 32 * MIB  # Memory that a driver may retain after a process: not counted as growth
 RELEASE_SECONDS = 30.0  # Time that a driver may take to release the memory of a killed process
-POLL_INTERVAL_S = 0.1
+GPU_POLL_S = 0.1
 PROGRAM = str(Path(autotune.worker.__file__).parent / "ballast_process.py")
 
 # CUDA starts within seconds on a machine with many GPUs; the allocation itself is fast.
@@ -158,7 +158,7 @@ def wait_until_released(
         if now() >= deadline:
             return 0 if released else used - base_bytes
         last = used
-        sleep(POLL_INTERVAL_S)
+        sleep(GPU_POLL_S)
 
 
 @dataclass(kw_only=True)
@@ -170,13 +170,13 @@ class GpuSlot:
     total_bytes: int | None = None  # Size of the GPU; None until NVML or a ballast reports it
     before: Reading | None = None  # Reading just before the last load, with no process of a probe
     ballast: Ballast | None = None
-    held: BallastHold | None = None
+    hold: BallastHold | None = None
     # CUDA context of the ballast's process, as growth of the device memory (NVML) at its start
     context_bytes: int = 0
     exclusive: bool = False  # Compute mode "exclusive process": a ballast would lock the probe out
 
     @property
-    def words(self) -> str:
+    def label(self) -> str:
         return f"GPU {self.number if self.device is None else self.device.index}"
 
     @property
@@ -189,13 +189,15 @@ class GpuSlot:
         """Memory of other processes before the load, without the ballast."""
         if self.before is None:
             return None
-        others = self.before.used_bytes - (self.ballast_bytes or 0)
-        return others if others >= MIN_REPORTED_BYTES else 0
+        other_bytes = self.before.used_bytes - (self.ballast_bytes or 0)
+        return other_bytes if other_bytes >= MIN_REPORTED_BYTES else 0
 
     @property
     def ballast_bytes(self) -> int | None:
         """Memory of the ballast, with its context where NVML reports it."""
-        return None if self.held is None else self.held.held_bytes + self.context_bytes
+        if self.hold is None:
+            return None
+        return self.hold.held_bytes + self.context_bytes
 
     def others_in_words(self, nvml: Nvml | None) -> tuple[str, ...]:
         if self.before is None or not self.others_bytes:
@@ -285,9 +287,9 @@ class Gpus:
         bounds = [self.limit_bytes]
         for slot in self.slots:
             reserved = slot.reserved_bytes or 0
-            if slot.held is not None:
-                if slot.held.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
-                    bounds.append(slot.held.free_bytes + reserved)
+            if slot.hold is not None:
+                if slot.hold.free_bytes < usable_bytes(self.limit_bytes, reserved) - SLACK_BYTES:
+                    bounds.append(slot.hold.free_bytes + reserved)
             elif slot.total_bytes is not None and slot.others_bytes:
                 bounds.append(slot.total_bytes - slot.others_bytes)
         return min(bounds)
@@ -311,17 +313,17 @@ class Gpus:
             if self.nvml is not None:
                 slot.before = read(self.nvml, slot.visible)
 
-    def meter(self, ours: Callable[[], Collection[int]]) -> DeviceMeter | None:
+    def meter(self, probe_pids: Callable[[], Collection[int]]) -> DeviceMeter | None:
         """Start a meter; None without NVML."""
         before = {slot.visible: slot.before for slot in self.slots if slot.before is not None}
-        return None if self.nvml is None else DeviceMeter(self.nvml, self.uuids, before, ours)
+        return None if self.nvml is None else DeviceMeter(self.nvml, self.uuids, before, probe_pids)
 
     def check(self) -> None:
         """After a command: ProbeError if a ballast exited and so did not enforce the limit."""
         for slot in self.slots:
             if slot.ballast is not None and not slot.ballast.alive:
                 raise ProbeError(
-                    f"The ballast on {slot.words} ended while a probe ran: the measurement is void."
+                    f"The ballast on {slot.label} ended while a probe ran: the measurement is void."
                 )
 
     def for_ranks(self) -> list[dict[str, object]]:
@@ -361,7 +363,7 @@ class Gpus:
                     grown[pid] = used
             processes = named(in_words(grown, nvml))
             raise ProbeError(
-                f"{slot.words} is not as empty as it was: {format_bytes(above)} more than"
+                f"{slot.label} is not as empty as it was: {format_bytes(above)} more than"
                 f" {format_bytes(base)} are held by {processes}. Autotune ends only processes that"
                 " it started."
             )
@@ -383,13 +385,13 @@ class Gpus:
                 self._drop_ballast(slot)
                 return
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
-        slot.held = slot.ballast.leave(usable)
+        slot.hold = slot.ballast.leave(usable)
         least_bytes = usable - SLACK_BYTES - MIN_REPORTED_BYTES
-        if slot.before is not None and slot.held.free_bytes < least_bytes:
-            free = format_bytes(slot.held.free_bytes)
+        if slot.before is not None and slot.hold.free_bytes < least_bytes:
+            free = format_bytes(slot.hold.free_bytes)
             processes = named(slot.others_in_words(self.nvml))
             raise ProbeError(
-                f"{slot.words} has {free} left, and the limit needs {format_bytes(usable)}: others"
+                f"{slot.label} has {free} left, and the limit needs {format_bytes(usable)}: others"
                 f" took it, {processes}."
             )
 
@@ -399,7 +401,7 @@ class Gpus:
     def _drop_ballast(self, slot: GpuSlot) -> None:
         ballast = slot.ballast
         slot.ballast = None
-        slot.held = None
+        slot.hold = None
         if ballast is not None:
             slot.before = None
             with contextlib.suppress(OSError):
@@ -415,8 +417,8 @@ class Gpus:
 
     def _scale(self, slot: GpuSlot) -> float:
         usable = usable_bytes(self.limit_bytes, slot.reserved_bytes)
-        if slot.held is not None:
-            return share_scale(usable, slot.held.total_bytes)
+        if slot.hold is not None:
+            return share_scale(usable, slot.hold.total_bytes)
         return (
             1.0
             if slot.total_bytes is None
@@ -428,7 +430,7 @@ def _used_before(slot: GpuSlot) -> int | None:
     """Memory that is not the probe's, the ballast included; None where unknown."""
     if slot.before is not None:
         return slot.before.used_bytes
-    return None if slot.held is None else slot.held.total_bytes - slot.held.free_bytes
+    return None if slot.hold is None else slot.hold.total_bytes - slot.hold.free_bytes
 
 
 def _by_cuda_number(count: int, chosen: str | None) -> list[GpuSlot]:

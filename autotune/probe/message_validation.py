@@ -126,7 +126,7 @@ _REPLIES = (protocol.LOADED, protocol.MEASURED, protocol.FAILED)
 _REQUIRED_FIELD = {
     protocol.FAILED: "error",
     protocol.UNREADY: "error",
-    protocol.ENVIRONMENT: "versions",
+    protocol.ENVIRONMENT_EVENT: "versions",
 }
 
 

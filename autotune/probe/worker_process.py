@@ -26,8 +26,8 @@ from autotune.probe.message_validation import valid_messages
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
 from autotune.probe.spawn import (
     DECIDING_PACKAGES,
-    ENGINES,
-    START_SECONDS,
+    ENGINE_PACKAGES,
+    WORKER_START_SECONDS,
     Spawned,
     Supported,
     WorkFolder,
@@ -172,7 +172,7 @@ class WorkerProcess:
             self._spawned = spawn(
                 settings.python,
                 settings.adapter,
-                dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINES]),
+                dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]),
                 self._folder,
                 variables,
             )
@@ -257,11 +257,11 @@ class WorkerProcess:
             meter.close()
 
     def _read_versions(self) -> dict[str, str]:
-        deadline = time.monotonic() + START_SECONDS
+        deadline = time.monotonic() + WORKER_START_SECONDS
         with contextlib.suppress(WorkerLost):
             while time.monotonic() < deadline:
                 for message in self.receive(deadline):
-                    if message.get("event") == protocol.ENVIRONMENT:
+                    if message.get("event") == protocol.ENVIRONMENT_EVENT:
                         return dict(message["versions"])
         _, _, last_line = self.printed_since(0).strip().rpartition("\n")
         reason = (last_line or "it printed nothing").rstrip(".")

@@ -49,7 +49,9 @@ def relative_spread(speed: Speed | None, answer: Recommendation) -> float | None
     without it (answers of earlier versions) that of the cycles."""
     if speed is None or _is_predicted(answer):
         return None
-    return speed.spread if answer.run_spread is None else answer.run_spread.half_width(speed)
+    if answer.run_spread is None:
+        return speed.spread
+    return answer.run_spread.half_width(speed)
 
 
 def describe_advantage(answer: Recommendation) -> str | None:
@@ -123,9 +125,9 @@ def document(
             }
         ),
         "baseline": fields.pop("baseline"),
-        "changes": [plain(change) for change in answer.changes],
+        "changes": list(map(plain, answer.changes)),
         "runner_ups": fields.pop("runner_ups"),
-        "ways_to_fit": [way_row(way) for way in answer.ways_to_fit],
+        "ways_to_fit": list(map(way_row, answer.ways_to_fit)),
         **fields,
         "file": file,
         "question": job_row(job),
@@ -160,10 +162,10 @@ def _measured_fields(
                 "tokens_per_second": rate(baseline.measurement.ranking_speed),
             }
         ),
-        "runner_ups": [trial_row(trial) for trial in answer.runner_ups],
+        "runner_ups": list(map(trial_row, answer.runner_ups)),
         "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
-        "refuted": [trial_row(trial) for trial in answer.refuted],
+        "refuted": list(map(trial_row, answer.refuted)),
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
         "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
@@ -180,7 +182,7 @@ def _measured_fields(
         "resume_with": commands.get("go on") if answer.interrupted else None,
         "finished": datetime.now(UTC).isoformat(timespec="seconds"),
         "study": {"storage": without_password(job.storage), "name": job.study_name},
-        "soaks": [soak_row(soak) for soak in answer.soaks],
+        "soaks": list(map(soak_row, answer.soaks)),
         "disturbance": answer.disturbance and disturbance_row(answer.disturbance),
         "advantage": sentence and {**plain(answer.advantage), "says": sentence},
         "run_spread": plain(answer.run_spread),
@@ -234,7 +236,9 @@ def _trade_off_row(answer: Recommendation, trial: Trial) -> dict[str, Any]:
 def _over_bytes(miss: Trial) -> int | None:
     """Return the bytes above the limit; None where they are not known."""
     margin = miss.verdict.margin_bytes
-    return -margin if margin is not None and margin < 0 else None
+    if margin is None or margin >= 0:
+        return None
+    return -margin
 
 
 def _versions(answer: Recommendation) -> dict[str, str]:
@@ -249,9 +253,20 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
     winner = answer.winner
-    unfit = "nothing_fits" if answer.screened == answer.candidates else "undecided"
+    trade_offs = []
+    for candidate in answer.trade_offs:
+        trade_offs.append(
+            {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
+        )
+    status, proven = "undecided", "not proven infeasible"
+    versions: dict[str, str] = {}
+    if winner is not None:
+        status, proven = "ok", "budget spent"
+        versions.update(winner.prediction.versions)
+    elif answer.screened == answer.candidates:
+        status = "nothing_fits"
     return {
-        "status": "ok" if winner else unfit,
+        "status": status,
         "basis": "predicted",
         "winner": (
             winner
@@ -267,11 +282,8 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
             }
         ),
         "baseline": answer.baseline and predicted_row(answer.baseline),
-        "runner_ups": [predicted_row(candidate) for candidate in answer.runner_ups],
-        "trade_offs": [
-            {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
-            for candidate in answer.trade_offs
-        ],
+        "runner_ups": list(map(predicted_row, answer.runner_ups)),
+        "trade_offs": trade_offs,
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
         "counts": {
@@ -280,12 +292,12 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
             "screened": answer.screened,
             **unmeasured,
         },
-        "proven": "budget spent" if winner else "not proven infeasible",
+        "proven": proven,
         "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
         "study": None,
         "gpu_seconds": None,
-        "versions": dict(winner.prediction.versions) if winner else {},
+        "versions": versions,
     }
 
 
@@ -300,15 +312,15 @@ def prediction_document(
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
     facts.
     """
+    variants = []
+    for variant in unknown:
+        variants.append({"facts": dict(variant.facts), **prediction_row(variant.prediction)})
     return {
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
-        "ways_to_fit": [way_row(way) for way in ways],
-        "unknown": [
-            {"facts": dict(variant.facts), **prediction_row(variant.prediction)}
-            for variant in unknown
-        ],
+        "ways_to_fit": list(map(way_row, ways)),
+        "unknown": variants,
         "question": job_row(job),
     }
 
@@ -334,9 +346,10 @@ def caveats_of(answer: Recommendation) -> tuple[str, ...]:
     caveats: list[str] = []
     for trial in trials:
         caveats += trial.measurement.caveats
-    missing = without_result(answer.trials)
-    if missing:
-        names = [_named(differing_knobs(answer.winner, candidate)) for candidate in missing]
+    names = []
+    for candidate in without_result(answer.trials):
+        names.append(_named(differing_knobs(answer.winner, candidate)))
+    if names:
         listed = "; ".join(names[:3])
         if len(names) > 3:
             listed += f" and {len(names) - 3} more"
@@ -368,12 +381,11 @@ def has_no_results(answer: Recommendation) -> bool:
 
 
 def _results(answer: Recommendation) -> list[Measurement]:
-    measurements = [trial.measurement for trial in answer.trials]
-    return [
-        measurement
-        for measurement in measurements
-        if measurement.outcome is not Outcome.INTERRUPTED
-    ]
+    measurements = []
+    for trial in answer.trials:
+        if trial.measurement.outcome is not Outcome.INTERRUPTED:
+            measurements.append(trial.measurement)
+    return measurements
 
 
 def _lacked_memory(trial: Trial) -> bool:
@@ -383,32 +395,43 @@ def _lacked_memory(trial: Trial) -> bool:
 
 def nearest_miss(answer: Recommendation) -> Trial | None:
     """Return the trial closest to fitting; None if one fits or no peak is known."""
+    if answer.winner:
+        return None
+    missed = []
+    for trial in answer.trials:
+        has_peak = trial.measurement.memory.peak_bytes is not None
+        if has_peak and _lacked_memory(trial) and not trial.verdict.fits:
+            missed.append(trial)
+    return max(missed, key=_progress, default=None)
 
-    def progress(trial: Trial) -> tuple[int, int, int]:
-        """Sort key: optimizer steps, then the phase reached, then the lower peak."""
-        phase = trial.measurement.failure.phase if trial.measurement.failure else None
-        reached = len(PHASES) if phase is None else PHASES.index(phase)
-        return (
-            trial.measurement.optimizer_steps,
-            reached,
-            -(trial.measurement.memory.peak_bytes or 0),
-        )
 
-    lacked = [trial for trial in answer.trials if _lacked_memory(trial) and not trial.verdict.fits]
-    missed = [trial for trial in lacked if trial.measurement.memory.peak_bytes is not None]
-    return None if answer.winner else max(missed, key=progress, default=None)
+def _progress(trial: Trial) -> tuple[int, int, int]:
+    """Sort key: optimizer steps, then the phase reached, then the lower peak."""
+    measured = trial.measurement
+    reached = len(PHASES)
+    if measured.failure is not None and measured.failure.phase is not None:
+        reached = PHASES.index(measured.failure.phase)
+    return measured.optimizer_steps, reached, -(measured.memory.peak_bytes or 0)
 
 
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
-    costs = [trial.measurement.cost for trial in answer.trials if trial.purpose != "confirm"]
-    loading = [cost.total_seconds for cost in costs if cost.load_seconds]
-    further = [cost.total_seconds for cost in costs if not cost.load_seconds]
+    loading, further = [], []
+    for trial in answer.trials:
+        cost = trial.measurement.cost
+        if trial.purpose == "confirm":
+            continue
+        if cost.load_seconds:
+            loading.append(cost.total_seconds)
+        else:
+            further.append(cost.total_seconds)
     return {"loading": _median(loading), "further": _median(further)}
 
 
 def _median(seconds: Sequence[float]) -> float | None:
-    return round(statistics.median(seconds), 3) if seconds else None
+    if not seconds:
+        return None
+    return round(statistics.median(seconds), 3)
 
 
 def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:

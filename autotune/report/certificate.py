@@ -10,7 +10,7 @@ from typing import Any
 
 from autotune.core.answer import Trial, plain
 from autotune.core.job import Job
-from autotune.core.measurement import DeviceMemory, LoopActivity, Measurement
+from autotune.core.measurement import DeviceMemory, LoopActivity, Measurement, Speed
 from autotune.core.space import KnobValue
 from autotune.core.units import format_bytes
 from autotune.frameworks.shares_in_files import for_files
@@ -97,7 +97,9 @@ def _longest_lengths(
 def _rollouts(activity: LoopActivity) -> tuple[Item, Item, Item]:
     borrowed, syncs = activity.borrowed_generations, activity.weight_syncs
     sleeps, wakes = activity.sleeps, activity.wakes
-    cycles = None if sleeps is None or wakes is None else min(sleeps, wakes)
+    cycles = None
+    if sleeps is not None and wakes is not None:
+        cycles = min(sleeps, wakes)
     return (
         _item(
             "rollouts",
@@ -154,16 +156,14 @@ def _settings(job: Job, proof: Trial) -> Item:
             continue
         if not _is_equal(requested[name], value) and not _is_equal(in_command[name], value):
             changed.append(f"{name}={value} instead of {requested[name]}")
+    name = "settings as asked"
+    if not effective:
+        return _item(name, None, "", "it does not report its settings")
+    if changed:
+        return _item(name, False, f"it trained with {', '.join(changed)}")
     count = sum(value is not None for value in requested.values())
     says = f"{len(effective)} of {count} read back from the run itself, none of them changed"
-    if changed:
-        says = f"it trained with {', '.join(changed)}"
-    return _item(
-        "settings as asked",
-        not changed if effective else None,
-        says,
-        "it does not report its settings",
-    )
+    return _item(name, True, says)
 
 
 def _is_equal(requested: KnobValue, effective: object) -> bool:
@@ -181,7 +181,9 @@ def _is_equal(requested: KnobValue, effective: object) -> bool:
 def _range(low: int | None, high: int | None) -> str:
     if high is None:
         return "unknown length"
-    return str(high) if low == high else f"{low} to {high}"
+    if low == high:
+        return str(high)
+    return f"{low} to {high}"
 
 
 def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
@@ -189,7 +191,8 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
     if proof is None:
         return None
     measured, items = proof.measurement, items_of(job, proof)
-    memory, worst, hardware = measured.memory, measured.worst, job.task.hardware
+    memory, hardware = measured.memory, job.task.hardware
+    timing = _timing(measured.worst)
     return {
         "trial": proof.number,
         "outcome": str(measured.outcome),
@@ -208,21 +211,42 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
             False if hardware.kind == "cuda" and hardware.count > 1 else None
         ),
         "optimizer_steps": measured.optimizer_steps,
-        "timed_cycles": len(worst.cycle_seconds) if worst else 0,
-        "longest_completion_tokens": worst.completion_tokens if worst else None,
+        "timed_cycles": timing["cycles"],
+        "longest_completion_tokens": timing["longest_completion"],
         "torch_allocated_bytes": memory.torch_allocated_bytes,
         "torch_reserved_bytes": memory.torch_reserved_bytes,
         "torch_reserved_why": memory.torch_reserved_why,
         "allocation_retries": memory.allocation_retries,
-        "phase_seconds": dict(worst.phase_seconds) if worst else {},
-        "user_reward_seconds": worst.user_reward_seconds if worst else None,
+        "phase_seconds": timing["phase_seconds"],
+        "user_reward_seconds": timing["user_reward_seconds"],
         "effective": dict(measured.effective),
     }
 
 
+def _timing(worst: Speed | None) -> dict[str, Any]:
+    if worst is None:
+        return {
+            "cycles": 0,
+            "longest_completion": None,
+            "phase_seconds": {},
+            "user_reward_seconds": None,
+        }
+    return {
+        "cycles": len(worst.cycle_seconds),
+        "longest_completion": worst.completion_tokens,
+        "phase_seconds": dict(worst.phase_seconds),
+        "user_reward_seconds": worst.user_reward_seconds,
+    }
+
+
 def _device_row(device: DeviceMemory) -> dict[str, Any]:
-    names = ("index", "name", "peak_bytes", "measured_by", "why")
-    return {name: getattr(device, name) for name in names}
+    return {
+        "index": device.index,
+        "name": device.name,
+        "peak_bytes": device.peak_bytes,
+        "measured_by": device.measured_by,
+        "why": device.why,
+    }
 
 
 def _peak_by(measured: Measurement) -> str:
@@ -233,11 +257,10 @@ def _peak_by(measured: Measurement) -> str:
     if not metered:
         return "the process tree's anonymous and shared memory"
     worst = max(metered, key=lambda device: device.peak_bytes or 0)
-    emulated = "emulated " if measured.emulated else ""
-    return (
-        f"{emulated}{worst.measured_by} on device {worst.index}, the worst of"
-        f" {len(measured.memory.devices)}"
-    )
+    source: str = worst.measured_by
+    if measured.emulated:
+        source = f"emulated {source}"
+    return f"{source} on device {worst.index}, the worst of {len(measured.memory.devices)}"
 
 
 def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
@@ -245,8 +268,9 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     row = certificate_row(job, proof)
     if row is None or proof is None:
         return ["Not certified: the budget ran out before the longer worst-case probe."]
-    peak = "unknown" if row["peak_bytes"] is None else format_bytes(row["peak_bytes"])
-    margin = ""
+    peak, margin = "unknown", ""
+    if row["peak_bytes"] is not None:
+        peak = format_bytes(row["peak_bytes"])
     if row["margin_bytes"] is not None:
         margin = f", {format_bytes(max(0, row['margin_bytes']))} left"
     head = "Emulated" if proof.measurement.emulated else "Certified"
@@ -255,7 +279,8 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     lines = [
         f"{head}: peak {peak} of {format_bytes(row['limit_bytes'])}{margin}, by {row['peak_by']}."
     ]
-    lines += [f"  {item['name']}: {item['state']} ({item['says']})" for item in row["items"]]
+    for item in row["items"]:
+        lines.append(f"  {item['name']}: {item['state']} ({item['says']})")
     if row["verified_on_several_gpus"] is False:
         lines.append("  Not verified on several GPUs: this path has run on one at most.")
     return lines

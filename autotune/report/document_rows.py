@@ -13,8 +13,8 @@ from typing import Any
 from autotune.core.answer import PredictedCandidate, Trial, WayToFit
 from autotune.core.dataset import RowLengths, TokenLengths
 from autotune.core.job import Job
-from autotune.core.measurement import Measurement, Speed
-from autotune.core.prediction import Estimate, Prediction
+from autotune.core.measurement import Failure, Measurement, Speed
+from autotune.core.prediction import Estimate, PhasePrediction, Prediction
 from autotune.core.run_statistics import Disturbance, Soak, describe_interference
 
 LISTED = (
@@ -29,21 +29,28 @@ LISTED = (
 )
 """Fields of a prediction in lists of candidates."""
 
+NO_FAILURE = Failure(evidence="")
 FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return a measured or emulated candidate."""
-    measured, failure, expected = trial.measurement, trial.measurement.failure, trial.expected
-    worst, cost = measured.worst, measured.cost
+    measured, expected = trial.measurement, trial.expected
+    failure = measured.failure or NO_FAILURE
+    cost = measured.cost
     seconds = {
         "total": cost.total_seconds,
         "load": cost.load_seconds,
         "setup": cost.setup_seconds,
         "loop": cost.loop_seconds,
         "device": cost.device_seconds,
-        "borrowed": worst.borrowed_seconds if worst else None,
     }
+    phase_seconds: dict[str, float] = {}
+    timed_cycles = 0
+    if measured.worst is not None:
+        seconds["borrowed"] = measured.worst.borrowed_seconds
+        phase_seconds.update(measured.worst.phase_seconds)
+        timed_cycles = len(measured.worst.cycle_seconds)
     return {
         "trial": trial.number,
         "knobs": dict(trial.candidate.knobs),
@@ -53,14 +60,14 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "peak_memory_bytes": measured.memory.peak_bytes,
         "fits": trial.verdict.fits,
         "tokens_per_second": speeds(measured),
-        "phase": failure.phase if failure else None,
-        "cause": failure.cause if failure else None,
-        "evidence": failure.evidence if failure else "",
-        "excerpt": failure.excerpt if failure else "",
+        "phase": failure.phase,
+        "cause": failure.cause,
+        "evidence": failure.evidence,
+        "excerpt": failure.excerpt,
         "seconds": {name: round(value, 3) for name, value in seconds.items() if value is not None},
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
-        "phase_seconds": dict(worst.phase_seconds) if worst else {},
-        "timed_cycles": len(worst.cycle_seconds) if worst else 0,
+        "phase_seconds": phase_seconds,
+        "timed_cycles": timed_cycles,
         "prediction": (
             expected
             and {
@@ -101,16 +108,8 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),
         "torch_peak_reserved_bytes": interval(prediction.torch_peak_reserved_bytes),
         "host_memory_bytes": interval(prediction.host_memory_bytes),
-        "phases": [
-            {
-                "name": phase.name,
-                "peak_bytes": interval(phase.peak_bytes),
-                "seconds": interval(phase.seconds, 3),
-                "breakdown": [{"name": name, "bytes": size} for name, size in phase.parts.items()],
-            }
-            for phase in prediction.phases
-        ],
-        "breakdown": [{"name": name, "bytes": size} for name, size in prediction.breakdown.items()],
+        "phases": list(map(_phase_row, prediction.phases)),
+        "breakdown": _part_rows(prediction.breakdown),
         "engine": (
             engine
             and {
@@ -128,12 +127,29 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
     }
 
 
+def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
+    return {
+        "name": phase.name,
+        "peak_bytes": interval(phase.peak_bytes),
+        "seconds": interval(phase.seconds, 3),
+        "breakdown": _part_rows(phase.parts),
+    }
+
+
+def _part_rows(parts: Mapping[str, int]) -> list[dict[str, Any]]:
+    return [{"name": name, "bytes": size} for name, size in parts.items()]
+
+
 def speeds(measurement: Measurement) -> dict[str, float | None]:
     return {"worst": rate(measurement.worst), "typical": rate(measurement.typical)}
 
 
 def rate(speed: Speed | None) -> float | None:
-    return round(speed.tokens_per_second, 2) if speed else None
+    return None if speed is None else round(speed.tokens_per_second, 2)
+
+
+def rounded(figure: float | None, digits: int) -> float | None:
+    return None if figure is None else round(figure, digits)
 
 
 def middle(estimate: Estimate | None) -> float | int | None:
@@ -144,11 +160,13 @@ def middle(estimate: Estimate | None) -> float | int | None:
 
 
 def interval(estimate: Estimate | None, digits: int | None = None) -> dict[str, float] | None:
-    return (
-        None
-        if estimate is None
-        else {name: round(getattr(estimate, name), digits) for name in ("value", "low", "high")}
-    )
+    if estimate is None:
+        return None
+    return {
+        "value": round(estimate.value, digits),
+        "low": round(estimate.low, digits),
+        "high": round(estimate.high, digits),
+    }
 
 
 def way_row(way: WayToFit) -> dict[str, Any]:
@@ -157,21 +175,21 @@ def way_row(way: WayToFit) -> dict[str, Any]:
         "learning": way.learning,
         "margin_bytes": interval(way.prediction.margin_bytes),
         "peak_memory_bytes": interval(way.prediction.peak_memory_bytes),
-        "speed_ratio": None if way.speed_ratio is None else round(way.speed_ratio, 3),
+        "speed_ratio": rounded(way.speed_ratio, 3),
     }
 
 
 def soak_row(soak: Soak) -> dict[str, Any]:
     """Return a long run with the trend of its memory."""
     growth = soak.growth
+    cycles = []
+    for cycle in soak.cycles:
+        cycles.append([cycle.steps, cycle.seconds, cycle.peak_bytes, cycle.held_bytes])
     return {
         "verdict": soak.verdict,
         "why": soak.why,
         "seconds": round(soak.seconds, 2),
-        "cycles": [
-            [cycle.steps, cycle.seconds, cycle.peak_bytes, cycle.held_bytes]
-            for cycle in soak.cycles
-        ],
+        "cycles": cycles,
         "cycle_columns": ["optimizer_steps", "seconds", "peak_bytes", "held_bytes"],
         "optimizer_steps": soak.optimizer_steps,
         "growth_bytes_per_step": (
@@ -189,9 +207,7 @@ def disturbance_row(disturbance: Disturbance) -> dict[str, Any]:
         "tokens_per_second_beside": round(disturbance.tokens_per_second_beside, 2),
         "tokens_per_second_alone": round(disturbance.tokens_per_second_alone, 2),
         "slower_share": round(disturbance.slower_share, 4),
-        "uncertainty": None
-        if disturbance.uncertainty is None
-        else round(disturbance.uncertainty, 4),
+        "uncertainty": rounded(disturbance.uncertainty, 4),
         "by_phase": {phase: round(share, 4) for phase, share in disturbance.by_phase.items()},
         "candidate_id": disturbance.candidate_id,
         "says": describe_interference(disturbance),
@@ -229,11 +245,9 @@ def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
     """Return the lengths for a document; shares refer to the rows that were read."""
     if lengths is None:
         return None
-    return {
-        "rows": lengths.rows,
-        "looked_at": lengths.looked_at,
-        "tokens": lengths.tokens,
-        "percentiles": [
+    percentiles = []
+    for at in lengths.percentiles:
+        percentiles.append(
             {
                 "share": at.share,
                 "length": at.length,
@@ -241,6 +255,10 @@ def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
                 "truncating_drops_tokens": at.cut,
                 "filtering_drops_tokens": at.left_out,
             }
-            for at in lengths.percentiles
-        ],
+        )
+    return {
+        "rows": lengths.rows,
+        "looked_at": lengths.looked_at,
+        "tokens": lengths.tokens,
+        "percentiles": percentiles,
     }

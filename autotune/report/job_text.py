@@ -15,7 +15,7 @@ from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, Prob
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
-from autotune.core.units import format_bytes, format_seconds
+from autotune.core.units import counted, format_bytes, format_seconds
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 LABEL_COLUMNS = 9
 _LABEL = re.compile(r"[a-z]+ +")
-MAX_CHARACTERS = 120
+MAX_VALUE_CHARACTERS = 120
 
 
 def show_job(
@@ -45,12 +45,14 @@ def show_job(
     if held_settings:
         print_line(console, f"held     {held_settings}")
     for effect, label in (("learning", "what is learned"), ("neutral", "only speed and memory")):
-        knobs = searched_knobs(job)
-        moving = [knob for knob in knobs if knob.effect_under(job.task.workload.held) == effect]
-        if moving:
-            console.print(f"searched, changes {label}")
-        for knob in moving:
-            choices = ", ".join(setting_text(choice) for choice in knob.choices)
+        has_title = False
+        for knob in searched_knobs(job):
+            if knob.effect_under(job.task.workload.held_values) != effect:
+                continue
+            if not has_title:
+                console.print(f"searched, changes {label}")
+                has_title = True
+            choices = ", ".join(map(setting_text, knob.choices))
             print_line(console, f"  {knob.name}: {choices}")
     show_notes(console, job, notes)
     study = ""
@@ -77,7 +79,7 @@ def _held(job: Job, candidates: Sequence[Candidate]) -> dict[str, KnobValue]:
     passed: set[str] = set()
     for candidate in candidates:
         passed |= set(candidate.settings)
-    settings: dict[str, KnobValue] = dict(job.task.workload.held)
+    settings: dict[str, KnobValue] = dict(job.task.workload.held_values)
     for knob in job.space.knobs:
         if len(knob.choices) > 1:
             settings.pop(knob.name, None)
@@ -100,7 +102,9 @@ def limit_text(job: Job) -> str:
     limit = format_bytes(job.memory_limit_bytes)
     if not job.task.hardware.memory_is_shared:
         return f"{limit} per GPU"
-    return f"{limit} for all ranks together" if job.task.hardware.count > 1 else limit
+    if job.task.hardware.count > 1:
+        return f"{limit} for all ranks together"
+    return limit
 
 
 def assignments(knobs: Mapping[str, Any]) -> str:
@@ -113,15 +117,19 @@ def show_notes(
     notes: Sequence[str],
 ) -> None:
     """Print the lengths of the user's rows, and the notes."""
-    for line in (*data_lines(job.data), *(f"note     {note}" for note in notes)):
+    for line in data_lines(job.data):
         print_line(console, line)
+    for note in notes:
+        print_line(console, f"note     {note}")
 
 
 def data_lines(lengths: RowLengths | None) -> Iterator[str]:
     """Yield lines for a terminal; none without lengths."""
     if lengths is None:
         return
-    part = "" if lengths.looked_at == lengths.rows else f" ({lengths.looked_at:,} of them read)"
+    part = ""
+    if lengths.looked_at != lengths.rows:
+        part = f" ({lengths.looked_at:,} of them read)"
     longest = lengths.percentiles[-1].length
     yield (
         f"dataset  {lengths.rows:,} rows{part}, {lengths.tokens / lengths.looked_at:,.0f} tokens on"
@@ -137,7 +145,9 @@ def data_lines(lengths: RowLengths | None) -> Iterator[str]:
 
 
 def _share(part: int, total: int) -> str:
-    return f"{100 * part / total:.1f}%" if total else "0.0%"
+    if not total:
+        return "0.0%"
+    return f"{100 * part / total:.1f}%"
 
 
 def print_line(console: Console, text: str) -> None:
@@ -157,7 +167,9 @@ def print_line(console: Console, text: str) -> None:
 
 def shorten(text: str, max_length: int) -> str:
     """Shorten to a number of characters, at a word, with an ellipsis."""
-    return text if len(text) <= max_length else f"{text[:max_length].rsplit(None, 1)[0]} ..."
+    if len(text) <= max_length:
+        return text
+    return f"{text[:max_length].rsplit(None, 1)[0]} ..."
 
 
 class Progress:
@@ -216,8 +228,8 @@ class Progress:
                     resumed = f"; {event.resumed_trials} already measured"
                 budget = format_seconds(event.budget_seconds)
                 self._print(
-                    f"{event.candidates} candidates{resumed}; at most {event.max_probes} probes in"
-                    f" {budget}."
+                    f"{counted(event.candidates, 'candidate')}{resumed}; at most"
+                    f" {counted(event.max_probes, 'probe')} in {budget}."
                 )
             case ProbeStarted():
                 self._set_deadline(event.seconds_left)
@@ -239,18 +251,21 @@ class Progress:
                     candidate = f"   {self._short(event.trial.candidate)}"
                 are_several = len(self._running) > 1
                 name = self._running.pop(event.trial.number, None)
-                which = f"probe {name}: " if are_several and name is not None else ""
-                self._print(f"  {which}{_outcome(event.trial)}{candidate}")
-                self._line = f"{len(self._running)} probes at a time" if self._running else ""
+                outcome = _outcome(event.trial)
+                if are_several and name is not None:
+                    outcome = f"probe {name}: {outcome}"
+                self._print(f"  {outcome}{candidate}")
+                self._line = ""
+                if self._running:
+                    self._line = f"{counted(len(self._running), 'probe')} at a time"
             case Note(text=text):
                 self._print(text)
 
     def _short(self, candidate: Candidate) -> str:
-        moving = (
-            f"{name}={setting_text(value)}"
-            for name, value in candidate.knobs.items()
-            if name in self._moving
-        )
+        moving = []
+        for name, value in candidate.knobs.items():
+            if name in self._moving:
+                moving.append(f"{name}={setting_text(value)}")
         return " ".join(moving) or "the only candidate"
 
     def _print(self, text: str) -> None:
@@ -262,9 +277,11 @@ class Progress:
     def _status(self) -> str:
         seconds_left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
         parts = [self._line or "choosing the next candidate", self._best, _left(seconds_left)]
-        line = " · ".join(part for part in parts if part)
+        line = " · ".join(filter(None, parts))
         width = self._console.width - 1
-        return line if len(line) <= width else line[: width - 1] + "…"
+        if len(line) > width:
+            line = line[: width - 1] + "…"
+        return line
 
 
 def _left(seconds: float) -> str:
@@ -273,26 +290,26 @@ def _left(seconds: float) -> str:
 
 def _speed(trial: Trial) -> str:
     speed = trial.measurement.ranking_speed
+    if speed is None:
+        return "of unknown speed"
     predicted = "predicted " if trial.measurement.emulated else ""
-    return f"{predicted}{speed.tokens_per_second:.0f} tokens/s" if speed else "of unknown speed"
+    return f"{predicted}{speed.tokens_per_second:.0f} tokens/s"
 
 
 def _outcome(trial: Trial) -> str:
     measured = trial.measurement
     peak = measured.memory.peak_bytes
-    memory = (
-        f", {'emulated ' if measured.emulated else ''}peak {format_bytes(peak)}"
-        if peak is not None
-        else ""
-    )
+    memory = ""
+    if peak is not None:
+        emulated = "emulated " if measured.emulated else ""
+        memory = f", {emulated}peak {format_bytes(peak)}"
     seconds = format_seconds(measured.cost.total_seconds)
     if trial.verdict.fits:
-        early = (
-            " (stopped early: slower than the best)"
-            if measured.worst and measured.worst.cut_short
-            else ""
-        )
-        return f"fits: {_speed(trial)}{memory}, took {seconds}{early}"
-    failed = measured.failure if not measured.outcome.is_out_of_memory else None
-    why = f": {shorten(failed.evidence, MAX_CHARACTERS)}" if failed else ""
-    return f"{measured.outcome}{memory}, took {seconds}{why}"
+        text = f"fits: {_speed(trial)}{memory}, took {seconds}"
+        if measured.worst and measured.worst.cut_short:
+            text += " (stopped early: slower than the best)"
+        return text
+    text = f"{measured.outcome}{memory}, took {seconds}"
+    if measured.failure is not None and not measured.outcome.is_out_of_memory:
+        text += f": {shorten(measured.failure.evidence, MAX_VALUE_CHARACTERS)}"
+    return text

@@ -25,7 +25,7 @@ from autotune.core.events import BestChanged, Event, Listener, Note
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.job import Job
 from autotune.core.space import Candidate
-from autotune.core.units import MIB, format_bytes
+from autotune.core.units import MIB, counted, format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of, unified_diff
@@ -39,11 +39,12 @@ if TYPE_CHECKING:
     pass
 
 
-MIN_FREE_BYTES = 32 * MIB  # free space required before the search; a filtered dataset may take more
+# Free space required before the search; a filtered dataset may take more
+MIN_FREE_OUTPUT_BYTES = 32 * MIB
 
 DOCUMENT = "recommendation.json"
 
-Writer = Callable[[Path, Path], list[Path]]
+FileWriter = Callable[[Path, Path], list[Path]]
 """Write files into a folder, with paths below the second one, to which they are moved; returns
 the files written.
 """
@@ -60,16 +61,17 @@ def check_folder(out: Path) -> None:
             trial.write(b"\0" * 4096)
     except OSError as error:
         raise unwritable(out, error) from None
-    if free < MIN_FREE_BYTES:
+    if free < MIN_FREE_OUTPUT_BYTES:
         raise BadInput(
-            f"--out {out} has {free // MIB} MiB left; {MIN_FREE_BYTES // MIB} MiB are required.",
+            f"--out {out} has {free // MIB} MiB left; {MIN_FREE_OUTPUT_BYTES // MIB} MiB are"
+            " required.",
             way_out="Free some space, or give another folder: --out ~/autotune-out.",
         )
 
 
 def publish(
     out: Path,
-    writer: Writer,
+    writer: FileWriter,
     describe: Callable[[list[str]], Mapping[str, Any]],
     page: Callable[[Mapping[str, Any]], str],
 ) -> dict[str, Any]:
@@ -135,16 +137,14 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))
-    peak = winner.measurement.memory.peak_bytes
-    memory = (
-        ""
-        if peak is None
-        else f", with a peak of {format_bytes(peak)} of {format_bytes(job.memory_limit_bytes)}"
-    )
+    peak, memory = winner.measurement.memory.peak_bytes, ""
+    if peak is not None:
+        limit = format_bytes(job.memory_limit_bytes)
+        memory = f", with a peak of {format_bytes(peak)} of {limit}"
     return (
         (
-            f"BEST SO FAR, after {answer.counts.probed} probes: one short probe at the longest"
-            f" lengths fitted{memory}."
+            f"BEST SO FAR, after {counted(answer.counts.probed, 'probe')}: one short probe at the"
+            f" longest lengths fitted{memory}."
         ),
         (
             "The search continued from here, or was ended; the longer probe that confirms a"
@@ -281,11 +281,10 @@ def _launch_files(
     if launch is None:
         return []
     # A knob that does not apply to this candidate can still need another value than the launch has.
-    searched = {
-        knob.name: candidate.settings[knob.name]
-        for knob in job.space.knobs
-        if knob.name in candidate.settings
-    }
+    searched = {}
+    for knob in job.space.knobs:
+        if knob.name in candidate.settings:
+            searched[knob.name] = candidate.settings[knob.name]
     changes = changes_of(
         workload.stated, workload.defaults, {**searched, **candidate.knobs}, trainer.fields()
     )
@@ -308,15 +307,16 @@ def _file_section(job: Job, files: Sequence[Path]) -> dict[str, Any] | None:
         or workload.script is not None
     ):
         return None
-    rows = [
-        {
-            "name": setting.name,
-            "yours": setting.yours,
-            "written": setting.written,
-            "kind": setting.kind,
-        }
-        for setting in written_settings(job.task, written)
-    ]
+    rows = []
+    for setting in written_settings(job.task, written):
+        rows.append(
+            {
+                "name": setting.name,
+                "yours": setting.yours,
+                "written": setting.written,
+                "kind": setting.kind,
+            }
+        )
     return {
         "path": str(workload.config_file),
         "written": str(job.out / YAML_NAME),

@@ -10,7 +10,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.run_statistics import describe_interference, describe_soak
 from autotune.core.space import Candidate, setting_text
-from autotune.core.units import format_bytes, format_seconds
+from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
 from autotune.report.answer_document import (
@@ -30,9 +30,16 @@ from autotune.report.job_text import assignments, limit_text, print_line, search
 if TYPE_CHECKING:
     from rich.console import Console
 
-UNKNOWN = "not known"
-MAX_ROWS = 12
-MAX_CHARACTERS = 160
+NOT_KNOWN = "not known"
+NOT_TIMED = Speed(
+    completion_tokens=0,
+    cycle_seconds=(),
+    cycle_loss_tokens=(),
+    prompt_tokens=0,
+    phase_seconds={},
+)
+MAX_TABLE_ROWS = 12
+MAX_CELL_CHARACTERS = 160
 
 
 def show_answer(
@@ -54,7 +61,7 @@ def show_answer(
         _show_winner(console, job, answer, answer.winner, files)
     counts = answer.counts
     console.print(
-        f"{counts.probed} probes of {counts.candidates} candidates in"
+        f"{counted(counts.probed, 'probe')} of {counted(counts.candidates, 'candidate')} in"
         f" {format_seconds(answer.elapsed_seconds)}: {counts.out_of_memory} out of memory,"
         f" {counts.failed} failed, {counts.implied} pruned by implication, {counts.screened}"
         f" screened, {counts.loads} loads. Result: {answer.proven}."
@@ -76,9 +83,10 @@ def _show_winner(
             "Nothing fitted at the preferred settings. Relaxed, which changes what is learned:"
         )
         console.print(f"  {assignments(answer.relaxed)}")
-    learned = {
-        change.name: change.recommended for change in answer.changes if change.effect == "learning"
-    }
+    learned = {}
+    for change in answer.changes:
+        if change.effect == "learning":
+            learned[change.name] = change.recommended
     if learned and answer.baseline is not None:
         console.print(f"Unlike your baseline, this changes what is learned: {assignments(learned)}")
     _show_side_by_side(console, job, answer, winner)
@@ -86,17 +94,10 @@ def _show_winner(
         print_line(console, comparison)
     if answer.changes:
         changed = []
-        for one in answer.changes:
-            learning = "yes" if one.effect == "learning" else "no"
-            changed.append(
-                (
-                    one.name,
-                    setting_text(one.baseline),
-                    setting_text(one.recommended),
-                    learning,
-                    one.why,
-                )
-            )
+        for change in answer.changes:
+            before, after = setting_text(change.baseline), setting_text(change.recommended)
+            learning = "yes" if change.effect == "learning" else "no"
+            changed.append((change.name, before, after, learning, change.why))
         _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
     elif answer.baseline is not None and answer.advantage is None:
         console.print("The baseline is already the best that was found.")
@@ -104,18 +105,16 @@ def _show_winner(
     # 2. The alternatives.
     _show_runner_ups(console, job, answer, winner)
     if answer.trade_offs:
-        names, best = (
-            [knob.name for knob in job.space.learning_knobs(winner.candidate.settings)],
-            winner.candidate.knobs,
-        )
         rows = []
         for trial in answer.trade_offs:
-            knobs = trial.candidate.knobs
-            change = assignments(
-                {name: knobs.get(name) for name in names if knobs.get(name) != best.get(name)}
-            )
+            differing = {}
+            for knob in job.space.learning_knobs(winner.candidate.settings):
+                value = trial.candidate.knobs.get(knob.name)
+                if value != winner.candidate.knobs.get(knob.name):
+                    differing[knob.name] = value
             fast = _rate(trial.measurement.ranking_speed, answer)
-            rows.append((change, fast, _peak(trial), str(trial.measurement.outcome)))
+            outcome = str(trial.measurement.outcome)
+            rows.append((assignments(differing), fast, _peak(trial), outcome))
         _show_table(
             console,
             ("Other learning knobs, offered and not taken", "tokens/s", "peak memory", "outcome"),
@@ -140,21 +139,24 @@ def _show_side_by_side(
     or that differ; the common ones were printed before the search.
     """
     base = answer.baseline
-    measured = base.measurement if base else None
+    baseline_worst = baseline_typical = None
+    if base is not None:
+        baseline_worst, baseline_typical = base.measurement.worst, base.measurement.typical
     proof = (answer.certificate or winner).measurement
 
     # 1. Outcome, speed, memory.
     lengths = ", longest completions" if "max_completion_length" in job.space else ""
     predicted, emulated = ("predicted ", "emulated ") if job.task.hardware.emulated else ("", "")
-    baseline_rate = _rate(measured.worst if measured else None, answer)
+    baseline_rate = _rate(baseline_worst, answer)
     rows = [
         ("outcome", _baseline_outcome(answer), str(proof.outcome)),
         (f"{predicted}tokens/s{lengths}", baseline_rate, _rate(proof.worst, answer)),
     ]
-    if proof.typical or (measured and measured.typical):
-        is_drawn = proof.typical is not None and proof.typical.drawn
-        kind = "completions of drawn lengths" if is_drawn else "typical completions"
-        baseline_rate = _rate(measured.typical if measured else None, answer)
+    if proof.typical or baseline_typical:
+        kind = "typical completions"
+        if proof.typical is not None and proof.typical.drawn:
+            kind = "completions of drawn lengths"
+        baseline_rate = _rate(baseline_typical, answer)
         rows.append((f"tokens/s, {kind}", baseline_rate, _rate(proof.typical, answer)))
     rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
     rows.append(("limit", limit_text(job), limit_text(job)))
@@ -179,29 +181,36 @@ def _baseline_outcome(answer: Recommendation) -> str:
 
 
 def _knob_text(knobs: Mapping[str, Any], name: str) -> str:
-    return setting_text(knobs[name]) if name in knobs else "-"
+    if name not in knobs:
+        return "-"
+    return setting_text(knobs[name])
 
 
 def _show_phases(console: Console, measured: Measurement) -> None:
-    peaks, speed = measured.memory.phase_peak_bytes, measured.worst
-    if not peaks and speed is None:
+    peaks = measured.memory.phase_peak_bytes
+    if not peaks and measured.worst is None:
         return
     emulated, predicted = ("emulated ", "predicted ") if measured.emulated else ("", "")
-    spent = speed.phase_seconds if speed else {}
-    total = sum(spent.values())
+    speed = measured.worst or NOT_TIMED
+    total = sum(speed.phase_seconds.values())
     rows = []
     for phase in [*PHASES, "other"]:
-        seconds = spent.get(phase)
+        seconds = speed.phase_seconds.get(phase)
         if phase in peaks or seconds:
-            share = f"{100 * seconds / total:.0f} %" if seconds and total else "-"
-            rows.append((phase, format_bytes(peaks[phase]) if phase in peaks else "-", share))
-        if phase == "reward" and speed and speed.user_reward_seconds and total:
-            own_seconds = speed.user_reward_seconds
-            share = (
-                f"{100 * own_seconds / total:.0f} %" if own_seconds >= total / 200 else "below 1 %"
-            )
+            peak = format_bytes(peaks[phase]) if phase in peaks else "-"
+            rows.append((phase, peak, _percent(seconds, total)))
+        if phase == "reward" and speed.user_reward_seconds and total:
+            share = "below 1 %"
+            if speed.user_reward_seconds >= total / 200:
+                share = _percent(speed.user_reward_seconds, total)
             rows.append(("  inside your own functions", "-", share))
     _show_table(console, ("phase", f"{emulated}peak memory", f"{predicted}share of the time"), rows)
+
+
+def _percent(part: float | None, total: float) -> str:
+    if not part or not total:
+        return "-"
+    return f"{100 * part / total:.0f} %"
 
 
 def _show_runner_ups(
@@ -214,25 +223,22 @@ def _show_runner_ups(
         return
     moving, rows = {knob.name for knob in searched_knobs(job)}, []
     for trial in answer.runner_ups:
-        marks = (
-            ["the baseline"]
-            if answer.baseline and trial.candidate == answer.baseline.candidate
-            else []
-        )
-        # A short probe is weaker evidence than a confirmation.
-        marks += [] if trial.purpose == "confirm" else ["one short probe"]
-        mark = f" ({', '.join(marks)})" if marks else ""
-        # The searched knobs that differ; the others follow from these.
-        unlike = {
-            name: value for name, value in differing_knobs(winner, trial).items() if name in moving
-        }
-        rows.append(
-            (
-                assignments(unlike) + mark,
-                _rate(trial.measurement.ranking_speed, answer),
-                _peak(trial),
-            )
-        )
+        # 1. The searched knobs that differ; the others follow from these.
+        unlike = {}
+        for name, value in differing_knobs(winner, trial).items():
+            if name in moving:
+                unlike[name] = value
+        text = assignments(unlike)
+
+        # 2. A short probe is weaker evidence than a confirmation.
+        marks = []
+        if answer.baseline and trial.candidate == answer.baseline.candidate:
+            marks.append("the baseline")
+        if trial.purpose != "confirm":
+            marks.append("one short probe")
+        if marks:
+            text += f" ({', '.join(marks)})"
+        rows.append((text, _rate(trial.measurement.ranking_speed, answer), _peak(trial)))
     _show_table(
         console, ("Runner-ups, with the same learning knobs", "tokens/s", "peak memory"), rows
     )
@@ -244,30 +250,27 @@ def _show_proof(
     answer: Recommendation,
 ) -> None:
     if answer.certificate is None:
-        console.print(
-            f"Not confirmed: the search was {answer.proven} before the longer worst-case probe."
-            if answer.interrupted
-            else (
-                "Not confirmed: the budget ran out before the longer worst-case probe. Give more"
-                " with --budget and --resume."
-            )
+        ending = (
+            "the budget ran out before the longer worst-case probe. Give more with --budget and"
+            " --resume."
         )
+        if answer.interrupted:
+            ending = f"the search was {answer.proven} before the longer worst-case probe."
+        console.print(f"Not confirmed: {ending}")
     else:
         measured, why = answer.certificate.measurement, answer.certificate.verdict.why
-        outside = measured.exercised is not None and measured.exercised.watched == "outside"
-        unit = (
-            "records of the command's own" if outside else "optimizer steps at the longest lengths"
-        )
+        unit = "optimizer steps at the longest lengths"
+        if measured.exercised is not None and measured.exercised.watched == "outside":
+            unit = "records of the command's own"
         ran = f"{measured.optimizer_steps} {unit}"
-        cycles = len(measured.worst.cycle_seconds) if measured.worst else 0
-        console.print(
-            f"Emulated in {ran}: {why}."
-            if measured.emulated
-            else (
+        cycles = len((measured.worst or NOT_TIMED).cycle_seconds)
+        if measured.emulated:
+            console.print(f"Emulated in {ran}: {why}.")
+        else:
+            console.print(
                 f"Confirmed by {ran} ({cycles} timed cycles): {why}, enforced by"
                 f" {measured.memory.bound_by}."
             )
-        )
         for line in certificate_lines(job, answer.certificate):
             print_line(console, line)
         models = describe_models(measured)
@@ -315,36 +318,39 @@ def _show_nothing_fits(
         console.print(f"Nothing was found out: {_why_no_results(answer)}.")
     else:
         crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
-        partly = crashed or answer.proven == "not all measured"
-        console.print(
-            f"Nothing{' that ran to its end' if partly else ''} fits into {limit_text(job)}."
-        )
+        partly = ""
+        if crashed or answer.proven == "not all measured":
+            partly = " that ran to its end"
+        console.print(f"Nothing{partly} fits into {limit_text(job)}.")
         if crashed:
             console.print(
-                f"{crashed} probes crashed, which says nothing about memory: see the reasons below."
+                f"{counted(crashed, 'probe')} crashed, which says nothing about memory: see the"
+                " reasons below."
             )
         miss = nearest_miss(answer)
         if miss is not None:
             console.print(f"Nearest miss: {_short(miss.candidate, job)}")
             console.print(f"  peak {_peak(miss)}; {miss.verdict.why}")
         # The searched learning knobs in their relaxation order, with the measured values.
-        for name in (name for name in job.space.relax if name in job.space):
+        for name in job.space.relax:
+            if name not in job.space:
+                continue
             measured = [trial.candidate.knobs.get(name) for trial in answer.trials]
             tried = [setting_text(value) for value in job.space[name].choices if value in measured]
             if len(tried) > 1:
                 console.print(f"Given up without success: {name} (tried {', '.join(tried)})")
     if answer.trials:
         rows = []
-        for trial in answer.trials[:MAX_ROWS]:
-            failure = trial.measurement.failure
-            why = shorten(failure.evidence if failure else trial.verdict.why, MAX_CHARACTERS)
-            rows.append(
-                (_short(trial.candidate, job), str(trial.measurement.outcome), _peak(trial), why)
-            )
+        for trial in answer.trials[:MAX_TABLE_ROWS]:
+            why = trial.verdict.why
+            if trial.measurement.failure is not None:
+                why = trial.measurement.failure.evidence
+            candidate, outcome = _short(trial.candidate, job), str(trial.measurement.outcome)
+            rows.append((candidate, outcome, _peak(trial), shorten(why, MAX_CELL_CHARACTERS)))
         _show_table(console, (job.task.hardware.basis, "outcome", "peak memory", "why"), rows)
-    if len(answer.trials) > MAX_ROWS:
+    if len(answer.trials) > MAX_TABLE_ROWS:
         console.print(
-            f"... and {len(answer.trials) - MAX_ROWS} more, in recommendation.json's study."
+            f"... and {len(answer.trials) - MAX_TABLE_ROWS} more, in recommendation.json's study."
         )
     show_ways_of_baseline(console, answer.ways_to_fit)
     console.print(_what_next(job, answer))
@@ -359,11 +365,11 @@ def _why_no_results(answer: Recommendation) -> str:
 
 def _short(candidate: Candidate, job: Job) -> str:
     """Return the candidate's searched knobs."""
-    moving = [knob.name for knob in searched_knobs(job)]
-    return (
-        assignments({name: value for name, value in candidate.knobs.items() if name in moving})
-        or "the only candidate"
-    )
+    moving = {}
+    for knob in searched_knobs(job):
+        if knob.name in candidate.knobs:
+            moving[knob.name] = candidate.knobs[knob.name]
+    return assignments(moving) or "the only candidate"
 
 
 def _what_next(job: Job, answer: Recommendation) -> str:
@@ -384,9 +390,9 @@ def _what_next(job: Job, answer: Recommendation) -> str:
             " --budget."
         )
     name = next(iter(job.space.relax), None)
-    smaller = (
-        f"let {name} go lower (--search {name}=...)" if name else "give --search smaller values"
-    )
+    smaller = "give --search smaller values"
+    if name:
+        smaller = f"let {name} go lower (--search {name}=...)"
     return f"Next: {smaller}, raise --memory-limit, or request more or larger devices with --gpus."
 
 
@@ -416,16 +422,18 @@ def _show_table(
 
 def _rate(speed: Speed | None, answer: Recommendation) -> str:
     if speed is None:
-        return UNKNOWN
+        return NOT_KNOWN
+    text = f"{speed.tokens_per_second:,.0f}"
     spread = relative_spread(speed, answer)
-    return f"{speed.tokens_per_second:,.0f}" + (
-        f" ± {100 * spread:.0f} %" if spread is not None else ""
-    )
+    if spread is not None:
+        text += f" ± {100 * spread:.0f} %"
+    return text
 
 
 def _peak(trial: Trial | None) -> str:
-    peak = trial.measurement.memory.peak_bytes if trial else None
-    return UNKNOWN if peak is None else format_bytes(peak)
+    if trial is None or trial.measurement.memory.peak_bytes is None:
+        return NOT_KNOWN
+    return format_bytes(trial.measurement.memory.peak_bytes)
 
 
 def _show_script(
@@ -463,12 +471,10 @@ def show_file(console: Console, section: Mapping[str, Any] | None) -> None:
     for row in section["settings"]:
         if row["kind"] == "changed":
             text = f"{row['name']}: {setting_text(row['yours'])} -> {setting_text(row['written'])}"
+        elif row["kind"] == "moved":
+            text = row["name"]
         else:
-            text = (
-                row["name"]
-                if row["kind"] == "moved"
-                else f"{row['name']}={setting_text(row['written'])}"
-            )
+            text = f"{row['name']}={setting_text(row['written'])}"
         by_kind.setdefault(row["kind"], []).append(text)
     titles = {
         "changed": f"Unlike in {section['path']}",

@@ -61,7 +61,7 @@ def log_answer(
 def tracked_run(name: str, document: Mapping[str, Any]) -> TrackedRun:
     """Return the record of `recommendation.json`."""
     best = document["recommendation"] or {}
-    settings = {f"setting.{key}": value for key, value in (best.get("settings") or {}).items()}
+    settings = _flat(best.get("settings") or {}, "setting.")
     out = Path(document["out"])
     written = (*map(Path, best.get("files") or ()), out / DOCUMENT, out / PAGE)
     speeds = best.get("tokens_per_second") or {}
@@ -88,32 +88,32 @@ def tracked_run(name: str, document: Mapping[str, Any]) -> TrackedRun:
 
 def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
     """Return the figures of one measured candidate; a failure has no speed."""
-    knobs = {
-        f"knob.{name}": value
-        for name, value in trial["knobs"].items()
-        if isinstance(value, int | float)
-    }
     speeds = trial.get("tokens_per_second") or {}
     figures = {
         "tokens_per_second": speeds.get("worst"),
         "peak_memory_bytes": trial.get("peak_memory_bytes"),
     }
-    known = {
-        name: float(value)
-        for name, value in {**knobs, **figures}.items()
-        if isinstance(value, int | float)
-    }
-    return {"probe": float(number), "fits": float(trial.get("fits") is True), **known}
+    step = {"probe": float(number), "fits": float(trial.get("fits") is True)}
+    for name, value in {**_numbers(trial["knobs"], "knob."), **_numbers(figures)}.items():
+        step[name] = float(value)
+    return step
+
+
+def _numbers(values: Mapping[str, Any], prefix: str = "") -> dict[str, int | float]:
+    numbers = {}
+    for name, value in values.items():
+        if isinstance(value, int | float):
+            numbers[f"{prefix}{name}"] = value
+    return numbers
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, object]:
     flat: dict[str, object] = {}
     for name, value in values.items():
-        flat |= (
-            _flat(value, f"{prefix}{name}.")
-            if isinstance(value, Mapping)
-            else {f"{prefix}{name}": value}
-        )
+        if isinstance(value, Mapping):
+            flat |= _flat(value, f"{prefix}{name}.")
+        else:
+            flat[f"{prefix}{name}"] = value
     return flat
 
 
@@ -143,12 +143,7 @@ def _trackio(run: TrackedRun) -> None:
     )
     for number, step in enumerate(run.steps, 1):
         trackio.log(dict(step), step=number)
-    figures = {
-        f"answer.{name}": value
-        for name, value in run.summary.items()
-        if isinstance(value, int | float)
-    }
-    trackio.log(figures, step=len(run.steps) + 1)
+    trackio.log(_numbers(run.summary, "answer."), step=len(run.steps) + 1)
     trackio.finish()
 
 
@@ -156,20 +151,14 @@ def _mlflow(run: TrackedRun) -> None:
     mlflow = importlib.import_module("mlflow")
     mlflow.set_experiment(PROJECT)
     with mlflow.start_run(run_name=run.name):
-        mlflow.log_params(
-            {
-                name: str(value)[:MAX_PARAMETER_CHARACTERS]
-                for name, value in run.configuration.items()
-            }
-        )
+        parameters = {}
+        for name, value in run.configuration.items():
+            parameters[name] = str(value)[:MAX_PARAMETER_CHARACTERS]
+        mlflow.log_params(parameters)
         for number, step in enumerate(run.steps, 1):
             mlflow.log_metrics(dict(step), step=number)
-        numbers = {
-            name: float(value)
-            for name, value in run.summary.items()
-            if isinstance(value, int | float)
-        }
-        mlflow.log_metrics({f"answer.{name}": value for name, value in numbers.items()})
+        numbers = _numbers(run.summary, "answer.")
+        mlflow.log_metrics({name: float(number) for name, number in numbers.items()})
         mlflow.set_tags({f"autotune.{name}": str(value) for name, value in run.summary.items()})
         for file in run.files:
             mlflow.log_artifact(str(file))

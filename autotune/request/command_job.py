@@ -31,13 +31,13 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
     _refuse_missing_program(command.words[0], flags.training.python, python)
 
     # 2. What it searches.
-    held, searched = values_of(flags.settings.hold), flags.settings.searched
-    choices = _choices(command, held, searched)
+    held_values, searched = values_of(flags.settings.hold), flags.settings.searched
+    choices = _choices(command, held_values, searched)
     space = _space(command, choices, searched)
 
     # 3. The job.
     name = _name(command.words)
-    workload = _workload(flags, command, name, python, held)
+    workload = _workload(flags, command, name, python, held_values)
     task = Task(workload=workload, hardware=hardware)
     job = build_job(name, flags, task, space, "probe")
     return ParsedRequest(
@@ -47,8 +47,8 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
         assumed=tuple(_assumptions(space)),
         named=searched,
         whole_space=space,
-        pinned=frozenset(held),
-        held=flags.settings.hold,
+        pinned=frozenset(held_values),
+        held_settings=flags.settings.hold,
         searched=frozenset(searched),
     )
 
@@ -71,12 +71,12 @@ def _refuse_missing_program(
 
 def _choices(
     command: OwnCommand,
-    held: Mapping[str, KnobValue],
+    held_values: Mapping[str, KnobValue],
     searched: Mapping[str, tuple[KnobValue, ...]],
 ) -> dict[str, tuple[KnobValue, ...]]:
     """Return the values of each placeholder, which flags hold or search."""
     names = placeholders(command.words)
-    for name in (*held, *searched, *command.learning):
+    for name in (*held_values, *searched, *command.learning):
         if name not in names:
             present = ", ".join(f"{{{placeholder}}}" for placeholder in names) or "none"
             raise BadInput(
@@ -84,15 +84,15 @@ def _choices(
                 way_out=f"Write {{{name}}} where its value goes, like `--{name} {{{name}}}`.",
             )
     for name in names:
-        if name not in held and name not in searched:
+        if name not in held_values and name not in searched:
             raise BadInput(
                 f"{{{name}}} has no values.",
                 way_out=f"Give them: --search {name}=1,2,4, or --hold {name}=1.",
             )
-    for name in held:
+    for name in held_values:
         if name in searched:
             raise BadInput(f"{name} is both held and searched.", way_out="Give it once.")
-    return {name: searched[name] if name in searched else (held[name],) for name in names}
+    return {name: searched[name] if name in searched else (held_values[name],) for name in names}
 
 
 def _space(
@@ -135,7 +135,7 @@ def _workload(
     command: OwnCommand,
     name: str,
     python: Path,
-    held: Mapping[str, KnobValue],
+    held_values: Mapping[str, KnobValue],
 ) -> Workload:
     return Workload(
         model=Model(
@@ -149,7 +149,7 @@ def _workload(
         python=python,
         tuning="full",
         weights="real",
-        held=held,
+        held_values=held_values,
         user_settings={
             "command": list(command.words),
             "folder": str(Path.cwd()),

@@ -16,15 +16,13 @@ from autotune.core.files import sqlite_url
 from autotune.core.job import Hardware, Job, Mode, Model, Task, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.frameworks import shares_in_files
-from autotune.frameworks.base import Trainer
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
 from autotune.request.notes import assumptions, exported_note, job_notes
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.precedence import (
-    ACCUMULATION,
-    MICRO_BATCH,
     ChosenTuning,
     choose_training,
     choose_tuning,
@@ -65,15 +63,15 @@ class ParsedRequest:
     named: Mapping[str, tuple[KnobValue, ...]]  # knob values that flags name; each must be possible
     whole_space: SearchSpace  # space before anything was held; advice may change all of it
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
-    held: HeldSettings = field(default_factory=dict)  # held settings of the job, with their origins
+    held_settings: HeldSettings = field(default_factory=dict)  # of the job, with their origins
     searched: frozenset[str] = frozenset()  # knobs of --search
 
     def origin(self, name: str) -> Origin:
         """Return what decides the value of a setting, or the choices of a knob."""
         if name in self.searched:
             return Origin(source=Source.SEARCH, place="--search")
-        if name in self.held:
-            return self.held[name].origin
+        if name in self.held_settings:
+            return self.held_settings[name].origin
         if name in self.job.space:
             return Origin(source=Source.SPACE, place=self.job.space.name)
         return Origin(source=Source.FRAMEWORK, place=self.trainer.name)
@@ -99,7 +97,7 @@ class MergedSettings:
     defaults: Mapping[str, KnobValue]  # of the framework, with which the user's file trains
     of_file: HeldSettings  # of the user's file, with these defaults and the tuning
     of_flags: HeldSettings  # of flags and exported variables, under the framework's names
-    held: HeldSettings
+    held_settings: HeldSettings
     named: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
 
 
@@ -148,7 +146,7 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         named=settings.named,
         whole_space=sources.space,
         pinned=frozenset(choice.hold),
-        held=settings.held,
+        held_settings=settings.held_settings,
         searched=frozenset(choice.searched),
     )
 
@@ -290,7 +288,7 @@ def _merge_settings(
         defaults=defaults,
         of_file=of_file,
         of_flags=of_flags,
-        held=held_settings(of_file, of_flags),
+        held_settings=held_settings(of_file, of_flags),
         named=named,
     )
 
@@ -328,8 +326,10 @@ def _share_notes(
     for name, value in sources.file.config.settings.items():
         if name not in settings.of_flags:
             unchanged[name] = value
-    held = values_of(settings.held)
-    notes = shares_in_files.file_notes(unchanged, held, sources.hardware, job.memory_limit_bytes)
+    held_values = values_of(settings.held_settings)
+    notes = shares_in_files.file_notes(
+        unchanged, held_values, sources.hardware, job.memory_limit_bytes
+    )
     return list(notes)
 
 
@@ -338,11 +338,11 @@ def _searched_space(
     sources: Sources,
     settings: MergedSettings,
 ) -> SearchSpace:
-    stated = set(settings.held)
+    stated = set(settings.held_settings)
     if choice.global_batch is not None:
         stated.add("global_batch")
-    held = values_of(settings.held)
-    return space_around(sources.space, sources.trainer, held, stated, settings.named)
+    held_values = values_of(settings.held_settings)
+    return space_around(sources.space, sources.trainer, held_values, stated, settings.named)
 
 
 # Workload and job.
@@ -356,7 +356,7 @@ def _workload(
     model: Model,
 ) -> Workload:
     file, trainer = sources.file, sources.trainer
-    held = values_of(settings.held)
+    held_values = values_of(settings.held_settings)
     lengths = _completion_lengths(flags.lengths, trainer.method)
     typical = flags.lengths.typical_completion
     if typical is None and lengths is not None:
@@ -373,8 +373,8 @@ def _workload(
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags.lengths),
         dataset=flags.model.dataset,
-        held=held,
-        trust_remote_code=bool(held.get("trust_remote_code", False)),
+        held_values=held_values,
+        trust_remote_code=bool(held_values.get("trust_remote_code", False)),
         seed=flags.search.seed,
     )
     if file is not None:
@@ -393,7 +393,7 @@ def _with_file(
     config = file.config
     unstated: dict[str, KnobValue] = {}
     for name, value in settings.defaults.items():
-        is_held = name in workload.held and workload.held[name] == value
+        is_held = name in workload.held_values and workload.held_values[name] == value
         if is_held and name not in settings.tuning.settings:
             unstated[name] = value
     return replace(
@@ -457,15 +457,15 @@ def _global_batch(
         return None
 
     # 2. Their product.
-    held = values_of(settings.held)
-    stated: Mapping[str, KnobValue] = held
+    held_values = values_of(settings.held_settings)
+    stated: Mapping[str, KnobValue] = held_values
     if file is not None and not has_own_parts:
         stated = file.config.settings
     micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
     accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
     if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
         return None
-    completed: dict[str, Any] = {**defaults, **held}
+    completed: dict[str, Any] = {**defaults, **held_values}
     ranks = trainer.ranks(completed, sources.hardware.count)
     return micro_batch * accumulation * ranks * trainer.completions_each
 
@@ -513,7 +513,7 @@ def _refuse_illegal_file(
         return
     if trainer.why_illegal(trainer.complete({}, task), task) is None:
         return
-    file_task = replace(task, workload=replace(task.workload, held=values_of(of_file)))
+    file_task = replace(task, workload=replace(task.workload, held_values=values_of(of_file)))
     reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
         raise IllegalConfiguration(

@@ -20,7 +20,7 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
     note.
     """
     job = request.job
-    is_stated = PROMPT_KNOB in request.named or PROMPT_KNOB in job.task.workload.held
+    is_stated = PROMPT_KNOB in request.named or PROMPT_KNOB in job.task.workload.held_values
     if PROMPT_KNOB not in job.space or is_stated:
         return request
     try:
@@ -61,8 +61,8 @@ def _limited(request: ParsedRequest, lengths: PromptLengths) -> ParsedRequest:
 def hold_longest_prompt(request: ParsedRequest, longest: int) -> ParsedRequest:
     """Return the request with the longest prompt of the data held."""
     task = request.job.task
-    held = {**task.workload.held, PROMPT_KNOB: longest}
-    task = replace(task, workload=replace(task.workload, held=held))
+    held_values = {**task.workload.held_values, PROMPT_KNOB: longest}
+    task = replace(task, workload=replace(task.workload, held_values=held_values))
     origin = Origin(source=Source.DATA, place=task.workload.dataset or "the dataset")
     setting = HeldSetting(
         name=PROMPT_KNOB,
@@ -72,7 +72,7 @@ def hold_longest_prompt(request: ParsedRequest, longest: int) -> ParsedRequest:
     return replace(
         request,
         job=replace(request.job, task=task),
-        held={**request.held, PROMPT_KNOB: setting},
+        held_settings={**request.held_settings, PROMPT_KNOB: setting},
     )
 
 

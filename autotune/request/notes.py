@@ -46,7 +46,7 @@ def assumptions(
     if not names_data and workload.script is None:
         yield "synthetic prompts of the longest length"
     targets = _baseline_setting(job, trainer, "lora_target_modules")
-    stated = workload.held.keys() | workload.user_settings.keys()
+    stated = workload.held_values.keys() | workload.user_settings.keys()
     if targets is not None and "lora_target_modules" not in stated:
         yield f"adapter on {targets} layers"
 

@@ -34,6 +34,7 @@ from typing import cast
 from autotune.core.errors import BadInput
 from autotune.core.job import Tuning
 from autotune.core.space import KnobValue, SearchSpace
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.request.origins import (
     HeldSetting,
     HeldSettings,
@@ -45,7 +46,6 @@ from autotune.request.origins import (
 from autotune.request.values import FlagValues, SettingChoice, TrainingChoice, UserFile
 
 DEFAULT_FRAMEWORK, DEFAULT_METHOD = "trl", "grpo"
-MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 # Framework and method.

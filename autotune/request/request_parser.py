@@ -142,7 +142,7 @@ class RequestSources:
 
     def as_search(
         self,
-        held: Mapping[str, KnobValue],
+        held_values: Mapping[str, KnobValue],
         study: str,
         memory_limit_bytes: int | None,
     ) -> RequestSources:
@@ -151,7 +151,7 @@ class RequestSources:
         It resumes an earlier search, unless everything is to be measured anew.
         """
         flags = self.flags
-        hold = [f"{name}={json.dumps(value)}" for name, value in held.items()]
+        hold = [f"{name}={json.dumps(value)}" for name, value in held_values.items()]
         if memory_limit_bytes is not None:
             flags = flags.replace(memory_limit=f"{memory_limit_bytes}B")
         return read_sources(

@@ -77,7 +77,7 @@ def named_choices(
 def space_around(
     space: SearchSpace,
     trainer: Trainer,
-    held: Mapping[str, KnobValue],
+    held_values: Mapping[str, KnobValue],
     stated: Collection[str],
     named: KnobChoices,
 ) -> SearchSpace:
@@ -95,10 +95,10 @@ def space_around(
     }
     space = replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in determined))
 
-    learning = {knob.name for knob in space.learning_knobs(held)}
+    learning = {knob.name for knob in space.learning_knobs(held_values)}
     choices: dict[str, tuple[KnobValue, ...]] = {}
     for knob in space.knobs:
-        value = held.get(knob.name)
+        value = held_values.get(knob.name)
         if value is None or knob.name in named:
             continue
         if knob.name in learning:

@@ -19,6 +19,7 @@ from autotune.core.answer import WayToFit
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, setting_text
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
@@ -28,14 +29,13 @@ MAX_WAYS = 5
 MAX_KINDS_TOGETHER = 2
 
 # Settings that change together at one global batch, and count as one change.
-BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-MICRO_BATCH, ACCUMULATION = BATCH_KNOBS[:2]
+BATCH_KNOBS = (MICRO_BATCH, ACCUMULATION, "steps_per_generation")
 MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
 KnobValues = Mapping[str, KnobValue]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class AdviceKind:
     """Changes of one thing, mildest first."""
 
     changes: tuple[KnobValues, ...]
@@ -92,7 +92,7 @@ class _Adviser:
 
     # 1. Kinds of changes.
 
-    def kinds(self) -> list[Kind]:
+    def kinds(self) -> list[AdviceKind]:
         """Return the possible kinds of changes, neutral ones first."""
         space = self.request.whole_space
         kinds = [self._smaller_batches()]
@@ -102,14 +102,14 @@ class _Adviser:
         kinds.sort(key=lambda kind: kind.learning)
         return [kind for kind in kinds if kind.changes]
 
-    def _smaller_batches(self) -> Kind:
+    def _smaller_batches(self) -> AdviceKind:
         """Return smaller micro-batches with more accumulation, at the same global batch; powers of
         two if there are any.
         """
         micro = self.candidate.settings.get(MICRO_BATCH)
         steps = self.candidate.settings.get(ACCUMULATION)
         if not isinstance(micro, int) or not isinstance(steps, int):
-            return Kind(changes=(), learning=False)
+            return AdviceKind(changes=(), learning=False)
         changes: list[KnobValues] = []
         to_powers_of_two: list[KnobValues] = []
         for size in range(micro - 1, 0, -1):
@@ -120,9 +120,9 @@ class _Adviser:
             changes.append(change)
             if size & (size - 1) == 0:
                 to_powers_of_two.append(change)
-        return Kind(changes=tuple(to_powers_of_two or changes), learning=False)
+        return AdviceKind(changes=tuple(to_powers_of_two or changes), learning=False)
 
-    def _knob_changes(self, knob: Knob) -> Kind:
+    def _knob_changes(self, knob: Knob) -> AdviceKind:
         settings = self.candidate.settings
         current = settings.get(knob.name)
         learning = knob.effect_under(settings) == "learning"
@@ -134,11 +134,13 @@ class _Adviser:
             choices = choices[choices.index(current) + 1 :]
         else:  # ordered by memory
             choices = choices[: choices.index(current)][::-1]
-        return Kind(changes=tuple({knob.name: choice} for choice in choices), learning=learning)
+        return AdviceKind(
+            changes=tuple({knob.name: choice} for choice in choices), learning=learning
+        )
 
     # 2. Ways to fit.
 
-    def mildest(self, kinds: Sequence[Kind]) -> WayToFit | None:
+    def mildest(self, kinds: Sequence[AdviceKind]) -> WayToFit | None:
         """Return the mildest change of the last kind that fits, together with the strongest of the
         other kinds.
         """

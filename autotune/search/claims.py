@@ -86,7 +86,9 @@ class Claims:
         self._beat_at = now()
         # Conditions of this driver's queries
         self._my_row = _DRIVERS.c.driver == self.driver
-        self._other_drivers = (_DRIVERS.c.study == study) & (_DRIVERS.c.driver != self.driver)
+        self._other_drivers = (_DRIVERS.c.study == study) & ~self._my_row
+        self._of_study = _CLAIMS.c.study == study
+        self._mine = _CLAIMS.c.driver == self.driver
         self._do(lambda: _make_tables(engine))
         self._do(self._join)
 
@@ -101,28 +103,29 @@ class Claims:
         try:
             self._write(insert(_CLAIMS).values(**row))
         except IntegrityError:
-            owner = select(_CLAIMS.c.driver).where(self._is_claim(claim))
-            return any(driver == self.driver for (driver,) in self._read(owner))
+            own_claim = select(_CLAIMS).where(self._is_claim(claim), self._mine)
+            return bool(self._read(own_claim))
         return True
 
     def release(self, claim: str) -> None:
-        mine_only = self._is_claim(claim) & (_CLAIMS.c.driver == self.driver)
-        self._do(lambda: self._write(delete(_CLAIMS).where(mine_only)))
+        own_claim = delete(_CLAIMS).where(self._is_claim(claim), self._mine)
+        self._do(lambda: self._write(own_claim))
 
     def _is_claim(self, claim: str) -> Any:
-        return (_CLAIMS.c.study == self._study) & (_CLAIMS.c.what == claim)
+        return self._of_study & (_CLAIMS.c.what == claim)
 
     def others(self) -> frozenset[str]:
         """Return the claims of other drivers."""
-        of_others = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver != self.driver)
-        return frozenset(claim for (claim,) in self._read(select(_CLAIMS.c.what).where(of_others)))
+        of_others = select(_CLAIMS.c.what).where(self._of_study, ~self._mine)
+        return frozenset(claim.what for claim in self._read(of_others))
 
     # 2. Drivers.
 
     @property
     def shared(self) -> bool:
         """True if another driver ever worked on the study."""
-        return bool(self._read(select(_DRIVERS.c.driver).where(self._other_drivers).limit(1)))
+        other_driver = select(_DRIVERS).where(self._other_drivers).limit(1)
+        return bool(self._read(other_driver))
 
     @property
     def active_drivers(self) -> Sequence[Row[Any]]:
@@ -142,7 +145,8 @@ class Claims:
         if self._now() - self._beat_at < HEARTBEAT_SECONDS:
             return
         self._beat_at = self._now()
-        beat = update(_DRIVERS).where(self._my_row).values(beats=_DRIVERS.c.beats + 1, left=0)
+        own_row = update(_DRIVERS).where(self._my_row)
+        beat = own_row.values(beats=_DRIVERS.c.beats + 1, left=0)
         self._do(lambda: self._write(beat))
 
     def leave(self) -> None:
@@ -160,12 +164,14 @@ class Claims:
             "left": 0,
         }
         with self._engine.begin() as connection:
-            registered = connection.execute(select(_DRIVERS.c.driver).where(self._my_row)).first()
-            if registered is None:  # present if only the reply to an earlier try was lost
+            # It is present if only the reply to an earlier try was lost.
+            own_row = select(_DRIVERS).where(self._my_row)
+            if connection.execute(own_row).first() is None:
                 connection.execute(insert(_DRIVERS).values(**row))
 
     def _drivers(self) -> Sequence[Row[Any]]:
-        return self._read(select(_DRIVERS).where(self._other_drivers & (_DRIVERS.c.left == 0)))
+        at_work = _DRIVERS.c.left == 0
+        return self._read(select(_DRIVERS).where(self._other_drivers, at_work))
 
     def _is_terminated(self, driver: Row[Any]) -> bool:
         if driver.place == _host_identity():
@@ -178,10 +184,11 @@ class Claims:
         return self._now() - since > MAX_SILENCE_SECONDS
 
     def _remove(self, driver: str) -> None:
-        claims_of_driver = (_CLAIMS.c.study == self._study) & (_CLAIMS.c.driver == driver)
+        claims_of_driver = delete(_CLAIMS).where(self._of_study, _CLAIMS.c.driver == driver)
+        row_of_driver = update(_DRIVERS).where(_DRIVERS.c.driver == driver)
         with self._engine.begin() as connection:
-            connection.execute(delete(_CLAIMS).where(claims_of_driver))
-            connection.execute(update(_DRIVERS).where(_DRIVERS.c.driver == driver).values(left=1))
+            connection.execute(claims_of_driver)
+            connection.execute(row_of_driver.values(left=1))
 
     # 3. Database.
 

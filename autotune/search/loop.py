@@ -302,7 +302,7 @@ class Search:
         self._probes.retire(slot)
         if not self._probes.width:
             raise fault
-        self._note(f"{fault} Going on without {slot.words}; {self._probes.width} slots are left.")
+        self._note(f"{fault} Going on without {slot.label}; {self._probes.width} slots are left.")
 
     def _record_remaining(self) -> None:
         """Record finished measurements after an interruption; the other candidates are open

@@ -15,6 +15,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
+from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
 from autotune.prediction.service import open_prediction_service, predict_candidates
 from autotune.probe.executors.base import Executor
@@ -154,7 +155,7 @@ class _Searcher:
         used = len(study.problem.earlier)
         if used and not first_trials:
             self._note(
-                f"{used} measurements of earlier searches count here as well; --fresh ignores them."
+                f"Earlier searches contribute {counted(used, 'measurement')}; --fresh ignores them."
             )
 
         # 3. Measure.
@@ -201,8 +202,8 @@ class _Searcher:
         failure = crashed[-1].measurement.failure
         why = failure.evidence if failure else "no reason was given"
         self._note(
-            f"Learning knobs are not relaxed: {len(crashed)} probes crashed, not for lack of"
-            f" memory ({why})."
+            f"Learning knobs are not relaxed: {counted(len(crashed), 'probe')} crashed, not for"
+            f" lack of memory ({why})."
         )
         return False
 

@@ -59,7 +59,7 @@ def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
 
 def _cycle_seconds(prediction: Prediction) -> Estimate | None:
     """Return the seconds of a cycle at the longest lengths, at which probes measure."""
-    timed = [phase.seconds for phase in prediction.phases if phase.seconds is not None]
+    timed = prediction.seconds_by_phase.values()
     return sum(timed, start=Estimate.exactly(0)) if timed else None
 
 

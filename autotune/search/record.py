@@ -39,9 +39,9 @@ from autotune.machine import hardware_detection
 from autotune.machine.local_files import MAX_NAME_LENGTH, stamp
 
 SCHEMA = 1
-MAX_LINE_BYTES = 256 * 1024
+MAX_RECORD_BYTES = 256 * 1024
 # Bytes read from one file; a longer one is read from its end, which is the newest part
-MAX_READ_BYTES = 16 * 1024 * 1024
+MAX_RECORDS_BYTES = 16 * 1024 * 1024
 MEASUREMENTS, ANSWERS = "measurements", "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 ENVIRONMENT_PREFIXES = (
@@ -142,7 +142,7 @@ class Store:
             descriptor = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, FOR_ITS_OWNER)
             try:
                 for encoded in lines:
-                    if len(encoded) <= MAX_LINE_BYTES:
+                    if len(encoded) <= MAX_RECORD_BYTES:
                         os.write(descriptor, encoded)
             finally:
                 os.close(descriptor)
@@ -151,7 +151,7 @@ class Store:
         """Return all trials measured under these conditions."""
         trials, unreadable = [], 0
         for text in _last_lines(self._measurements(conditions)):
-            line = _read(text, StoredLine) if len(text) <= MAX_LINE_BYTES else None
+            line = _read(text, StoredLine) if len(text) <= MAX_RECORD_BYTES else None
             if line is None or line.schema != SCHEMA:
                 unreadable += 1
             else:
@@ -229,9 +229,9 @@ def _last_lines(path: Path) -> Sequence[bytes]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            start = max(0, size - MAX_READ_BYTES)
+            start = max(0, size - MAX_RECORDS_BYTES)
             file.seek(start)
-            lines = file.read(MAX_READ_BYTES).split(b"\n")
+            lines = file.read(MAX_RECORDS_BYTES).split(b"\n")
     except OSError:
         return ()
     if start:

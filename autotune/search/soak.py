@@ -102,7 +102,7 @@ def _plan(seconds: float) -> ProbePlan:
 def _steps_of_real_run(job: Job) -> int | None:
     """Return the optimizer steps of the run that the user plans; None if the data decide."""
     workload = job.task.workload
-    steps = {**workload.held, **workload.user_settings}.get("max_steps")
+    steps = {**workload.held_values, **workload.user_settings}.get("max_steps")
     return steps if isinstance(steps, int) and steps > 0 else None
 
 

@@ -30,7 +30,7 @@ from autotune.search.trial_storage import (
 )
 
 _QUESTION = "autotune:question"
-MAX_TRIES = 5  # Lookups of something that another driver is creating
+MAX_COMMIT_TRIES = 5  # Lookups of something that another driver is creating
 IN_MEMORY = "memory://"  # Storage in memory, for simulations
 METRIC_NAME = "completion tokens per second"
 QUESTION_PAUSE_SECONDS = 0.5
@@ -219,7 +219,7 @@ def _difference(recorded: Any, requested: dict[str, Any]) -> str:
 
 def _question_of(study: optuna.Study) -> Any:
     """Return the recorded job; a driver that just created the study may not have written it yet."""
-    for _ in range(MAX_TRIES):
+    for _ in range(MAX_COMMIT_TRIES):
         if _QUESTION in study.user_attrs or study.get_trials(deepcopy=False):
             break
         time.sleep(QUESTION_PAUSE_SECONDS)

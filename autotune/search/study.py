@@ -43,7 +43,7 @@ def with_predicted_speed(measurement: Measurement, prediction: Prediction | None
     timed = measurement.worst
     if timed is None or prediction is None:
         return replace(measurement, worst=None, typical=None)
-    phases = {phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None}
+    phases = prediction.seconds_by_phase
     phases_at_lengths = prediction.seconds_at_lengths or {}
     return replace(
         measurement,

@@ -132,8 +132,8 @@ def _violation(measurement: Measurement) -> float:
         return peak_bytes / memory.limit_bytes - 1
     if not outcome.is_out_of_memory:
         return _NOT_MEMORY
-    requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
-    return max((peak_bytes + requested) / memory.limit_bytes - 1, _MIN_VIOLATION)
+    needed_bytes = peak_bytes + measurement.requested_bytes
+    return max(needed_bytes / memory.limit_bytes - 1, _MIN_VIOLATION)
 
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:

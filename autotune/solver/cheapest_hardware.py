@@ -29,7 +29,7 @@ from autotune.request.request_parser import RequestSources
 from autotune.search.advice import as_flags, ways_to_fit
 from autotune.solver.largest_value import SCHEMA, SolverAttempt, margin_text
 
-EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
+PRICES_EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
 CURRENCY = "currency"
 MAX_OFFERS = 50
 SECONDS_PER_HOUR = 3600
@@ -99,7 +99,7 @@ def find_cheapest_hardware(
     """Return the job at the first offer, and the answer."""
     prices = sources.values.prices
     if prices is None:
-        raise BadInput("--price was not given.", way_out=f"Give a YAML file. {EXAMPLE}")
+        raise BadInput("--price was not given.", way_out=f"Give a YAML file. {PRICES_EXAMPLE}")
     if sources.names_gpus:
         raise BadInput(
             "--gpus is what is solved for.",
@@ -210,7 +210,7 @@ def read_prices(path: Path) -> tuple[list[Offer], str]:
         if name != CURRENCY:
             offers.append(_offer(document, str(name), price))
     if not offers:
-        raise document.error((), "the price list has no hardware.", way_out=EXAMPLE)
+        raise document.error((), "the price list has no hardware.", way_out=PRICES_EXAMPLE)
     if len(offers) > MAX_OFFERS:
         raise document.error(
             (),
@@ -227,13 +227,15 @@ def _offer(
     price: object,
 ) -> Offer:
     if isinstance(price, bool) or not isinstance(price, int | float) or not 0 < price < math.inf:
-        raise document.error((name,), f"{name}: {price!r} is no price above zero.", way_out=EXAMPLE)
+        raise document.error(
+            (name,), f"{name}: {price!r} is no price above zero.", way_out=PRICES_EXAMPLE
+        )
     try:
         hardware = hardware_detection.hardware(name, here=())
     except BadInput as error:
         raise document.error((name,), error.what, way_out=error.way_out) from error
     if hardware.kind != "cuda":
-        raise document.error((name,), f"{name} is no GPU.", way_out=EXAMPLE)
+        raise document.error((name,), f"{name} is no GPU.", way_out=PRICES_EXAMPLE)
     return Offer(
         gpus=name,
         hardware=hardware,

@@ -28,7 +28,8 @@ from autotune.request.request_parser import RequestSources, SettingName, setting
 Number = int | float
 
 GPUS = "gpus"  # name of the unknown that is no setting
-LENGTHS = ("max_completion_length", "max_prompt_length")  # their sum is at most the model's context
+# Their sum is at most the model's context
+SOLVED_LENGTHS = ("max_completion_length", "max_prompt_length")
 SMALL_VALUE = 64  # values below it are all tried
 STEPS_PER_OCTAVE = 32  # values tried between a larger value and its double
 LARGEST_TRIED = 2**20
@@ -65,7 +66,7 @@ class LargestValue:
     """Answer of `solve SETTING`."""
 
     setting: str
-    given: Number  # value of the request itself
+    requested: Number  # value of the request itself
     surely: Tried | None  # largest value whose whole interval is below the limit
     # Largest value whose interval contains the limit; None: `surely` is the largest
     possibly: Tried | None
@@ -176,21 +177,21 @@ def _context_bound(
     if isinstance(text_config, dict):
         config = text_config
     context = config.get("max_position_embeddings")
-    lengths = [request.trainer.canonical.get(length) for length in LENGTHS]
+    lengths = [request.trainer.canonical.get(length) for length in SOLVED_LENGTHS]
     if name not in lengths or not isinstance(context, int):
         return None
-    for other in lengths:
-        if other is not None and other != name:
-            length = candidate.settings.get(other)
+    for other_length in lengths:
+        if other_length is not None and other_length != name:
+            length = candidate.settings.get(other_length)
             return max(1, context - length) if isinstance(length, int) else max(1, context)
     return max(1, context)
 
 
-def values_from(start: Number, most: Number | None = None) -> tuple[Number, ...]:
+def values_from(start: Number, maximum: Number | None = None) -> tuple[Number, ...]:
     """Return the values among which is searched, ascending, `start` among them."""
     if isinstance(start, float):
         return tuple(sorted({*SHARES, start}))
-    largest = min(most or LARGEST_TRIED, LARGEST_TRIED)
+    largest = min(maximum or LARGEST_TRIED, LARGEST_TRIED)
     values: set[Number] = {start, largest}
     values.update(value for value in range(1, SMALL_VALUE) if value <= largest)
     octave = SMALL_VALUE
@@ -228,7 +229,7 @@ class LargestValueSearch:
             above = tuple(attempt for attempt in tried if attempt.value > max(fitting))
         return LargestValue(
             setting=self.setting,
-            given=start,
+            requested=start,
             surely=None if surely is None else self._tried[surely],
             possibly=None if possibly in (None, surely) else self._tried[possibly],
             next=above[0] if above else None,
@@ -361,7 +362,7 @@ def value_document(job: Job, answer: LargestValue) -> dict[str, Any]:
         "status": status,
         "basis": "predicted",
         "setting": answer.setting,
-        "given": answer.given,
+        "given": answer.requested,
         "surely_fits": answer.surely and answer.surely.value,
         "may_fit": answer.possibly and answer.possibly.value,
         "next": answer.next and _attempt_row(answer.next),
@@ -396,7 +397,7 @@ def value_lines(answer: LargestValue) -> Iterator[str]:
     yield from _next_lines(answer)
     count = len(answer.tried)
     tried = "1 value was" if count == 1 else f"{count} values were"
-    yield f"As requested: {setting}={setting_text(answer.given)}. {tried} tried."
+    yield f"As requested: {setting}={setting_text(answer.requested)}. {tried} tried."
 
 
 def _next_lines(answer: LargestValue) -> Iterator[str]:

@@ -48,9 +48,9 @@ from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from .protocol import Request
+from .protocol import Request, Settings
 
-PERCENTILES = (50, 90, 95, 99, 100)
+MEASURED_PERCENTILES = (50, 90, 95, 99, 100)
 BATCH = 256
 
 SizesAnswer = dict[str, Any]
@@ -136,7 +136,7 @@ def prompt_figures(request: Request) -> SizesAnswer:
 def lengths_of(
     split: Any,
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> list[int]:
     if "prompt" not in split.column_names:
         raise ValueError(f"the dataset has no column 'prompt'; it has {sorted(split.column_names)}")
@@ -152,7 +152,7 @@ def lengths_of(
 def prompt_lengths(
     tokenizer: Any,
     prompts: Sequence[Any],
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> list[int]:
     """Tokens of each prompt, as in GRPOTrainer._tokenize_prompts."""
     if isinstance(prompts[0], str):
@@ -177,7 +177,7 @@ def _split_figures(lengths: Sequence[int], kept_rows: Sequence[int]) -> SizesAns
         "dropped": len(lengths) - len(kept_rows),
         "longest_prompt": ordered[-1],
         "longest_kept": max(kept_lengths, default=None),
-        "percentiles": {str(share): percentile(ordered, share) for share in PERCENTILES},
+        "percentiles": {str(share): percentile(ordered, share) for share in MEASURED_PERCENTILES},
     }
 
 
@@ -197,8 +197,8 @@ def _write_split(
 # `rows`.
 
 ROW_PERCENTILES = (50, 75, 90, 95, 99, 100)
-MAX_ROWS = 20_000
-KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
+MAX_MEASURED_ROWS = 20_000
+FILE_KINDS = {".json": "json", ".jsonl": "json", ".csv": "csv", ".parquet": "parquet"}
 PAIRS = (("prompt", "completion"), ("query", "response"), ("instruction", "output"))
 
 
@@ -213,7 +213,7 @@ def row_figures(request: Request) -> SizesAnswer:
         revision=request.get("model_revision"),
         trust_remote_code=bool(request.get("trust_remote_code")),
     )
-    stride = math.ceil(len(rows) / MAX_ROWS)
+    stride = math.ceil(len(rows) / MAX_MEASURED_ROWS)
     sample = rows
     if stride > 1:
         sample = rows.select(range(0, len(rows), stride))
@@ -239,7 +239,7 @@ def load_rows(dataset: Request) -> Any:
         return load_splits(dataset)["train"]
     name = str(dataset["dataset_name"])
     if Path(name).is_file():
-        kind = KINDS.get(Path(name).suffix, "json")
+        kind = FILE_KINDS.get(Path(name).suffix, "json")
         return load_dataset(kind, data_files=name, split="train")
     return load_dataset(name, name=dataset.get("dataset_config"), split=train_split_of(dataset))
 
@@ -247,7 +247,7 @@ def load_rows(dataset: Request) -> Any:
 def texts_of(
     rows: Any,
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Iterator[list[str]]:
     """Yield batches of rows as the text to tokenise."""
     text_of = _text_function(set(rows.column_names), tokenizer, options)
@@ -264,7 +264,7 @@ def texts_of(
 def _text_function(
     columns: set[str],
     tokenizer: Any,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Callable[[Mapping[str, Any]], str]:
     """Return the function from a row with these columns to its text."""
 

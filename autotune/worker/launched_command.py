@@ -34,13 +34,13 @@ from typing import Any
 from . import model_watch, processes, protocol
 from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
 from .phase_recorder import out_of_reach
-from .protocol import Request
+from .protocol import Request, Result
 
-POLL_INTERVAL_S = 0.05
-GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
+COMMAND_POLL_S = 0.05
+COMMAND_GRACE_SECONDS = 5.0  # time between SIGTERM and SIGKILL
 OUT = "{autotune_run_folder}"
 EXCERPT_LINES = 3
-EXCERPT_CHARACTERS = 80
+LINE_CHARACTERS = 80
 MAX_LINE_BYTES = 2**20
 DEFAULT_CYCLE_SPREAD = 0.05
 
@@ -62,7 +62,7 @@ def warm(load: Request) -> dict[str, str]:
     return {"python": platform.python_version()}
 
 
-def load(request: Request, recorder: Any) -> dict[str, Any]:
+def load(request: Request, recorder: Any) -> Result:
     recorder.begin()
     processes.adopt_orphans()
     return {"scratch": str(request.get("scratch") or tempfile.gettempdir())}
@@ -73,10 +73,10 @@ def release(loaded: Any) -> None:
 
 
 def measure(
-    loaded: Mapping[str, Any],
+    loaded: Request,
     request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     recorder.begin()
     folder = Path(tempfile.mkdtemp(prefix="run-", dir=loaded["scratch"]))
     run = _LaunchedRun(request, recorder, folder)
@@ -84,7 +84,7 @@ def measure(
         run.go()
         return {**run.result(), "memory": {}}
     except BaseException as error:
-        no_memory: dict[str, Any] = {"peak_bytes": None, "phase_peak_bytes": {}}
+        no_memory: Result = {"peak_bytes": None, "phase_peak_bytes": {}}
         error.partial = {**run.result(), "memory": no_memory}  # type: ignore[attr-defined]
         raise
     finally:
@@ -116,7 +116,7 @@ class _LaunchedRun:
         self._last_lines: list[str] = []
         self._timed: list[Figure] = []
         self._is_enough = self._is_cut_short = False
-        self._effective: dict[str, Any] = {}
+        self._effective: Result = {}
         self._began = time.perf_counter()
 
     def go(self) -> None:
@@ -137,13 +137,13 @@ class _LaunchedRun:
         try:
             while not self._is_enough and process.poll() is None:
                 self._read_output()
-                time.sleep(POLL_INTERVAL_S)
+                time.sleep(COMMAND_POLL_S)
         finally:
             ended_itself = process.poll() is not None and not self._is_enough
             _end(process)
-            echo.join(timeout=GRACE_SECONDS)
+            echo.join(timeout=COMMAND_GRACE_SECONDS)
         self._read_output()
-        self._effective = self._settings.found(self._request.get("settings") or ())
+        self._effective = self._settings.reported_values(self._request.get("settings") or ())
         # 3. Judge a command that ended by itself.
         if ended_itself and process.returncode:
             raise self._failure(process.returncode)
@@ -219,7 +219,7 @@ class _LaunchedRun:
             printed, self._printed = self._printed, []
         self._last_lines = [*self._last_lines, *printed][-EXCERPT_LINES:]
         if printed:
-            excerpt = printed[-1].strip()[:EXCERPT_CHARACTERS]
+            excerpt = printed[-1].strip()[:LINE_CHARACTERS]
             self._recorder.report_progress(f"it printed {excerpt!r}")
         for line in printed:
             self._change_phase(line)
@@ -264,7 +264,7 @@ class _LaunchedRun:
             self._is_cut_short = out_of_reach(rates, goal=float(goal), spread=spread)
             self._is_enough = self._is_cut_short
 
-    def result(self) -> dict[str, Any]:
+    def result(self) -> Result:
         run_seconds = time.perf_counter() - self._began
         cycle_seconds = [figure.seconds for figure in self._timed]
         cycle_tokens = [figure.tokens for figure in self._timed]
@@ -300,9 +300,9 @@ def _end(process: subprocess.Popen[bytes]) -> None:
     """End the command and all processes below it."""
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGTERM)
-    deadline = time.monotonic() + GRACE_SECONDS
+    deadline = time.monotonic() + COMMAND_GRACE_SECONDS
     while process.poll() is None and time.monotonic() < deadline:
-        time.sleep(POLL_INTERVAL_S)
+        time.sleep(COMMAND_POLL_S)
     with contextlib.suppress(OSError):
         os.killpg(process.pid, signal.SIGKILL)
     processes.end_descendants()

@@ -38,8 +38,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
-MAX_READ_BYTES = 2**20
+from .protocol import Arguments, Request
+
+METRIC_NAMES = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
+MAX_LOG_READ_BYTES = 2**20
 MAX_FIGURE = 2.0**60  # The largest count that a measurement can hold
 _UNREADABLE = (ValueError, SyntaxError, MemoryError, RecursionError)
 
@@ -60,7 +62,7 @@ class Figure(NamedTuple):
 class MetricReader:
     """Reads a run's records, one after the other."""
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
+    def __init__(self, spec: Request) -> None:
         self._spec = spec
         self._line: re.Pattern[str] | None = None
         if spec.get("line"):
@@ -132,7 +134,7 @@ class MetricReader:
         return record.get(under) if under and isinstance(record, dict) else record
 
 
-ITSELF: Mapping[str, list[str]] = {name: [name] for name in NAMES}
+ITSELF: Mapping[str, list[str]] = {name: [name] for name in METRIC_NAMES}
 """Keys of a record whose keys are the names of the figures."""
 
 
@@ -188,17 +190,17 @@ class Tail:
                 return
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                piece = file.read(MAX_READ_BYTES)
+                piece = file.read(MAX_LOG_READ_BYTES)
         except OSError:
             return
         self._offset += len(piece)
         *lines, incomplete = (self._incomplete + piece).split(b"\n")
-        self._incomplete = incomplete[-MAX_READ_BYTES:]
+        self._incomplete = incomplete[-MAX_LOG_READ_BYTES:]
         for line in lines:
             yield line.decode(errors="replace")
 
 
-def line_source(spec: Mapping[str, Any], folder: Path) -> Callable[[list[str]], list[str]]:
+def line_source(spec: Request, folder: Path) -> Callable[[list[str]], list[str]]:
     """Return a function from new printed lines to lines with figures: the same, or a file's."""
     if not spec.get("file"):
         return lambda printed: printed
@@ -227,13 +229,13 @@ _CLASS = re.compile(r"<class '[\w.]+'>")
 class LaunchedSettings:
     """Reader of printed settings line by line, or of a settings file after the run."""
 
-    def __init__(self, spec: Mapping[str, Any] | None, resolve: Callable[[str], str]) -> None:
+    def __init__(self, spec: Request | None, resolve: Callable[[str], str]) -> None:
         spec = spec or {}
         self._kind = spec.get("kind")
         self._file: Path | None = None
         if spec.get("file"):
             self._file = Path(resolve(spec["file"]))
-        self._printed: dict[str, Any] = {}  # of a namespace or a table
+        self._printed: Arguments = {}  # of a namespace or a table
         self._in_table = False
         self._yaml: list[str] = []  # lines of a printed document
         self._yaml_ended = False
@@ -269,7 +271,7 @@ class LaunchedSettings:
             else:
                 self._printed |= _from_row(row["name"], row["value"] or "")
 
-    def found(self, names: Iterable[str]) -> dict[str, Any]:
+    def reported_values(self, names: Iterable[str]) -> Arguments:
         """Return the reported values of these settings."""
         if self._kind == "yaml":
             return from_hydra("\n".join(self._yaml), names)
@@ -289,7 +291,7 @@ class LaunchedSettings:
             return {}
 
 
-def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
+def from_hydra(text: str, names: Iterable[str]) -> Arguments:
     """Read a Hydra configuration; empty without OmegaConf, for then Hydra did not write it."""
     try:
         from omegaconf import OmegaConf  # type: ignore[import-not-found, unused-ignore]
@@ -299,7 +301,7 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
         config = OmegaConf.create(text)  # plain data: OmegaConf uses PyYAML's safe loader
     except Exception:  # of many classes, PyYAML's and OmegaConf's
         return {}
-    settings: dict[str, Any] = {}
+    settings: Arguments = {}
     missing = object()
     for name in names:
         try:
@@ -314,7 +316,7 @@ def from_hydra(text: str, names: Iterable[str]) -> dict[str, Any]:
     return settings
 
 
-def from_namespace(line: str) -> dict[str, Any]:
+def from_namespace(line: str) -> Arguments:
     """Parse a printed namespace: keyword calls and plain values only. Nothing is called."""
     start = _NAMESPACE.search(line)
     if start is None:
@@ -341,7 +343,7 @@ def _from_call(node: ast.expr, prefix: str) -> Iterator[tuple[str, Any]]:
             continue
 
 
-def _from_row(name: str, value: str) -> dict[str, Any]:
+def _from_row(name: str, value: str) -> Arguments:
     if value == _NONE:
         return {name: None}
     if _CLASS.fullmatch(value):

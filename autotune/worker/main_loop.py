@@ -31,7 +31,7 @@ from typing import NamedTuple, NoReturn
 from . import cuda_before_fork, processes, protocol, rank, releases
 from .protocol import Message, Wire
 
-POLL_INTERVAL_S = 0.02  # delay until the exit of a rank is noticed, at most
+RANK_POLL_S = 0.02  # delay until the exit of a rank is noticed, at most
 
 
 class _LiveRank(NamedTuple):
@@ -65,7 +65,7 @@ class Worker:
             poll = select.poll()
             for wire in self._wires():
                 poll.register(wire.fileno(), select.POLLIN)
-            poll.poll(POLL_INTERVAL_S * 1000 if self._ranks else None)
+            poll.poll(RANK_POLL_S * 1000 if self._ranks else None)
             for message in self._parent.take(0):
                 # Under its own command's number: what exited before this command did not fail in
                 # it.
@@ -318,7 +318,7 @@ def main(arguments: list[str]) -> NoReturn:
     if not options.spawn_ranks:
         packages = filter(None, options.packages.split(","))
         versions = {"python": platform.python_version(), **releases.versions(packages)}
-        parent.send({"event": protocol.ENVIRONMENT, "pid": os.getpid(), "versions": versions})
+        parent.send({"event": protocol.ENVIRONMENT_EVENT, "pid": os.getpid(), "versions": versions})
     Worker(parent, options.adapter, spawns=options.spawn_ranks).run()
 
 

@@ -32,13 +32,14 @@ from typing import Any, NamedTuple
 
 from .import_hook import AfterImport, Patch
 from .model_memory import OTHER_ROLE, ModelBytes, sum_up
+from .protocol import Request, Result
 
 TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
 STARTUP = Path(__file__).resolve().parent / "startup"
 FOLDER = "models"
 MAX_MEASUREMENTS = 2  # per method and object: the state of a step is complete after the first step
-POLICY = "policy"
-ENGINES = ("vllm", "sglang")
+POLICY_ROLE = "policy"
+ENGINE_MODULES = ("vllm", "sglang")
 
 
 # The parent of the run.
@@ -63,7 +64,7 @@ def environment(
     }
 
 
-def read_ranks(folder: Path) -> list[dict[str, Any]]:
+def read_ranks(folder: Path) -> list[Result]:
     """Return the bytes by rank and part; processes of one rank are added up."""
     bytes_by_rank: dict[int, dict[str, int]] = {}
     for file in sorted((folder / FOLDER).glob("*.json")):
@@ -108,7 +109,7 @@ class _ModelReading(NamedTuple):
 class ModelWatch:
     """Hooks of one process, and what they measured."""
 
-    def __init__(self, table: Mapping[str, Any], folder: Path) -> None:
+    def __init__(self, table: Request, folder: Path) -> None:
         self._folder = folder
         self._steps, self._uses = table["steps"], table["uses"]
         self._rows: dict[str, _HolderRow] = {}  # by class
@@ -198,7 +199,7 @@ class ModelWatch:
             optimizer = _resolve(holder, row.optimizer)
             for role, path in row.models.items():
                 for model in _modules_in(_resolve(holder, path)):
-                    yield ModelBytes("" if role == POLICY else role, model, optimizer)
+                    yield ModelBytes("" if role == POLICY_ROLE else role, model, optimizer)
 
     def _holders(self) -> Iterator[tuple[Any, _HolderRow]]:
         """Yield each model holder of this process with its row, that of the nearest class."""
@@ -280,7 +281,7 @@ def _root_modules() -> list[Any]:
     roots = []
     for module in modules:
         package = type(module).__module__.partition(".")[0]
-        if id(module) not in children and package not in ENGINES:
+        if id(module) not in children and package not in ENGINE_MODULES:
             roots.append(module)
     return roots
 

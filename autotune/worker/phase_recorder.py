@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from . import protocol
 from .process_memory import MemoryMeter, cpu_meter
-from .protocol import OTHER, PHASES
+from .protocol import OTHER_PHASE, PHASES, Request, Result
 
 # Upper bound of a candidate's speed: this many standard errors above the fastest cycle.
 MARGIN_STANDARD_ERRORS = 2.0
@@ -98,12 +98,12 @@ class PhaseRecorder:
     def __init__(
         self,
         *,
-        emit: Callable[[dict[str, Any]], None],
+        emit: Callable[[Result], None],
         rank: int = 0,
         world_size: int = 1,
         local_rank: int | None = None,
         limit_bytes: int | None = None,
-        device: Mapping[str, Any] | None = None,
+        device: Request | None = None,
         clock: Callable[[], float] = time.perf_counter,
         meter: MemoryMeter | None = None,
     ) -> None:
@@ -114,7 +114,7 @@ class PhaseRecorder:
         self.local_rank = rank if local_rank is None else local_rank
         # Facts about this rank's GPU: others_bytes, cap_bytes, engine_share_scale. Empty without
         # one.
-        self.device: Mapping[str, Any] = device or {}
+        self.device: Request = device or {}
         # Adapters replace it by a wait for the device, so that work is timed in the phase that
         # started it.
         self.synchronize: Callable[[], None] = lambda: None
@@ -125,11 +125,11 @@ class PhaseRecorder:
 
     def begin(self) -> None:
         """Reset clocks and peaks for a new request."""
-        self._stack = [OTHER]
+        self._stack = [OTHER_PHASE]
         self.phase_changes = 0
-        self._seconds = dict.fromkeys((*PHASES, OTHER), 0.0)
+        self._seconds = dict.fromkeys((*PHASES, OTHER_PHASE), 0.0)
         self._peaks: dict[str, int] = {}
-        self._torch: dict[str, dict[str, Any]] = {}
+        self._torch: dict[str, Result] = {}
         self._cycle_peak = 0
         self._meter.take_peak()
         self._since = self._reported = self._clock()
@@ -138,7 +138,7 @@ class PhaseRecorder:
     def phase(self) -> str | None:
         """Current phase, or the one that an exception left; None outside the eight."""
         phase = self._stack[-1]
-        return None if phase == OTHER else phase
+        return None if phase == OTHER_PHASE else phase
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -196,12 +196,12 @@ class PhaseRecorder:
         self._account()
         return dict(self._seconds)
 
-    def memory(self) -> dict[str, Any]:
+    def memory(self) -> Result:
         """Peaks since `begin`, as the parent reads them."""
         self._account()
         phase_peaks, phase_torch = dict(self._peaks), dict(self._torch)
         for by_phase in (phase_peaks, phase_torch):
-            by_phase.pop(OTHER, None)
+            by_phase.pop(OTHER_PHASE, None)
         return {
             "peak_bytes": max(self._peaks.values()),
             "phase_peak_bytes": phase_peaks,
@@ -236,11 +236,11 @@ class PhaseRecorder:
         self._meter.close()
 
 
-def _merged(stay: dict[str, Any], before: dict[str, Any] | None) -> dict[str, Any]:
+def _merged(stay: Result, before: Result | None) -> Result:
     """Combine torch's figures of two stays in a phase: maxima of peaks, sums of counts."""
     if before is None:
         return stay
-    merged: dict[str, Any] = {}
+    merged: Result = {}
     for name in ("allocated_bytes", "reserved_bytes"):
         peaks = stay[name], before[name]
         merged[name] = None if None in peaks else max(peaks)

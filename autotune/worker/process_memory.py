@@ -93,7 +93,7 @@ class Guard:
 CLEAR_REFS = Path("/proc/self/clear_refs")
 # Linux: "To reset the peak resident set size ("high water mark") to the process's current value".
 RESET_HIGH_WATER_MARK = "5"
-TOTALS = (
+TORCH_TOTALS = (
     "torch_allocated_bytes",
     "torch_reserved_bytes",
     "allocation_retries",
@@ -118,7 +118,7 @@ class MemoryMeter:
 
     def totals(self) -> Mapping[str, Any]:
         """Return torch's figures since the start, with None for those that do not exist."""
-        return dict.fromkeys(TOTALS)
+        return dict.fromkeys(TORCH_TOTALS)
 
     def close(self) -> None:
         """End the measurement."""

@@ -9,6 +9,7 @@ import signal
 import time
 from pathlib import Path
 
+END_TIMEOUT_SECONDS = 3.0
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 
@@ -59,9 +60,9 @@ def descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     return result
 
 
-def end_descendants(spare: frozenset[int] = frozenset(), timeout_seconds: float = 3.0) -> list[int]:
+def end_descendants(spare: frozenset[int] = frozenset()) -> list[int]:
     """Kill and reap all processes below this one. Return those that remain after the timeout."""
-    deadline = time.monotonic() + timeout_seconds
+    deadline = time.monotonic() + END_TIMEOUT_SECONDS
     while True:
         remaining = descendants(os.getpid(), spare)
         for pid in remaining:

@@ -28,6 +28,12 @@ adapter's.
 Settings = Mapping[str, Any]
 """A framework's own settings, by the framework's names."""
 
+Arguments = dict[str, Any]
+"""Settings, or keyword arguments of a function, that are put together or read."""
+
+Result = dict[str, Any]
+"""Part of what a probe or a trace reports, as JSON."""
+
 # Commands: parent to worker. `do` is one of these; `id` returns in the replies.
 
 # Import everything that `load`, the adapter's request, needs; answered by READY or UNREADY.
@@ -45,7 +51,7 @@ UNLOAD = "unload"  # end the ranks, keep the worker
 QUIT = "quit"
 
 # Events: worker to parent.
-ENVIRONMENT = "environment"  # installed versions, before any heavy import
+ENVIRONMENT_EVENT = "environment"  # installed versions, before any heavy import
 # Imports are done. `afresh`: reason to start each rank as an interpreter of its own.
 READY = "ready"
 UNREADY = "unready"  # imports failed: `error`
@@ -54,7 +60,7 @@ UNLOADED = "unloaded"
 STUCK = "stuck"  # `pids` cannot be ended, because a device driver holds them
 
 # Events: rank to parent; the worker adds `rank`.
-LOADING = "loading"
+LOADING_EVENT = "loading"
 LOADED = "loaded"  # `bytes`: held after the load; `result`: `Memory` during it
 PHASE = "phase"  # at each change of phase
 CYCLE = "cycle"  # `done` cycles of `of`, the last with its `seconds` and `tokens`
@@ -63,9 +69,9 @@ MEASURED = "measured"
 FAILED = "failed"
 
 PHASES = ("load", "rollout", "sync", "reward", "score", "forward", "backward", "optimizer")
-OTHER = "other"  # time that belongs to none of PHASES
+OTHER_PHASE = "other"  # time that belongs to none of PHASES
 
-MAX_LINE_BYTES = 128 * 2**20  # larger than any trace of a step, which is the longest message
+MAX_MESSAGE_BYTES = 128 * 2**20  # larger than any trace of a step, which is the longest message
 _RECEIVE_BYTES = 2**18
 
 
@@ -103,10 +109,10 @@ class Wire:
         self.closed = self.closed or not received
         self._buffer += received
         # A long line arrives in many pieces, and only the last of them ends it.
-        if b"\n" not in received and len(self._buffer) <= MAX_LINE_BYTES:
+        if b"\n" not in received and len(self._buffer) <= MAX_MESSAGE_BYTES:
             return []
         *lines, self._buffer = self._buffer.split(b"\n")
-        if len(self._buffer) > MAX_LINE_BYTES:
+        if len(self._buffer) > MAX_MESSAGE_BYTES:
             self._buffer = b""
             self.broken_lines += 1
         messages = []

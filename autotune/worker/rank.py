@@ -85,7 +85,7 @@ class _Rank:
     def _load(self, message: Message) -> bool:
         """Load the model. Return False if this process has to be replaced."""
         started = time.monotonic()
-        self._send(message, protocol.LOADING, pid=os.getpid())
+        self._send(message, protocol.LOADING_EVENT, pid=os.getpid())
         recorder, base_bytes = self._recorder(message)
         try:
             if not isinstance(self._adapter, ModuleType):

@@ -12,7 +12,7 @@ import os
 import sys
 from typing import Any
 
-NAME = "vllm.model_executor.layers.utils"
+PATCHED_MODULE = "vllm.model_executor.layers.utils"
 
 # The engine shares its process with the trainer, so it must not bind the trainer's threads to
 # cores.
@@ -28,7 +28,7 @@ class KeepWeights(importlib.abc.MetaPathFinder):
         path: Any,
         target: Any = None,
     ) -> Any:
-        if fullname != NAME:
+        if fullname != PATCHED_MODULE:
             return None
         sys.meta_path.remove(self)
         spec: Any = importlib.util.find_spec(fullname)

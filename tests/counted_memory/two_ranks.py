@@ -79,7 +79,7 @@ def followed(
     ledger, tracker = annotator.ledger, annotator.tracker
     log, logged = (
         parameter_uses.ParameterUses(ledger, own_nodes=case["kind"] == "zero3"),
-        case["kind"] in parameter_uses.KINDS,
+        case["kind"] in parameter_uses.SHARDING_KINDS,
     )
     two_ranks_loop.build(
         case

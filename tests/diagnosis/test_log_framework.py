@@ -6,7 +6,7 @@ import pytest
 
 from autotune import frameworks
 from autotune.diagnosis import diagnose
-from autotune.diagnosis.remedies import METHOD, LogFramework
+from autotune.diagnosis.remedies import LogFramework
 from autotune.failures.table import BY_CAUSE, BY_ROW
 from autotune.frameworks.launch_commands import LaunchKind, launch_kinds
 
@@ -175,7 +175,7 @@ def test_a_method_without_generation_is_advised_nothing_about_an_engine() -> Non
 )
 def test_every_translated_setting_is_one_of_the_frameworks(kind: LaunchKind) -> None:
     """Outputs are no settings of a candidate: they are in the row's list of what is kept."""
-    fields = frameworks.trainer(kind.framework, METHOD).fields()
+    fields = frameworks.trainer(kind.framework, DEFAULT_REMEDY_METHOD).fields()
     names = {
         name
         for name in kind.remedies.values()

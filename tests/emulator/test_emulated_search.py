@@ -232,7 +232,7 @@ def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.M
     class Model(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
         """The patched methods stay in this class."""
 
-    monkeypatch.setattr(emulator_hooks, "STRIDE", 8)
+    monkeypatch.setattr(emulator_hooks, "ROLLOUT_STRIDE", 8)
     module = SimpleNamespace(GenerationMixin=Model)
     emulator_hooks.shorten_transformers(module)  # type: ignore[arg-type]
     sizes = {

@@ -39,7 +39,7 @@ def test_the_first_error_counts_and_the_users_own_line() -> None:
     failure = first_failure(TORCHS_ERROR.splitlines())
     assert failure is not None
     assert (
-        failure.words == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
+        failure.message == "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 1.00 GiB."
     )
     assert failure.place == "/home/me/train.py:7 main"
 

@@ -18,7 +18,7 @@ def write_report(
     content = bytearray(
         reports._HEAD.size
         + 4 * reports._PEAKS.size
-        + reports.PHASES * (reports.NAME + reports._PEAKS.size)
+        + reports.PHASE_BYTES * (reports.NAME_BYTES + reports._PEAKS.size)
     )
     reports._HEAD.pack_into(content, 0, reports.MAGIC, reports.VERSION, pid, 0, 0, 0, 0, 0, 0, 0, 0)
     reports._PEAKS.pack_into(

@@ -55,7 +55,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     class Shortened(Engine):
         """The patched method stays in this class."""
 
-    monkeypatch.setattr(emulator_hooks, "STRIDE", DECODED)
+    monkeypatch.setattr(emulator_hooks, "ROLLOUT_STRIDE", DECODED)
     emulator_hooks.shorten_vllm(SimpleNamespace(LLM=Shortened))  # type: ignore[arg-type]
     return Shortened()
 

@@ -81,9 +81,8 @@ def test_no_schedule_beats_the_longest_completion_or_the_batch(
         assert engine_pass.decoding <= limits.max_num_seqs
         assert engine_pass.decoding + engine_pass.prefilled <= limits.max_batched_tokens
     # Every token but the first of each admission is decoded.
-    assert (
-        rollout.mean_decoding * rollout.passes == sum(lengths) - len(lengths) - rollout.preemptions
-    )
+    decoded = sum(engine_pass.repeats * engine_pass.decoding for engine_pass in passes)
+    assert decoded == sum(lengths) - len(lengths) - rollout.preemptions
 
 
 def test_freed_places_are_taken_at_once() -> None:

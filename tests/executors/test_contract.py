@@ -75,7 +75,7 @@ _MADE: dict[str, Callable[[Path, pytest.FixtureRequest], Executor]] = {
     "inline x2": lambda folder, request: InlineExecutor(simulate, slots=2),
     "local": lambda folder, request: executor(folder),
     "local x2": lambda folder, request: executor(
-        folder, places=(SlotPlace(words="first"), SlotPlace(words="second"))
+        folder, places=(SlotPlace(label="first"), SlotPlace(label="second"))
     ),
     "ray": _on_ray,
 }
@@ -84,7 +84,7 @@ _MADE: dict[str, Callable[[Path, pytest.FixtureRequest], Executor]] = {
 def test_slots_are_numbered_from_zero_with_their_hosts(any_executor: Executor) -> None:
     any_executor.prepare()
     assert [slot.number for slot in any_executor.slots] == list(range(len(any_executor.slots)))
-    assert any_executor.slots and all(slot.hosts and slot.words for slot in any_executor.slots)
+    assert any_executor.slots and all(slot.hosts and slot.label for slot in any_executor.slots)
 
 
 def test_every_slot_has_its_own_runner(any_executor: Executor) -> None:

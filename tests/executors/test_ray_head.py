@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-from autotune.probe.executors.ray_node import INTERVAL_SECONDS, LOST_SECONDS, HeadWatch
+from autotune.probe.executors.ray_node import LOST_SECONDS, NODE_SAMPLE_SECONDS, HeadWatch
 
 
 def test_a_head_that_does_not_answer_for_a_while_is_lost() -> None:
@@ -23,8 +23,8 @@ def test_a_head_that_does_not_answer_for_a_while_is_lost() -> None:
 
 def _ticks() -> Iterator[float]:
     """Time that passes faster than the watch looks, and slower than it gives up."""
-    assert 2 * INTERVAL_SECONDS < LOST_SECONDS
+    assert 2 * NODE_SAMPLE_SECONDS < LOST_SECONDS
     now = 0.0
     while True:
         yield now
-        now += INTERVAL_SECONDS
+        now += NODE_SAMPLE_SECONDS

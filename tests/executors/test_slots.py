@@ -145,7 +145,7 @@ def visible_here(
 def test_slots_are_derived_from_the_job_and_the_machine() -> None:
     places = local_places(gpus(2), 40 * GIB, None, Linked())
     assert visible(places) == ["0,4", "1,5", "2,6", "3,7"]
-    assert places[0].words == "GPUs 0, 4"
+    assert places[0].label == "GPUs 0, 4"
     available = frozenset(available_cores())
     for place in places:
         assert place.cores is None or place.cores <= available

@@ -8,9 +8,9 @@ from autotune.failures.table import (
     BY_CAUSE,
     BY_ROW,
     CAUSES,
+    FAILURE_ROWS,
     KNOWN_WARNINGS,
     MEMORY_CAUSES,
-    ROWS,
     directions_after,
     warning_in,
 )
@@ -52,17 +52,17 @@ def test_what_is_no_lack_of_memory_moves_no_memory_knob() -> None:
         "gradient_checkpointing",
         "num_generations",
     }
-    for row in ROWS:
+    for row in FAILURE_ROWS:
         if row.kind == "other" and row.cause is not None:
             assert not settings & set(directions_after(row.cause, row.name)), row.name
 
 
 def test_remedies_are_for_rows_and_causes_that_exist() -> None:
     assert set(BY_CAUSE) == set(CAUSES)
-    assert set(BY_ROW) <= {row.name for row in ROWS}
+    assert set(BY_ROW) <= {row.name for row in FAILURE_ROWS}
     assert all(
         row.cause in MEMORY_CAUSES
-        for row in ROWS
+        for row in FAILURE_ROWS
         if row.kind in ("memory", "host_memory") and row.cause is not None
     )
 

@@ -17,14 +17,14 @@ from autotune.failures.classify import (
     classify_exception,
     classify_exit,
 )
-from autotune.failures.table import CAUSES, ROWS
+from autotune.failures.table import CAUSES, FAILURE_ROWS
 from autotune.failures.tracebacks import exceptions_in
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
 """`row`, and `row.variant` where a program words the same failure in several ways."""
 
-ROW = {row.name: row for row in ROWS}
+ROW = {row.name: row for row in FAILURE_ROWS}
 
 ORIGINS = (
     r"recorded: .*\d.*",  # printed for us, by a program of that version
@@ -68,7 +68,7 @@ def read_log(text: str) -> Finding | None:
 def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
     assert set(ROW) == {name.partition(".")[0] for name in NAMES}
     assert set(ROW) <= set(NAMES)
-    assert len(ROW) == len(ROWS)
+    assert len(ROW) == len(FAILURE_ROWS)
 
 
 @pytest.mark.parametrize("name", NAMES)

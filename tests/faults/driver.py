@@ -226,7 +226,7 @@ def _executor(
             address=order.address,
             slots=order.slots,
         )
-    places = [SlotPlace(words=f"slot {number}") for number in range(order.slots)]
+    places = [SlotPlace(label=f"slot {number}") for number in range(order.slots)]
     return LocalExecutor(
         settings, requests, places=places, open_gpus=(lambda: _gpu(library)) if order.gpus else None
     )

@@ -41,7 +41,7 @@ def task(
         framework=framework,
         python=Path(sys.executable),
         tuning=tuning,
-        held=settings_held,  # type: ignore[arg-type]
+        held_values=settings_held,  # type: ignore[arg-type]
     )
     return Task(workload=workload, hardware=hardware)
 
@@ -67,7 +67,9 @@ def case_of(
 
 
 def _held(job_task: Task, settings: Mapping[str, KnobValue]) -> Workload:
-    return dataclasses.replace(job_task.workload, held={**job_task.workload.held, **settings})
+    return dataclasses.replace(
+        job_task.workload, held_values={**job_task.workload.held_values, **settings}
+    )
 
 
 def names_in(rule: StatedRule) -> set[str]:

@@ -78,7 +78,7 @@ def read_back(
     settings = LaunchedSettings(asdict(trainer.facts.reported_settings), str)
     for line in lines:
         settings.read_line(line)
-    return settings.found(candidate.settings)
+    return settings.reported_values(candidate.settings)
 
 
 @needs_environments

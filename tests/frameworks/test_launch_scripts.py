@@ -117,7 +117,7 @@ def test_advantages_without_a_critic_are_grpo_with_the_estimator_of_the_script(
             )
         )
         assert request.job.task.workload.method == "grpo"
-        assert request.job.task.workload.held[name] == "rloo"
+        assert request.job.task.workload.held_values[name] == "rloo"
         assert request.trainer.complete({}, request.job.task).settings[name] == "rloo"
 
 
@@ -165,7 +165,7 @@ def test_a_script_is_the_baseline_and_its_learning_settings_are_held(verl: Path)
     baseline = candidate_of_job(request).settings
     assert baseline["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 4
     assert baseline["actor_rollout_ref.rollout.gpu_memory_utilization"] == 0.6
-    assert "trainer.logger" not in workload.held
+    assert "trainer.logger" not in workload.held_values
     assert any("trainer.logger" in note and "not considered" in note for note in request.notes)
 
 
@@ -246,7 +246,7 @@ def test_a_launch_of_trl_with_its_file_and_its_launcher(tmp_path: Path) -> None:
             mode="predict",
         )
     )
-    settings = request.job.task.workload.held
+    settings = request.job.task.workload.held_values
     assert (
         settings["num_generations"] == 4
         and settings["dtype"] == "bfloat16"

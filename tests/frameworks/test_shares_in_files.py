@@ -304,7 +304,7 @@ def test_so_is_the_default_of_trl_where_the_file_states_none(tmp_path: Path) -> 
 def test_a_server_has_no_default_share_in_the_trainers_file(tmp_path: Path) -> None:
     file = {**without_share(), "vllm_mode": "server"}
     request = request_of(tmp_path, file, memory_limit="40G", gpus="2xA100-80G")
-    assert SHARE not in request.job.task.workload.held
+    assert SHARE not in request.job.task.workload.held_values
 
 
 def test_the_share_of_a_flag_is_one_of_the_limit(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_preflight_keeps_the_engine_of_the_file_beside_the_launching_process(
         job = with_room(request.job, 330 * MIB)
         scale = shares_in_files.scale_of(job.task.hardware, job.memory_limit_bytes)
         assert scale < 1
-        share = job.task.workload.held[SHARE]
+        share = job.task.workload.held_values[SHARE]
         assert isinstance(share, float)
         assert share * scale == pytest.approx(0.3, abs=1e-4)
 

@@ -104,7 +104,7 @@ spec, lines, names = json.load(sys.stdin)
 settings = LaunchedSettings(spec, str)
 for line in ["something before", *lines]:
     settings.read_line(line)
-print(json.dumps(settings.found(names)))
+print(json.dumps(settings.reported_values(names)))
 """
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -45,7 +45,7 @@ def case_of(
         framework="swift",
         method=method,
         tuning=tuning,
-        held=settings_held,
+        held_values=settings_held,
     )
     return trainer, trainer.complete({}, task), task
 

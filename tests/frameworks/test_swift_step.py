@@ -30,7 +30,7 @@ def case_of(
         framework="swift",
         method="grpo",
         tuning=tuning,
-        held=settings_held,
+        held_values=settings_held,
         model=model,
     )
     candidate = trainer.complete({}, task)

@@ -85,9 +85,9 @@ def test_precision_follows_the_device() -> None:
     on_cpu, on_gpu = settings({}), settings({}, kind="cuda")
     assert (on_cpu["use_cpu"], on_cpu["bf16"], on_cpu["dtype"]) == (True, False, "float32")
     assert (on_gpu["use_cpu"], on_gpu["bf16"], on_gpu["dtype"]) == (False, True, "bfloat16")
-    half = settings({}, kind="cuda", held={"fp16": True})
+    half = settings({}, kind="cuda", held_values={"fp16": True})
     assert (half["fp16"], half["bf16"]) == (True, False)
-    assert settings({"dtype": None}, held={"dtype": "bfloat16"})["dtype"] == "bfloat16"
+    assert settings({"dtype": None}, held_values={"dtype": "bfloat16"})["dtype"] == "bfloat16"
 
 
 def test_the_engines_window_is_prompt_plus_completion() -> None:
@@ -103,7 +103,7 @@ def test_the_engines_window_is_prompt_plus_completion() -> None:
 
 def test_settings_that_nothing_reads_do_not_tell_candidates_apart() -> None:
     unread = {"vllm_gpu_memory_utilization": 0.7, "lora_r": 64}
-    assert TRL.complete({}, make_task(held=unread)).id == TRL.complete({}, make_task()).id
+    assert TRL.complete({}, make_task(held_values=unread)).id == TRL.complete({}, make_task()).id
 
 
 @pytest.mark.parametrize(
@@ -137,7 +137,7 @@ def test_requests_are_json_and_leave_no_traces() -> None:
         "reward_funcs": ["a.b"],
     }
     task = make_task(
-        held=settings_held,
+        held_values=settings_held,
         user_settings=user,
         typical_completion_length=900,
         dataset="some/data",

@@ -40,12 +40,12 @@ def task(
         folder=None,
         origin="catalogue",
     )
-    settings_held = {**LENGTHS, **workload.pop("held", {})}
+    settings_held = {**LENGTHS, **workload.pop("held_values", {})}
     base_task = make_task(
         gpus,
         kind="cuda",
         method="async-grpo",
-        **{"model": model, "held": settings_held, **workload},
+        **{"model": model, "held_values": settings_held, **workload},
     )
     return replace(
         base_task,
@@ -154,7 +154,7 @@ def test_no_row_of_trls_own_planners_is_fuller(seed: int) -> None:
 
 
 def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
-    job_task = task(3, held={"token_budget": 16384, "gradient_accumulation_steps": 2})
+    job_task = task(3, held_values={"token_budget": 16384, "gradient_accumulation_steps": 2})
     candidate = ASYNC.complete({}, job_task)
     request = json.loads(json.dumps(ASYNC.trace_request(candidate, job_task)))
     step = request["settings"]
@@ -181,7 +181,7 @@ def test_a_trace_counts_the_rollouts_of_the_fullest_row() -> None:
 def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
     job_task = task(
         8,
-        held={"server_gpus": 4, "server_tensor_parallel_size": 2, "max_staleness": 2},
+        held_values={"server_gpus": 4, "server_tensor_parallel_size": 2, "max_staleness": 2},
         global_batch=48,
     )
     candidate = ASYNC.complete({}, job_task)
@@ -210,25 +210,25 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, card="B200"), "compute capability 8 and 9; B200 has 10.0"),
         (task(4, card="T4"), "T4 has 7.5"),
         (task(1), "at least 2 GPUs"),
-        (task(4, held={"server_gpus": 4}), "leaves none of the 4 GPUs"),
-        (task(4, held={"sharding": "zero3"}), "ddp and fsdp2 only"),
-        (task(2, held={"sharding": "fsdp2"}), "over the GPUs that train, and there is one"),
-        (task(4, held={"bf16": False}), "bf16 must be on"),
-        (task(4, held={"bf16": False, "dtype": "bfloat16"}), None),
+        (task(4, held_values={"server_gpus": 4}), "leaves none of the 4 GPUs"),
+        (task(4, held_values={"sharding": "zero3"}), "ddp and fsdp2 only"),
+        (task(2, held_values={"sharding": "fsdp2"}), "over the GPUs that train, and there is one"),
+        (task(4, held_values={"bf16": False}), "bf16 must be on"),
+        (task(4, held_values={"bf16": False, "dtype": "bfloat16"}), None),
         (
-            task(4, held={"token_budget": 1024}),
+            task(4, held_values={"token_budget": 1024}),
             "at least longest prompt + longest completion (1536)",
         ),
-        (task(4, held={"token_budget": 0}), None),
-        (task(4, held={"max_inflight_tasks": 0}), "leaves the trainer without rollouts"),
-        (task(4, held={"use_liger_kernel": True}), "refuses use_liger_kernel"),
+        (task(4, held_values={"token_budget": 0}), None),
+        (task(4, held_values={"max_inflight_tasks": 0}), "leaves the trainer without rollouts"),
+        (task(4, held_values={"use_liger_kernel": True}), "refuses use_liger_kernel"),
         (
-            task(4, held={"weight_sync_steps": 0}),
+            task(4, held_values={"weight_sync_steps": 0}),
             "weight_sync_steps must be a whole number of at least 1",
         ),
         (task(4, tuning="qlora"), "quantised weights"),
         (
-            task(4, tuning="lora", held={"lora_target_modules": "lm_head"}),
+            task(4, tuning="lora", held_values={"lora_target_modules": "lm_head"}),
             "refuses an adapter on lm_head",
         ),
         (
@@ -238,7 +238,7 @@ def test_the_server_has_its_own_gpus_and_is_ahead_within_staleness() -> None:
         (task(4, config={"model_type": "gpt_oss"}), "attention sinks"),
         (task(4, config={"kv_lora_rank": 512}), "MLA"),
         (task(4, config={"head_dim": 512}), "heads of at most 256"),
-        (task(4, held={"max_completion_length": 4096}), "exceed the model's 4096 positions"),
+        (task(4, held_values={"max_completion_length": 4096}), "exceed the model's 4096 positions"),
         (task(4, global_batch=7), "is held at 7"),
     ],
 )
@@ -270,7 +270,7 @@ def test_a_probe_is_the_trainer_alone() -> None:
 
 
 def test_its_files_name_vllms_own_server(tmp_path: Path) -> None:
-    job_task = task(4, global_batch=48, held={"server_gpus": 2})
+    job_task = task(4, global_batch=48, held_values={"server_gpus": 2})
     paths = ASYNC.write_files(
         ASYNC.complete({"token_budget": 8192, "sharding": "fsdp2"}, job_task), job_task, tmp_path
     )
@@ -302,7 +302,7 @@ def test_trl_accepts_the_written_fields(tmp_path: Path) -> None:
         4,
         global_batch=48,
         tuning="lora",
-        held={"server_gpus": 2, "temperature": 0.7},
+        held_values={"server_gpus": 2, "temperature": 0.7},
     )
     knobs = {"token_budget": 8192, "max_inflight_tasks": 256}
     ASYNC.write_files(ASYNC.complete(knobs, job_task), job_task, tmp_path)

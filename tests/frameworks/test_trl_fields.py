@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from autotune.frameworks.trl.field_list import accelerate_options, fields, listed_versions
+from autotune.frameworks.trl.field_list import _field_list, accelerate_options, fields
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.grpo_config_rules import ENUMERATIONS
 from autotune.frameworks.trl.legality import GRPO_LOSSES
@@ -49,7 +49,7 @@ def test_every_key_of_the_installed_trl_is_listed(installed: dict[str, Any]) -> 
 
 
 def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any]) -> None:
-    if installed["versions"][0] not in listed_versions():
+    if installed["versions"][0] not in _field_list("grpo").versions:
         pytest.skip(f"TRL {installed['versions'][0]} is between the listed versions")
     expected = {
         name
@@ -62,7 +62,7 @@ def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any
 def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(
     installed: dict[str, Any],
 ) -> None:
-    if installed["versions"][0] != listed_versions()[-1]:
+    if installed["versions"][0] != _field_list("grpo").versions[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     for name, facts in installed["fields"].items():
         listed = fields()[name]
@@ -86,7 +86,7 @@ def test_the_other_methods_lists_are_the_installed_trls(method: str) -> None:
         timeout=240,
     )
     installed = known_names(json.loads(done.stdout.splitlines()[-1]))
-    if installed["versions"][0] != listed_versions()[-1]:
+    if installed["versions"][0] != _field_list("grpo").versions[-1]:
         pytest.skip("the newest listed TRL is not the installed one")
     listed = {
         name: field

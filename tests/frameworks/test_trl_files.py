@@ -136,7 +136,7 @@ def test_trl_takes_the_files_and_uses_what_we_said(
 ) -> None:
     task = task_at(
         ranks,
-        held={"learning_rate": 1e-5, "beta": 0.04},
+        held_values={"learning_rate": 1e-5, "beta": 0.04},
         user_settings={"reward_funcs": ["my_rewards.spy"]},
     )
     candidate = trainer("trl").complete(KNOBS, task)
@@ -209,7 +209,7 @@ def test_with_vllm_on_a_cpu_the_launch_script_works(
     """
     task = task_at(
         1,
-        held={"learning_rate": 1e-2, "logging_steps": 1},
+        held_values={"learning_rate": 1e-2, "logging_steps": 1},
         user_settings={"reward_funcs": ["my_rewards.spy"]},
     )
     candidate = trainer("trl").complete(
@@ -266,7 +266,7 @@ def test_the_users_own_settings_are_kept(
     settings_held = {"learning_rate": 3e-6, "temperature": 0.7, "steps_per_generation": 4}
     task = task_at(
         1,
-        held=settings_held,
+        held_values=settings_held,
         user_settings=user,
         dataset=str(place / "nothing here"),
     )

@@ -232,7 +232,7 @@ def test_reasons_state_the_rule_and_the_value(
     ranks: int,
     fragments: list[str],
 ) -> None:
-    task = make_task(ranks, kind, global_batch=16, held=settings_held)
+    task = make_task(ranks, kind, global_batch=16, held_values=settings_held)
     reason = trainer("trl").why_illegal(trainer("trl").complete(knobs, task), task)
     assert reason is not None
     for word in fragments:
@@ -268,14 +268,16 @@ def test_the_users_own_configuration_is_the_baseline(
         "num_generations": 12,
         "gradient_checkpointing": False,
     }
-    knobs = trainer("trl").baseline(space_with(), make_task(held=settings_held))
+    knobs = trainer("trl").baseline(space_with(), make_task(held_values=settings_held))
     assert {name: knobs[name] for name in settings_held} == settings_held
 
 
 def test_what_the_users_file_leaves_out_is_trls_default_and_not_the_spaces_preference(
     space_with: Callable[..., SearchSpace], tmp_path: Path
 ) -> None:
-    task = make_task(held={"per_device_train_batch_size": 4}, config_file=tmp_path / "train.yaml")
+    task = make_task(
+        held_values={"per_device_train_batch_size": 4}, config_file=tmp_path / "train.yaml"
+    )
     assert space_with()["num_generations"].choices[0] == 16
     assert trainer("trl").baseline(space_with(), task)["num_generations"] == 8
 

@@ -52,7 +52,7 @@ def test_a_probe_is_asked_for_in_the_methods_own_settings(
 def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
     sft, task = (
         trainer("trl", "sft"),
-        make_task(method="sft", held={"padding_free": True, "max_length": 256}),
+        make_task(method="sft", held_values={"padding_free": True, "max_length": 256}),
     )
     candidate = sft.complete({}, task)
     assert candidate.settings["max_length"] is None
@@ -60,7 +60,7 @@ def test_rows_without_padding_are_not_cut_by_the_trainer() -> None:
         candidate.settings["max_prompt_length"] + candidate.settings["max_completion_length"] == 256
     )  # type: ignore[operator]
     packed = make_task(
-        method="sft", held={"padding_free": True, "packing": True, "max_length": 256}
+        method="sft", held_values={"padding_free": True, "packing": True, "max_length": 256}
     )
     assert sft.complete({}, packed).settings["max_length"] == 256
 
@@ -85,7 +85,7 @@ def test_rules_of_their_own(
         make_task(
             kind="cuda",
             method=method,
-            held=settings_held,
+            held_values=settings_held,
             tuning=tuning,
         ),
     )
@@ -101,12 +101,12 @@ def test_rules_of_their_own(
     ],
 )
 def test_what_rows_can_not_be_trained_with(settings_held: dict[str, Any], message: str) -> None:
-    sft, task = trainer("trl", "sft"), make_task(method="sft", held=settings_held)
+    sft, task = trainer("trl", "sft"), make_task(method="sft", held_values=settings_held)
     reasons = [sft.why_illegal(sft.complete({}, task), task) or ""]
     on_gpu = make_task(
         kind="cuda",
         method="sft",
-        held=settings_held,
+        held_values=settings_held,
     )
     reasons.append(sft.why_illegal(sft.complete({}, on_gpu), on_gpu) or "")
     assert any(message in reason for reason in reasons)
@@ -119,7 +119,7 @@ def test_offloading_of_activations_is_probed_and_traced_for_a_gpu(method: str) -
         make_task(
             kind="cuda",
             method=method,
-            held={"activation_offloading": True},
+            held_values={"activation_offloading": True},
         ),
     )
     candidate = method_trainer.complete({}, task)
@@ -188,13 +188,13 @@ def test_ddps_options_are_those_of_the_trainer() -> None:
 )
 def test_the_longest_row_in_two_parts(knobs: dict[str, Any], lengths: tuple[int, int]) -> None:
     settings_held = {name: value for name, value in knobs.items() if value is not None}
-    sft, task = trainer("trl", "sft"), make_task(method="sft", held=settings_held)
+    sft, task = trainer("trl", "sft"), make_task(method="sft", held_values=settings_held)
     request: Any = sft.trace_request(sft.complete({}, task), task)
     assert (request["lengths"]["prompt"], request["lengths"]["completion"]) == lengths
 
 
 def test_sharding_is_autotunes_own_setting() -> None:
-    grpo, task = trainer("trl"), make_task(4, kind="cuda", held={"sharding": "zero3"})
+    grpo, task = trainer("trl"), make_task(4, kind="cuda", held_values={"sharding": "zero3"})
     candidate = grpo.complete({}, task)
     request: Any = grpo.trace_request(candidate, task)
     assert (
@@ -208,7 +208,7 @@ def test_sharding_is_autotunes_own_setting() -> None:
     )
     probe: Any = grpo.probe_request(candidate, task, ProbePlan())
     assert "sharding" not in probe["settings"]
-    bad = make_task(4, kind="cuda", held={"sharding": "zero9"})
+    bad = make_task(4, kind="cuda", held_values={"sharding": "zero9"})
     assert "sharding must be one of" in (grpo.why_illegal(grpo.complete({}, bad), bad) or "")
 
 
@@ -292,7 +292,7 @@ def test_what_pairs_can_not_be_written_with(
         make_task(
             kind="cuda",
             method="online-dpo",
-            held=settings_held,
+            held_values=settings_held,
             global_batch=global_batch,
         ),
     )
@@ -322,7 +322,7 @@ def test_a_pair_is_two_completions_wherever_completions_are_counted() -> None:
     )
     assert [resident.role for resident in composition.residents] == ["policy", "reference"]
     bounded = make_task(
-        method="online-dpo", held={"max_completion_length": 100, "max_prompt_length": 20}
+        method="online-dpo", held_values={"max_completion_length": 100, "max_prompt_length": 20}
     )
     assert (
         pairs.complete({}, bounded).settings["max_new_tokens"],
@@ -344,7 +344,7 @@ def test_a_reward_model_of_the_users_is_on_every_rank_and_cut_under_zero3_alone(
             kind="cuda",
             method=method,
             tuning="lora",
-            held={"sharding": sharding},
+            held_values={"sharding": sharding},
             user_settings=reward_model,
         )
         (judge,) = [
@@ -378,7 +378,7 @@ def test_online_dpos_files_train_as_they_are(tiny_model: Path, tmp_path: Path) -
             method="online-dpo",
             model=model,
             tuning="lora",
-            held=settings_held,
+            held_values=settings_held,
         ),
     )
     pairs.write_files(pairs.complete({}, task), task, tmp_path)

@@ -231,7 +231,7 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
     installed = installed_defaults(Path(sys.executable), "grpo")
     for name in ("num_generations", "max_completion_length", "beta", "loss_type"):
         assert request.job.space[name].choices == (installed[name],), name
-        assert request.job.task.workload.held[name] == installed[name]
+        assert request.job.task.workload.held_values[name] == installed[name]
     assert candidate_of_job(request).settings["dtype"] == "float32"
 
 

@@ -36,7 +36,7 @@ def case_of(
         framework="unsloth",
         method=method,
         tuning=tuning,
-        held=settings_held,
+        held_values=settings_held,
     )
     return trainer, trainer.complete({}, task), task
 

@@ -43,7 +43,7 @@ def run(file: Path | None = None, **knobs: KnobValue) -> Running:
     }
     task = make_task(
         kind="cuda",
-        held=settings,
+        held_values=settings,
         config_file=file or Path("gone.yaml"),
         global_batch=shape,
         user_settings=unsearched,

@@ -69,7 +69,7 @@ def job(
         ),
         python=Path(sys.executable),
         tuning="full",
-        held=settings,
+        held_values=settings,
         user_settings={"dataset_name": "made/prompts"},
     )  # type: ignore[arg-type]
     return Job(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.core.measurement import CycleMemory, LoopActivity, ModelMemory
-from autotune.probe.assembly import EXCERPT_CHARACTERS, activity_of, end_of, merge_speeds, models_of
+from autotune.probe.assembly import PRINTED_CHARACTERS, activity_of, end_of, merge_speeds, models_of
 from autotune.probe.message_validation import RankResult, rank_result
 
 FIRST: dict[str, Any] = {
@@ -116,8 +116,8 @@ def test_an_excerpt_begins_with_a_whole_line() -> None:
     lines = [f"line {number} of a log that is too long to be kept" for number in range(500)]
     remaining = end_of("\n".join(lines))
     assert (
-        len(remaining) <= EXCERPT_CHARACTERS
+        len(remaining) <= PRINTED_CHARACTERS
         and remaining.splitlines() == lines[-len(remaining.splitlines()) :]
     )
     assert end_of("short\n") == "short\n"
-    assert end_of("x" * 10_000) == "x" * EXCERPT_CHARACTERS
+    assert end_of("x" * 10_000) == "x" * PRINTED_CHARACTERS

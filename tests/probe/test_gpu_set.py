@@ -120,7 +120,7 @@ def test_ballast_holds_the_rest_and_the_engine_share_is_scaled() -> None:
     try:
         gpu_set.settle()
         assert gpu_set.bound_by == "ballast"
-        assert gpu_set.slots[0].held is not None and gpu_set.slots[0].held.free_bytes == 40 * MIB
+        assert gpu_set.slots[0].hold is not None and gpu_set.slots[0].hold.free_bytes == 40 * MIB
         assert gpu_set.for_ranks()[0]["engine_share_scale"] == pytest.approx(40 / 64)
         assert gpu_set.for_ranks()[0]["cap_bytes"] is None
         gpu_set.check()

@@ -56,17 +56,17 @@ def exported_here(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_it_is_held_and_never_relaxed_on_gpus_of_this_machine() -> None:
     request = request_of("A100-40G", "emulate")
-    assert request.job.task.workload.held[NAME] == "max_split_size_mb:64"
+    assert request.job.task.workload.held_values[NAME] == "max_split_size_mb:64"
     assert NAME in request.pinned
     assert "is exported here, and so held" in "\n".join(request.notes)
 
 
 def test_a_flag_wins() -> None:
     request = request_of("A100-40G", "emulate", f"{NAME}=null")
-    assert request.job.task.workload.held[NAME] is None
+    assert request.job.task.workload.held_values[NAME] is None
     assert "is exported here" not in "\n".join(request.notes)
 
 
 @pytest.mark.parametrize("gpus", ["A100-40G", "cpu"])
 def test_elsewhere_another_shell_starts_the_run(gpus: str) -> None:
-    assert NAME not in request_of(gpus, "predict").job.task.workload.held
+    assert NAME not in request_of(gpus, "predict").job.task.workload.held_values

@@ -50,7 +50,7 @@ def workload_of(request: ParsedRequest) -> Workload:
 
 
 def stated(request: ParsedRequest, name: str) -> tuple[object, Source]:
-    return workload_of(request).held[name], request.origin(name).source
+    return workload_of(request).held_values[name], request.origin(name).source
 
 
 def test_the_table_lists_every_source_in_its_order() -> None:
@@ -153,7 +153,7 @@ def test_a_file_wins_over_an_exported_variable(
     monkeypatch.setenv(ALLOCATOR, "max_split_size_mb:64")
     value = "expandable_segments:True"
     request = request_of(config=write(config, env={variable: value}), mode="emulate")
-    assert ALLOCATOR not in workload_of(request).held
+    assert ALLOCATOR not in workload_of(request).held_values
     assert workload_of(request).user_settings["env"] == {variable: value}
 
     script = tmp_path / "run.sh"
@@ -161,7 +161,7 @@ def test_a_file_wins_over_an_exported_variable(
         f"export {variable}={value}\ntrl grpo --model_name_or_path Qwen/Qwen2.5-0.5B\n"
     )
     request = request_of(from_command=str(script), mode="emulate")
-    assert ALLOCATOR not in workload_of(request).held
+    assert ALLOCATOR not in workload_of(request).held_values
 
 
 def test_a_file_wins_over_the_defaults(config: Path) -> None:
@@ -190,7 +190,7 @@ def test_the_tuning_and_a_search_stand_side_by_side() -> None:
 def test_a_search_wins_over_a_file_whose_value_stays_the_baseline(config: Path) -> None:
     request = request_of(config=write(config, num_generations=2), search=("num_generations=4,8",))
     assert request.job.space["num_generations"].choices == (4, 8)
-    assert workload_of(request).held["num_generations"] == 2
+    assert workload_of(request).held_values["num_generations"] == 2
     assert request.origin("num_generations").source is Source.SEARCH
 
 
@@ -339,7 +339,7 @@ def test_a_micro_batch_of_a_flag_drops_the_accumulation_of_the_file(config: Path
     file = write(config, per_device_train_batch_size=8, gradient_accumulation_steps=2)
     settings = request_of(
         config=file, hold=("per_device_train_batch_size=16",)
-    ).job.task.workload.held
+    ).job.task.workload.held_values
     assert settings["per_device_train_batch_size"] == 16
     assert "gradient_accumulation_steps" not in settings
 
@@ -384,11 +384,11 @@ def test_each_held_setting_has_an_origin(config: Path) -> None:
         hold=("beta=0.1",),
         lora_rank=8,
     )
-    settings = workload_of(request).held
-    assert settings == {name: setting.value for name, setting in request.held.items()}
+    settings = workload_of(request).held_values
+    assert settings == {name: setting.value for name, setting in request.held_settings.items()}
 
     def origin(name: str) -> str:
-        return str(request.held[name].origin)
+        return str(request.held_settings[name].origin)
 
     assert origin("dtype") == f"{file}, line 2", "under its former name in the file"
     assert origin("sharding") == file, "from accelerate's configuration"

@@ -59,7 +59,7 @@ def test_every_candidate_has_the_longest_prompt(config: Path) -> None:
     request = limited(config)
     (longest,) = limits_of(request)
     assert isinstance(longest, int) and longest > 512
-    assert request.job.task.workload.held["max_prompt_length"] == longest
+    assert request.job.task.workload.held_values["max_prompt_length"] == longest
     assert f"prompts of up to {longest} tokens" in "\n".join(request.assumed)
     shorter = request.whole_space["max_prompt_length"].choices
     assert shorter[0] == longest and list(shorter) == sorted(set(shorter), reverse=True)

@@ -17,7 +17,7 @@ from autotune.core.job import Hardware, Job
 from autotune.machine import nvml
 from autotune.search.record import (
     ANSWERS,
-    MAX_LINE_BYTES,
+    MAX_RECORD_BYTES,
     Record,
     Store,
     StoredAnswer,
@@ -211,7 +211,7 @@ def _measurements() -> Path:
         b"\xff\xfe\x00",
         b'{"schema": 99, "when": "", "trial": {}}',
         b'{"schema": 1, "when": "now", "trial": {"number": "x"}}',
-        b'"' + b"a" * (MAX_LINE_BYTES + 1) + b'"',
+        b'"' + b"a" * (MAX_RECORD_BYTES + 1) + b'"',
     ],
     ids=lambda junk: repr(junk[:20]),
 )
@@ -243,7 +243,7 @@ def test_a_broken_answer_is_none() -> None:
 def test_only_the_end_of_a_huge_file_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     keep()
     size = _measurements().stat().st_size
-    monkeypatch.setattr("autotune.search.record.MAX_READ_BYTES", size // 2)
+    monkeypatch.setattr("autotune.search.record.MAX_RECORDS_BYTES", size // 2)
     earlier = record().earlier()
     assert 0 < len(earlier.trials) < len(CASE.answer.trials)
     assert earlier.trials == CASE.answer.trials[-len(earlier.trials) :]

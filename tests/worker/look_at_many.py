@@ -22,7 +22,7 @@ def main() -> None:
     inside("trl.vllm_engines").without_vllm()
     for name in ("trl", "peft", "datasets"):
         importlib.import_module(name)
-    inside("trl.methods").METHODS["grpo"].classes()
+    inside("trl.methods").RUNS_BY_METHOD["grpo"].classes()
     answers = []
     for request in requests:
         with tempfile.TemporaryDirectory() as folder:

@@ -143,7 +143,7 @@ def settings_in(kind: str, *lines: str, names: tuple[str, ...]) -> dict[str, Any
     settings = LaunchedSettings({"kind": kind, "file": None}, str)
     for line in lines:
         settings.read_line(line)
-    return settings.found(names)
+    return settings.reported_values(names)
 
 
 def test_a_printed_table_ends_at_the_first_other_line() -> None:
@@ -213,17 +213,17 @@ def test_a_json_file_is_read_after_the_run(tmp_path: Path) -> None:
         {"kind": "json", "file": "{out}/args.json"},
         lambda text: text.replace("{out}", str(tmp_path)),
     )
-    assert settings.found(("lr",)) == {}
+    assert settings.reported_values(("lr",)) == {}
     (tmp_path / "args.json").write_text(json.dumps({"lr": 0.5, "key": "secret"}))
-    assert settings.found(("lr", "absent")) == {"lr": 0.5}
+    assert settings.reported_values(("lr", "absent")) == {"lr": 0.5}
     (tmp_path / "args.json").write_text('{"lr": 0.')
-    assert settings.found(("lr",)) == {}
+    assert settings.reported_values(("lr",)) == {}
 
 
 def test_without_a_specification_no_settings_are_found() -> None:
     settings = LaunchedSettings(None, str)
     settings.read_line(TABLE[0])
-    assert settings.found(("seed",)) == {}
+    assert settings.reported_values(("seed",)) == {}
 
 
 def test_a_printed_yaml_document_is_collected_until_another_form_of_line(

@@ -257,7 +257,7 @@ def test_the_oldest_release(method: str, tmp_path: Path) -> None:
 def test_each_method_has_a_trainer() -> None:
     methods = inside("trl.methods")
     generation = importlib.import_module("trl.generation.vllm_generation")
-    for name in methods.METHODS:
+    for name in methods.RUNS_BY_METHOD:
         trainer_class = methods.trainer_of({"method": name})
         inside("trl.seams").check(trainer_class, generation, "installed")
 
@@ -266,6 +266,6 @@ def test_a_release_without_the_trainer_is_answered_with_those_that_have_it(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     methods = inside("trl.methods")
-    monkeypatch.setattr(methods.METHODS["kto"], "module", "trl.trainer.of_another_release")
+    monkeypatch.setattr(methods.RUNS_BY_METHOD["kto"], "module", "trl.trainer.of_another_release")
     with pytest.raises(ImportError, match=r"releases 1\.8\.0 to .* have: pip install 'trl=="):
         methods.trainer_of({"method": "kto"})

@@ -133,16 +133,6 @@ def test_rows_cut_out_of_padded_ones_are_copied_with_their_logits() -> None:
     assert weights.grad is not None
 
 
-def test_rows_of_a_packed_row_have_the_same_gradient() -> None:
-    weights, out, labels = answered()
-    policy_loss(out, labels, "logprobs", {}).backward()
-    gradient = weights.grad
-    again = SimpleNamespace(logits=weights * 1)
-    weights.grad = None
-    policy_loss(again, labels, "logprobs", {"each_row": True}).backward()
-    torch.testing.assert_close(weights.grad, gradient)
-
-
 def test_an_entropy_in_chunks_keeps_nothing_unless_it_is_a_loss() -> None:
     def saved_bytes(**options: Any) -> int:
         _, out, labels = answered(torch.bfloat16)

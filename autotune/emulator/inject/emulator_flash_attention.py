@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-ROWS = 128  # rows by which a backward pass rounds up, in a packed batch once for each sequence
+# Rows by which a backward pass rounds up, in a packed batch once for each sequence
+ROWS_PER_BLOCK = 128
 HEAD_ROUNDING = 32  # numbers by which it rounds up a head
 
 
@@ -63,7 +64,7 @@ def bwd(
 ) -> list[Any]:
     """Backward pass of `fwd`."""
     batch, rows, heads, _ = q.shape
-    rounded_rows = _round_up(rows, ROWS)
+    rounded_rows = _round_up(rows, ROWS_PER_BLOCK)
     gradients = _gradients((q, k, v), (dq, dk, dv))
     softmax = q.new_empty((batch, heads, rounded_rows), dtype=torch.float32)
     _take_workspaces(q, k, rows_shape=(batch, rounded_rows))
@@ -86,7 +87,7 @@ def varlen_bwd(
     """Backward pass of `varlen_fwd`."""
     tokens, heads, _ = q.shape
     sequences = sequence_starts.numel() - 1
-    rounded_rows = tokens + ROWS * sequences
+    rounded_rows = tokens + ROWS_PER_BLOCK * sequences
     gradients = _gradients((q, k, v), (dq, dk, dv))
     softmax = q.new_empty((heads, rounded_rows), dtype=torch.float32)
     _take_workspaces(q, k, rows_shape=(rounded_rows,))

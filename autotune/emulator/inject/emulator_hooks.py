@@ -32,7 +32,7 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
-STRIDE = int(os.environ.get("AUTOTUNE_EMULATOR_STRIDE") or 1)
+ROLLOUT_STRIDE = int(os.environ.get("AUTOTUNE_EMULATOR_STRIDE") or 1)
 
 UPLOADS = (
     "create_repo",
@@ -256,9 +256,9 @@ def shorten_transformers(generation: ModuleType) -> None:
         # 1. Fewer tokens.
         tokens = config.max_new_tokens
         short = copy.deepcopy(config)
-        short.max_new_tokens = math.ceil(tokens / STRIDE)
+        short.max_new_tokens = math.ceil(tokens / ROLLOUT_STRIDE)
         short.min_new_tokens = min(config.min_new_tokens or 0, short.max_new_tokens)
-        model._emulated_stride = STRIDE
+        model._emulated_stride = ROLLOUT_STRIDE
         try:
             ids = generate(model, *args, **{**kwargs, "generation_config": short})
         finally:
@@ -282,7 +282,7 @@ def shorten_transformers(generation: ModuleType) -> None:
 
 def _can_be_shortened(config: Any) -> bool:
     tokens = getattr(config, "max_new_tokens", None)
-    if not tokens or tokens <= STRIDE:
+    if not tokens or tokens <= ROLLOUT_STRIDE:
         return False
     return not config.return_dict_in_generate and config.use_cache is not False
 
@@ -313,15 +313,15 @@ def shorten_vllm(entrypoints: ModuleType) -> None:
         llm: Any, prompts: Any = None, sampling_params: Any = None, *args: Any, **kwargs: Any
     ) -> Any:
         tokens = getattr(sampling_params, "max_tokens", None)
-        if not tokens or tokens <= STRIDE:
+        if not tokens or tokens <= ROLLOUT_STRIDE:
             return generate(llm, prompts, sampling_params, *args, **kwargs)
         short = sampling_params.clone()
-        short.max_tokens = STRIDE
-        short.min_tokens = min(short.min_tokens or 0, STRIDE)
+        short.max_tokens = ROLLOUT_STRIDE
+        short.min_tokens = min(short.min_tokens or 0, ROLLOUT_STRIDE)
         answers = generate(llm, prompts, short, *args, **kwargs)
         for answer in answers:
             for output in answer.outputs:
-                if len(output.token_ids) == STRIDE:
+                if len(output.token_ids) == ROLLOUT_STRIDE:
                     _lengthen_output(output, tokens, llm, short)
         return answers
 
@@ -356,7 +356,7 @@ ROLLOUTS = {
     "transformers.generation.utils": shorten_transformers,
     "vllm.entrypoints.llm": shorten_vllm,
 }
-PHASES: dict[str, Callable[[ModuleType], None]] = {
+PHASE_HOOKS: dict[str, Callable[[ModuleType], None]] = {
     "torch": watch_torch,
     "transformers.generation.utils": lambda module: _wrap(
         module.GenerationMixin, "rollout", "generate"

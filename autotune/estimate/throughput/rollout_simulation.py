@@ -278,12 +278,7 @@ class Rollout:
         self.running: list[Request] = []
         self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
         self.used = 0
-        self.seconds, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
-
-    @property
-    def mean_decoding(self) -> float:
-        """Sequences per pass."""
-        return self.decoded / max(1, self.passes)
+        self.seconds, self.passes, self.preemptions = 0.0, 0, 0
 
     def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
@@ -330,7 +325,6 @@ class Rollout:
         )
         self.seconds += times * self.cost(one)
         self.passes += times
-        self.decoded += times * len(decoding)
         # 4. Tokens.
         for sequence, new in scheduled:
             sequence.cached += new

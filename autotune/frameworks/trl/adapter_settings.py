@@ -45,7 +45,7 @@ def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:
     assumed: dict[str, KnobValue] = {}
     if workload.method == "reward":
         assumed["lora_task_type"] = SCORING_TASK
-    stated = {**workload.held, **workload.user_settings}
+    stated = {**workload.held_values, **workload.user_settings}
     config = workload.model.config
     if stated.get("lora_target_modules") or stated.get("lora_target_parameters"):
         return assumed

@@ -14,7 +14,7 @@ from autotune.core.composition import Composition, SplitEngines
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.frameworks.base import Settings, count_of
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Settings, count_of
 from autotune.frameworks.stand_in_step import SHARE, served
 from autotune.frameworks.trl import async_grpo_rules, requests, resident_models
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
@@ -39,9 +39,7 @@ from autotune.frameworks.trl.settings import (
     server_parallel,
 )
 from autotune.frameworks.trl.trainers import (
-    ACCUMULATION,
     MAX_DEFAULT_ACCUMULATION,
-    MICRO_BATCH,
     TrlScripted,
 )
 
@@ -87,9 +85,9 @@ class TrlAsyncGrpo(TrlScripted):
         a row.
         """
         accumulations: Iterable[KnobValue] = range(1, MAX_DEFAULT_ACCUMULATION + 1)
-        held = task.workload.held.get(ACCUMULATION)
-        if held is not None:
-            accumulations = [held]
+        accumulation = task.workload.held_values.get(ACCUMULATION)
+        if accumulation is not None:
+            accumulations = [accumulation]
         for steps in accumulations:
             yield {ACCUMULATION: steps}
 
@@ -160,7 +158,7 @@ class TrlAsyncGrpo(TrlScripted):
 def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
     """Return all settings; their order is part of a candidate's identity."""
     # 1. Chosen settings and defaults.
-    chosen = dict(task.workload.held)
+    chosen = dict(task.workload.held_values)
     for name, value in knobs.items():
         if value is not None:
             chosen[name] = value

@@ -45,10 +45,6 @@ def accelerate_options() -> frozenset[str]:
     return _field_list("grpo").accelerate | {"accelerate_config"}
 
 
-def listed_versions() -> tuple[str, ...]:
-    return _field_list("grpo").versions
-
-
 @cache
 def default(name: str, method: str = "grpo") -> KnobValue:
     """Return TRL's listed default of a setting."""

@@ -205,7 +205,7 @@ def _user_settings(task: Task) -> dict[str, object]:
     workload = task.workload
     written_elsewhere = REPLACED | OWN_SETTINGS | DATASET_SETTINGS
     settings: dict[str, object] = {}
-    stated = {**workload.held, **workload.user_settings}
+    stated = {**workload.held_values, **workload.user_settings}
     for name, value in stated.items():
         if name in written_elsewhere or name in GENERATION_SHAPE or name in workload.defaults:
             continue

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.core.dataset import FILE_LOADERS
 from autotune.core.job import Task
 from autotune.core.space import Candidate
-from autotune.frameworks.base import Settings, ddp_options, gptq_bits
+from autotune.frameworks.base import RequestPart, Settings, ddp_options, gptq_bits
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_files import launch_configuration
@@ -25,9 +25,6 @@ from autotune.frameworks.trl.settings import (
     sharding_of,
     with_server,
 )
-
-RequestPart = dict[str, object]
-"""Part of a request, as JSON."""
 
 DATASET_KEYS = (
     "dataset_name",
@@ -200,7 +197,7 @@ def images_request(task: Task) -> RequestPart:
 
 def evaluation_request(task: Task) -> Mapping[str, object] | None:
     """Return the settings that determine an evaluation's memory; None: the run never evaluates."""
-    user = {**task.workload.held, **task.workload.user_settings}
+    user = {**task.workload.held_values, **task.workload.user_settings}
     if user.get("eval_strategy") in (None, "no", False):  # YAML reads an unquoted no as false
         return None
     settings = {}

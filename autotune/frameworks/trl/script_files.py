@@ -173,7 +173,7 @@ def _changes_in_objects(candidate: Candidate, task: Task) -> dict[str, KnobValue
     for name, value in candidate.settings.items():
         if name not in IN_OBJECTS:
             continue
-        current = task.workload.held.get(name)
+        current = task.workload.held_values.get(name)
         is_off = current is None and value in (False, None)
         if value != current and not is_off:
             changes[name] = value

@@ -157,7 +157,7 @@ def _chosen_settings(
 ) -> dict[str, KnobValue]:
     """Return the held settings and the knobs with a value, under the method's own names."""
     chosen: dict[str, KnobValue] = {}
-    for name, value in task.workload.held.items():
+    for name, value in task.workload.held_values.items():
         if name == "max_completion_length":
             name = COMPLETION_SETTINGS.get(method, name)
         chosen[name] = value

@@ -15,7 +15,7 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.base import Field, Settings, Trainer, count_of
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
@@ -36,7 +36,6 @@ from autotune.frameworks.trl.user_config import TRAINED
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
 LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
-MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
 
 
 class TrlGrpo(Trainer):
@@ -100,7 +99,7 @@ class TrlGrpo(Trainer):
         if "vllm_mode" in space:
             with_server = "server" in space["vllm_mode"].choices
         else:
-            with_server = task.workload.held.get("vllm_mode") == "server"
+            with_server = task.workload.held_values.get("vllm_mode") == "server"
         return (NEW_BUFFERS,) if with_server else ()
 
     # 1. The baseline.
@@ -131,9 +130,9 @@ class TrlGrpo(Trainer):
 
         TRL's default applies to the user's own file and to neutral knobs.
         """
-        held = task.workload.held
-        if name in held:
-            return held[name]
+        held_values = task.workload.held_values
+        if name in held_values:
+            return held_values[name]
         accepted = name in self.fields()
         has_file = task.workload.config_file is not None
         if has_file and accepted and None not in choices:
@@ -150,26 +149,26 @@ class TrlGrpo(Trainer):
 
         Without a requested global batch, accumulation increases until groups are complete.
         """
-        held = task.workload.held
+        held_values = task.workload.held_values
         micros: Iterable[KnobValue] = range(DEFAULT_MICRO_BATCH, 0, -1)
-        if MICRO_BATCH in held:
-            micros = [held[MICRO_BATCH]]
+        if MICRO_BATCH in held_values:
+            micros = [held_values[MICRO_BATCH]]
         for micro in micros:
             for steps in self._accumulations(micro, task):
                 yield {MICRO_BATCH: micro, ACCUMULATION: steps}
 
     def _accumulations(self, micro: KnobValue, task: Task) -> Iterable[KnobValue]:
         """Return the accumulations to try with a micro-batch, fewest steps first."""
-        held = task.workload.held
+        held_values = task.workload.held_values
         total = task.workload.global_batch
-        if ACCUMULATION in held:
-            return [held[ACCUMULATION]]
+        if ACCUMULATION in held_values:
+            return [held_values[ACCUMULATION]]
         if total is None:
             has_groups = "num_generations" in self.canonical
             return range(1, MAX_DEFAULT_ACCUMULATION + 1) if has_groups else [1]
         if not isinstance(micro, int):
             return []
-        ranks = training_ranks(held, task, self.method)
+        ranks = training_ranks(held_values, task, self.method)
         per_step = COMPLETIONS_PER_ROW.get(self.method, 1) * micro * ranks
         if per_step == 0 or total % per_step:
             return []
@@ -282,8 +281,8 @@ class TrlOffline(TrlGrpo):
         effect: str,
         task: Task,
     ) -> KnobValue:
-        if name in task.workload.held:
-            return task.workload.held[name]
+        if name in task.workload.held_values:
+            return task.workload.held_values[name]
         if effect == "learning" or len(choices) == 1 or name not in self.fields():
             return choices[0]
         return default(name, self.method)

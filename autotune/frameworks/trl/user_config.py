@@ -81,7 +81,7 @@ class UserConfig:
     """File of `trl grpo --config`, split by consumer."""
 
     path: Path
-    # Plain values of GRPOConfig and ModelConfig, for `Workload.held`
+    # Plain values of GRPOConfig and ModelConfig, for `Workload.held_values`
     settings: Mapping[str, KnobValue]
     notes: tuple[str, ...] = ()  # former keys, and what became of them
     # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml

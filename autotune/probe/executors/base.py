@@ -30,7 +30,7 @@ class Slot:
 
     number: int  # Index from 0, as `open` takes it
     hosts: frozenset[str]  # Machines of the slot: concurrent probes on one machine slow each other
-    words: str  # Display text: `GPUs 0, 1`, `cores 0-3 of node-a`
+    label: str  # Display text: `GPUs 0, 1`, `cores 0-3 of node-a`
 
 
 class ProbeRunner(Protocol):
@@ -81,10 +81,10 @@ class Executor(Protocol):
 
 Ticket = TypeVar("Ticket")
 
-CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
+SLOT_CLOSE_SECONDS = 4.0  # Wait for interrupted probes before their executor is closed
 
 # A probe ends at its own deadline; one that runs this much longer has lost its slot.
-GRACE_SECONDS = 180.0
+PROBE_GRACE_SECONDS = 180.0
 
 
 @dataclass(kw_only=True, eq=False)
@@ -146,7 +146,7 @@ class ConcurrentProbes(Generic[Ticket]):
             candidate=candidate,
             plan=plan,
             slot=slot,
-            overdue_at=time.monotonic() + plan.deadline_seconds + GRACE_SECONDS,
+            overdue_at=time.monotonic() + plan.deadline_seconds + PROBE_GRACE_SECONDS,
         )
         del self._free[slot.number]
         self._running[slot.number] = probe
@@ -165,7 +165,9 @@ class ConcurrentProbes(Generic[Ticket]):
         """Record the number of other probes on each machine of this slot."""
         near = [probe for probe in self._running.values() if probe.slot.hosts & slot.hosts]
         for probe in near:
-            on_its_machines = sum(bool(other.slot.hosts & probe.slot.hosts) for other in near)
+            on_its_machines = sum(
+                bool(neighbour.slot.hosts & probe.slot.hosts) for neighbour in near
+            )
             probe.beside = max(probe.beside, on_its_machines - 1)
 
     def wait(self, seconds: float) -> SlotProbe[Ticket] | None:
@@ -183,7 +185,7 @@ class ConcurrentProbes(Generic[Ticket]):
             if time.monotonic() > probe.overdue_at:
                 limit = format_seconds(probe.plan.deadline_seconds)
                 error = SlotLost(
-                    f"A probe on {probe.slot.words} did not end at its deadline of {limit}, nor"
+                    f"A probe on {probe.slot.label} did not end at its deadline of {limit}, nor"
                     " later."
                 )
                 return self._finish(probe, error)
@@ -198,7 +200,7 @@ class ConcurrentProbes(Generic[Ticket]):
         """Interrupt running probes and end the threads; `wait(0)` still returns the results."""
         if self._running:
             self._executor.interrupt()
-        until = time.monotonic() + (CLOSE_SECONDS if self._running else 1.0)
+        until = time.monotonic() + (SLOT_CLOSE_SECONDS if self._running else 1.0)
         for inbox in self._inboxes.values():
             inbox.put(None)
         for thread in self._threads:

@@ -28,10 +28,10 @@ from autotune.probe.gpu_set import Ballast, Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 
-STRIDE = 16  # Tokens of a rollout for which a decoded one stands
+DEFAULT_ROLLOUT_STRIDE = 16  # Tokens of a rollout for which a decoded one stands
 SPEED_AND_ROLLOUTS = (
-    f"Speeds are predicted, not emulated. Rollouts decoded one token of {STRIDE}; completions have"
-    " their full length."
+    f"Speeds are predicted, not emulated. Rollouts decoded one token of {DEFAULT_ROLLOUT_STRIDE};"
+    " completions have their full length."
 )
 
 # Cycles of an emulated probe: the second one has the memory of all later ones.
@@ -49,7 +49,7 @@ class EmulatedExecutor(LocalExecutor):
         *,
         hardware: Hardware,
         saves: bool = False,
-        stride: int = STRIDE,
+        stride: int = DEFAULT_ROLLOUT_STRIDE,
         lag: int = 0,
         phases: bool = False,
     ) -> None:
@@ -81,7 +81,7 @@ class EmulatedExecutor(LocalExecutor):
         super().__init__(
             replace(settings, variables=variables),
             requests,
-            places=(SlotPlace(words=str(hardware), visible=visible),),
+            places=(SlotPlace(label=str(hardware), visible=visible),),
             open_gpus=open_gpus,
         )
 

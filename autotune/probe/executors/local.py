@@ -16,7 +16,7 @@ import weakref
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import combinations, islice, pairwise, permutations
+from itertools import combinations, islice, permutations
 from pathlib import Path
 from typing import TypeVar
 
@@ -54,7 +54,7 @@ Distance = Callable[[_T, _T], int | None]
 class SlotPlace:
     """Share of the machine that a slot uses."""
 
-    words: str = "this machine"
+    label: str = "this machine"
     visible: str | None = None  # CUDA_VISIBLE_DEVICES of the slot; None leaves it
     cores: frozenset[int] | None = None  # CPU affinity of its processes; None leaves it
 
@@ -129,14 +129,10 @@ class LocalExecutor:
         self.worker = self._slots[0].worker
         self._owner = os.getpid()
         hosts = frozenset({platform.node()})
-        self.slots = tuple(
-            Slot(
-                number=number,
-                hosts=hosts,
-                words=place.words,
-            )
-            for number, place in enumerate(places)
-        )
+        slots = []
+        for number, place in enumerate(places):
+            slots.append(Slot(number=number, hosts=hosts, label=place.label))
+        self.slots = tuple(slots)
         _open_executors.add(self)
 
     def prepare(self) -> Mapping[str, str]:
@@ -186,7 +182,7 @@ def local_places(
                 " answer.",
                 way_out="Install nvidia-ml-py, see that `nvidia-smi` works, or leave --slots out.",
             ) from None
-        return (SlotPlace(words=f"this machine's {hardware}"),)
+        return (SlotPlace(label=f"this machine's {hardware}"),)
     with contextlib.closing(nvml):
         return _gpu_places(nvml, hardware, slots)
 
@@ -212,7 +208,7 @@ def cpu_places(
             way_out=f"Give --memory-limit at most {largest}, or use fewer --slots.",
         )
     shares = shares_of(cores, slots)
-    return tuple(SlotPlace(words=f"cores {listed(share)}", cores=share) for share in shares)
+    return tuple(SlotPlace(label=f"cores {listed(share)}", cores=share) for share in shares)
 
 
 def _gpu_places(
@@ -222,8 +218,8 @@ def _gpu_places(
 ) -> tuple[SlotPlace, ...]:
     try:
         # 1. GPUs of the requested kind: probes of one study must run on equal GPUs.
-        alike = [device for device in devices_of(nvml, os.environ.get(VISIBLE)) if device.uuid]
-        alike = [device for device in alike if _is_named(device, hardware.name)]
+        devices = devices_of(nvml, os.environ.get(VISIBLE))
+        alike = [device for device in devices if device.uuid and _is_named(device, hardware.name)]
         idle = [device for device in alike if _is_idle(nvml, device)]
 
         # 2. Near groups of idle ones. A single slot may share GPUs: the others' part is metered.
@@ -237,7 +233,7 @@ def _gpu_places(
         if not groups:
             raise HardwareNotHere(
                 f"{hardware} is not on this machine.",
-                way_out="Type --gpus local, or --mode predict.",
+                way_out=f"Type --gpus {'local' if devices else 'cpu'}, or --mode predict.",
             )
 
         # 3. Several slots use the cores near their GPUs; a single one keeps the affinity.
@@ -274,12 +270,12 @@ def _too_many_slots(
     hardware: Hardware,
     present: int,
     busy: int,
-    most: int,
+    possible_slots: int,
 ) -> BadInput:
     in_use = f", {busy} of them in use by others" if busy else ""
     way_out = "Wait until they are free."
-    if most:
-        way_out = f"Use at most --slots {most}, or leave --slots out."
+    if possible_slots:
+        way_out = f"Use at most --slots {possible_slots}, or leave --slots out."
     return BadInput(
         f"{slots} slots of {hardware} need {slots * hardware.count} GPUs, and {present}"
         f" such are here{in_use}.",
@@ -293,11 +289,14 @@ def _place(
     *,
     is_single: bool,
 ) -> SlotPlace:
+    cores = None
+    if not is_single:
+        cores = _cores_near(nvml, group)
     numbers = ", ".join(str(device.index) for device in group)
     return SlotPlace(
-        words=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
+        label=f"GPU {numbers}" if len(group) == 1 else f"GPUs {numbers}",
         visible=",".join(str(device.uuid) for device in group),
-        cores=None if is_single else _cores_near(nvml, group),
+        cores=cores,
     )
 
 
@@ -350,8 +349,12 @@ def _nearest(
 def shares_of(cores: Sequence[int], slots: int) -> list[frozenset[int]]:
     """Divide the cores, in this order, into shares whose sizes differ by at most one."""
     size, larger = divmod(len(cores), slots)
-    ends = [size * number + min(number, larger) for number in range(slots + 1)]
-    return [frozenset(cores[start:end]) for start, end in pairwise(ends)]
+    shares, start = [], 0
+    for number in range(slots):
+        end = start + size + (number < larger)
+        shares.append(frozenset(cores[start:end]))
+        start = end
+    return shares
 
 
 def listed(cores: Collection[int]) -> str:
@@ -362,7 +365,9 @@ def listed(cores: Collection[int]) -> str:
             runs[-1][1] = core
         else:
             runs.append([core, core])
-    texts = [f"{first}-{last}" if last > first else str(first) for first, last in runs]
+    texts = []
+    for first, last in runs:
+        texts.append(f"{first}-{last}" if last > first else str(first))
     return ", ".join(texts)
 
 

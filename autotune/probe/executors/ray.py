@@ -13,7 +13,7 @@ from autotune.core.job import Hardware
 from autotune.core.space import Candidate
 from autotune.probe.executors.base import Slot
 from autotune.probe.executors.ray_cluster import (
-    CLOSE_SECONDS,
+    CLUSTER_CLOSE_SECONDS,
     HURRIED_CLOSE_SECONDS,
     ClusterRunner,
     ClusterSlot,
@@ -63,7 +63,7 @@ class RayExecutor:
             Slot(
                 number=number,
                 hosts=slot.hosts,
-                words=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
+                label=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
             )
             for number, slot in enumerate(self._slots)
         )
@@ -81,7 +81,7 @@ class RayExecutor:
 
     def close(self) -> None:
         is_hurried = self._cluster.interrupted
-        until = time.monotonic() + (HURRIED_CLOSE_SECONDS if is_hurried else CLOSE_SECONDS)
+        until = time.monotonic() + (HURRIED_CLOSE_SECONDS if is_hurried else CLUSTER_CLOSE_SECONDS)
         self._cluster.interrupted = True
         for slot in self._slots:
             slot.begin_close()

@@ -51,14 +51,14 @@ try:
 except ImportError as missing:
     raise MissingExtra("--executor ray", "ray") from missing
 
-CONNECT_SECONDS = 10.0
+CLUSTER_CONNECT_SECONDS = 10.0
 INSPECT_SECONDS = 120.0  # A node that has not described itself by then is left out
 REPLACE_SECONDS = 30.0
-START_SECONDS = 180.0
-CLOSE_SECONDS = 30.0
+CLUSTER_START_SECONDS = 180.0
+CLUSTER_CLOSE_SECONDS = 30.0
 HURRIED_CLOSE_SECONDS = 3.0  # After Ctrl-C, or without a head
-GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
-POLL_INTERVAL_S = 0.5  # Maximum delay of an interruption
+CLUSTER_GRACE_SECONDS = 60.0  # Wait beyond a probe's own deadline, which its node enforces
+CLUSTER_POLL_S = 0.5  # Maximum delay of an interruption
 STRAGGLER_SECONDS = 5.0  # Wait for the other nodes' replies after the first failure
 
 # A Ray worker must not kill its children at exit: autotune's worker ends what a probe left.
@@ -93,7 +93,9 @@ class RayCluster:
                 # Without a server, ConnectionError at once: Ray would retry for most of a minute.
                 host, separator, port = (self._address or "").rpartition(":")
                 if separator and port.isdigit() and "/" not in host:
-                    socket.create_connection((host, int(port)), timeout=CONNECT_SECONDS).close()
+                    socket.create_connection(
+                        (host, int(port)), timeout=CLUSTER_CONNECT_SECONDS
+                    ).close()
                 ray.init(
                     address=self._address or "auto",
                     log_to_driver=False,
@@ -256,7 +258,7 @@ class ClusterSlot:
                 self._start_actor(index, msgspec.structs.replace(settings, runner=runner))
             )
         replies = []
-        for reply in self._call(lambda actor: actor.prepare.remote(), START_SECONDS):
+        for reply in self._call(lambda actor: actor.prepare.remote(), CLUSTER_START_SECONDS):
             replies.append(msgspec.json.decode(reply))
         for reply in replies:
             if "error" in reply:
@@ -294,7 +296,7 @@ class ClusterSlot:
         for actor, span in zip(self._actors, self._spans(), strict=True):
             part = msgspec.structs.replace(order, span=span)
             references.append(actor.measure.remote(ray_node.encoded(part)))
-        seconds = order.plan.deadline_seconds + GRACE_SECONDS
+        seconds = order.plan.deadline_seconds + CLUSTER_GRACE_SECONDS
         replies = []
         for reply in self._await(references, seconds, stop_at=_failed):
             replies.append(msgspec.json.decode(reply, type=ray_node.NodeReply))
@@ -305,7 +307,7 @@ class ClusterSlot:
         parts = [reply.measurement for reply in replies if reply.measurement is not None]
         failed = any(part.outcome is not Outcome.OK for part in parts)
         if self._cut.spans and (failed or len(parts) < len(replies)):
-            self._call(lambda actor: actor.close.remote(), GRACE_SECONDS)
+            self._call(lambda actor: actor.close.remote(), CLUSTER_GRACE_SECONDS)
         faults = [reply.fault for reply in replies if reply.fault is not None]
         if faults and not failed:
             raise ProbeError(faults[0])
@@ -314,14 +316,14 @@ class ClusterSlot:
     def unload(self) -> None:
         self._runner = None
         with contextlib.suppress(ProbeError):
-            self._call(lambda actor: actor.unload.remote(), GRACE_SECONDS)
+            self._call(lambda actor: actor.unload.remote(), CLUSTER_GRACE_SECONDS)
 
     def begin_close(self) -> None:
         for actor in self._actors:
             with contextlib.suppress(RayError):
                 actor.close.remote()
 
-    def close(self, seconds: float = CLOSE_SECONDS) -> None:
+    def close(self, seconds: float = CLUSTER_CLOSE_SECONDS) -> None:
         """Let the actors close, then kill them and release the resources."""
         reaches_head = self._cluster.reaches_head()
         if not reaches_head:
@@ -355,7 +357,9 @@ class ClusterSlot:
         ranks = self._cut.ranks
         if not self._cut.spans:
             return [None]
-        address, port = ray.get(self._actors[0].meeting_point.remote(), timeout=GRACE_SECONDS)
+        address, port = ray.get(
+            self._actors[0].meeting_point.remote(), timeout=CLUSTER_GRACE_SECONDS
+        )
         spans: list[RankSpan | None] = []
         for first in accumulate(ranks[:-1], initial=0):
             spans.append(
@@ -386,7 +390,7 @@ class ClusterSlot:
         is_stopping = False
         try:
             while waiting:
-                done, waiting = ray.wait(waiting, timeout=POLL_INTERVAL_S)
+                done, waiting = ray.wait(waiting, timeout=CLUSTER_POLL_S)
                 replies.update(zip(done, ray.get(done), strict=True))
                 if self._cluster.interrupted:
                     raise ProbeError("The probe was interrupted.")

@@ -28,6 +28,7 @@ from autotune.core.errors import AutotuneError, BadInput, HardwareNotHere, Train
 from autotune.core.files import read_by_threads
 from autotune.core.job import Hardware
 from autotune.core.measurement import (
+    Cost,
     DeviceMemory,
     Measurement,
     Memory,
@@ -38,7 +39,7 @@ from autotune.core.measurement import (
     highest_by_phase,
 )
 from autotune.core.space import Candidate
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.machine import hardware_detection
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.probe.executors.local import LocalSlot, SlotPlace, available_cores, shares_of
@@ -96,12 +97,13 @@ def plan(
     # 1. Nodes of one kind.
     on_gpus = hardware.kind == "cuda"
     size = hardware.count
+    candidates = nodes
     if on_gpus:
-        alike = [node for node in nodes if node.gpus and set(node.devices) == {hardware.name}]
-        left_out = [node for node in nodes if node not in alike and node.gpus]
+        candidates = [node for node in nodes if node.gpus]
+        alike = [node for node in candidates if set(node.devices) == {hardware.name}]
     else:
         alike = _alike_by_processor(nodes, limit_bytes)
-        left_out = [node for node in nodes if node not in alike]
+    left_out = [node for node in candidates if node not in alike]
     notes: tuple[str, ...] = ()
     if left_out:
         notes = (f"Probes use nodes of one kind: {in_words(left_out)} is left out.",)
@@ -109,20 +111,23 @@ def plan(
     # 2. Slots on one node each.
     large = [node for node in alike if node.devices_of(hardware) >= size]
     if large and on_gpus:
-        most = [node.gpus // size for node in large]
+        slots_per_node = [node.gpus // size for node in large]
         return Plan(
             nodes=tuple(large),
-            slots=_checked(slots, sum(most), hardware, nodes),
+            slots=_checked(slots, sum(slots_per_node), hardware, nodes),
             bundle={"GPU": size, "CPU": 1},
             ranks=(size,),
-            per_node=max(most),
+            per_node=max(slots_per_node),
             notes=notes,
         )
     if large:
-        room = sum(_slots_by_memory(node, size, limit_bytes) for node in large)
+        room, least_cpus = 0, large[0].cpus
+        for node in large:
+            room += _slots_by_memory(node, size, limit_bytes)
+            least_cpus = min(least_cpus, node.cpus)
         count = _checked(slots or len(large), room, hardware, nodes)
         per_node = math.ceil(count / len(large))
-        cpus = min(node.cpus for node in large) // per_node
+        cpus = least_cpus // per_node
         return Plan(
             nodes=tuple(large),
             slots=count,
@@ -137,10 +142,13 @@ def plan(
         enough = [node for node in alike if node.devices_of(hardware) >= ranks]
         room = len(enough) // (size // ranks)
         if size % ranks == 0 and room:
+            bundle = {"CPU": ranks}
+            if on_gpus:
+                bundle = {"GPU": ranks, "CPU": 1}
             return Plan(
                 nodes=tuple(enough),
                 slots=_checked(slots, room, hardware, nodes),
-                bundle={"GPU": ranks, "CPU": 1} if on_gpus else {"CPU": ranks},
+                bundle=bundle,
                 ranks=(ranks,) * (size // ranks),
                 per_node=1,
                 notes=notes,
@@ -195,12 +203,8 @@ def _checked(
 
 def in_words(nodes: Sequence[Node]) -> str:
     """Return display text: `2 nodes of 8 A100-40G; 1 node of 16 CPUs and 64 GiB`."""
-    kinds = Counter(_described(node) for node in nodes)
-    texts = []
-    for kind, count in kinds.items():
-        noun = "node" if count == 1 else "nodes"
-        texts.append(f"{count} {noun} of {kind}")
-    return "; ".join(texts)
+    kinds = Counter(map(_described, nodes))
+    return "; ".join(f"{counted(count, 'node')} of {kind}" for kind, count in kinds.items())
 
 
 def _described(node: Node) -> str:
@@ -212,28 +216,42 @@ def _described(node: Node) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    lines = [line for line in str(error).strip().splitlines() if line.strip()]
-    return lines[0] if lines else type(error).__name__
+    lines = str(error).strip().splitlines()
+    return next(filter(str.strip, lines), type(error).__name__)
 
 
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
     root = min(parts, key=_blame_order)
-    costs = [part.cost for part in parts]
-    device_seconds = [cost.device_seconds for cost in costs if cost.device_seconds is not None]
-    caveats = dict.fromkeys(caveat for part in parts for caveat in part.caveats)
+    costs, memories = [], []
+    caveats: list[str] = []
+    for part in parts:
+        costs.append(part.cost)
+        memories.append(part.memory)
+        caveats += part.caveats
     return replace(
         root,
-        memory=_merged_memory(root.memory, [part.memory for part in parts]),
+        memory=_merged_memory(root.memory, memories),
         worst=_merged_speed([part.worst for part in parts]),
         typical=_merged_speed([part.typical for part in parts]),
-        cost=replace(
-            max(costs, key=lambda cost: cost.total_seconds),
-            load_seconds=max(cost.load_seconds for cost in costs),
-            device_seconds=sum(device_seconds) if len(device_seconds) == len(costs) else None,
-        ),
+        cost=_merged_cost(costs),
         optimizer_steps=min(part.optimizer_steps for part in parts),
-        caveats=tuple(caveats),
+        caveats=tuple(dict.fromkeys(caveats)),
+    )
+
+
+def _merged_cost(costs: Sequence[Cost]) -> Cost:
+    """Return the slowest node's cost with the longest load. Device seconds: the sum, if known."""
+    device_seconds: float | None = 0.0
+    for cost in costs:
+        if cost.device_seconds is None or device_seconds is None:
+            device_seconds = None
+        else:
+            device_seconds += cost.device_seconds
+    return replace(
+        max(costs, key=lambda cost: cost.total_seconds),
+        load_seconds=max(cost.load_seconds for cost in costs),
+        device_seconds=device_seconds,
     )
 
 
@@ -287,8 +305,8 @@ def _merged_speed(speeds: Sequence[Speed | None]) -> Speed | None:
 
 # Time without a connection after which the head counts as lost: less than Ray's own minute.
 LOST_SECONDS = 25.0
-INTERVAL_SECONDS = 2.0
-CONNECT_SECONDS = 2.0
+NODE_SAMPLE_SECONDS = 2.0
+NODE_CONNECT_SECONDS = 2.0
 
 
 class HeadWatch:
@@ -307,7 +325,7 @@ class HeadWatch:
     def is_lost(self) -> bool:
         """Return True if no connection succeeded for LOST_SECONDS."""
         now = self._now()
-        if now - self._tried_at >= INTERVAL_SECONDS:
+        if now - self._tried_at >= NODE_SAMPLE_SECONDS:
             self.answers()
         return self._now() - self._reached_at > LOST_SECONDS
 
@@ -315,7 +333,7 @@ class HeadWatch:
         """Return True if a connection succeeds now."""
         self._tried_at = self._now()
         with contextlib.suppress(OSError):
-            socket.create_connection(self._place, timeout=CONNECT_SECONDS).close()
+            socket.create_connection(self._place, timeout=NODE_CONNECT_SECONDS).close()
             self._reached_at = self._now()
             return True
         return False
@@ -325,7 +343,7 @@ class HeadWatch:
         while not self.is_lost():
             if self._reached_at >= self._tried_at:
                 return True
-            time.sleep(INTERVAL_SECONDS / 4)
+            time.sleep(NODE_SAMPLE_SECONDS / 4)
         return False
 
 
@@ -423,7 +441,7 @@ class NodeSlot:
             load=lambda _: self._order.load_request, probe=lambda *_: self._order.probe_request
         )
         self._slot = LocalSlot(
-            settings.runner, SlotPlace(words=platform.node(), cores=cores), requests
+            settings.runner, SlotPlace(label=platform.node(), cores=cores), requests
         )
         self._closing = threading.Lock()
 

@@ -4,13 +4,18 @@ that all charts share.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.space import setting_text
-from autotune.report.candidate_types import CandidateRow, PredictionRow, RecommendationRow
+from autotune.report.candidate_types import (
+    CandidateRow,
+    IntervalRow,
+    PredictionRow,
+    RecommendationRow,
+)
 from autotune.report.document_types import AnswerDocument
 
 if TYPE_CHECKING:
@@ -89,30 +94,28 @@ def moving_knobs(answer: AnswerDocument) -> tuple[str, ...]:
     """Return the knobs with several values, which name the candidates."""
     shown = (*answer.trials, *answer.runner_ups, answer.baseline, answer.recommendation)
     rows = [row.knobs for row in shown if row is not None]
-    names = dict.fromkeys(name for knobs in rows for name in knobs)
-    return tuple(name for name in names if len({str(knobs.get(name, "-")) for knobs in rows}) > 1)
+    values: dict[str, set[str]] = {}
+    for knobs in rows:
+        values.update((name, set()) for name in knobs if name not in values)
+    for name, texts in values.items():
+        texts.update(str(knobs.get(name, "-")) for knobs in rows)
+    return tuple(name for name, texts in values.items() if len(texts) > 1)
 
 
 def labelled(answer: AnswerDocument) -> Iterator[tuple[str, RecommendationRow | CandidateRow]]:
     """Yield the main candidates with their names on the page."""
-    runner_ups = (
-        (f"runner-up {number}", row) for number, row in enumerate(answer.runner_ups, start=1)
-    )
-    for label, row in (
-        ("recommended", answer.recommendation),
-        ("baseline", answer.baseline),
-        *runner_ups,
-    ):
-        if row is not None:
-            yield label, row
+    if answer.recommendation is not None:
+        yield "recommended", answer.recommendation
+    if answer.baseline is not None:
+        yield "baseline", answer.baseline
+    for number, row in enumerate(answer.runner_ups, start=1):
+        yield f"runner-up {number}", row
 
 
 def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return a candidate's moving knobs as text."""
-    return (
-        ", ".join(f"{name}={setting_text(knobs[name])}" for name in names if name in knobs)
-        or "the only candidate"
-    )
+    texts = [f"{name}={setting_text(knobs[name])}" for name in names if name in knobs]
+    return ", ".join(texts) or "the only candidate"
 
 
 def gib(size: float | None) -> str:
@@ -131,15 +134,19 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
     strip below.
     """
     rows, word, title = _candidates(answer), answer.basis, "Speed against memory"
-    if not any(row.peak_memory_bytes is not None for row in rows):
+    if not _with_peak(rows):
         return absent(
             "speed-against-memory",
             title,
             "No candidate was measured or predicted far enough to have a peak.",
         )
-    lengths = (
-        "speed at typical ones" if answer.question.typical_completion_length else "speed as well"
-    )
+    lengths = "speed as well"
+    if answer.question.typical_completion_length:
+        lengths = "speed at typical ones"
+    table = []
+    for row in rows:
+        name, outcome = named(row.knobs, moving_knobs(answer)), row.outcome or word
+        table.append((name, outcome, rate(row.rate), gib(row.peak_memory_bytes)))
     return Drawing(
         id="speed-against-memory",
         title=title,
@@ -150,15 +157,7 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
         ),
         figure=_speed_figure(answer, rows),
         headers=("candidate", "outcome", "tokens/s", "peak GiB"),
-        rows=tuple(
-            (
-                named(row.knobs, moving_knobs(answer)),
-                row.outcome or word,
-                rate(row.rate),
-                gib(row.peak_memory_bytes),
-            )
-            for row in rows
-        ),
+        rows=tuple(table),
     )
 
 
@@ -178,20 +177,28 @@ def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
         chosen.append(row)
     if answer.trials:
         return [row for row in answer.probes if best is None or row.knobs != best.knobs] + chosen
-    return [
-        *chosen,
-        *(
-            row
-            for row in (answer.baseline, answer.nearest_miss, *answer.runner_ups)
-            if row is not None
-        ),
-    ]
+    for candidate in (answer.baseline, answer.nearest_miss, *answer.runner_ups):
+        if candidate is not None:
+            chosen.append(candidate)
+    return chosen
 
 
 def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figure:
     from plotly.subplots import make_subplots
 
-    failed = [row for row in rows if row.rate is None or row.fits is False]
+    # 1. The candidates by outcome.
+    fitting, recommended, unlike, failed = [], [], [], []
+    for row in rows:
+        if row.rate is None or row.fits is False:
+            failed.append(row)
+        elif not _learns_the_same(row, answer):
+            unlike.append(row)
+        elif row.outcome == RECOMMENDED:
+            recommended.append(row)
+        else:
+            fitting.append(row)
+
+    # 2. Their points.
     figure = make_subplots(
         rows=2,
         cols=1,
@@ -199,30 +206,14 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
         row_heights=[0.8, 0.2],
         vertical_spacing=0.06,
     )
-    same = [row for row in rows if row not in failed and _learns_the_same(row, answer)]
-    unlike = [row for row in rows if row not in failed and not _learns_the_same(row, answer)]
     names = moving_knobs(answer)
-    _points(
-        figure,
-        [row for row in same if row.outcome != RECOMMENDED],
-        names,
-        "fits",
-        COLOURS[0],
-        "circle",
-        1,
-    )
+    _points(figure, fitting, names, "fits", COLOURS[0], "circle", 1)
     _points(figure, unlike, names, "fits, other learning knobs", COLOURS[5], "circle-open", 1)
     _points(figure, failed, names, "does not fit, or failed", COLOURS[1], "x", 2)
-    _frontier(figure, same)
-    _points(
-        figure,
-        [row for row in same if row.outcome == RECOMMENDED],
-        names,
-        RECOMMENDED,
-        COLOURS[2],
-        "star",
-        1,
-    )
+    _frontier(figure, [*fitting, *recommended])
+    _points(figure, recommended, names, RECOMMENDED, COLOURS[2], "star", 1)
+
+    # 3. The limit and the axes.
     figure.add_vline(
         x=answer.question.memory_limit_bytes / GIB,
         line_dash="dash",
@@ -252,6 +243,10 @@ def _learns_the_same(row: CandidateRow, answer: AnswerDocument) -> bool:
     return all(row.knobs.get(name) == value for name, value in answer.learning.items())
 
 
+def _with_peak(rows: Iterable[CandidateRow]) -> list[CandidateRow]:
+    return [row for row in rows if row.peak_memory_bytes is not None]
+
+
 def _points(
     figure: Figure,
     rows: Sequence[CandidateRow],
@@ -263,12 +258,14 @@ def _points(
 ) -> None:
     from plotly.graph_objects import Scatter
 
-    metered = [row for row in rows if row.peak_memory_bytes is not None]
+    metered = _with_peak(rows)
     if not metered:
         return
     hover = []
     for row in metered:
-        speed = f"{rate(row.rate)} tokens/s, " if row.rate is not None else ""
+        speed = ""
+        if row.rate is not None:
+            speed = f"{rate(row.rate)} tokens/s, "
         settings = escape(named(row.knobs, names)).replace(", ", "<br>")
         hover.append(
             f"{settings}<br>{speed}{gib(row.peak_memory_bytes)}"
@@ -292,7 +289,9 @@ def _points(
 def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:
     """Return the Pareto frontier of speed and memory, smallest first."""
     best: list[CandidateRow] = []
-    for row in sorted(rows, key=lambda one: (one.peak_memory_bytes or 0, -(one.rate or 0))):
+    for row in sorted(
+        rows, key=lambda candidate: (candidate.peak_memory_bytes or 0, -(candidate.rate or 0))
+    ):
         if not best or (row.rate or 0) > (best[-1].rate or 0):
             best.append(row)
     return best
@@ -301,7 +300,7 @@ def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:
 def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
     from plotly.graph_objects import Scatter
 
-    edge = frontier([row for row in rows if row.peak_memory_bytes is not None])
+    edge = frontier(_with_peak(rows))
     if len(edge) < 2:
         return
     line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
@@ -327,32 +326,26 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
         "Predicted against measured",
         moving_knobs(answer),
     )
-    rows = [
-        (row, row.prediction)
-        for row in answer.probes
-        if row.prediction is not None and row.outcome == "ok"
-    ]
-    if not rows:
-        unpredicted = "No measured candidate was predicted: predictions are for GPUs."
-        return absent(name, title, "Nothing was measured yet." if answer.predicted else unpredicted)
-    table = []
-    for row, predicted in rows:
-        peak, speed = (
-            span.value if span else None
-            for span in (predicted.peak_memory_bytes, predicted.tokens_per_second)
-        )
-        table.append(
-            (
-                named(row.knobs, names),
-                gib(peak),
-                gib(row.peak_memory_bytes),
-                rate(speed),
-                rate(row.rate_at_longest),
+    rows, table = [], []
+    for row in answer.probes:
+        if row.prediction is not None and row.outcome == "ok":
+            rows.append((row, row.prediction))
+            table.append(
+                (
+                    named(row.knobs, names),
+                    gib(_value(row.prediction.peak_memory_bytes)),
+                    gib(row.peak_memory_bytes),
+                    rate(_value(row.prediction.tokens_per_second)),
+                    rate(row.rate_at_longest),
+                )
             )
-        )
+    if not rows:
+        if answer.predicted:
+            return absent(name, title, "Nothing was measured yet.")
+        return absent(name, title, "No measured candidate was predicted: predictions are for GPUs.")
     return Drawing(
         id=name,
-        title=title if not answer.emulated else "Predicted against emulated",
+        title="Predicted against emulated" if answer.emulated else title,
         says=(
             "At the longest lengths. On the line, both agree. Bars are the predictions' own"
             " intervals."
@@ -369,6 +362,10 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     )
 
 
+def _value(span: IntervalRow | None) -> float | None:
+    return span.value if span else None
+
+
 def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis: str) -> Figure:
     from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
@@ -378,25 +375,30 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         cols=2,
         horizontal_spacing=0.14,
     )
-    peaks = [
-        (predicted.peak_memory_bytes, row.peak_memory_bytes) for row, predicted in rows if row.fits
-    ]
-    speeds = [(predicted.tokens_per_second, row.rate_at_longest) for row, predicted in rows]
+    peaks, speeds = [], []
+    for row, predicted in rows:
+        speeds.append((predicted.tokens_per_second, row.rate_at_longest))
+        if row.fits:
+            peaks.append((predicted.peak_memory_bytes, row.peak_memory_bytes))
     for column, (spans, unit, label) in enumerate(
         ((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1
     ):
         pairs = [(span, measured) for span, measured in spans if span and measured is not None]
         if not pairs:
             continue
-        x = [span.value / unit for span, _ in pairs]
+        x, y, above, below = [], [], [], []
+        for span, measured in pairs:
+            x.append(span.value / unit)
+            y.append(measured / unit)
+            above.append((span.high - span.value) / unit)
+            below.append((span.value - span.low) / unit)
         spread = {
             "type": "data",
             "symmetric": False,
             "thickness": 1,
-            "array": [(span.high - span.value) / unit for span, _ in pairs],
-            "arrayminus": [(span.value - span.low) / unit for span, _ in pairs],
+            "array": above,
+            "arrayminus": below,
         }
-        y = [measured / unit for _, measured in pairs]
         marker = {"color": COLOURS[0], "size": 9}
         figure.add_trace(
             Scatter(

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from plotly.graph_objects import Figure
 
 
-MAX_RUNNER_UPS = 3  # in the chart of memory
+MAX_CHARTED_RUNNER_UPS = 3  # in the chart of memory
 STEPS = (("load", COLOURS[4]), ("setup", COLOURS[5]), ("loop", COLOURS[0]), ("other", "#999999"))
 """Stages of a probe in order of time."""
 
@@ -53,34 +53,34 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
     name, title, names = "memory-by-phase", "Memory by phase", moving_knobs(answer)
     shown = []
     for label, row in labelled(
-        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_RUNNER_UPS])
+        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_CHARTED_RUNNER_UPS])
     ):
-        phases = row.prediction.phases if row.prediction else ()
-        parts = {
-            phase.name: {part.name: part.bytes for part in phase.breakdown}
-            for phase in phases
-            if phase.breakdown
-        }
+        parts = {}
+        if row.prediction is not None:
+            for phase in row.prediction.phases:
+                if phase.breakdown:
+                    parts[phase.name] = {part.name: part.bytes for part in phase.breakdown}
         if row.phase_peak_bytes or parts:
-            says = named(row.knobs, names)
             shown.append(
                 ComparedCandidate(
                     label=label,
-                    says=says,
+                    says=named(row.knobs, names),
                     measured=row.phase_peak_bytes,
                     parts=parts,
                 )
             )
     if not shown:
         return absent(name, title, "Nothing was measured or predicted by phase.")
-    reading = (
-        ["Coloured bars are predicted, part by part."]
-        if any(candidate.parts for candidate in shown)
-        else []
-    )
+    reading = []
+    if any(candidate.parts for candidate in shown):
+        reading.append("Coloured bars are predicted, part by part.")
     if any(candidate.measured for candidate in shown):
-        bars = f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
-        reading.append(f"Black-rimmed marks are {answer.basis} peaks." if reading else bars)
+        if reading:
+            reading.append(f"Black-rimmed marks are {answer.basis} peaks.")
+        else:
+            reading.append(
+                f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
+            )
     measured = f"{'measured' if answer.predicted else answer.basis} peak GiB"
     return Drawing(
         id=name,
@@ -96,18 +96,14 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     from plotly.graph_objects import Bar, Figure, Scatter
 
     figure = Figure()
-    parts = list(
-        dict.fromkeys(
-            part for candidate in shown for held in candidate.parts.values() for part in held
-        )
-    )
-    for number, part in enumerate(parts):
-        at = [
-            (candidate.label, phase, held[part])
-            for candidate in shown
-            for phase, held in candidate.parts.items()
-            if held.get(part)
-        ]
+    parts: dict[str, list[tuple[str, str, float]]] = {}  # part -> its bytes by candidate and phase
+    for candidate in shown:
+        for phase, bytes_by_part in candidate.parts.items():
+            for part, size in bytes_by_part.items():
+                at = parts.setdefault(part, [])
+                if size:
+                    at.append((candidate.label, phase, size))
+    for number, (part, at) in enumerate(parts.items()):
         figure.add_trace(
             Bar(
                 **_across(at),
@@ -117,12 +113,11 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
                 marker_opacity=1.0 if number < len(COLOURS) else 0.5,  # the colours repeat
             )
         )
-    measured = [
-        (candidate.label, phase, candidate.measured[phase])
-        for candidate in shown
-        for phase in PHASES
-        if phase in candidate.measured
-    ]
+    measured = []
+    for candidate in shown:
+        for phase in PHASES:
+            if phase in candidate.measured:
+                measured.append((candidate.label, phase, candidate.measured[phase]))
     if measured and parts:
         marker = {
             "color": "#ffffff",
@@ -155,13 +150,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
-    bars = len(
-        {
-            (candidate.label, phase)
-            for candidate in shown
-            for phase in {*candidate.measured, *candidate.parts}
-        }
-    )
+    bars = sum(len({*candidate.measured, *candidate.parts}) for candidate in shown)
     return laid_out(
         figure,
         height=140 + 26 * bars,
@@ -171,10 +160,12 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
-    return {
-        "x": [size / GIB for _, _, size in at],
-        "y": [[label for label, _, _ in at], [phase for _, phase, _ in at]],
-    }
+    sizes, labels, phases = [], [], []
+    for label, phase, size in at:
+        sizes.append(size / GIB)
+        labels.append(label)
+        phases.append(phase)
+    return {"x": sizes, "y": [labels, phases]}
 
 
 def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
@@ -183,7 +174,9 @@ def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
             if phase in candidate.measured or phase in candidate.parts:
                 sizes = candidate.parts.get(phase, {})
                 parts = ", ".join(f"{name} {gib(size)}" for name, size in sizes.items() if size)
-                predicted = gib(sum(sizes.values())) if sizes else "not predicted"
+                predicted = "not predicted"
+                if sizes:
+                    predicted = gib(sum(sizes.values()))
                 yield (
                     f"{candidate.label}: {candidate.says}",
                     phase,
@@ -198,24 +191,22 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     name, title, names = "seconds-by-phase", "Seconds of one generation cycle", moving_knobs(answer)
     shown, rows = [], []
     for label, row in labelled(answer):
-        timed = (
-            row.confirmed if isinstance(row, RecommendationRow) else row
-        )  # of the recommendation, its confirmation
-        if timed is not None and (cycles := int(timed.timed_cycles or 0)):
-            cycle_seconds = {
-                phase: seconds / cycles
-                for phase, seconds in timed.phase_seconds.items()
-                if seconds > 0
-            }
-            shown.append((label, says := named(row.knobs, names), cycle_seconds))
-            by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
-            rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
+        # Of the recommendation, its confirmation.
+        timed = row.confirmed if isinstance(row, RecommendationRow) else row
+        if timed is None or not timed.timed_cycles:
+            continue
+        cycle_seconds = {}
+        for phase, seconds in timed.phase_seconds.items():
+            if seconds > 0:
+                cycle_seconds[phase] = seconds / timed.timed_cycles
+        says = named(row.knobs, names)
+        shown.append((label, says, cycle_seconds))
+        by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
+        rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
     if not shown:
-        why = (
-            "No cycle was timed: predictions have total seconds only."
-            if answer.predicted
-            else "No cycle was timed."
-        )
+        why = "No cycle was timed."
+        if answer.predicted:
+            why = "No cycle was timed: predictions have total seconds only."
         return absent(name, title, why)
     return Drawing(
         id=name,
@@ -235,17 +226,19 @@ def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figu
     """Draw (label, knobs as text, seconds of one cycle by phase) of each candidate."""
     from plotly.graph_objects import Bar, Figure
 
+    labels, texts, cycles = zip(*shown, strict=True)
     figure = Figure()
     for phase in _COLUMNS:
-        if any(seconds.get(phase) for _, _, seconds in shown):
+        seconds = [cycle_seconds.get(phase, 0) for cycle_seconds in cycles]
+        if any(seconds):
             figure.add_trace(
                 Bar(
-                    y=[label for label, _, _ in shown],
-                    x=[seconds.get(phase, 0) for _, _, seconds in shown],
+                    y=labels,
+                    x=seconds,
                     name=phase,
                     orientation="h",
                     marker_color=PHASE_COLOURS[phase],
-                    hovertext=[escape(says) for _, says, _ in shown],
+                    hovertext=list(map(escape, texts)),
                 )
             )
     figure.update_yaxes(autorange="reversed")
@@ -258,12 +251,22 @@ def search_time(answer: AnswerDocument) -> Drawing:
     name, title = "search-time", "Time of the search"
     rows = [row for row in answer.trials if row.seconds]
     if not rows:
-        return absent(
-            name,
-            title,
-            "Nothing was measured." if answer.predicted else "No probe recorded its cost.",
-        )
+        why = "Nothing was measured." if answer.predicted else "No probe recorded its cost."
+        return absent(name, title, why)
     names = moving_knobs(answer)
+    table = []
+    for row in rows:
+        total, load = row.seconds.get("total", 0), row.seconds.get("load", 0)
+        table.append(
+            (
+                str(row.trial),
+                row.purpose,
+                named(row.knobs, names),
+                row.outcome or "",
+                f"{total:.1f}",
+                f"{load:.1f}",
+            )
+        )
     return Drawing(
         id=name,
         title=title,
@@ -273,17 +276,7 @@ def search_time(answer: AnswerDocument) -> Drawing:
         ),
         figure=_search_figure(rows, names),
         headers=("probe", "purpose", "candidate", "outcome", "seconds", "of them loading"),
-        rows=tuple(
-            (
-                str(row.trial),
-                row.purpose,
-                named(row.knobs, names),
-                row.outcome or "",
-                f"{row.seconds.get('total', 0):.1f}",
-                f"{row.seconds.get('load', 0):.1f}",
-            )
-            for row in rows
-        ),
+        rows=tuple(table),
     )
 
 

@@ -58,16 +58,17 @@ def render(document: Mapping[str, Any]) -> str:
         size=format_bytes,
         seconds=format_seconds,
     )
-    drawings = [draw(answer) for draw in _DRAWN]
+    drawings, figures = [], {}
+    for draw in _DRAWN:
+        drawing = draw(answer)
+        drawings.append(drawing)
+        if drawing.figure is not None:
+            figures[drawing.id] = _safe_in_script(drawing.figure.to_json())
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
-        figures={
-            drawing.id: _safe_in_script(drawing.figure.to_json())
-            for drawing in drawings
-            if drawing.figure is not None
-        },
+        figures=figures,
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
@@ -86,29 +87,30 @@ def headline(answer: AnswerDocument) -> str:
     """Return the answer in one sentence."""
     best, limit = answer.recommendation, format_bytes(answer.question.memory_limit_bytes)
     if best is None:
-        return {
-            "undecided": (
-                "Can't be decided: "
-                + (
-                    f"no candidate surely fits into {limit}."
-                    if answer.predicted
-                    else "no probe ended in time."
-                )
-            ),
-            "failed": "No candidate ran to its end, and none for lack of memory.",
-            "interrupted": "Interrupted before anything was found that fits.",
-        }.get(answer.status, f"Nothing fits into {limit}.")
+        return _without_recommendation(answer, limit)
     word = answer.basis.capitalize()
     warning = "" if answer.busy_machine is None else f"{answer.busy_machine} "
     speed = best.tokens_per_second.typical or best.tokens_per_second.worst
-    fast = f"{speed:,.0f} tokens/s" if speed is not None else "a speed that is not known"
-    peak = (
-        format_bytes(best.peak_memory_bytes)
-        if best.peak_memory_bytes is not None
-        else "an unknown peak"
-    )
+    fast, peak = "a speed that is not known", "an unknown peak"
+    if speed is not None:
+        fast = f"{speed:,.0f} tokens/s"
+    if best.peak_memory_bytes is not None:
+        peak = format_bytes(best.peak_memory_bytes)
     figures = f"{word}: {fast} at a peak of {peak}, of {limit} allowed"
     return f"{warning}{figures}{_against(answer, speed)}."
+
+
+def _without_recommendation(answer: AnswerDocument, limit: str) -> str:
+    match answer.status:
+        case "undecided" if answer.predicted:
+            return f"Can't be decided: no candidate surely fits into {limit}."
+        case "undecided":
+            return "Can't be decided: no probe ended in time."
+        case "failed":
+            return "No candidate ran to its end, and none for lack of memory."
+        case "interrupted":
+            return "Interrupted before anything was found that fits."
+    return f"Nothing fits into {limit}."
 
 
 def _against(answer: AnswerDocument, speed: float | None) -> str:
@@ -117,8 +119,9 @@ def _against(answer: AnswerDocument, speed: float | None) -> str:
     if base is None or speed is None:
         return ""
     if base.fits is False or (base.outcome is not None and base.outcome != "ok"):
-        unfit = base.outcome is None or base.outcome.startswith("oom_")
-        return "; the baseline does not fit" if unfit else f"; the baseline ended in {base.outcome}"
+        if base.outcome is None or base.outcome.startswith("oom_"):
+            return "; the baseline does not fit"
+        return f"; the baseline ended in {base.outcome}"
     if not base.rate or (answer.recommendation and answer.recommendation.changed_learning_knobs):
         return ""
     if answer.advantage is not None and answer.advantage.why != "measurably faster":
@@ -142,20 +145,11 @@ def markdown(document: Mapping[str, Any]) -> str:
     answer = read_answer(document)
     parts = [f"**{headline(answer)}**"]
     if answer.changes:
-        rows = [
-            _row(
-                change.name,
-                setting_text(change.baseline),
-                setting_text(change.recommended),
-                change.why,
-            )
-            for change in answer.changes
-        ]
-        parts.append(
-            "\n".join(
-                [_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|", *rows]
-            )
-        )
+        rows = [_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|"]
+        for change in answer.changes:
+            before, after = setting_text(change.baseline), setting_text(change.recommended)
+            rows.append(_row(change.name, before, after, change.why))
+        parts.append("\n".join(rows))
     if answer.recommendation is not None:
         settings = yaml.safe_dump(dict(answer.recommendation.knobs), sort_keys=False)
         parts.append(f"```yaml\n{settings}```")
@@ -200,26 +194,24 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
         ("fit undecided", answer.undecided),
         ("nearest miss", answer.nearest_miss),
     ):
-        predicted = row.prediction if row is not None else None
-        if (
-            row is not None
-            and predicted is not None
-            and predicted.peak_memory_bytes_at_lengths is not None
-        ):
+        if row is None or row.prediction is None:
+            continue
+        predicted = row.prediction
+        if predicted.peak_memory_bytes_at_lengths is not None:
             at_longest = _peak(predicted.peak_memory_bytes, predicted.fits)
             at_lengths = _peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths)
             says = named(row.knobs, names)
             rows.append(
                 {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
             )
-    sources = (
-        ("completions", answer.question.completion_lengths),
-        ("prompts", answer.question.prompt_lengths),
-    )
-    lengths = "; ".join(
-        f"{noun} {_in_words(lengths)}" for noun, lengths in sources if lengths is not None
-    )
-    return {"lengths": lengths, "rows": rows} if rows else None
+    if not rows:
+        return None
+    sources = []
+    if answer.question.completion_lengths is not None:
+        sources.append(f"completions {_in_words(answer.question.completion_lengths)}")
+    if answer.question.prompt_lengths is not None:
+        sources.append(f"prompts {_in_words(answer.question.prompt_lengths)}")
+    return {"lengths": "; ".join(sources), "rows": rows}
 
 
 def _peak(peak: IntervalRow | None, fits: bool | None) -> str:
@@ -232,6 +224,9 @@ def _peak(peak: IntervalRow | None, fits: bool | None) -> str:
 
 
 def _in_words(lengths: LengthsRow) -> str:
-    mean = "unknown" if lengths.mean is None else f"{lengths.mean:,.0f}"
-    longest = "" if lengths.p95 is None else f", 95% up to {lengths.p95:,}"
+    mean, longest = "unknown", ""
+    if lengths.mean is not None:
+        mean = f"{lengths.mean:,.0f}"
+    if lengths.p95 is not None:
+        longest = f", 95% up to {lengths.p95:,}"
     return f"of {mean} tokens on average{longest} ({lengths.source})"

@@ -40,7 +40,7 @@ from autotune.search.surrogate.similarity import Kernels, Shares, SimilarityPart
 
 # Shares of the prior variance: bias of all candidates, single knobs and loads, joint knobs, each
 # candidate's own
-STRUCTURES: tuple[Shares, ...] = (
+KERNEL_STRUCTURES: tuple[Shares, ...] = (
     (0.5, 0.35, 0.1, 0.05),
     (0.2, 0.55, 0.15, 0.1),
     (0.15, 0.3, 0.4, 0.15),
@@ -155,7 +155,7 @@ class Fit:
         amplitude: FloatArray,
         observed: Observations,
         noises: tuple[float, ...],
-        structures: tuple[Shares, ...] = STRUCTURES,
+        structures: tuple[Shares, ...] = KERNEL_STRUCTURES,
     ) -> None:
         self.kernels = kernels
         self.amplitude = amplitude
@@ -311,7 +311,7 @@ class Regression:
         kernels: Kernels,
         amplitude: FloatArray,
         noises: tuple[float, ...],
-        structures: tuple[Shares, ...] = STRUCTURES,
+        structures: tuple[Shares, ...] = KERNEL_STRUCTURES,
     ) -> None:
         self._kernels = kernels
         self._amplitude = amplitude

@@ -154,11 +154,11 @@ def _free_share(failed_load: Knobs, numbers: Numbers) -> float | None:
     vLLM reports shares of the whole device, and the knob is one of the limit. The share that it was
     asked for has both meanings: free = knob * reported as free / reported as asked.
     """
-    free, asked = numbers.get("free_share"), numbers.get("asked_share")
+    free, requested_share = numbers.get("free_share"), numbers.get("asked_share")
     share = failed_load.get(SHARE_KNOB)
-    if free is None or not asked or not isinstance(share, int | float):
+    if free is None or not requested_share or not isinstance(share, int | float):
         return free
-    return share * free / asked
+    return share * free / requested_share
 
 
 def _directions(failure: Failure, failed_load: Knobs) -> dict[str, str]:

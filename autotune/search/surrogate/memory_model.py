@@ -51,14 +51,15 @@ WHOLE_CYCLE: Mapping[str, tuple[Phase, ...]] = {
     "cycle": (*STRETCHES["loading"], *STRETCHES["rollout"], *STRETCHES["training"])
 }
 
-MIN_WIDTH = 0.08  # Lower bound of a prediction's standard deviation, as a share
+MIN_MEMORY_WIDTH = 0.08  # Lower bound of a prediction's standard deviation, as a share
 UNPREDICTED_WIDTH = 0.7  # Standard deviation of an unpredicted need, around half of the limit
 LOG_HALF = math.log(0.5)
 # Without predictions: logarithmic memory added per doubling of a memory consumer
 NEED_PER_DOUBLING = 0.1
 # Peak of a stretch without predicted phases, as a share of the candidate's peak
 UNPREDICTED_STRETCH_SHARE = 0.1
-NOISE = (0.004, 0.02)  # Possible standard deviations between two measurements of one candidate
+# Possible standard deviations between two measurements of one candidate
+MEMORY_NOISE = (0.004, 0.02)
 OOM_FACTOR = 1.005  # Lower bound of need / limit after an out-of-memory error
 MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound leaves
 # Deviations from which λ of a truncated distribution equals z, and the least Φ(-z) to divide by
@@ -122,7 +123,7 @@ class MemoryModel:
             if by_phase:
                 figures = np.where(predicted, prior, np.median(prior[predicted]))
             kernels = Kernels(table, figures=figures)
-            regression = Regression(kernels, width, NOISE)
+            regression = Regression(kernels, width, MEMORY_NOISE)
             self._stretches[name] = _Stretch(phases, prior, width, kernels, regression)
 
     def posterior(
@@ -176,7 +177,7 @@ class MemoryModel:
 
         observed = peaks.observations()
         if bounds.rows:
-            unbounded = Fit(stretch.kernels, stretch.width, observed, NOISE).posterior
+            unbounded = Fit(stretch.kernels, stretch.width, observed, MEMORY_NOISE).posterior
             observed = _with_bounds(observed, bounds.observations(), unbounded)
         residual = stretch.regression.posterior(observed, pending)
         deviation = np.maximum(residual.deviation, MIN_DEVIATION)
@@ -223,8 +224,8 @@ def minimum_need(measurement: Measurement) -> float:
     limit · OOM_FACTOR).
     """
     memory = measurement.memory
-    requested = measurement.failure.numbers.get("asked_bytes", 0) if measurement.failure else 0
-    return max((memory.peak_bytes or 0) + requested, memory.limit_bytes * OOM_FACTOR)
+    needed_bytes = (memory.peak_bytes or 0) + measurement.requested_bytes
+    return max(needed_bytes, memory.limit_bytes * OOM_FACTOR)
 
 
 def _priors(
@@ -241,7 +242,7 @@ def _priors(
             continue
         share = _predicted_peak(prediction, phases, by_phase).scaled(1 / limit_bytes)
         means[row] = math.log(share.value)
-        widths[row] = max(MIN_WIDTH, interval_width(share))
+        widths[row] = max(MIN_MEMORY_WIDTH, interval_width(share))
     return means, widths
 
 
@@ -276,7 +277,8 @@ def _with_bounds(
     ratio = normal_density(z) / np.maximum(normal_cdf(-z), MIN_PROBABILITY)
     ratio = np.where(z > ASYMPTOTIC_DEVIATIONS, z, ratio)  # λ
     expected = np.maximum(mean + deviation * ratio, b)
-    variance = np.maximum(deviation**2 * (1 + z * ratio - ratio**2), MIN_BOUND_DEVIATION**2)
+    variance = deviation**2 * (1 + z * ratio - ratio**2)
+    variance = np.maximum(variance, MIN_BOUND_DEVIATION**2)
     return Observations(
         np.concatenate([observed.rows, rows]),
         np.concatenate([observed.residual, expected]),

@@ -45,7 +45,7 @@ from autotune.search.surrogate.gaussian_process import (
 from autotune.search.surrogate.similarity import Kernels, Shares
 from autotune.worker.phase_recorder import SINGLE_CYCLE_FACTOR
 
-GROUPS: Mapping[str, tuple[Phase, ...]] = {
+PHASE_GROUPS: Mapping[str, tuple[Phase, ...]] = {
     "rollout": ("rollout",),
     "sync": ("sync",),
     "training": ("score", "forward", "backward"),
@@ -53,11 +53,12 @@ GROUPS: Mapping[str, tuple[Phase, ...]] = {
 """Phases that are corrected together. The rest of a cycle is one further group."""
 
 REST = "rest"
-MIN_WIDTH, MAX_WIDTH = 0.15, 1.0  # Bounds of the standard deviation of a phase's logarithmic error
+# Bounds of the standard deviation of a phase's logarithmic error
+MIN_PHASE_WIDTH, MAX_WIDTH = 0.15, 1.0
 # Standard deviation of the logarithmic error that all phases of a machine have in common
 LEVEL_DEVIATION = 0.5
 # Shares of the prior variance: most of a phase's error is common to all candidates.
-STRUCTURES: tuple[Shares, ...] = (
+SPEED_STRUCTURES: tuple[Shares, ...] = (
     (0.9, 0.08, 0.015, 0.005),
     (0.7, 0.25, 0.04, 0.01),
     (0.4, 0.45, 0.12, 0.03),
@@ -65,7 +66,8 @@ STRUCTURES: tuple[Shares, ...] = (
 # Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its
 # load (a cache that holds one sequence at a time, for example), without evidence about other loads.
 CLIFF_FACTOR = 3.0
-NOISE = (0.01, 0.03, 0.07)  # Possible standard deviations between two measurements of one candidate
+# Possible standard deviations between two measurements of one candidate
+SPEED_NOISE = (0.01, 0.03, 0.07)
 # A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
 # between single cycles.
 MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
@@ -77,6 +79,11 @@ MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation,
 UNPREDICTED_SPEED_WIDTH = 0.6
 SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
 MIN_PHASE_SHARE = 1e-4  # Share of a cycle below which a phase carries no information
+
+
+Covariance = Callable[[int], FloatArray]
+Predictions = Sequence[Prediction | None]
+"""Prediction of each candidate by row; None: it cannot be predicted."""
 
 
 @dataclass(frozen=True)
@@ -91,12 +98,12 @@ class _Cycle:
 class ThroughputModel:
     """Predicted seconds by phase, corrected by measured ones."""
 
-    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Predictions) -> None:
         self._table = table
         self._seconds: dict[str, FloatArray] = {}  # p_g
         self._widths: dict[str, FloatArray] = {}  # s_g
         self._regressions: dict[str, Regression] = {}
-        for group in (*GROUPS, REST):
+        for group in (*PHASE_GROUPS, REST):
             seconds, width = _group_priors(predictions, group)
             # Passes of the trainer are the same code whatever generates: only generation's errors
             # differ by its kind.
@@ -104,7 +111,7 @@ class ThroughputModel:
             kernels = Kernels(table, sources, _log_figures(seconds))
             self._seconds[group] = seconds
             self._widths[group] = width
-            self._regressions[group] = Regression(kernels, width, NOISE, STRUCTURES)
+            self._regressions[group] = Regression(kernels, width, SPEED_NOISE, SPEED_STRUCTURES)
 
         rates: list[float | None] = []
         for prediction in predictions:
@@ -113,7 +120,7 @@ class ThroughputModel:
         self._tokens = _filled(rates) * sum(self._seconds.values())
 
     @classmethod
-    def has_phase_times(cls, predictions: Sequence[Prediction | None]) -> bool:
+    def has_phase_times(cls, predictions: Predictions) -> bool:
         """Return True if every prediction has seconds by phase."""
         predicted = [prediction for prediction in predictions if prediction is not None]
         if not predicted:
@@ -132,10 +139,11 @@ class ThroughputModel:
 
         # 2. Each group's own error, and its corrected seconds.
         noises = _possible_noises(trials)
+        newest_cycles = tuple(cycles.values())
         errors: dict[str, Posterior] = {}
         corrected: dict[str, FloatArray] = {}
         for group, predicted_seconds in self._seconds.items():
-            error = self._error_posterior(group, tuple(cycles.values()), level, noises, pending)
+            error = self._error_posterior(group, newest_cycles, level, noises, pending)
             errors[group] = error
             corrected[group] = predicted_seconds * np.exp(level + error.mean)
 
@@ -174,7 +182,7 @@ class ThroughputModel:
     def _level(self, cycles: Collection[_Cycle]) -> float:
         """Return E[l]; outliers of a load are no evidence for it."""
         pull, precision = 0.0, 1 / LEVEL_DEVIATION**2
-        for group in GROUPS:
+        for group in PHASE_GROUPS:
             errors, widths = [], []
             for cycle in self._informative(group, cycles):
                 if not cycle.deviation and not self._is_cliff(group, cycle, 0.0):
@@ -205,7 +213,8 @@ class ThroughputModel:
         cycle: _Cycle,
         level: float,
     ) -> bool:
-        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * self._widths[group][cycle.row])
+        width = self._widths[group][cycle.row]
+        bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * width)
         return not cycle.deviation and self._error(group, cycle) - level > bound
 
     def _error_posterior(
@@ -249,7 +258,7 @@ class ThroughputModel:
 class CycleModel:
     """Speed by one figure per cycle, where it was not predicted by phase, or not at all."""
 
-    def __init__(self, table: CandidateTable, predictions: Sequence[Prediction | None]) -> None:
+    def __init__(self, table: CandidateTable, predictions: Predictions) -> None:
         self._table = table
         self._predicted = np.zeros(len(predictions), dtype=bool)
         logs = np.zeros(len(predictions))
@@ -263,7 +272,7 @@ class CycleModel:
         middle = statistics.fmean(logs[self._predicted]) if self._predicted.any() else 0.0
         guess = middle + SPEED_PER_DOUBLING * table.steps
         self._prior = np.where(self._predicted, logs, guess)
-        self._regression = Regression(Kernels(table), width, NOISE)
+        self._regression = Regression(Kernels(table), width, SPEED_NOISE)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
@@ -307,12 +316,9 @@ def median_scatter(trials: Iterable[Trial]) -> float | None:
 def _possible_noises(trials: Iterable[Trial]) -> tuple[float, ...]:
     scatter = median_scatter(trials)
     if scatter is None:
-        return NOISE
+        return SPEED_NOISE
     bound = max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
-    return tuple(noise for noise in NOISE if noise <= bound)
-
-
-Covariance = Callable[[int], FloatArray]
+    return tuple(noise for noise in SPEED_NOISE if noise <= bound)
 
 
 def _weighted_covariance(
@@ -329,15 +335,13 @@ def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
     """Divide a cycle's seconds by group, in the proportions of all timed cycles."""
     timed_seconds = sum(speed.phase_seconds.values())
     seconds = {}
-    for group, phases in GROUPS.items():
+    for group, phases in PHASE_GROUPS.items():
         seconds[group] = sum(speed.phase_seconds.get(phase, 0.0) for phase in phases)
     seconds[REST] = max(0.0, timed_seconds - sum(seconds.values()))
     return {group: part / timed_seconds * cycle_seconds for group, part in seconds.items()}
 
 
-def _group_priors(
-    predictions: Sequence[Prediction | None], group: str
-) -> tuple[FloatArray, FloatArray]:
+def _group_priors(predictions: Predictions, group: str) -> tuple[FloatArray, FloatArray]:
     """Return predicted seconds of the group, and the standard deviation of their error, by row.
 
     A candidate without a prediction (a baseline that cannot be traced) gets the median of the
@@ -357,9 +361,7 @@ def _group_priors(
 
 def _group_seconds(prediction: Prediction, group: str) -> Estimate:
     """Sum the predicted seconds of a group; 0 for an unpredicted rest."""
-    seconds_by_phase: Mapping[Phase, Estimate] = prediction.seconds_at_lengths or {
-        phase.name: phase.seconds for phase in prediction.phases if phase.seconds is not None
-    }
+    seconds_by_phase = prediction.seconds_at_lengths or prediction.seconds_by_phase
     total = Estimate.exactly(0.0)
     for phase, seconds in seconds_by_phase.items():
         if _group_of(phase) == group:
@@ -368,18 +370,17 @@ def _group_seconds(prediction: Prediction, group: str) -> Estimate:
 
 
 def _group_of(phase: Phase) -> str:
-    return next((group for group, phases in GROUPS.items() if phase in phases), REST)
+    return next((group for group, phases in PHASE_GROUPS.items() if phase in phases), REST)
 
 
 def _width(seconds: Estimate) -> float:
     if seconds.value <= 0:
-        return MIN_WIDTH
-    return min(MAX_WIDTH, max(MIN_WIDTH, interval_width(seconds)))
+        return MIN_PHASE_WIDTH
+    return min(MAX_WIDTH, max(MIN_PHASE_WIDTH, interval_width(seconds)))
 
 
 def _is_timed(prediction: Prediction) -> bool:
-    has_seconds = any(phase.seconds is not None for phase in prediction.phases)
-    return prediction.tokens_per_second is not None and has_seconds
+    return prediction.tokens_per_second is not None and bool(prediction.seconds_by_phase)
 
 
 def _filled(figures: Sequence[float | None]) -> FloatArray:

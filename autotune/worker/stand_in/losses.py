@@ -17,8 +17,6 @@ LossOptions:
 - `completion_alone`: no logits for the tokens before the completion.
 - `widened`: cast to float32 first.
 - `copied`: of a copy of the logits, as when rows are cut out of padded ones.
-- `each_row`: rows are slices of one packed row, so that each row's gradient has the size of all
-  logits.
 - `entropy`: the entropy over the same logits: `softmax`, `log_softmax`, or by torch.compile:
   `compiled`.
 - `entropy_chunk`: the entropy in float32, in chunks of this many tokens.
@@ -78,12 +76,9 @@ def policy_loss(
     entropy = _entropy(logits, options)
 
     # 2. The log-probabilities of the labels, and their ratio to the earlier ones.
-    if options.get("each_row"):
-        log_probabilities = _in_slices(logits, labels, loss)
-    else:
-        rows = logits.clone() if options.get("copied") else logits
-        in_place = bool(options.get("in_place"))
-        log_probabilities = _log_probabilities(rows, labels, loss, in_place=in_place)
+    rows = logits.clone() if options.get("copied") else logits
+    in_place = bool(options.get("in_place"))
+    log_probabilities = _log_probabilities(rows, labels, loss, in_place=in_place)
     total = -torch.exp(log_probabilities - log_probabilities.detach()).mean()
 
     # 3. Their sum.
@@ -159,21 +154,6 @@ def _token_by_token(logits: Any, labels: Any) -> Any:
         chosen = torch.log_softmax(row.float(), dim=-1).gather(-1, label[None])
         log_probabilities.append(chosen.squeeze(-1))
     return torch.stack(log_probabilities)
-
-
-def _in_slices(
-    logits: Any,
-    labels: Any,
-    loss: str,
-) -> Any:
-    rows, length = labels.shape
-    packed = logits.reshape(1, rows * length, -1)
-    slices = [packed[:, row * length : (row + 1) * length] for row in range(rows)]
-    log_probabilities = []
-    for row, part in enumerate(slices):
-        label = labels[row : row + 1]
-        log_probabilities.append(_log_probabilities(part, label, loss, in_place=False))
-    return torch.cat(log_probabilities)
 
 
 class _FusedCrossEntropy(torch.autograd.Function):  # type: ignore[misc]

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from ..protocol import Arguments
 from ..tracing import (
     Spec,
     Untraceable,
@@ -29,7 +30,7 @@ from ..tracing.annotators import NullAnnotator
 from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
-OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
+OPTIMIZERS: dict[str, tuple[str, Arguments]] = {
     "adamw_torch": ("AdamW", {}),
     "adamw_torch_fused": ("AdamW", {"fused": True}),
     "sgd": ("SGD", {}),
@@ -247,7 +248,7 @@ class StandInStep:
             labels = labels[:, -completion - 1 :]
         return policy_loss(self.forward(**model_inputs), labels, self.loss, options)
 
-    def _loss_options(self) -> dict[str, Any]:
+    def _loss_options(self) -> Arguments:
         options = dict(self.settings.get("loss_options") or {})
         if not torch.is_grad_enabled():
             score = self.settings.get("score") or {}
@@ -255,7 +256,7 @@ class StandInStep:
         return options
 
 
-def batches(spec: Spec, score: Settings | None = None) -> Callable[[], dict[str, Any]]:
+def batches(spec: Spec, score: Settings | None = None) -> Callable[[], Arguments]:
     """Return a factory of batches at the longest length, or of the `score`'s rows and length."""
     lengths = spec["lengths"]
     rows = int(spec["settings"]["per_device_train_batch_size"])
@@ -264,7 +265,7 @@ def batches(spec: Spec, score: Settings | None = None) -> Callable[[], dict[str,
         rows = int(score.get("rows") or rows)
         length = int(score.get("length") or length)
 
-    def batch() -> dict[str, Any]:
+    def batch() -> Arguments:
         shape = (rows, length)
         tensors = {
             "input_ids": torch.ones(shape, dtype=torch.long),
@@ -299,7 +300,7 @@ def mixed(
     return convert_outputs_to_fp32(forward)  # type: ignore[no-any-return]
 
 
-def groups_of(model: Any) -> list[dict[str, Any]]:
+def groups_of(model: Any) -> list[Arguments]:
     """Return the trainable parameters with and without weight decay."""
     decayed = []
     spared = []

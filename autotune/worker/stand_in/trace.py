@@ -12,14 +12,15 @@ from __future__ import annotations
 import gc
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 from .. import releases
+from ..protocol import Request, Result
 from ..tracing import Spec
 
-PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
+STEP_PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes")
 IMPORTS = (
     "torch._subclasses.fake_tensor",
     "torch.utils.flop_counter",
@@ -37,7 +38,7 @@ BuiltOnMeta = Callable[..., AbstractContextManager[Any]]
 """See `traced_on_fake_tensors`."""
 
 
-def warm(load: Mapping[str, Any]) -> dict[str, str]:
+def warm(load: Request) -> dict[str, str]:
     """Import everything that a trace needs."""
     from ..tracing import kernels
 
@@ -46,7 +47,7 @@ def warm(load: Mapping[str, Any]) -> dict[str, str]:
         importlib.import_module(name)
     for name in ("cuda_choices", "fake_models", "parameter_uses", "annotators"):
         importlib.import_module(f"..tracing.{name}", __package__)
-    return releases.versions(PACKAGES)
+    return releases.versions(STEP_PACKAGES)
 
 
 def supported() -> tuple[str, str]:
@@ -54,16 +55,16 @@ def supported() -> tuple[str, str]:
     return "4.44", "5.17"
 
 
-def load(request: Mapping[str, Any], recorder: Any) -> object:
+def load(request: Request, recorder: Any) -> object:
     """Return a placeholder: traces share nothing."""
     return object()
 
 
 def measure(
     loaded: object,
-    request: Mapping[str, Any],
+    request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     return trace(request)
 
 
@@ -74,11 +75,11 @@ def release(loaded: object) -> None:
     gc.freeze()
 
 
-def trace(spec: Spec) -> dict[str, Any]:
+def trace(spec: Spec) -> Result:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     warm(spec)
     document, _ = traced_on_fake_tensors(spec, _built_on_meta, basis="generic")
-    return {**document, "versions": releases.versions(PACKAGES)}
+    return {**document, "versions": releases.versions(STEP_PACKAGES)}
 
 
 @contextmanager
@@ -106,7 +107,7 @@ def traced_on_fake_tensors(
     *,
     basis: str,
     tile: int | None = None,
-) -> tuple[dict[str, Any], Any]:
+) -> tuple[Result, Any]:
     """Return the trace, without versions, and what was built.
 
     `built_on_meta` gets the specification and the annotator. It opens what the steps need, and
@@ -172,7 +173,7 @@ def _run_on_fake_tensors(
 
     tracker = annotator.tracker
     kind = sharding_kind(spec)
-    trained, *others = models
+    trained, *other_models = models
     is_zero3 = kind == "zero3"
     with fake_models.fake_mode_with(tracker, spec["device"]):
         # 1. From meta to fake tensors, then sharded: a reference when the trainer is made.
@@ -185,10 +186,10 @@ def _run_on_fake_tensors(
 
         # 2. Uses of parameters. Under ZeRO-3 each model is partitioned by an engine of its own.
         log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)
-        if kind in parameter_uses.KINDS:
+        if kind in parameter_uses.SHARDING_KINDS:
             log.watch(trained, tracker)
         if is_zero3:
-            for model in others:
+            for model in other_models:
                 log.watch(model, tracker, trains=False)
 
         # 3. The steps.
@@ -201,4 +202,4 @@ def _run_on_fake_tensors(
             groups = steps(after_backward)
         log.note_groups(groups)
         annotator.ledger.close()
-    return log.as_json() if kind in parameter_uses.KINDS else None
+    return log.as_json() if kind in parameter_uses.SHARDING_KINDS else None

@@ -10,6 +10,7 @@ import torch
 from torch.utils._pytree import tree_leaves
 
 from ..model_memory import layers_of
+from ..protocol import Result
 from . import Spec, quantised
 from .ledger import Ledger
 from .tracker import Tracker
@@ -63,7 +64,7 @@ class StepAnnotator(NullAnnotator):
         self.ledger = Ledger()
         self.tracker = Tracker(self.ledger, workspaces=workspaces_for(spec))
         self.tile = tile  # columns per tile, if logits are made in tiles of the vocabulary
-        self.inventory: dict[str, Any] = {}
+        self.inventory: Result = {}
         self.notes: list[str] = []
 
     # 1. Phases and work.
@@ -180,7 +181,7 @@ def differentiable(tree: Any) -> list[Any]:
     return tensors
 
 
-def inventory(model: Any, layers: list[Any]) -> dict[str, Any]:
+def inventory(model: Any, layers: list[Any]) -> Result:
     """Return counts and bytes of parameters and buffers."""
     parameters = list(model.parameters())
     trainable = _trainable(model)

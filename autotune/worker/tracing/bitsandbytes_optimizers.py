@@ -23,7 +23,7 @@ import torch
 
 from .patching import all_entered, attribute, swapped
 
-BLOCK = 256
+STATE_BLOCK = 256
 """Numbers per scale."""
 SMALLEST_8BIT = 4096
 SMALLEST_PAGED = 100_000
@@ -104,7 +104,7 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
             state[f"state{number}"] = self._moment(parameter, dtype)
             if in_8bit:
                 state[f"absmax{number}"] = torch.zeros(
-                    math.ceil(count / BLOCK), dtype=torch.float32, device=parameter.device
+                    math.ceil(count / STATE_BLOCK), dtype=torch.float32, device=parameter.device
                 )
         state["step"] = 0
 

@@ -106,9 +106,9 @@ def _softmax(
 
 @all_entered
 def checks_as_on_cuda(
-    package: str, where: Callable[[str], bool]
+    package: str, selects: Callable[[str], bool]
 ) -> Iterator[AbstractContextManager[None]]:
-    """Let the functions of a package's modules, selected by `where`, choose as on CUDA.
+    """Let the functions of a package's modules, that `selects` accepts, choose as on CUDA.
 
     A function is replaced in every module of the package that has imported it.
     """
@@ -118,7 +118,7 @@ def checks_as_on_cuda(
         if name.split(".")[0] != package:
             continue
         modules.append(module)
-        if where(name):
+        if selects(name):
             replacements |= _recompiled_functions(module, name)
     for module in modules:
         for name, value in list(vars(module).items()):

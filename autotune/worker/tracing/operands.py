@@ -75,11 +75,11 @@ def cost_of(
     without_dtypes = [value for value in args if not isinstance(value, torch.dtype)]
     dtype = str(operands[0].dtype).removeprefix("torch.")
     if isinstance(formula, AttentionFlops):
-        dtype = MARK + dtype
+        dtype = ATTENTION_MARK + dtype
     return moved, formula(*without_dtypes, **kwargs, out_val=out), dtype
 
 
-MARK = "attention:"
+ATTENTION_MARK = "attention:"
 """Prefix of the dtype under which these FLOPs are counted: they run at a lower share of the
 peak.
 """

@@ -15,11 +15,12 @@ from typing import Any
 import torch
 
 from ..model_memory import layers_of
+from ..protocol import Result
 from . import Spec, sharding_kind
 from .annotators import differentiable
 from .patching import attribute
 
-KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
+SHARDING_KINDS = ("ddp", "fsdp1", "zero1", "zero2", "zero3")
 """Kinds of sharding that are computed from these uses."""
 
 PASS, FORWARD, FORWARD_DONE, BACKWARD, BACKWARD_DONE, GRADIENT, READ = range(7)
@@ -57,7 +58,7 @@ class ParameterUses:
         """
         self._ledger = ledger
         self._own_nodes = own_nodes
-        self.parameters: list[dict[str, Any]] = []
+        self.parameters: list[Result] = []
         self.modules: list[list[int]] = []
         """Indices of the parameters that each module owns; empty for most."""
         self.uses: list[list[int]] = []
@@ -70,7 +71,7 @@ class ParameterUses:
         """Gradients that each module's backward waits for."""
         self._keeps_recomputed = False
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Result:
         return {
             "parameters": self.parameters,
             "modules": self.modules,

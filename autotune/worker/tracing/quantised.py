@@ -23,7 +23,7 @@ import importlib.metadata
 import importlib.util
 import math
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from types import SimpleNamespace
 from typing import Any
@@ -32,10 +32,11 @@ import torch
 from torch.utils._python_dispatch import _disable_current_modes
 
 from .. import releases
+from ..protocol import Settings
 from . import Spec, Untraceable
 from .patching import all_entered, swapped
 
-BLOCK, NESTED_BLOCK = 64, 256
+WEIGHT_BLOCK, NESTED_BLOCK = 64, 256
 """Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
 
 OUTLIER_THRESHOLD = 6.0
@@ -87,7 +88,7 @@ def unpacked_by_peft() -> Iterator[AbstractContextManager[None]]:
             yield swapped(names, "dequantize_module_weight", or_in_full(unpack))
 
 
-def kind_of(settings: Mapping[str, Any]) -> str | None:
+def kind_of(settings: Settings) -> str | None:
     """Return `4bit`, `8bit` or `gptq`; None for a model loaded as it is."""
     if settings.get("gptq_bits"):
         return "gptq"
@@ -98,7 +99,7 @@ def kind_of(settings: Mapping[str, Any]) -> str | None:
     return None
 
 
-def _quantised_layers(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]:
+def _quantised_layers(model: Any, settings: Settings) -> dict[str, Any]:
     """Return the linear layers to quantise, by name."""
     skipped = _unquantised(model, settings)
     prefixes = tuple(f"{name}." for name in skipped)
@@ -110,7 +111,7 @@ def _quantised_layers(model: Any, settings: Mapping[str, Any]) -> dict[str, Any]
     return layers
 
 
-def _unquantised(model: Any, settings: Mapping[str, Any]) -> list[str]:
+def _unquantised(model: Any, settings: Settings) -> list[str]:
     """Return the modules that stay in full precision: the output embedding and those that share
     its weight.
     """
@@ -336,7 +337,7 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
 def _as_4bit(
     source: Any,
     dtype: torch.dtype,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Any:
     nested = bool(
         options.get("bnb_4bit_use_double_quant", options.get("use_bnb_nested_quant", False))
@@ -360,7 +361,7 @@ def _as_4bit(
         quant_type=layer.quant_type,
         bnb_quantized=True,
     )
-    blocks = math.ceil(count / BLOCK)
+    blocks = math.ceil(count / WEIGHT_BLOCK)
     _add_buffer(layer, "absmax", blocks, dtype=torch.uint8 if nested else torch.float32)
     _add_buffer(layer, "code", 16, dtype=torch.float32)
     if nested:
@@ -374,7 +375,7 @@ def _as_4bit(
 def _as_8bit(
     source: Any,
     dtype: torch.dtype,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Any:
     layer = _empty_layer(_Linear8bit, _of_bitsandbytes("Linear8bitLt", torch.nn.Linear), source)
     layer.threshold = float(options.get("llm_int8_threshold", OUTLIER_THRESHOLD))
@@ -398,7 +399,7 @@ def _as_8bit(
 def _as_gptq(
     source: Any,
     dtype: torch.dtype,
-    options: Mapping[str, Any],
+    options: Settings,
 ) -> Any:
     """Pack along the input, as AutoGPTQ and GPTQModel do."""
     bits = int(options["gptq_bits"])

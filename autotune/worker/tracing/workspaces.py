@@ -330,9 +330,9 @@ def _reduction(call: OperationCall) -> int:
     resident = _resident_blocks(width * height)
     if values_per_thread < MOST_VALUES or blocks_across > resident:
         return 0
-    most = math.ceil(values_per_thread / LEAST_VALUES)
+    maximum = math.ceil(values_per_thread / LEAST_VALUES)
     fewest = math.ceil(values_per_thread / MOST_VALUES)
-    blocks = max(min(math.ceil(resident / blocks_across), most), fewest)
+    blocks = max(min(math.ceil(resident / blocks_across), maximum), fewest)
     if blocks <= 1:
         return 0
     return int(FLOAT32_BYTES * outputs * blocks * width * outputs_per_thread)

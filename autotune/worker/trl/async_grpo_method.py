@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Settings
 from . import hooks, seams
 from .trace_plan import COMPLETION_ID, PROMPT_ID, TracedLengths
 from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
@@ -23,7 +23,7 @@ from .trainer_run import DEFAULT_PROMPT_TOKENS, TrainerRun
 NEVER_STALE = 2**40
 """Version of the weights under which a rollout is younger than any policy."""
 
-PROMPTS = 97
+DISTINCT_PROMPTS = 97
 """Different first tokens of prompts."""
 
 BUFFER_BYTES = 2**30
@@ -66,11 +66,11 @@ class AsyncGrpoRun(TrainerRun):
         model: Any,
         data: Any,
         model_settings: Any,
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         arguments = super()._arguments(trl, config, model, data, model_settings)
         return {**arguments, **self._injected(config)}
 
-    def _injected(self, config: Any) -> dict[str, Any]:
+    def _injected(self, config: Any) -> Arguments:
         lengths, draw = self.lengths, random.Random(config.seed)
         prompts = lengths.drawn_prompts or (lengths.prompt or 1,)
         completions = lengths.drawn or (lengths.completion,)
@@ -137,7 +137,7 @@ class AsyncGrpoRun(TrainerRun):
         return Unsynchronised
 
     @classmethod
-    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> Arguments:
         """Name the model, which the trainer loads itself.
 
         A micro-batch is one row: several rollouts, over one prompt or more.
@@ -154,7 +154,7 @@ class AsyncGrpoRun(TrainerRun):
         return _without_server(spec["model"]["name"], rollouts(lambda: lengths, group_of))
 
 
-def _without_server(model_name: str, finished: Iterator[Any]) -> dict[str, Any]:
+def _without_server(model_name: str, finished: Iterator[Any]) -> Arguments:
     """Return the trainer's arguments that replace its server."""
     return {
         "model": model_name,
@@ -181,9 +181,9 @@ def rollouts(
         if group_of(number) != group:  # the next group, whose rollouts share its prompt
             group, prompt_length, place = group_of(number), drawn_prompt_length, 0
         ids = [
-            FIRST_ID + group % PROMPTS,
+            FIRST_ID + group % DISTINCT_PROMPTS,
             *[PROMPT_ID] * (prompt_length - 1),
-            FIRST_ID + PROMPTS + place,
+            FIRST_ID + DISTINCT_PROMPTS + place,
             *[COMPLETION_ID] * (completion_length - 1),
         ]
         yield worker_module.RolloutSample(

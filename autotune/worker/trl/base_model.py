@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..protocol import Request
+from ..protocol import Arguments, Request
 
 KEPT_FREE_BYTES = int(1.2 * (1 << 30))
 """Part of a card that transformers leaves free when it requests all weights at once."""
@@ -76,7 +76,7 @@ def build(
     set_seed(seed)
     # 1. Real weights.
     if model["weights"] == "real":
-        arguments: dict[str, Any] = {"config": config, "dtype": dtype, "device_map": place}
+        arguments: Arguments = {"config": config, "dtype": dtype, "device_map": place}
         if quantisation is not None:
             arguments["quantization_config"] = quantisation
         loaded = auto_class(model, config).from_pretrained(
@@ -222,7 +222,7 @@ def _load_through_trl(
     from accelerate import PartialState
     from trl.trainer import utils
 
-    arguments: dict[str, Any] = {"dtype": model["dtype"], "trust_remote_code": trust_remote_code}
+    arguments: Arguments = {"dtype": model["dtype"], "trust_remote_code": trust_remote_code}
     if model.get("attn_implementation"):
         arguments["attn_implementation"] = model["attn_implementation"]
     quantisation = _quantisation(model, getattr(torch, model["dtype"]))

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import cuda_before_fork, process_memory, releases
-from ..protocol import Request, Settings
+from ..protocol import Request, Result, Settings
 from . import base_model, methods, rollouts, seams, vllm_engines
 from .loaded_model import LoadedModel
 from .rank_environment import enter_launch, is_sharded, sharding_of
@@ -38,9 +38,9 @@ from .seams import supported as supported
 from .trainer_run import TrainerRun
 from .trainer_settings import ForcedLengths
 
-PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
+TRAINER_PACKAGES = ("torch", "trl", "transformers", "peft", "accelerate", "datasets")
 
-QUIET = {
+QUIET_TRAINER = {
     "TOKENIZERS_PARALLELISM": "false",
     "TRL_EXPERIMENTAL_SILENCE": "1",
     "HF_HUB_DISABLE_PROGRESS_BARS": "1",
@@ -53,10 +53,10 @@ QUIET = {
 
 def warm(load: Request) -> dict[str, str]:
     """Import everything that the first load needs; vLLM, which takes ten seconds, on request."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_TRAINER.items():
         os.environ.setdefault(name, value)
     with cuda_before_fork.query_in_child_process(importlib.import_module("torch")):
-        packages = list(PACKAGES)
+        packages = list(TRAINER_PACKAGES)
         if load.get("engine") is None and load.get("server") is None:
             vllm_engines.without_vllm()
         else:
@@ -204,13 +204,13 @@ def measure(
     request: Request,
     recorder: Any,
     run_class: type[TrainerRun] | None = None,
-) -> dict[str, Any]:
+) -> Result:
     """Measure one candidate at worst-case lengths, and at those that occur if they are known."""
     be_quiet()
     recorder.begin()
     _use_device(loaded.request, recorder, request["settings"])
     began = time.perf_counter()
-    result: dict[str, Any] = {"typical": None}
+    result: Result = {"typical": None}
     if run_class is None:
         run_class = methods.method_of(loaded.request)
     try:
@@ -227,7 +227,7 @@ def _measure(
     request: Request,
     recorder: Any,
     run_class: type[TrainerRun],
-    result: dict[str, Any],
+    result: Result,
 ) -> None:
     plan, typical = request["plan"], request["lengths"].get("typical")
     stop_below = plan.get("stop_below_tokens_per_second")
@@ -278,7 +278,7 @@ def _usual_lengths(request: Request, run_class: type[TrainerRun]) -> ForcedLengt
     """Return drawn lengths if they are known and can be generated, else their mean."""
     lengths = request["lengths"]
     drawn: tuple[int, ...] = ()
-    if run_class.ends_completions and rollouts.can_be_drawn(request["settings"]):
+    if rollouts.can_be_drawn(request["settings"]):
         drawn = tuple(lengths.get("drawn") or ())
     drawn_prompts: tuple[int, ...] = ()
     has_dataset = bool(request.get("dataset"))  # the user's own prompts

@@ -178,21 +178,17 @@ def within(
     return inside
 
 
-def wrap(
+def call_after(
     owner: Any,
     name: str,
-    before: Callable[..., None] | None = None,
-    after: Callable[..., None] | None = None,
+    then: Callable[..., None],
 ) -> None:
-    """Replace a method: `before(*args)`, then the original, then `after(result, *args)`."""
+    """Replace a method: the original, then `then(result, *args)`."""
     original = getattr(owner, name)
 
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        if before is not None:
-            before(*args, **kwargs)
         result = original(*args, **kwargs)
-        if after is not None:
-            after(result, *args, **kwargs)
+        then(result, *args, **kwargs)
         return result
 
     setattr(owner, name, wrapped)
@@ -215,12 +211,12 @@ def observe(
     accelerator = trainer.accelerator
     accelerator.backward = within(recorder, "backward", accelerator.backward)
     accelerator.clip_grad_norm_ = within(recorder, "optimizer", accelerator.clip_grad_norm_)
-    wrap(accelerator, "clip_grad_norm_", after=keep_first_norm)
+    call_after(accelerator, "clip_grad_norm_", keep_first_norm)
     engine = getattr(trainer, "vllm_generation", None)
     if engine is not None:
         counts.weight_syncs = 0
         engine.sync_weights = within(recorder, "sync", engine.sync_weights)
-        wrap(engine, "sync_weights", after=count_sync)
+        call_after(engine, "sync_weights", count_sync)
 
 
 @contextmanager
@@ -239,8 +235,8 @@ def counting_sleep(trainer: Any, counts: LoopCounts) -> Iterator[None]:
         counts.count("wakes", int(tags is None or "kv_cache" in tags))
 
     counts.sleeps = counts.wakes = 0
-    wrap(engine, "sleep", after=count_sleep)
-    wrap(engine, "wake_up", after=count_wake)
+    call_after(engine, "sleep", count_sleep)
+    call_after(engine, "wake_up", count_wake)
     try:
         yield
     finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Settings
 from . import hooks, seams
 from .async_grpo_method import AsyncGrpoRun
 from .offline_methods import DpoRun, KtoRun, RewardRun, SftRun
@@ -57,7 +57,7 @@ class OnlineDpoRun(TrainerRun):
         model: Any,
         data: Any,
         model_settings: Any,
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         """Add the reference under full tuning: under ZeRO-3 the trainer can't copy one."""
         arguments = super()._arguments(trl, config, model, data, model_settings)
         if arguments["peft_config"] is None:
@@ -119,15 +119,15 @@ class OnlineDpoRun(TrainerRun):
                 images: Any = None,
             ) -> Any:
                 rows, device = COMPLETIONS * len(prompts), self.accelerator.device
-                prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, left=True)
-                ids, mask = _padded(lengths.completions(rows), device, left=False)
+                prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, on_left=True)
+                ids, mask = _padded(lengths.completions(rows), device, on_left=False)
                 return prompt_ids, prompt_mask, ids, mask, None
 
         SyntheticCompletions.__name__ = plain.__name__
         return SyntheticCompletions
 
     @classmethod
-    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> Arguments:
         return {**super().traced_arguments(spec, reference), "ref_model": reference()}
 
 
@@ -154,7 +154,7 @@ def _padded(
     rows: Sequence[Sequence[int]],
     device: Any,
     *,
-    left: bool,
+    on_left: bool,
 ) -> tuple[Any, Any]:
     """Return token ids and their mask, each row padded to the longest."""
     import torch
@@ -164,12 +164,12 @@ def _padded(
     for row in rows:
         padding = [0] * (longest - len(row))
         tokens, mask = list(row), [1] * len(row)
-        ids.append(padding + tokens if left else tokens + padding)
-        masks.append(padding + mask if left else mask + padding)
+        ids.append(padding + tokens if on_left else tokens + padding)
+        masks.append(padding + mask if on_left else mask + padding)
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)
 
 
-METHODS: Mapping[str, type[TrainerRun]] = {
+RUNS_BY_METHOD: Mapping[str, type[TrainerRun]] = {
     "grpo": TrainerRun,
     "rloo": RlooRun,
     "sft": SftRun,
@@ -182,7 +182,7 @@ METHODS: Mapping[str, type[TrainerRun]] = {
 
 
 def method_of(request: Request) -> type[TrainerRun]:
-    return METHODS[str(request.get("method") or "grpo")]
+    return RUNS_BY_METHOD[str(request.get("method") or "grpo")]
 
 
 def trainer_of(request: Request) -> Any:

@@ -6,6 +6,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+from ..protocol import Result
 from . import hooks, seams, training_data
 from .trace_plan import TracedLengths
 from .trainer_run import TrainerRun
@@ -72,7 +73,7 @@ class OfflineRun(TrainerRun):
         """Length of each prepared column; `""` is the default."""
         return {"": self._row_tokens}
 
-    def _exercised(self) -> dict[str, Any]:
+    def _exercised(self) -> Result:
         return {**super()._exercised(), "watched": "offline"}
 
     def _hooks(self) -> dict[str, hooks.Hook]:
@@ -203,7 +204,7 @@ class KtoRun(OfflineRun):
 class RewardRun(OfflineRun):
     """Reward model: pairs of whole rows, each scored at its last token."""
 
-    module, names = seams.REWARD, ("RewardConfig", "RewardTrainer")
+    module, names = seams.REWARD_MODULE, ("RewardConfig", "RewardTrainer")
     scores = True
     columns = ("chosen", "rejected")
     _words = 1

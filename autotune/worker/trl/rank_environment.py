@@ -33,7 +33,7 @@ SET_BY_WORKER = frozenset(
 # Rendezvous of a launch of one rank.
 SINGLE_RANK = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
 # Both names of the allocator's settings.
-ALLOCATOR = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
+ALLOCATOR_VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 # Each rank holds the whole model, so candidates can share its tensors.
 UNSHARDED = frozenset({"none", "ddp"})
 
@@ -52,7 +52,7 @@ def enter_launch(request: Request, scratch: Path) -> None:
     """Set the variables once per rank, before anything uses a device or the state of the ranks."""
     launch = request.get("launch") or {}
     if launch:  # the candidate alone decides, not what the user's shell exports
-        for name in ALLOCATOR:
+        for name in ALLOCATOR_VARIABLES:
             os.environ.pop(name, None)
     variables = launch.get("environment") or {}
     for name, value in variables.items():

@@ -37,7 +37,7 @@ NOT_IN_GENERATION = frozenset(
     }
 )
 REUSED_PHASES = ("rollout", "sync")  # phases of one generation
-MAX_CACHED = 8  # generation batches in the cache; each has a few megabytes of token ids
+MAX_CACHED_ROLLOUTS = 8  # generation batches in the cache; each has a few megabytes of token ids
 
 
 # Reuse.
@@ -59,7 +59,7 @@ class RolloutCache(dict[str, CachedRollout]):
     def put(self, key: str, rollout: CachedRollout) -> None:
         self.pop(key, None)
         self[key] = rollout
-        while len(self) > MAX_CACHED:
+        while len(self) > MAX_CACHED_ROLLOUTS:
             oldest = next(iter(self))
             del self[oldest]
 

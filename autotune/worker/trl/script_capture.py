@@ -20,8 +20,9 @@ from dataclasses import MISSING, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
+from ..protocol import Arguments
 from ..tracing.patching import attribute
-from .methods import METHODS
+from .methods import RUNS_BY_METHOD
 
 
 class CaptureDone(BaseException):
@@ -55,12 +56,12 @@ class CapturedConfig:
     """Configuration object with the values before the framework completed them."""
 
     config: Any
-    raw: dict[str, Any]  # each field at the start of the construction: given value or default
+    raw: Arguments  # each field at the start of the construction: given value or default
     place: CapturedCall | None
-    completed: dict[str, Any] = field(default_factory=dict)
+    completed: Arguments = field(default_factory=dict)
     expanded: tuple[str, ...] = ()  # names that came from a `**mapping` of the call
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Arguments:
         """Return the values that differ from the class's defaults, given or assigned later."""
         settings = {}
         for name, default in defaults_of(self.config).items():
@@ -90,8 +91,8 @@ class CapturedTrainer:
 
     method: str
     trainer_class: Any
-    call_arguments: tuple[tuple[Any, ...], dict[str, Any]]  # of the script's call of its own class
-    arguments: dict[str, Any]  # arguments that reached TRL's constructor, by parameter
+    call_arguments: tuple[tuple[Any, ...], Arguments]  # of the script's call of its own class
+    arguments: Arguments  # arguments that reached TRL's constructor, by parameter
     place: CapturedCall
     configured: CapturedConfig | None
     callbacks: list[Any] = field(default_factory=list)  # added after the construction
@@ -100,9 +101,9 @@ class CapturedTrainer:
     namespace: Any = None  # the script's module: its functions look up their globals there
 
 
-def defaults_of(config: Any) -> dict[str, Any]:
+def defaults_of(config: Any) -> Arguments:
     """Return the defaults of a configuration's arguments; None for those without one."""
-    defaults: dict[str, Any] = {}
+    defaults: Arguments = {}
     for parameter in fields(config):
         if not parameter.init:
             continue
@@ -200,7 +201,7 @@ class Capture:
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
         arguments = _constructor_arguments(
-            METHODS[method].classes()[1], trainer_class, args, kwargs
+            RUNS_BY_METHOD[method].classes()[1], trainer_class, args, kwargs
         )
         config = arguments.get("args")
         captured = CapturedTrainer(
@@ -231,11 +232,11 @@ def _constructor_arguments(
     base: Any,
     trainer_class: Any,
     args: tuple[Any, ...],
-    kwargs: dict[str, Any],
-) -> dict[str, Any]:
+    kwargs: Arguments,
+) -> Arguments:
     """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
     constructor = base.__init__
-    reached: list[dict[str, Any]] = []
+    reached: list[Arguments] = []
 
     def record(self: Any, *inner_args: Any, **inner_kwargs: Any) -> None:
         bound = inspect.signature(constructor).bind(self, *inner_args, **inner_kwargs)
@@ -321,7 +322,7 @@ def patched(capture: Capture) -> Iterator[None]:
 def _classes_by_method() -> dict[str, tuple[Any, Any]]:
     """Return the configuration's and the trainer's class of each method that scripts may use."""
     classes = {}
-    for name, method in METHODS.items():
+    for name, method in RUNS_BY_METHOD.items():
         if method.in_scripts:
             # Older releases have no KTO outside of trl.experimental.
             with contextlib.suppress(ImportError):

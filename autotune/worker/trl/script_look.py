@@ -39,9 +39,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .. import dataset_sizes
-from ..protocol import Settings
+from ..protocol import Result, Settings
 from ..tracing.patching import attribute, swapped
-from .methods import METHODS
+from .methods import RUNS_BY_METHOD
 from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
 from .vllm_engines import without_vllm
 
@@ -103,7 +103,7 @@ def _supported(*_: Any, **__: Any) -> bool:
     return True
 
 
-def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
+def _describe_failure(failure: ScriptFailed) -> Result:
     cause, log = failure.__cause__, ""
     if cause is not None:
         lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
@@ -111,7 +111,7 @@ def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
     return {"kind": failure.kind, "text": str(failure), "log": log, **failure.facts}
 
 
-def describe(captured: CapturedTrainer) -> dict[str, Any]:
+def describe(captured: CapturedTrainer) -> Result:
     arguments, configuration = captured.arguments, _configuration(captured)
     settings = configuration.settings
     json_settings = _json_values(settings)
@@ -142,8 +142,8 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
 
 
 class _Configuration(NamedTuple):
-    settings: dict[str, Any]  # values that are not defaults
-    raw: dict[str, Any]  # all values, before the framework completed them
+    settings: Settings  # values that are not defaults
+    raw: Settings  # all values, before the framework completed them
     changed: list[str]
     expanded: list[str]
     place: CapturedCall | None
@@ -153,7 +153,7 @@ def _configuration(captured: CapturedTrainer) -> _Configuration:
     """Return the script's configuration, or the one that the trainer makes if there is none."""
     configured = captured.configured
     if configured is None:
-        config_class, _ = METHODS[captured.method].classes()
+        config_class, _ = RUNS_BY_METHOD[captured.method].classes()
         return _Configuration({}, defaults_of(config_class), [], [], None)
     return _Configuration(
         settings=configured.settings(),
@@ -164,14 +164,14 @@ def _configuration(captured: CapturedTrainer) -> _Configuration:
     )
 
 
-def _place(call: CapturedCall | None) -> dict[str, Any] | None:
+def _place(call: CapturedCall | None) -> Result | None:
     return None if call is None else asdict(call)
 
 
 # Model and adapter.
 
 
-def _model(arguments: Mapping[str, Any], settings: Settings) -> dict[str, Any]:
+def _model(arguments: Settings, settings: Settings) -> Result:
     model = arguments["model"]
     quantisation = arguments.get("quantization_config")
     if isinstance(model, str):
@@ -211,7 +211,7 @@ def _flag(config: Any, name: str) -> bool:
     return bool(getattr(config, name, False))
 
 
-def _adapter(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
+def _adapter(arguments: Settings) -> Result | None:
     adapter = arguments.get("peft_config")
     if adapter is None and hasattr(arguments["model"], "peft_config"):
         adapter = next(iter(arguments["model"].peft_config.values()))
@@ -230,10 +230,10 @@ def _adapter(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 # Data.
 
 
-def _data(captured: CapturedTrainer) -> dict[str, Any]:
+def _data(captured: CapturedTrainer) -> Result:
     """Return the number of rows, and the length of prompts; None if only the trainer can know."""
     source = captured.arguments.get("train_dataset")
-    result: dict[str, Any] = {"rows": None, "prompts": None}
+    result: Result = {"rows": None, "prompts": None}
     if source is not None and hasattr(source, "__len__"):  # not a stream
         result["rows"] = len(source)
     try:
@@ -257,7 +257,7 @@ def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | 
         options = captured.configured.now("chat_template_kwargs")
     lengths = sorted(dataset_sizes.prompt_lengths(tokenizer, prompts, options or {}))
     percentiles = {}
-    for share in dataset_sizes.PERCENTILES:
+    for share in dataset_sizes.MEASURED_PERCENTILES:
         percentiles[str(share)] = dataset_sizes.percentile(lengths, share)
     return percentiles
 
@@ -300,7 +300,7 @@ def _own_modules() -> list[str]:
 # JSON.
 
 
-def _json_values(values: Mapping[str, Any]) -> dict[str, Any]:
+def _json_values(values: Settings) -> Result:
     """Return the values that JSON can hold, without secrets."""
     result = {}
     for name, value in values.items():

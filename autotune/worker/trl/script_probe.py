@@ -12,7 +12,7 @@ import inspect
 from dataclasses import dataclass
 from typing import Any
 
-from ..protocol import Request
+from ..protocol import Arguments, Request
 from ..tracing.patching import attribute
 from . import grpo_probe, methods, trainer_settings, training_data
 from .grpo_probe import release as release
@@ -89,7 +89,7 @@ def measure(
     loaded: LoadedScript,
     request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Arguments:
     plan = request["plan"]
     if loaded.captured is not None:
         arguments = loaded.captured.arguments
@@ -123,7 +123,7 @@ class ScriptRun(TrainerRun):
         config_class = self.classes()[0] if config is None else type(config)
         return config_class, self.captured.trainer_class
 
-    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _settings(self, trl: Any, config_class: Any) -> tuple[Arguments, Arguments]:
         """Return the script's settings, overridden by the candidate's."""
         settings, model_settings = trainer_settings.split(
             self.request["settings"], config_class, trl.ModelConfig
@@ -134,7 +134,7 @@ class ScriptRun(TrainerRun):
                 script_settings.pop(name, None)
         return {**script_settings, **settings, **self._evaluation_settings()}, model_settings
 
-    def _script_settings(self) -> dict[str, Any]:
+    def _script_settings(self) -> Arguments:
         """Return the values of the script's configuration that are not defaults."""
         if self.captured.configured is not None:
             return self.captured.configured.settings()
@@ -170,7 +170,7 @@ class ScriptRun(TrainerRun):
         model: Any,
         data: Any,
         model_settings: Any,
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         script_arguments = self.captured.arguments
         arguments = {
             "model": model,
@@ -219,7 +219,7 @@ class ScriptRun(TrainerRun):
                 rewards.append(self.reward_clock.time(reward))
         return rewards
 
-    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
+    def _construct(self, trainer_class: Any, arguments: Arguments) -> Any:
         """Call the class like the script; TRL's constructor receives the candidate's arguments."""
         base = self.classes()[1]
         construct = base.__init__

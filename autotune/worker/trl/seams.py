@@ -17,7 +17,7 @@ RLOO = "trl.trainer.rloo_trainer"
 SFT = "trl.trainer.sft_trainer"
 DPO = "trl.trainer.dpo_trainer"
 KTO = "trl.trainer.kto_trainer"
-REWARD = "trl.trainer.reward_trainer"
+REWARD_MODULE = "trl.trainer.reward_trainer"
 ASYNC_PACKAGE = "trl.experimental.async_grpo"
 ASYNC_GRPO = f"{ASYNC_PACKAGE}.async_grpo_trainer"
 ASYNC_PACKING = f"{ASYNC_PACKAGE}.packing"
@@ -40,7 +40,6 @@ class Seam(NamedTuple):
     # where it exists
     use: str
     since: str
-    until: str
 
 
 _SINCE = {KTO: KTO_OLDEST, ASYNC_GRPO: ASYNC_OLDEST, ASYNC_PACKING: ASYNC_OLDEST}
@@ -53,14 +52,7 @@ def _seam(
     use: str = "probe",
     since: str | None = None,
 ) -> Seam:
-    return Seam(
-        module,
-        name,
-        why,
-        use,
-        since or _SINCE.get(module, OLDEST),
-        NEWEST,
-    )
+    return Seam(module, name, why, use, since or _SINCE.get(module, OLDEST))
 
 
 def _methods(
@@ -119,7 +111,7 @@ SEAMS: tuple[Seam, ...] = (
     *_methods(SFT, "SFTTrainer", _OFFLINE),
     *_methods(DPO, "DPOTrainer", _OFFLINE),
     *_methods(KTO, "KTOTrainer", _OFFLINE),
-    *_methods(REWARD, "RewardTrainer", _OFFLINE),
+    *_methods(REWARD_MODULE, "RewardTrainer", _OFFLINE),
     *_methods(ASYNC_GRPO, "AsyncGRPOTrainer", _ASYNC),
     *_methods(ONLINE_DPO, "OnlineDPOTrainer", _ONLINE_DPO),
     *_methods(GRPO, "GRPOTrainer", _ONLINE_TRACED, "trace"),
@@ -146,7 +138,7 @@ SEAMS: tuple[Seam, ...] = (
     _seam(UTILS, REFERENCE_LOADER, "sharded model loaded by TRL's own function", "either"),
     *_in_modules((GRPO, RLOO), "VLLMGeneration", "no engine in a trace", "trace"),
     *_in_modules(
-        (SFT, DPO, REWARD, KTO),
+        (SFT, DPO, REWARD_MODULE, KTO),
         "get_act_offloading_ctx_manager",
         "no streams in a trace",
         "either",

@@ -10,7 +10,7 @@ from typing import Any
 
 from .. import protocol
 from ..phase_recorder import out_of_reach
-from ..protocol import Request
+from ..protocol import Request, Result
 from . import trainer_settings
 from .hooks import LoopCounts
 from .rollouts import Rollouts
@@ -126,8 +126,8 @@ class StepTimer:
         self.trainer: Any = None  # set once it is constructed
         self.steps = 0
         self.model_bytes: dict[str, int] | None = None  # after the first optimizer step
-        self.cycles: list[dict[str, Any]] = []
-        self.speed: dict[str, Any] = {
+        self.cycles: list[Result] = []
+        self.speed: Result = {
             "cycle_seconds": [],
             "cycle_loss_tokens": [],
             "prompt_tokens": 0,
@@ -256,6 +256,6 @@ def _over_ranks(
     """Return the slowest rank's seconds and the sum of all ranks' tokens."""
     import torch
 
-    own = torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
-    all_seconds, all_tokens = accelerator.gather(own).unbind(1)
+    rank_figures = torch.tensor([[seconds, float(tokens)]], device=accelerator.device)
+    all_seconds, all_tokens = accelerator.gather(rank_figures).unbind(1)
     return float(all_seconds.max()), int(all_tokens.sum())

@@ -18,7 +18,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import synthetic
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Result, Settings
 from ..stand_in.trace import load as load
 from ..stand_in.trace import release as release
 from ..stand_in.trace import traced_on_fake_tensors
@@ -35,7 +35,9 @@ DROPPED = frozenset(
     {"tf32", "deepspeed", "fsdp", "fsdp_config", "use_cpu", "torch_compile", "sharding"}
 )
 # Settings with their own field in the specification, too.
-LENGTHS = frozenset({"max_prompt_length", "max_completion_length", "max_length", "max_new_tokens"})
+TRACED_LENGTHS = frozenset(
+    {"max_prompt_length", "max_completion_length", "max_length", "max_new_tokens"}
+)
 
 
 # The worker's commands.
@@ -47,7 +49,7 @@ def warm(load: Request) -> dict[str, str]:
 
     kernels.install_triton_stub()  # before any library checks for Triton
     versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
-    for method in methods.METHODS.values():
+    for method in methods.RUNS_BY_METHOD.values():
         # Experimental trainers are not in all releases: they are imported on request.
         if not method.module.startswith("trl.experimental"):
             importlib.import_module(method.module)
@@ -60,11 +62,11 @@ def measure(
     loaded: object,
     request: Request,
     recorder: Any,
-) -> dict[str, Any]:
+) -> Result:
     return trace(request)
 
 
-def trace(spec: Request) -> dict[str, Any]:
+def trace(spec: Request) -> Result:
     """Trace the step of one specification. Return `autotune.core.trace.Trace` as JSON types."""
     document, trainer = traced_on_fake_tensors(
         spec, _built_on_meta, basis="traced", tile=_vocabulary_tile()
@@ -74,7 +76,7 @@ def trace(spec: Request) -> dict[str, Any]:
     )
     if document["usage"] is not None:
         document["usage"]["forgets_order"] = _forgets_order(spec)
-    document["versions"] = grpo_probe.installed([*grpo_probe.PACKAGES])
+    document["versions"] = grpo_probe.installed([*grpo_probe.TRAINER_PACKAGES])
     document["effective"] = {
         **trainer_settings.effective_settings(trainer, lengths, None),
         "device": spec["device"],
@@ -114,7 +116,7 @@ def _built_on_meta(
             def after(*_: Any, **__: Any) -> None:
                 after_backward()
 
-            hooks.wrap(trainer.accelerator, "backward", after=after)
+            hooks.call_after(trainer.accelerator, "backward", after)
             trainer.train()
             return trainer.optimizer.param_groups
 
@@ -232,20 +234,20 @@ def build(
 
 def traced_method(spec: Request) -> type[TrainingMethod]:
     name = spec["method"]
-    traceable = [name for name, method in methods.METHODS.items() if method.traced]
+    traceable = [name for name, method in methods.RUNS_BY_METHOD.items() if method.traced]
     if name not in traceable:
         raise Untraceable(
             f"no trainer of TRL is called for by the method {name!r}; there are"
             f" {', '.join(traceable)}"
         )
-    return methods.METHODS[name]
+    return methods.RUNS_BY_METHOD[name]
 
 
-def _traced_settings(spec: Request) -> dict[str, Any]:
+def _traced_settings(spec: Request) -> Arguments:
     """Return the settings of the specification that a trainer without a launcher takes."""
     settings = {}
     for name, value in spec["settings"].items():
-        if name not in DROPPED | LENGTHS:
+        if name not in DROPPED | TRACED_LENGTHS:
             settings[name] = value
     if settings.get("use_vllm"):
         # The place of the engine does not affect the training step.
@@ -274,7 +276,7 @@ def _casting(spec: Request) -> str:
     return "wrapper" if fsdp2.wanted(spec) else "engine"
 
 
-def _without_disk_and_engine(load_reference: Callable[..., Any]) -> dict[str, Any]:
+def _without_disk_and_engine(load_reference: Callable[..., Any]) -> Arguments:
     """Return replacements for what a trace can't do, by the names of TRL's modules."""
     from ..tracing import fake_models
 
@@ -367,7 +369,7 @@ def _config(
     sharding = spec.get("sharding") or {}
     ranks = int(sharding.get("ranks") or 1)
 
-    class Config(config_class):  # type: ignore[misc]
+    class TracedConfig(config_class):  # type: ignore[misc]
         completed = False
 
         def __post_init__(self) -> None:
@@ -378,8 +380,8 @@ def _config(
         def world_size(self) -> int:
             return super().world_size if self.completed else ranks
 
-    Config.__name__ = config_class.__name__
-    return Config(**arguments)
+    TracedConfig.__name__ = config_class.__name__
+    return TracedConfig(**arguments)
 
 
 def _rows(
@@ -418,7 +420,7 @@ def _processing(
     images: Request | None,
 ) -> Any:
     """Return a synthetic tokenizer, or the model's processor with one if rows have images."""
-    config: dict[str, Any] = {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"}
+    config: Arguments = {"vocab_size": TOKENIZER_VOCABULARY, "model_type": "qwen2"}
     if images is not None:
         config["vision_config"] = {}
     folder = synthetic.write_model_folder(scratch / "tokenizer", config)

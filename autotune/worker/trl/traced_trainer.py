@@ -17,7 +17,7 @@ from .training_method import TrainingMethod
 # Traced chunks of a batch that is scored in chunks: first, middle and last contain all transitions.
 MAX_CHUNKS = 3
 # Phases of whole methods, in those trainers that have them.
-PHASES = {
+PHASE_BY_FUNCTION = {
     "_generate": "rollout",
     "_calculate_rewards": "reward",
     "_calculate_rewards_from_functions": "reward",
@@ -43,7 +43,7 @@ def traced(
     import torch
 
     phase_hooks = {}
-    for name, phase in PHASES.items():
+    for name, phase in PHASE_BY_FUNCTION.items():
         if hasattr(trainer_class, name):
             phase_hooks[name] = in_phase(annotator, phase)
 

@@ -15,7 +15,7 @@ from statistics import fmean
 from typing import Any
 
 from ..model_memory import layers_of
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Result, Settings
 from . import hooks, rollouts, seams, step_timer, trainer_settings, training_data, vllm_engines
 from .loaded_model import LoadedModel
 from .training_method import TrainingMethod
@@ -51,7 +51,7 @@ class TrainerRun(TrainingMethod):
         lengths: trainer_settings.ForcedLengths,
         *,
         stop_below: float | None,
-        result: dict[str, Any],
+        result: Result,
         is_worst_case: bool,
     ) -> None:
         self.loaded, self.request, self.recorder = loaded, request, recorder
@@ -65,7 +65,7 @@ class TrainerRun(TrainingMethod):
         self.loop_seconds = 0.0
         self.steps = 0
 
-    def go(self) -> dict[str, Any]:
+    def go(self) -> Result:
         """Run the trainer, and return the speed of its cycles."""
         import trl
 
@@ -87,7 +87,7 @@ class TrainerRun(TrainingMethod):
     def _classes(self) -> tuple[Any, Any]:
         return self.classes()
 
-    def _settings(self, trl: Any, config_class: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _settings(self, trl: Any, config_class: Any) -> tuple[Arguments, Arguments]:
         """Return the settings of the configuration and those of the model."""
         settings, model_settings = trainer_settings.split(
             self.request["settings"], config_class, trl.ModelConfig
@@ -99,7 +99,7 @@ class TrainerRun(TrainingMethod):
             settings["reward_weights"] = None  # they belong to the user's own rewards
         return {**settings, **self._evaluation_settings()}, model_settings
 
-    def _evaluation_settings(self) -> dict[str, Any]:
+    def _evaluation_settings(self) -> Arguments:
         """Batch sizes and precision of the user's evaluation; its schedule is the probe's."""
         evaluation = self.request.get("evaluation") or {}
         return dict(evaluation.get("settings") or {})
@@ -272,9 +272,9 @@ class TrainerRun(TrainingMethod):
         model: Any,
         data: Any,
         model_settings: Any,
-    ) -> dict[str, Any]:
+    ) -> Result:
         """Return the trainer's arguments, without its callbacks."""
-        arguments: dict[str, Any] = {}
+        arguments: Arguments = {}
         if self.rewarded:
             arguments["reward_funcs"] = training_data.rewards(
                 self.request.get("reward_funcs"), self.request.get("dataset"), self.reward_clock
@@ -288,7 +288,7 @@ class TrainerRun(TrainingMethod):
             "peft_config": trl.get_peft_config(model_settings),
         }
 
-    def _injected(self, config: Any) -> dict[str, Any]:
+    def _injected(self, config: Any) -> Arguments:
         """Return arguments that are the probe's own, whatever a script gives."""
         return {}
 
@@ -368,12 +368,12 @@ class TrainerRun(TrainingMethod):
             return None
         return lambda *_, **__: self.loaded.another()
 
-    def _construct(self, trainer_class: Any, arguments: dict[str, Any]) -> Any:
+    def _construct(self, trainer_class: Any, arguments: Arguments) -> Any:
         return trainer_class(**arguments)
 
     # 3. The loop.
 
-    def _train(self, trainer: Any) -> dict[str, Any]:
+    def _train(self, trainer: Any) -> Result:
         import transformers
 
         self._check_world_size(trainer)
@@ -423,7 +423,7 @@ class TrainerRun(TrainingMethod):
         )
         self.result["exercised"] = self._exercised()
 
-    def _exercised(self) -> dict[str, Any]:
+    def _exercised(self) -> Result:
         """Return what happened in the loop, so that a measurement without it is recognised."""
         counts = self.counts
         return {
@@ -460,7 +460,7 @@ class TrainerRun(TrainingMethod):
 
     # 4. Afterwards.
 
-    def with_borrowed_peaks(self, memory: dict[str, Any]) -> dict[str, Any]:
+    def with_borrowed_peaks(self, memory: Result) -> Result:
         """Raise the peaks to those of the reused rollout."""
         source = self.rollouts.source
         if source is None or not self.rollouts.borrowed:

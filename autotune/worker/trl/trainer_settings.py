@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model_memory import ModelBytes, sum_up
-from ..protocol import Request, Settings
+from ..protocol import Arguments, Request, Settings
 
 # No output folder, no hub, no tracker.
 NO_SIDE_EFFECTS: Settings = {
@@ -93,7 +93,7 @@ def split(
     settings: Settings,
     config_class: Any,
     model_config_class: Any,
-) -> tuple[dict[str, Any], dict[str, Any]]:
+) -> tuple[Arguments, Arguments]:
     """Split settings into training and model arguments. A name of neither is an error."""
     training_names = {field.name for field in fields(config_class)}
     model_names = {field.name for field in fields(model_config_class)}
@@ -115,7 +115,7 @@ def arguments_of(
     max_steps: int,
     seed: int,
     folder: Path,
-) -> dict[str, Any]:
+) -> Arguments:
     """Arguments of the framework's config: the candidate's settings, lengths, overrides."""
     arguments = {**settings, **NO_SIDE_EFFECTS, **PROBE_OVERRIDES}
     arguments |= {
@@ -135,7 +135,7 @@ def arguments_of(
     return _only(arguments, known_fields(config_class))
 
 
-def _generation_lengths(lengths: ForcedLengths, *, use_vllm: bool) -> dict[str, Any]:
+def _generation_lengths(lengths: ForcedLengths, *, use_vllm: bool) -> Arguments:
     """Return the generation's arguments that force the length of completions."""
     tokens = lengths.completion
     if use_vllm:
@@ -149,9 +149,9 @@ def model_arguments(
     settings: Settings,
     load: Request,
     model_config_class: Any,
-) -> dict[str, Any]:
+) -> Arguments:
     """Adapter and attention kernel: those of the candidate, else those of the load."""
-    arguments: dict[str, Any] = {}
+    arguments: Arguments = {}
     if load.get("adapter"):
         arguments = {"use_peft": True, **load["adapter"]}
     arguments["attn_implementation"] = load["model"].get("attn_implementation")
@@ -162,7 +162,7 @@ def known_fields(config_class: Any) -> frozenset[str]:
     return frozenset(field.name for field in fields(config_class) if field.init)
 
 
-def _only(settings: Settings, names: Collection[str]) -> dict[str, Any]:
+def _only(settings: Settings, names: Collection[str]) -> Arguments:
     return {name: value for name, value in settings.items() if name in names}
 
 
@@ -173,7 +173,7 @@ def effective_settings(
     trainer: Any,
     counts: Any,
     engines: Any,
-) -> dict[str, Any]:
+) -> Arguments:
     """Read the settings from trainer, model and engine, under the framework's names."""
     settings = {
         **_trainer_settings(trainer),
@@ -191,7 +191,7 @@ def effective_settings(
     return settings
 
 
-def _trainer_settings(trainer: Any) -> dict[str, Any]:
+def _trainer_settings(trainer: Any) -> Arguments:
     settings = {}
     for name in COMPLETED:
         if hasattr(trainer.args, name):
@@ -206,14 +206,14 @@ def _trainer_settings(trainer: Any) -> dict[str, Any]:
     return settings
 
 
-def _model_settings(trainer: Any) -> dict[str, Any]:
-    model = policy_of(trainer)
+def _model_settings(trainer: Any) -> Arguments:
+    model = trainer.accelerator.unwrap_model(trainer.model)
     has_adapter = hasattr(model, "peft_config")
     base = model.get_base_model() if has_adapter else model
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     first = next(base.parameters())
-    settings: dict[str, Any] = {
+    settings: Arguments = {
         "dtype": str(first.dtype).removeprefix("torch."),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
@@ -233,7 +233,7 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
     return settings
 
 
-def _engine_settings(config: Any, arguments: Mapping[str, Any]) -> dict[str, Any]:
+def _engine_settings(config: Any, arguments: Mapping[str, Any]) -> Arguments:
     """Return the settings of vLLM: its own configuration, and the arguments that it was given."""
     cache = config.cache_config
     cache_tokens = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
@@ -282,11 +282,6 @@ def model_bytes(trainer: Any) -> dict[str, int]:
             model = trainer.accelerator.unwrap_model(model)
             models.append(ModelBytes(role, model, optimizer))
     # Last: tensors that it shares count for the others.
-    models.append(ModelBytes("", policy_of(trainer), optimizer))
+    policy = trainer.accelerator.unwrap_model(trainer.model)
+    models.append(ModelBytes("", policy, optimizer))
     return sum_up(models, trainer.accelerator.device.type)
-
-
-def policy_of(trainer: Any) -> Any:
-    """Return the trained model. PPO's trainer has it in one module with its critic."""
-    model = trainer.accelerator.unwrap_model(trainer.model)
-    return getattr(model, "policy", model)

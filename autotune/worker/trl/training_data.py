@@ -27,7 +27,7 @@ from ..protocol import Request
 
 # Rows with images that are repeated: different prompts, so that an engine's prefix cache does not
 # shorten the rollout.
-LONGEST = 8
+LONGEST_WORD = 8
 
 # Words of a synthetic prompt, each with at least one token.
 MIN_WORDS, MAX_WORDS = 4, 4096
@@ -403,7 +403,7 @@ def longest_rows(
         order = sorted(within_limit, key=tokens.__getitem__, reverse=True)
     else:
         order = sorted(tokens, key=tokens.__getitem__)
-    repeated = itertools.cycle(order[:LONGEST])
+    repeated = itertools.cycle(order[:LONGEST_WORD])
     return source.select(list(itertools.islice(repeated, rows)))
 
 
@@ -423,7 +423,7 @@ def _shortlist(source: Any, column: str) -> set[int]:
 
     shortlist: set[int] = set()
     for measure in (pixels, image_counts, text_lengths):
-        shortlist.update(heapq.nlargest(LONGEST, sample, key=measure.__getitem__))
+        shortlist.update(heapq.nlargest(LONGEST_WORD, sample, key=measure.__getitem__))
     return shortlist
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from typing import Any
 
-from ..protocol import Request
+from ..protocol import Arguments, Request
 from . import seams
 from .trace_plan import TracedLengths
 
@@ -20,7 +20,6 @@ class TrainingMethod:
     in_scripts = True  # scripts of the user's own may construct it
     # a generation serves several steps, and other candidates. False: each optimizer step is alike
     has_cycles = True
-    ends_completions = True  # false: the trainer generates all completions to one length
     rewarded = True  # false: it gets no reward functions
     generates = True
     takes_images = True
@@ -60,7 +59,7 @@ class TrainingMethod:
         return plain
 
     @classmethod
-    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> dict[str, Any]:
+    def traced_arguments(cls, spec: Request, reference: Callable[[], Any]) -> Arguments:
         """Return the trainer's arguments that not every method has.
 
         `reference` builds a reference model under full tuning, and returns None with an adapter.
@@ -80,7 +79,7 @@ class TrainingMethod:
         config: Any,
         rows: int,
         lengths: TracedLengths,
-    ) -> dict[str, Any]:
+    ) -> Arguments:
         """Return the columns of the rows, as the trainer prepares them.
 
         Rows of a trainer that generates are prompts, whose text the trace replaces by tokens.

@@ -28,14 +28,14 @@ from types import SimpleNamespace
 from typing import Any
 
 from .. import process_memory, processes, synthetic
-from ..protocol import Request
+from ..protocol import Arguments, Request
 from ..rank import free_port
 from . import base_model
 from .seams import GENERATION, GRPO, RLOO
 
 # The engine shares its process with the trainer: it must not bind the trainer's threads to cores,
 # or send usage data.
-QUIET: Mapping[str, str] = {
+QUIET_ENGINE: Mapping[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "DO_NOT_TRACK": "1",
     "VLLM_LOGGING_LEVEL": "ERROR",
@@ -43,8 +43,8 @@ QUIET: Mapping[str, str] = {
 }
 RENDEZVOUS = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 HOST = "127.0.0.1"
-POLL_INTERVAL_S = 0.25
-TAIL_BYTES = 4096
+ENGINE_POLL_S = 0.25
+ENGINE_TAIL_BYTES = 4096
 # Prefixes of variables about the trainer's ranks, which must not reach the server.
 TRAINER_VARIABLES = ("ACCELERATE_", "FSDP_", "TORCHELASTIC_")
 
@@ -81,7 +81,7 @@ def with_vllm() -> Any:
 
 def prepare_environment(*, cpu: bool) -> None:
     """Set the variables that vLLM reads once, at its import."""
-    for name, value in QUIET.items():
+    for name, value in QUIET_ENGINE.items():
         os.environ.setdefault(name, value)
     if cpu:
         # Even in eager mode, vLLM compiles helpers of its sampler: half a minute of C++ compilation
@@ -122,7 +122,7 @@ class Engines:
         self._cpu, self._random = cpu, random_weights
         self._key: str | None = None  # arguments of the current engine
         self._engine: Any = None
-        self.arguments: dict[str, Any] = {}
+        self.arguments: Arguments = {}
 
     def install(self, generation: Any) -> None:
         """Replace `LLM` in TRL's generation module by the factory."""
@@ -133,7 +133,7 @@ class Engines:
         factory.real = self._real
         generation.LLM = factory
 
-    def get(self, arguments: dict[str, Any]) -> Any:
+    def get(self, arguments: Arguments) -> Any:
         """Return the engine with these arguments, and build it if necessary."""
         completed = self._completed(arguments)
         values = {name: str(value) for name, value in completed.items()}
@@ -155,7 +155,7 @@ class Engines:
             self._engine.wake_up()
         return self._engine
 
-    def _completed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _completed(self, arguments: Arguments) -> Arguments:
         """Return the arguments with those for random weights and for a CPU."""
         completed = dict(arguments)
         if self._random:
@@ -175,7 +175,7 @@ class Engines:
         gc.unfreeze()
         gc.collect()
 
-    def _build(self, arguments: dict[str, Any]) -> Any:
+    def _build(self, arguments: Arguments) -> Any:
         from ..tracing.patching import attribute
 
         if self._cpu and self.recorder.limit_bytes is not None:
@@ -318,12 +318,12 @@ class Server:
         while not healthy(self.port):
             code = self.process.poll()
             if code is not None:
-                output = self._log.read_bytes()[-TAIL_BYTES:]
+                output = self._log.read_bytes()[-ENGINE_TAIL_BYTES:]
                 tail = output.decode(errors="replace")
                 raise ServerEnded(f"the vLLM server ended with {code} before it was up:\n{tail}")
-            time.sleep(POLL_INTERVAL_S)
+            time.sleep(ENGINE_POLL_S)
 
-    def arguments(self) -> dict[str, Any]:
+    def arguments(self) -> Arguments:
         """Settings by which the trainer finds the server."""
         return {
             "vllm_server_base_url": None,
@@ -386,7 +386,7 @@ def server_command(
     server, model = request["server"], request["model"]
     gpus_of_replica = server["tensor_parallel_size"]
     replicas = server["gpus"] // gpus_of_replica
-    options: dict[str, Any] = {
+    options: Arguments = {
         "model": folder,
         "host": HOST,
         "port": port,

@@ -7,7 +7,7 @@ from autotune.core.trace import Trace
 
 pytest.importorskip("torch")
 
-from autotune.worker.tracing.ledger import PARTS, Ledger
+from autotune.worker.tracing.ledger import Ledger
 
 
 def written() -> Ledger:
@@ -63,6 +63,6 @@ def test_the_json_is_a_trace() -> None:
         },
     }
     trace = msgspec.convert({**written().as_json(), **trace_fields}, Trace)
-    assert trace.part_names == PARTS
+    assert trace.part_names == TRACED_PARTS
     assert trace.peak_bytes == 170
     assert trace.live_parts_at(2) == {"adapters": 100, "activations": 70}
