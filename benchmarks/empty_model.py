@@ -27,10 +27,11 @@ def write_empty_model(folder: Path, config: Mapping[str, Any]) -> None:
     With a `quantization_config` of GPTQ the layers have its packed tensors.
     """
     synthetic.write_model_folder(folder, config)
-    at, entries, contents = 0, {"__metadata__": {"format": "pt"}}, {}
+    at, contents = 0, {}
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     for name, kind, shape, content in _tensors(folder, config.get("quantization_config")):
         end = at + BYTES[kind] * math.prod(shape)
-        entries[name] = {  # type: ignore[dict-item]
+        entries[name] = {
             "dtype": kind,
             "shape": list(shape),
             "data_offsets": [at, end],
