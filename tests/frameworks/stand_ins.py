@@ -67,7 +67,8 @@ def case_of(
 
 
 def _held(job_task: Task, settings: Mapping[str, KnobValue]) -> Workload:
-    return dataclasses.replace(
+    held_values = {**job_task.workload.held_values, **settings}
+    return dataclasses.replace(job_task.workload, held_values=held_values)
         job_task.workload, held_values={**job_task.workload.held_values, **settings}
     )
 

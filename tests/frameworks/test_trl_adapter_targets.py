@@ -52,7 +52,8 @@ def test_layers_and_dropout_of_the_user_stay() -> None:
     request = frameworks.trainer("trl", "sft").load_request(candidate, about)
     assert "lora_target_modules" not in candidate.settings
     assert request["adapter"]["lora_target_modules"] == ["qkv_proj"]  # type: ignore[index]
-    assert (
+    candidate, _ = case_of("Qwen3-30B-A3B", held_values={"lora_dropout": 0.1})
+    assert candidate.settings["lora_dropout"] == 0.1
         case_of("Qwen3-30B-A3B", held_values={"lora_dropout": 0.1})[0].settings["lora_dropout"]
         == 0.1
     )

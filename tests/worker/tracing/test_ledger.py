@@ -7,7 +7,7 @@ from autotune.core.trace import Trace
 
 pytest.importorskip("torch")
 
-from autotune.worker.tracing.ledger import Ledger
+from autotune.worker.tracing.ledger import TRACED_PARTS, Ledger
 
 
 def written() -> Ledger:
