@@ -69,8 +69,6 @@ def case_of(
 def _held(job_task: Task, settings: Mapping[str, KnobValue]) -> Workload:
     held_values = {**job_task.workload.held_values, **settings}
     return dataclasses.replace(job_task.workload, held_values=held_values)
-        job_task.workload, held_values={**job_task.workload.held_values, **settings}
-    )
 
 
 def names_in(rule: StatedRule) -> set[str]:
