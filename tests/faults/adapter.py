@@ -12,11 +12,9 @@ import stat
 import sys
 import time
 import uuid
+from pathlib import Path
 
-sys.path.insert(
-    0,
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "probe"),  # noqa: PTH100, PTH118, PTH120
-)
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "probe"))
 import toy_adapter as toy
 
 MIB = 2**20

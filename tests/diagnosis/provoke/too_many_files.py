@@ -5,4 +5,11 @@ from __future__ import annotations
 from parts import loop
 
 files = []
-loop(then=lambda _: files.extend(open(f"shard-{number}", "w") for number in range(500)))  # noqa: PTH123, SIM115
+
+
+def open_many(_: object) -> None:
+    for number in range(500):
+        files.append(open(f"shard-{number}", "w"))  # noqa: PTH123, SIM115
+
+
+loop(then=open_many)
