@@ -387,7 +387,12 @@ class _Probe:
         peaks = self._with_load(reply, devices)
         seconds = time.monotonic() - self._started
         first = results[0] if results else RankResult()
-        reasons = [result.torch_reserved_why for result in results if result.torch_reserved_why]
+        reason = None
+        setup_seconds = loop_seconds = 0.0
+        for result in results:
+            reason = reason or result.torch_reserved_why
+            setup_seconds = max(setup_seconds, result.setup_seconds or 0.0)
+            loop_seconds = max(loop_seconds, result.loop_seconds or 0.0)
         return Measurement(
             candidate_id=self._candidate.id,
             outcome=outcome,
@@ -400,7 +405,7 @@ class _Probe:
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
-                torch_reserved_why=reasons[0] if reasons else None,
+                torch_reserved_why=reason or None,
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
                 models=assembly.models_of(results_by_rank(reply)),
@@ -410,8 +415,8 @@ class _Probe:
                 total_seconds=seconds,
                 device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
                 load_seconds=self._load_seconds,
-                setup_seconds=max((result.setup_seconds or 0.0 for result in results), default=0.0),
-                loop_seconds=max((result.loop_seconds or 0.0 for result in results), default=0.0),
+                setup_seconds=setup_seconds,
+                loop_seconds=loop_seconds,
             ),
             optimizer_steps=first.optimizer_steps or 0,
             exercised=assembly.activity_of(results),
