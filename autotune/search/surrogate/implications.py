@@ -188,7 +188,7 @@ def _is_no_cure(
         before, after = failed.get(name), load.get(name)
         if before == after:
             continue
-        if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        if not isinstance(before, int | float) or not isinstance(after, int | float):
             return False
         if (direction == "raise") == (after > before):
             return False
