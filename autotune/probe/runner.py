@@ -356,7 +356,8 @@ class _Probe:
         return measurement
 
     def _kernel_report(self) -> KernelReport:
-        worker, tree = self._worker, self._worker.meter
+        worker = self._worker
+        tree = self._worker.meter
         full_bytes = FULL_SHARE * worker.settings.limit_bytes
         return KernelReport(
             out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
@@ -368,7 +369,8 @@ class _Probe:
 
     def _check_others(self) -> None:
         """Raise ProbeError if others took the GPUs' memory while the probe ran."""
-        gpus, meter = self._worker.gpus, self._worker.device_meter
+        gpus = self._worker.gpus
+        meter = self._worker.device_meter
         if gpus is None or meter is None:
             return
         reason = device_report.taken_meanwhile(gpus, meter.peaks())
@@ -446,20 +448,23 @@ class _Probe:
                 peak_bytes=device_report.worst_peak(devices),
                 phase_peak_bytes=device_report.worst_phases(devices),
             )
-        peaks, load = self._tree_peaks(reply), self._runner.load_peaks
+        peaks = self._tree_peaks(reply)
+        load = self._runner.load_peaks
         return Peaks(
             peak_bytes=max(peaks.peak_bytes or 0, load.peak_bytes or 0) or None,
             phase_peak_bytes={**load.phase_peak_bytes, **peaks.phase_peak_bytes},
         )
 
     def _tree_peaks(self, reply: CommandReply) -> Peaks:
-        meter, limit = self._worker.meter, self._worker.limit
+        meter = self._worker.meter
+        limit = self._worker.limit
         return assembly.tree_peaks(
             reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes()
         )
 
     def _devices(self, reply: CommandReply) -> tuple[DeviceMemory, ...]:
-        gpus, meter = self._worker.gpus, self._worker.device_meter
+        gpus = self._worker.gpus
+        meter = self._worker.device_meter
         if gpus is None:
             return ()
         first = 0 if self._worker.span is None else self._worker.span.first

@@ -272,7 +272,8 @@ def _scaled(values: Sequence[object]) -> FloatArray:
     missing = np.isnan(positions)
     if (positions[~missing] > 0).all():
         positions = np.log(positions)
-    lowest, highest = np.nanmin(positions), np.nanmax(positions)
+    lowest = np.nanmin(positions)
+    highest = np.nanmax(positions)
     return np.where(missing, 0.5, (positions - lowest) / (highest - lowest))
 
 

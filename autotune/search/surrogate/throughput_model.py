@@ -246,7 +246,8 @@ class ThroughputModel:
 
         # 2. An outlier's error applies to every candidate of its load that was not measured without
         # it.
-        mean, loads = posterior.mean.copy(), self._table.loads
+        mean = posterior.mean.copy()
+        loads = self._table.loads
         unmeasured = np.ones(len(mean), dtype=bool)
         unmeasured[observed.rows] = False
         for row, error in cliffs:
