@@ -331,7 +331,8 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
             )
 
         # 2. The worst combination represents the request.
-        prediction, worst_variant = agreed(variants), worst(variants)
+        prediction = agreed(variants)
+        worst_variant = worst(variants)
         candidate = worst_variant.candidate
         request = possible[variants.index(worst_variant)].request
         request = with_row_lengths(replace(request, notes=(*request.notes, *notes)))

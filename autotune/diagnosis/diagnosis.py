@@ -169,7 +169,8 @@ def _row(
     text: str,
     width: int,
 ) -> str:
-    start, indent = label.ljust(_INDENT), " " * _INDENT
+    start = label.ljust(_INDENT)
+    indent = " " * _INDENT
     return textwrap.fill(
         text,
         width,

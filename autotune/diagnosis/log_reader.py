@@ -248,7 +248,8 @@ class LogReader:
         """Return the finding with the owner of the missing memory: a foreign process, or another
         role of the job.
         """
-        finding, thrown = candidate.finding, candidate.thrown
+        finding = candidate.finding
+        thrown = candidate.thrown
         frames = () if thrown is None else thrown.frames
         neighbours = self._neighbours
         if neighbours.leave_too_little(finding) or neighbours.hold_most_unseen(finding, frames):

@@ -174,10 +174,8 @@ class Margin:
         ]
         if not below:
             return None
-        margin, limit = (
-            format_bytes(max(0, reading.margin_bytes)),
-            format_bytes(reading.limit_bytes),
-        )
+        margin = format_bytes(max(0, reading.margin_bytes))
+        limit = format_bytes(reading.limit_bytes)
         return f"below {min(below)}", f"{margin} left of {limit}, {reading.by}"
 
     def _by_steps(self, step: int, reading: GaugeReading) -> tuple[str, str] | None:

@@ -83,7 +83,8 @@ def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     for cause in LAST_RESORT:
         advice += advice_for(dataclasses.replace(diagnosis, cause=cause, row=None))
     trainer, task = running.trainer, running.task
-    space, candidate = running.space, running.candidate
+    space = running.space
+    candidate = running.candidate
     legal = []
     for advised in advice:
         for change in changes_of(advised, space, candidate):
@@ -110,7 +111,8 @@ def write(
     if running is not None:
         following = next_smaller(running, diagnosis)
     folder.mkdir(parents=True, exist_ok=True)
-    document, text = folder / f"rank{moment.rank}.json", folder / f"rank{moment.rank}.txt"
+    document = folder / f"rank{moment.rank}.json"
+    text = folder / f"rank{moment.rank}.txt"
     report: dict[str, Any] = {
         **as_document(diagnosis),
         "error": {"type": type(error).__name__, "text": str(error)},
@@ -248,7 +250,8 @@ def _job(
     limit_bytes: int,
     arguments: Sequence[str],
 ) -> Task:
-    args, fields = trainer.args, framework.fields()
+    args = trainer.args
+    fields = framework.fields()
     config_file = _file_behind(arguments)
     changed, parts = _changed_arguments(args, fields)
     adapter = _adapter(trainer.model)

@@ -64,7 +64,9 @@ def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
 def package_folder(python: Path, package: str) -> Path | None:
     """Return the folder of an installed package, which is not imported; None without one."""
     folder = _query(python, "folder", (package,))[package]
-    return Path(folder) if isinstance(folder, str) else None
+    if not isinstance(folder, str):
+        return None
+    return Path(folder)
 
 
 def _query(

@@ -119,9 +119,11 @@ def _limited_groups(cgroup: Path, root: Path) -> list[tuple[Path, int]]:
     for line in lines:
         _, controllers, path = line.split(":", 2)
         if controllers == "":
-            hierarchies, file = [root, root / "unified"], "memory.max"
+            hierarchies = [root, root / "unified"]
+            file = "memory.max"
         elif "memory" in controllers.split(","):
-            hierarchies, file = [root / "memory"], "memory.limit_in_bytes"
+            hierarchies = [root / "memory"]
+            file = "memory.limit_in_bytes"
         else:
             continue
         for hierarchy in hierarchies:

@@ -354,7 +354,7 @@ def _by_nvidia_smi() -> list[Device]:
     for line in reply.stdout.splitlines():
         if line.count(",") < 3:
             continue
-        index, uuid, mib, name = (cell.strip() for cell in line.split(",", 3))
+        index, uuid, mib, name = map(str.strip, line.split(",", 3))
         if mib.isdigit() and index.isdigit():
             devices.append(
                 Device(

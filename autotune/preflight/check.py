@@ -227,7 +227,8 @@ def launcher_bytes(job: Job, versions: Mapping[str, str]) -> int:
     """Return what `trl grpo` itself holds on the first GPU, since it initialises CUDA; a probe
     has no such process.
     """
-    hardware, torch = job.task.hardware, versions.get("torch")
+    hardware = job.task.hardware
+    torch = versions.get("torch")
     if hardware.kind != "cuda" or torch is None or Version(torch) < TORCH_OF_LAUNCHER_CONTEXT:
         return 0
     return round(catalog.bare_context(gpu_of(hardware)).value)

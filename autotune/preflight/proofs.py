@@ -110,7 +110,8 @@ class Proofs:
 
 def decided(trial: Trial) -> bool | None:
     """Return True or False for fits; None if the trial ended for another reason than memory."""
-    outcome, verdict = trial.measurement.outcome, trial.verdict
+    outcome = trial.measurement.outcome
+    verdict = trial.verdict
     if verdict.fits or outcome.is_out_of_memory:
         return verdict.fits
     if outcome is Outcome.OK and verdict.margin_bytes is not None:
@@ -146,7 +147,8 @@ def _without(mapping: Mapping[str, object], *names: str) -> dict[str, object]:
 
 def neighbours_changed(job: Job, earlier: Trial) -> str | None:
     """Return why other processes invalidate a proof; None: unchanged memory."""
-    memory, hardware = earlier.measurement.memory, job.task.hardware
+    memory = earlier.measurement.memory
+    hardware = job.task.hardware
     if hardware.kind == "cpu":
         return _host_memory_lacks(memory.peak_bytes)
     held_now = held_by_others(hardware, job.memory_limit_bytes)
@@ -184,7 +186,8 @@ def longest_prompt(
 ) -> int:
     """Return the longest prompt of the dataset in tokens, cached per state of its files."""
     # 1. From the cache.
-    store, key = Store(), _lengths_key(job, versions)
+    store = Store()
+    key = _lengths_key(job, versions)
     if key is not None and not job.fresh:
         cached = store.kept(LENGTHS_FOLDER, key, dict[str, int])
         if cached is not None and cached.get("schema") == SCHEMA and "tokens" in cached:

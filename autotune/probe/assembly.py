@@ -299,7 +299,8 @@ def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:
     least: dict[str, Any] = {}
     for activity in activities:
         for field_ in fields(LoopActivity):
-            name, value = field_.name, getattr(activity, field_.name)
+            name = field_.name
+            value = getattr(activity, field_.name)
             if name not in ("cycles", "seconds") and value is not None:
                 least[name] = min(value, least.get(name, value))
     cycles = zip(*(activity.cycles for activity in activities), strict=False)

@@ -323,7 +323,8 @@ def _others(gpus: Gpus) -> list[str]:
 def _limit(gpus: Gpus, hardware: Hardware) -> list[str]:
     if not needs_ballast(gpus.limit_bytes, hardware.memory_bytes):
         return []
-    limit, name = format_bytes(gpus.limit_bytes), hardware.name
+    limit = format_bytes(gpus.limit_bytes)
+    name = hardware.name
     if any(slot.exclusive for slot in gpus.slots):
         return [
             (

@@ -430,14 +430,16 @@ def _used_before(slot: GpuSlot) -> int | None:
     """Memory that is not the probe's, the ballast included; None where unknown."""
     if slot.before is not None:
         return slot.before.used_bytes
-    return None if slot.hold is None else slot.hold.total_bytes - slot.hold.free_bytes
+    if slot.hold is None:
+        return None
+    return slot.hold.total_bytes - slot.hold.free_bytes
 
 
 def _by_cuda_number(count: int, chosen: str | None) -> list[GpuSlot]:
     """Return slots by CUDA's numbers, or as CUDA_VISIBLE_DEVICES names them."""
-    names = [str(number) for number in range(count)]
+    names = list(map(str, range(count)))
     if chosen:
-        names = [part.strip() for part in chosen.split(",")]
+        names = list(map(str.strip, chosen.split(",")))
     slots = []
     for number, name in enumerate(names[:count]):
         slots.append(

@@ -355,7 +355,8 @@ class _Probe:
         return measurement
 
     def _kernel_report(self) -> KernelReport:
-        worker, tree = self._worker, self._worker.meter
+        worker = self._worker
+        tree = self._worker.meter
         full_bytes = FULL_SHARE * worker.settings.limit_bytes
         return KernelReport(
             out_of_memory=worker.limit.oom_kills() > self._kills_before or tree.went_over,
@@ -367,7 +368,8 @@ class _Probe:
 
     def _check_others(self) -> None:
         """Raise ProbeError if others took the GPUs' memory while the probe ran."""
-        gpus, meter = self._worker.gpus, self._worker.device_meter
+        gpus = self._worker.gpus
+        meter = self._worker.device_meter
         if gpus is None or meter is None:
             return
         reason = device_report.taken_meanwhile(gpus, meter.peaks())
@@ -386,7 +388,12 @@ class _Probe:
         peaks = self._with_load(reply, devices)
         seconds = time.monotonic() - self._started
         first = results[0] if results else RankResult()
-        reasons = [result.torch_reserved_why for result in results if result.torch_reserved_why]
+        reason = None
+        setup_seconds = loop_seconds = 0.0
+        for result in results:
+            reason = reason or result.torch_reserved_why
+            setup_seconds = max(setup_seconds, result.setup_seconds or 0.0)
+            loop_seconds = max(loop_seconds, result.loop_seconds or 0.0)
         return Measurement(
             candidate_id=self._candidate.id,
             outcome=outcome,
@@ -399,7 +406,7 @@ class _Probe:
                 torch_by_phase=device_report.torch_by_phase(results),
                 torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
                 torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
-                torch_reserved_why=reasons[0] if reasons else None,
+                torch_reserved_why=reason or None,
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
                 models=assembly.models_of(results_by_rank(reply)),
@@ -409,8 +416,8 @@ class _Probe:
                 total_seconds=seconds,
                 device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
                 load_seconds=self._load_seconds,
-                setup_seconds=max((result.setup_seconds or 0.0 for result in results), default=0.0),
-                loop_seconds=max((result.loop_seconds or 0.0 for result in results), default=0.0),
+                setup_seconds=setup_seconds,
+                loop_seconds=loop_seconds,
             ),
             optimizer_steps=first.optimizer_steps or 0,
             exercised=assembly.activity_of(results),
@@ -440,20 +447,23 @@ class _Probe:
                 peak_bytes=device_report.worst_peak(devices),
                 phase_peak_bytes=device_report.worst_phases(devices),
             )
-        peaks, load = self._tree_peaks(reply), self._runner.load_peaks
+        peaks = self._tree_peaks(reply)
+        load = self._runner.load_peaks
         return Peaks(
             peak_bytes=max(peaks.peak_bytes or 0, load.peak_bytes or 0) or None,
             phase_peak_bytes={**load.phase_peak_bytes, **peaks.phase_peak_bytes},
         )
 
     def _tree_peaks(self, reply: CommandReply) -> Peaks:
-        meter, limit = self._worker.meter, self._worker.limit
+        meter = self._worker.meter
+        limit = self._worker.limit
         return assembly.tree_peaks(
             reply, meter.peak_bytes, meter.phase_peak_bytes, limit.ceiling_bytes()
         )
 
     def _devices(self, reply: CommandReply) -> tuple[DeviceMemory, ...]:
-        gpus, meter = self._worker.gpus, self._worker.device_meter
+        gpus = self._worker.gpus
+        meter = self._worker.device_meter
         if gpus is None:
             return ()
         first = 0 if self._worker.span is None else self._worker.span.first

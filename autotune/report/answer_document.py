@@ -258,7 +258,8 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
         trade_offs.append(
             {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
         )
-    status, proven = "undecided", "not proven infeasible"
+    status = "undecided"
+    proven = "not proven infeasible"
     versions: dict[str, str] = {}
     if winner is not None:
         status, proven = "ok", "budget spent"

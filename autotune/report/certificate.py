@@ -52,7 +52,8 @@ def _steps(activity: LoopActivity) -> Item:
 
 
 def _saves(activity: LoopActivity) -> tuple[Item, Item]:
-    saves, evaluations = activity.checkpoint_saves, activity.evaluations
+    saves = activity.checkpoint_saves
+    evaluations = activity.evaluations
     return (
         _item("checkpoint save", saves, f"{saves} into scratch, with the optimizer's state"),
         _item(
@@ -80,7 +81,8 @@ def _longest_lengths(
     activity: LoopActivity,
 ) -> Item:
     settings = proof.candidate.settings
-    prompt, completion = settings.get("max_prompt_length"), settings.get("max_completion_length")
+    prompt = settings.get("max_prompt_length")
+    completion = settings.get("max_completion_length")
     prompts = _range(activity.shortest_prompt, activity.longest_prompt)
     completions = _range(activity.shortest_completion, activity.longest_completion)
     says = (
@@ -95,7 +97,8 @@ def _longest_lengths(
 
 
 def _rollouts(activity: LoopActivity) -> tuple[Item, Item, Item]:
-    borrowed, syncs = activity.borrowed_generations, activity.weight_syncs
+    borrowed = activity.borrowed_generations
+    syncs = activity.weight_syncs
     sleeps, wakes = activity.sleeps, activity.wakes
     cycles = None
     if sleeps is not None and wakes is not None:
@@ -148,7 +151,8 @@ def _settings(job: Job, proof: Trial) -> Item:
     """Compare the effective settings: a framework may change one silently, and then another
     candidate was measured.
     """
-    requested, effective = proof.candidate.settings, proof.measurement.effective
+    requested = proof.candidate.settings
+    effective = proof.measurement.effective
     in_command = for_files(proof.candidate, job)[0].settings  # where a command was started with it
     changed = []
     for name, value in effective.items():
@@ -190,8 +194,10 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
     """Return the certificate as JSON; null if the budget ended before the confirmation."""
     if proof is None:
         return None
-    measured, items = proof.measurement, items_of(job, proof)
-    memory, hardware = measured.memory, job.task.hardware
+    measured = proof.measurement
+    items = items_of(job, proof)
+    memory = measured.memory
+    hardware = job.task.hardware
     timing = _timing(measured.worst)
     return {
         "trial": proof.number,

@@ -35,7 +35,8 @@ FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return a measured or emulated candidate."""
-    measured, expected = trial.measurement, trial.expected
+    measured = trial.measurement
+    expected = trial.expected
     failure = measured.failure or NO_FAILURE
     cost = measured.cost
     seconds = {
@@ -80,7 +81,8 @@ def trial_row(trial: Trial) -> dict[str, Any]:
 
 def predicted_row(predicted: PredictedCandidate) -> dict[str, Any]:
     """Return a predicted candidate."""
-    prediction, row = predicted.prediction, prediction_row(predicted.prediction)
+    prediction = predicted.prediction
+    row = prediction_row(prediction)
     return {
         "knobs": dict(predicted.candidate.knobs),
         "basis": "predicted",
@@ -216,7 +218,8 @@ def disturbance_row(disturbance: Disturbance) -> dict[str, Any]:
 
 def job_row(job: Job) -> Mapping[str, Any]:
     """Return the job, under the document's key `question`."""
-    workload, hardware = job.task.workload, job.task.hardware
+    workload = job.task.workload
+    hardware = job.task.hardware
     return {
         "model": workload.model.name,
         "model_from": workload.model.origin,

@@ -137,7 +137,8 @@ def head_lines(job: Job, answer: Recommendation) -> tuple[str, ...]:
     winner = answer.winner
     if answer.certificate is not None or winner is None or not answer.interrupted:
         return tuple(certificate_lines(job, answer.certificate))
-    peak, memory = winner.measurement.memory.peak_bytes, ""
+    peak = winner.measurement.memory.peak_bytes
+    memory = ""
     if peak is not None:
         limit = format_bytes(job.memory_limit_bytes)
         memory = f", with a peak of {format_bytes(peak)} of {limit}"
@@ -290,7 +291,8 @@ def _launch_files(
     )
     files, edits = unshare(launch, changes, candidate.settings, folder)
     changed = changed_script(launch, changes, edits)
-    script, patch = folder / f"changed-{Path(launch.path).name}", folder / "changes.diff"
+    script = folder / f"changed-{Path(launch.path).name}"
+    patch = folder / "changes.diff"
     write_atomically(script, changed.encode(), mode=TO_BE_RUN)
     patch.write_text(unified_diff(launch.text, changed, Path(launch.path).name), encoding="utf-8")
     return [script, patch, *files]

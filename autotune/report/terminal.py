@@ -95,7 +95,8 @@ def _show_winner(
     if answer.changes:
         changed = []
         for change in answer.changes:
-            before, after = setting_text(change.baseline), setting_text(change.recommended)
+            before = setting_text(change.baseline)
+            after = setting_text(change.recommended)
             learning = "yes" if change.effect == "learning" else "no"
             changed.append((change.name, before, after, learning, change.why))
         _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
@@ -141,7 +142,8 @@ def _show_side_by_side(
     base = answer.baseline
     baseline_worst = baseline_typical = None
     if base is not None:
-        baseline_worst, baseline_typical = base.measurement.worst, base.measurement.typical
+        baseline_worst = base.measurement.worst
+        baseline_typical = base.measurement.typical
     proof = (answer.certificate or winner).measurement
 
     # 1. Outcome, speed, memory.
@@ -221,7 +223,8 @@ def _show_runner_ups(
 ) -> None:
     if not answer.runner_ups:
         return
-    moving, rows = {knob.name for knob in searched_knobs(job)}, []
+    moving = {knob.name for knob in searched_knobs(job)}
+    rows = []
     for trial in answer.runner_ups:
         # 1. The searched knobs that differ; the others follow from these.
         unlike = {}
@@ -258,7 +261,8 @@ def _show_proof(
             ending = f"the search was {answer.proven} before the longer worst-case probe."
         console.print(f"Not confirmed: {ending}")
     else:
-        measured, why = answer.certificate.measurement, answer.certificate.verdict.why
+        measured = answer.certificate.measurement
+        why = answer.certificate.verdict.why
         unit = "optimizer steps at the longest lengths"
         if measured.exercised is not None and measured.exercised.watched == "outside":
             unit = "records of the command's own"
@@ -345,7 +349,8 @@ def _show_nothing_fits(
             why = trial.verdict.why
             if trial.measurement.failure is not None:
                 why = trial.measurement.failure.evidence
-            candidate, outcome = _short(trial.candidate, job), str(trial.measurement.outcome)
+            candidate = _short(trial.candidate, job)
+            outcome = str(trial.measurement.outcome)
             rows.append((candidate, outcome, _peak(trial), shorten(why, MAX_CELL_CHARACTERS)))
         _show_table(console, (job.task.hardware.basis, "outcome", "peak memory", "why"), rows)
     if len(answer.trials) > MAX_TABLE_ROWS:

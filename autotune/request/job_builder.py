@@ -443,7 +443,8 @@ def _global_batch(
     """
     if choice.global_batch is not None:
         return choice.global_batch
-    trainer, file = sources.trainer, sources.file
+    trainer = sources.trainer
+    file = sources.file
 
     # 1. The settings that make the batch.
     has_own_parts = MICRO_BATCH in settings.of_flags and ACCUMULATION in settings.of_flags

@@ -45,7 +45,8 @@ from autotune.request.origins import (
 )
 from autotune.request.values import FlagValues, SettingChoice, TrainingChoice, UserFile
 
-DEFAULT_FRAMEWORK, DEFAULT_METHOD = "trl", "grpo"
+DEFAULT_FRAMEWORK = "trl"
+DEFAULT_METHOD = "grpo"
 
 
 # Framework and method.

@@ -159,7 +159,8 @@ class _Adviser:
 
     def _way(self, change: KnobValues) -> WayToFit | None:
         """Return this change if it is legal and surely fits."""
-        changed, request = self._changed(change), self.request
+        changed = self._changed(change)
+        request = self.request
         if changed == self.candidate or changed.id in self.refuted:
             return None
         if request.trainer.why_illegal(changed, request.job.task) is not None:
@@ -187,7 +188,8 @@ class _Adviser:
         return self.request.trainer.complete(knobs, self.request.job.task)
 
     def _speed_ratio(self, prediction: Prediction) -> float | None:
-        before, after = self.prediction.tokens_per_second, prediction.tokens_per_second
+        before = self.prediction.tokens_per_second
+        after = prediction.tokens_per_second
         if before is None or after is None:
             return None
         return after.value / before.value
@@ -205,7 +207,8 @@ class _Adviser:
         peak_phase = self.prediction.peak_phase
         if peak_phase is None or peak_phase.name != "sync":
             return False
-        trainer, task = self.request.trainer, self.request.job.task
+        trainer = self.request.trainer
+        task = self.request.job.task
         before = trainer.compose(self.candidate, task)
         after = trainer.compose(self._changed(way.change), task)
         return after.syncs_adapter_only and not before.syncs_adapter_only

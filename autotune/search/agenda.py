@@ -214,7 +214,8 @@ def _safest(tier: Tier, view: TrialView) -> IndexArray | None:
 def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
     """Return the refused candidate nearest to fitting, if it may be worth having."""
     # 1. Stop after a check that did not fit, and where the limit was located by measurement.
-    probed, contenders = view.probed_in(tier), view.contenders(tier)
+    probed = view.probed_in(tier)
+    contenders = view.contenders(tier)
     checks = [trial for trial in probed if trial.purpose == "refused"]
     all_fitted = all(trial.verdict.fits for trial in checks)
     if not all_fitted or len(checks) >= MAX_REFUSED_PROBES:

@@ -133,9 +133,11 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
     if baseline is None:
         return None
     if baseline.id in view.implied:
-        outcome, evidence = Outcome.IMPLIED, "a candidate that needs no more memory ran out of it"
+        outcome = Outcome.IMPLIED
+        evidence = "a candidate that needs no more memory ran out of it"
     elif baseline.id in view.screened:
-        outcome, evidence = Outcome.SCREENED, "predicted not to fit, so it was not measured"
+        outcome = Outcome.SCREENED
+        evidence = "predicted not to fit, so it was not measured"
     else:
         return None
     memory = Memory(
@@ -201,11 +203,13 @@ def changes_between(
     """Return every knob in which the two differ, with the reason; learning knobs first."""
     changes = []
     for name in {**chosen.knobs, **baseline.knobs}:
-        before, after = baseline.knobs.get(name), chosen.knobs.get(name)
+        before = baseline.knobs.get(name)
+        after = chosen.knobs.get(name)
         if before == after:
             continue
         knob = job.space[name]
-        effect, why = knob.effect_under(chosen.settings), knob.says
+        effect = knob.effect_under(chosen.settings)
+        why = knob.says
         if effect == "learning":
             why = _why_learning_knob_changed(job.space, knob, after)
         changes.append(
@@ -239,7 +243,8 @@ def choose(view: TrialView, *, finished: bool) -> tuple[Trial | None, Advantage 
     not be confirmed.
     """
     # 1. Nothing fits, or nothing to compare with.
-    fastest, baseline = view.best(), view.fitting_baseline()
+    fastest = view.best()
+    baseline = view.fitting_baseline()
     if fastest is None:
         return None, None
     if baseline is None:

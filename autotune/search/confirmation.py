@@ -101,7 +101,8 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
     while the measurements don't decide between them. The baseline's first turn may exceed the
     usual share of the time.
     """
-    fastest, baseline = view.best(), view.fitting_baseline()
+    fastest = view.best()
+    baseline = view.fitting_baseline()
     if fastest is None or baseline is None or fastest.candidate == baseline.candidate:
         return None
     ratio = compare(fastest, baseline, view)

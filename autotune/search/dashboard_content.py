@@ -67,8 +67,11 @@ def note_of(frozen: FrozenTrial) -> str:
 
 
 def _paragraphs(trial: Trial) -> list[str]:
-    measurement, speed = trial.measurement, trial.measurement.ranking_speed
-    memory, cost, failure = measurement.memory, measurement.cost, measurement.failure
+    measurement = trial.measurement
+    speed = trial.measurement.ranking_speed
+    memory = measurement.memory
+    cost = measurement.cost
+    failure = measurement.failure
     paragraphs = [f"**{measurement.outcome}** ({trial.purpose}): {trial.verdict.why}"]
     if speed is not None:
         paragraphs.append(
@@ -121,8 +124,10 @@ def columns_of(frozen: FrozenTrial) -> dict[str, Any]:
     trial = read_trial(frozen)
     if trial is None:
         return columns
-    measurement, speed = trial.measurement, trial.measurement.ranking_speed
-    peak_bytes, failure = measurement.memory.peak_bytes, measurement.failure
+    measurement = trial.measurement
+    speed = trial.measurement.ranking_speed
+    peak_bytes = measurement.memory.peak_bytes
+    failure = measurement.failure
     columns["fits"] = trial.verdict.fits
     if speed is not None:
         columns["tokens per second"] = round(speed.tokens_per_second, 1)
@@ -147,7 +152,8 @@ def files_of(frozen: FrozenTrial) -> Mapping[str, tuple[str, str]]:
     trial = read_trial(frozen)
     if trial is None:
         return files
-    memory, failure = trial.measurement.memory, trial.measurement.failure
+    memory = trial.measurement.memory
+    failure = trial.measurement.failure
     if trial.measurement.printed:
         files["output.log"] = "text/plain", trial.measurement.printed
     if failure is not None:

@@ -77,7 +77,9 @@ class RetryPolicy:
 
     def __call__(self, call: Callable[[], Result]) -> Result:
         """Return the call's result; StorageLost if the database does not come back."""
-        began, pause, notified = time.monotonic(), FIRST_PAUSE_SECONDS, False
+        began = time.monotonic()
+        pause = FIRST_PAUSE_SECONDS
+        notified = False
         database = without_password(self.url)
         while True:
             if self._is_deleted():
@@ -90,7 +92,8 @@ class RetryPolicy:
                 with uninterrupted():
                     return call()
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
-                reason, waited = self._reason(error), time.monotonic() - began
+                reason = self._reason(error)
+                waited = time.monotonic() - began
                 if not _is_temporary(error, reason) or waited > self._patience:
                     lost = f"The study's database {database} can't be used any more ({reason})."
                     raise StorageLost(f"{lost} {_way_out(reason)}") from error

@@ -252,7 +252,8 @@ class Search:
     # 2. Record their results.
 
     def _process(self, finished: SlotProbe[TrialRequest | None]) -> None:
-        request, result = finished.ticket, finished.result
+        request = finished.ticket
+        result = finished.result
         assert request is not None
         if isinstance(result, Measurement):
             self._faults[finished.slot.number] = 0

@@ -32,7 +32,8 @@ class ProbeCost:
     def text(self, budget_seconds: float) -> str:
         """Return the cost in words, and how many probes the budget pays."""
         middle = format_seconds(self.short.value)
-        low, high = format_seconds(self.short.low), format_seconds(self.short.high)
+        low = format_seconds(self.short.low)
+        high = format_seconds(self.short.high)
         short_seconds = budget_seconds - LONG_PROBES * self.long.value
         probes = max(0, int(short_seconds / self.short.value))
         return (

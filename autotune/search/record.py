@@ -343,7 +343,8 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
     """Return the conditions that determine a probe's figures here, and the rest that determines
     the answer.
     """
-    workload, hardware = job.task.workload, job.task.hardware
+    workload = job.task.workload
+    hardware = job.task.hardware
     device = {
         "kind": hardware.kind,
         "name": hardware.name,

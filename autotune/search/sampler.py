@@ -119,7 +119,8 @@ def _position(distribution: BaseDistribution, value: Any) -> float:
     if distribution.low == distribution.high:
         return 0.0
     scale = math.log if distribution.log else float
-    lowest, highest = scale(distribution.low), scale(distribution.high)
+    lowest = scale(distribution.low)
+    highest = scale(distribution.high)
     return (scale(value) - lowest) / (highest - lowest)
 
 

@@ -193,7 +193,8 @@ def set_metric_names(study: optuna.Study, names: Sequence[str]) -> None:
 
 
 def _check_same(study: optuna.Study, job: Job) -> None:
-    requested, recorded = plain(job.identity), _question_of(study)
+    requested = plain(job.identity)
+    recorded = _question_of(study)
     if recorded != requested:
         raise StudyMismatch(
             f"The study {job.study_name!r} was made for another request"

@@ -100,7 +100,8 @@ def trial_start(
 
 
 def measured_end(trial: Trial) -> TrialEnd:
-    measurement, speed = trial.measurement, trial.measurement.ranking_speed
+    measurement = trial.measurement
+    speed = trial.measurement.ranking_speed
     attributes = {
         MEASUREMENT: plain(measurement),
         OUTCOME: str(measurement.outcome),
@@ -112,7 +113,8 @@ def measured_end(trial: Trial) -> TrialEnd:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
     state, value = TrialState.PRUNED, None
     if trial.verdict.fits and speed is not None:
-        state, value = TrialState.COMPLETE, speed.tokens_per_second
+        state = TrialState.COMPLETE
+        value = speed.tokens_per_second
     violations = {_CONSTRAINT: _violation(measurement)}
     return TrialEnd(
         state=state,
@@ -126,7 +128,8 @@ def _violation(measurement: Measurement) -> float:
     """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
     candidate that fits.
     """
-    memory, outcome = measurement.memory, measurement.outcome
+    memory = measurement.memory
+    outcome = measurement.outcome
     peak_bytes = memory.peak_bytes or 0
     if outcome is Outcome.OK:
         return peak_bytes / memory.limit_bytes - 1
@@ -138,7 +141,8 @@ def _violation(measurement: Measurement) -> float:
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
     """Return the end of a trial whose candidate was ruled out by prediction."""
-    peak, limit_bytes = prediction.peak_memory_bytes, prediction.limit_bytes
+    peak = prediction.peak_memory_bytes
+    limit_bytes = prediction.limit_bytes
     if prediction.failure is None:
         need = format_bytes(round(peak.value))
         why = (

@@ -304,7 +304,8 @@ class TrialView:
         """Return the baseline's probe if it fits, was requested, and has the learning knobs of
         the tier of choice: else its speed is not comparable.
         """
-        tier, baseline = self.tier_of_choice(), self.baseline
+        tier = self.tier_of_choice()
+        baseline = self.baseline
         if tier is None or baseline is None or baseline.id not in self.problem.tier_of:
             return None
         trial = self.measured.get(baseline.id)

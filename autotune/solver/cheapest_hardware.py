@@ -301,7 +301,8 @@ def _offer_text(predicted: PredictedOffer, currency: str) -> str:
     if predicted.change:
         verdict += f" with {as_flags(predicted.change)}"
     parts = [verdict, margin_text(predicted.prediction)]
-    seconds, cost = predicted.step_seconds, predicted.step_cost
+    seconds = predicted.step_seconds
+    cost = predicted.step_cost
     if seconds is not None and cost is not None:
         value, low, high = map(format_seconds, (seconds.value, seconds.low, seconds.high))
         price = f"{cost.value:.3g} {currency}".rstrip()

@@ -105,7 +105,8 @@ def find_largest_value(
             if isinstance(changed, IllegalConfiguration):
                 return Tried(value=value, refusal=changed.what)
             listener(Predicting(text=f"{name.of_framework}={value}"))
-            candidate, job = candidate_of_job(changed), changed.job
+            candidate = candidate_of_job(changed)
+            job = changed.job
             prediction = service.of(job).predict(candidate)
             return Tried(
                 value=value,
@@ -318,7 +319,8 @@ class LargestValueSearch:
                 predictions.append((value, attempt.prediction))
         for (low, before), (high, after) in pairwise(predictions):
             allocated = before.torch_peak_allocated_bytes.value
-            peak, next_peak = before.peak_memory_bytes.value, after.peak_memory_bytes.value
+            peak = before.peak_memory_bytes.value
+            next_peak = after.peak_memory_bytes.value
             allocates_less = after.torch_peak_allocated_bytes.value < allocated
             if allocates_less and next_peak < peak * (1 - EQUAL_MEMORY):
                 raise BadInput(
@@ -386,7 +388,9 @@ def _attempt_row(attempt: Tried) -> dict[str, Any]:
 
 def value_lines(answer: LargestValue) -> Iterator[str]:
     """Yield the answer for a setting."""
-    setting, surely, possibly = answer.setting, answer.surely, answer.possibly
+    setting = answer.setting
+    surely = answer.surely
+    possibly = answer.possibly
     yield "Predicted, nothing was measured."
     if surely is not None and surely.prediction is not None:
         yield f"{setting}={surely.value} surely fits: {margin_text(surely.prediction)}"
@@ -404,7 +408,8 @@ def _next_lines(answer: LargestValue) -> Iterator[str]:
     if answer.next is None:
         yield f"{answer.tried[-1].value} is the largest value that was considered."
         return
-    assignment, prediction = f"{answer.setting}={answer.next.value}", answer.next.prediction
+    assignment = f"{answer.setting}={answer.next.value}"
+    prediction = answer.next.prediction
     if answer.next.refusal is not None:
         yield f"{assignment} is refused: {answer.next.refusal}"
     elif prediction is not None:
@@ -412,7 +417,8 @@ def _next_lines(answer: LargestValue) -> Iterator[str]:
 
 
 def margin_text(prediction: Prediction) -> str:
-    peak, margin = prediction.peak_memory_bytes, prediction.margin_bytes
+    peak = prediction.peak_memory_bytes
+    margin = prediction.margin_bytes
     need = (
         f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of"
         f" {format_bytes(prediction.limit_bytes)}"

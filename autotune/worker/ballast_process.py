@@ -30,7 +30,8 @@ class CudaCard:
 
     def __init__(self) -> None:
         self._cuda = cuda = ctypes.CDLL("libcuda.so.1")
-        device, context = ctypes.c_int(), ctypes.c_void_p()
+        device = ctypes.c_int()
+        context = ctypes.c_void_p()
         self._check("cuInit", cuda.cuInit(0))
         self._check("cuDeviceGet", cuda.cuDeviceGet(ctypes.byref(device), 0))
         code = cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), device)
@@ -39,7 +40,8 @@ class CudaCard:
 
     def figures(self) -> tuple[int, int]:
         """Free and total bytes of the device, over all processes."""
-        free, total = ctypes.c_size_t(), ctypes.c_size_t()
+        free = ctypes.c_size_t()
+        total = ctypes.c_size_t()
         code = self._cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total))
         self._check("cuMemGetInfo", code)
         return free.value, total.value

@@ -111,7 +111,8 @@ def percentile(ordered: Sequence[int], share: int) -> int:
 def prompt_figures(request: Request) -> SizesAnswer:
     splits = load_splits(request["dataset"])
     tokenizer = load_tokenizer(request)
-    limit, folder = request.get("limit"), request.get("out")
+    limit = request.get("limit")
+    folder = request.get("out")
     options = request.get("chat_template_kwargs") or {}
     figures: SizesAnswer = {"splits": {}}
     for index, (name, split) in enumerate(splits.items()):
@@ -289,7 +290,8 @@ def _text_function(
     prompt_name, answer_name = pair
 
     def joined(row: Mapping[str, Any]) -> str:
-        prompt, answer = row[prompt_name], row[answer_name]
+        prompt = row[prompt_name]
+        answer = row[answer_name]
         if isinstance(prompt, list):
             return templated([*prompt, *answer])
         return with_end(f"{prompt}{answer}")
@@ -347,7 +349,8 @@ def _image_source(dataset: Request) -> tuple[Any, bool]:
     """
     from datasets import load_dataset
 
-    name, split = str(dataset.get("dataset_name") or ""), train_split_of(dataset)
+    name = str(dataset.get("dataset_name") or "")
+    split = train_split_of(dataset)
     is_on_hub = bool(name) and not Path(name).exists()
     if is_on_hub and os.environ.get("HF_HUB_OFFLINE") != "1":
         config = dataset.get("dataset_config")
@@ -371,7 +374,8 @@ def undecoded(rows: Any, column: str) -> Any:
     """Return the rows with images as bytes or paths: decoding would read every pixel."""
     from datasets import Image
 
-    feature, plain = rows.features[column], Image(decode=False)
+    feature = rows.features[column]
+    plain = Image(decode=False)
     if isinstance(feature, Image):
         return rows.cast_column(column, plain)
     if isinstance(feature, list) and isinstance(feature[0], Image):

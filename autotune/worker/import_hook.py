@@ -28,7 +28,8 @@ class AfterImport(importlib.abc.MetaPathFinder):
         spec = self._real_spec(fullname, path, target)
         if spec is None or spec.loader is None:
             return spec
-        patches, execute = self._patches.pop(fullname), spec.loader.exec_module
+        patches = self._patches.pop(fullname)
+        execute = spec.loader.exec_module
 
         def execute_and_patch(module: Any) -> None:
             execute(module)

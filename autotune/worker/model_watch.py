@@ -34,7 +34,8 @@ from .import_hook import AfterImport, Patch
 from .model_memory import OTHER_ROLE, ModelBytes, sum_up
 from .protocol import Request, Result
 
-TABLE_VARIABLE, OUTPUT_VARIABLE = "AUTOTUNE_MODELS", "AUTOTUNE_MODELS_TO"
+TABLE_VARIABLE = "AUTOTUNE_MODELS"
+OUTPUT_VARIABLE = "AUTOTUNE_MODELS_TO"
 STARTUP = Path(__file__).resolve().parent / "startup"
 FOLDER = "models"
 MAX_MEASUREMENTS = 2  # per method and object: the state of a step is complete after the first step
@@ -84,7 +85,8 @@ def read_ranks(folder: Path) -> list[Result]:
 
 def begin() -> None:
     """Install the hooks, before anything of the framework is imported."""
-    table, output = os.environ.get(TABLE_VARIABLE), os.environ.get(OUTPUT_VARIABLE)
+    table = os.environ.get(TABLE_VARIABLE)
+    output = os.environ.get(OUTPUT_VARIABLE)
     if table and output:
         ModelWatch(json.loads(table), Path(output)).install()
 

@@ -199,7 +199,8 @@ class PhaseRecorder:
     def memory(self) -> Result:
         """Peaks since `begin`, as the parent reads them."""
         self._account()
-        phase_peaks, phase_torch = dict(self._peaks), dict(self._torch)
+        phase_peaks = dict(self._peaks)
+        phase_torch = dict(self._torch)
         for by_phase in (phase_peaks, phase_torch):
             by_phase.pop(OTHER_PHASE, None)
         return {

@@ -221,7 +221,8 @@ class CudaMeter(MemoryMeter):
         return max(0, outside + int(self._cuda.memory_allocated()))
 
     def take_torch(self) -> dict[str, int | None] | None:
-        before, now = self._turn_before, self._counts()
+        before = self._turn_before
+        now = self._counts()
         self._turn_before = now
         reserved = int(self._cuda.max_memory_reserved())
         return {
@@ -245,7 +246,8 @@ class CudaMeter(MemoryMeter):
         return self._held() + freed
 
     def totals(self) -> Mapping[str, Any]:
-        before, now = self._counts_before, self._counts()
+        before = self._counts_before
+        now = self._counts()
         return {
             "torch_allocated_bytes": self._allocated,
             "torch_reserved_bytes": None if self._sleeps else self._reserved,
@@ -262,7 +264,8 @@ class CudaMeter(MemoryMeter):
 
     def _counts(self) -> _AllocationCounts:
         stats = self._cuda.memory_stats()
-        retries, failures = stats.get("num_alloc_retries", 0), stats.get("num_ooms", 0)
+        retries = stats.get("num_alloc_retries", 0)
+        failures = stats.get("num_ooms", 0)
         return _AllocationCounts(int(retries), int(failures))
 
 

@@ -132,9 +132,11 @@ class _Rank:
         try:
             with _guard(message):
                 result = self._adapter.measure(self._loaded, message["request"], recorder)
-            event, report = protocol.MEASURED, {"result": result}
+            event = protocol.MEASURED
+            report = {"result": result}
         except BaseException as error:
-            event, report = protocol.FAILED, _describe(error, recorder)
+            event = protocol.FAILED
+            report = _describe(error, recorder)
             report = {"phase": recorder.phase, **report}
         finally:
             recorder.close()
@@ -158,7 +160,8 @@ class _Rank:
 
     def _recorder(self, message: Message) -> tuple[PhaseRecorder, int]:
         """Return the recorder of a command, and the memory of this process before it."""
-        base_bytes, growth_bytes = process_memory.own_bytes(), message.get("guard_bytes")
+        base_bytes = process_memory.own_bytes()
+        growth_bytes = message.get("guard_bytes")
         limit_bytes = message.get("device_limit_bytes")
         if limit_bytes is None and growth_bytes is not None:
             limit_bytes = base_bytes + max(0, growth_bytes)
@@ -185,7 +188,8 @@ class _Rank:
 
 
 def _guard(message: Message) -> process_memory.Guard:
-    growth_bytes, slack_bytes = message.get("guard_bytes"), message.get("slack_bytes", 0)
+    growth_bytes = message.get("guard_bytes")
+    slack_bytes = message.get("slack_bytes", 0)
     return process_memory.Guard(growth_bytes, slack_bytes)
 
 
@@ -205,7 +209,8 @@ def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
         "frames": frames,
     }
 
-    partial, ended = getattr(error, "partial", None), getattr(error, "ended", None)
+    partial = getattr(error, "partial", None)
+    ended = getattr(error, "ended", None)
     for link in chain:
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None

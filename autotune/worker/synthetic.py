@@ -18,7 +18,9 @@ from pathlib import Path
 from typing import Any
 
 BYTES = 256
-START, END, PAD = "<|im_start|>", "<|im_end|>", "<|endoftext|>"
+START = "<|im_start|>"
+END = "<|im_end|>"
+PAD = "<|endoftext|>"
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content']"
     " }}<|im_end|>\n{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -171,8 +173,10 @@ def write_zero_weights(folder: Path, model: Any) -> None:
 
 def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
     """Write a tokenizer like `save_pretrained`, without its copy of the vocabulary."""
-    folder, text_config = Path(path), _text_config(config)
-    vocab, has_images = int(text_config["vocab_size"]), "vision_config" in config
+    folder = Path(path)
+    text_config = _text_config(config)
+    vocab = int(text_config["vocab_size"])
+    has_images = "vision_config" in config
     special_ids = _special_ids(text_config)
     if has_images:
         special_ids |= _image_ids(config, vocab, set(special_ids.values()))

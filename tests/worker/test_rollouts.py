@@ -123,7 +123,7 @@ def test_the_key_ignores_settings_without_effect_on_generation() -> None:
 def test_the_cache_drops_the_oldest() -> None:
     module = inside("trl.rollouts")
     library = module.RolloutCache()
-    for number in range(module.MAX_CACHED + 1):
+    for number in range(module.MAX_CACHED_ROLLOUTS + 1):
         library.put(str(number), number)
     assert library.get("0") is None
     assert library.get("1") == 1

@@ -29,7 +29,8 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     from autotune.probe.executors.local import LocalExecutor, local_places
     from autotune.probe.runner import RequestBuilders
 
-    task, settings = job.task, runner_settings(job, trainer)
+    task = job.task
+    settings = runner_settings(job, trainer)
     requests = RequestBuilders(
         load=lambda candidate: trainer.load_request(candidate, task),
         probe=lambda candidate, plan: trainer.probe_request(

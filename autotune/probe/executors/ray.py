@@ -59,14 +59,11 @@ class RayExecutor:
     @property
     def slots(self) -> tuple[Slot, ...]:
         self.prepare()
-        return tuple(
-            Slot(
-                number=number,
-                hosts=slot.hosts,
-                label=f"slot {number} on {' and '.join(sorted(slot.hosts))}",
-            )
-            for number, slot in enumerate(self._slots)
-        )
+        slots = []
+        for number, slot in enumerate(self._slots):
+            label = f"slot {number} on {' and '.join(sorted(slot.hosts))}"
+            slots.append(Slot(number=number, hosts=slot.hosts, label=label))
+        return tuple(slots)
 
     def open(self, candidate: Candidate, slot: int = 0) -> ClusterRunner:
         self.prepare()

@@ -166,7 +166,9 @@ def inspect_nodes() -> list[Node]:
     done, _ = ray.wait(replies, num_returns=len(replies), timeout=INSPECT_SECONDS)
     nodes = []
     for entry, reply in zip(entries, replies, strict=True):
-        node = _node(entry, reply) if reply in done else None
+        if reply not in done:
+            continue
+        node = _node(entry, reply)
         if node is not None:
             nodes.append(node)
     return nodes
@@ -301,17 +303,22 @@ class ClusterSlot:
         for reply in self._await(references, seconds, stop_at=_failed):
             replies.append(msgspec.json.decode(reply, type=ray_node.NodeReply))
         self.loads += max(reply.loads for reply in replies)
+        parts, faults = [], []
         for reply in replies:
             if reply.environment is not None:
                 raise TrainingEnvironmentError(reply.environment)
-        parts = [reply.measurement for reply in replies if reply.measurement is not None]
+            if reply.measurement is not None:
+                parts.append(reply.measurement)
+            if reply.fault is not None:
+                faults.append(reply.fault)
         failed = any(part.outcome is not Outcome.OK for part in parts)
         if self._cut.spans and (failed or len(parts) < len(replies)):
             self._call(lambda actor: actor.close.remote(), CLUSTER_GRACE_SECONDS)
-        faults = [reply.fault for reply in replies if reply.fault is not None]
         if faults and not failed:
             raise ProbeError(faults[0])
-        return parts[0] if len(parts) == 1 else merged(parts)
+        if len(parts) == 1:
+            return parts[0]
+        return merged(parts)
 
     def unload(self) -> None:
         self._runner = None

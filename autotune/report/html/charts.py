@@ -133,7 +133,9 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
     """Draw fitting candidates left of the limit, and failed ones, which have no speed, in a
     strip below.
     """
-    rows, word, title = _candidates(answer), answer.basis, "Speed against memory"
+    rows = _candidates(answer)
+    word = answer.basis
+    title = "Speed against memory"
     if not _with_peak(rows):
         return absent(
             "speed-against-memory",
@@ -145,7 +147,8 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
         lengths = "speed at typical ones"
     table = []
     for row in rows:
-        name, outcome = named(row.knobs, moving_knobs(answer)), row.outcome or word
+        name = named(row.knobs, moving_knobs(answer))
+        outcome = row.outcome or word
         table.append((name, outcome, rate(row.rate), gib(row.peak_memory_bytes)))
     return Drawing(
         id="speed-against-memory",
@@ -165,7 +168,8 @@ def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
     """Return each candidate once; the recommended one with its confirmation's figures."""
     best, chosen = answer.recommendation, []
     if best is not None:
-        speed, peak = best.tokens_per_second, best.peak_memory_bytes
+        speed = best.tokens_per_second
+        peak = best.peak_memory_bytes
         row = CandidateRow(
             knobs=best.knobs,
             outcome=RECOMMENDED,
@@ -304,7 +308,8 @@ def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
     if len(edge) < 2:
         return
     line = {"color": COLOURS[0], "width": 1, "shape": "hv"}
-    x, y = [(row.peak_memory_bytes or 0) / GIB for row in edge], [row.rate for row in edge]
+    x = [(row.peak_memory_bytes or 0) / GIB for row in edge]
+    y = [row.rate for row in edge]
     figure.add_trace(
         Scatter(
             x=x,
@@ -321,11 +326,9 @@ def _frontier(figure: Figure, rows: Sequence[CandidateRow]) -> None:
 
 def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     """Draw the measured candidates that were predicted: their peaks and their speeds."""
-    name, title, names = (
-        "predicted-against-measured",
-        "Predicted against measured",
-        moving_knobs(answer),
-    )
+    name = "predicted-against-measured"
+    title = "Predicted against measured"
+    names = moving_knobs(answer)
     rows, table = [], []
     for row in answer.probes:
         if row.prediction is not None and row.outcome == "ok":

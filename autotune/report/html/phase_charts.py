@@ -50,7 +50,9 @@ class ComparedCandidate:
 
 def memory_by_phase(answer: AnswerDocument) -> Drawing:
     """Draw the recommendation, the baseline and the next best."""
-    name, title, names = "memory-by-phase", "Memory by phase", moving_knobs(answer)
+    name = "memory-by-phase"
+    title = "Memory by phase"
+    names = moving_knobs(answer)
     shown = []
     for label, row in labelled(
         msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_CHARTED_RUNNER_UPS])
@@ -188,7 +190,9 @@ def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
 
 def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     """Draw one generation cycle of the main candidates."""
-    name, title, names = "seconds-by-phase", "Seconds of one generation cycle", moving_knobs(answer)
+    name = "seconds-by-phase"
+    title = "Seconds of one generation cycle"
+    names = moving_knobs(answer)
     shown, rows = [], []
     for label, row in labelled(answer):
         # Of the recommendation, its confirmation.
@@ -248,7 +252,8 @@ def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figu
 
 def search_time(answer: AnswerDocument) -> Drawing:
     """Draw the seconds of every probe."""
-    name, title = "search-time", "Time of the search"
+    name = "search-time"
+    title = "Time of the search"
     rows = [row for row in answer.trials if row.seconds]
     if not rows:
         why = "Nothing was measured." if answer.predicted else "No probe recorded its cost."
@@ -256,7 +261,8 @@ def search_time(answer: AnswerDocument) -> Drawing:
     names = moving_knobs(answer)
     table = []
     for row in rows:
-        total, load = row.seconds.get("total", 0), row.seconds.get("load", 0)
+        total = row.seconds.get("total", 0)
+        load = row.seconds.get("load", 0)
         table.append(
             (
                 str(row.trial),

@@ -85,13 +85,15 @@ def _safe_in_script(text: str) -> str:
 
 def headline(answer: AnswerDocument) -> str:
     """Return the answer in one sentence."""
-    best, limit = answer.recommendation, format_bytes(answer.question.memory_limit_bytes)
+    best = answer.recommendation
+    limit = format_bytes(answer.question.memory_limit_bytes)
     if best is None:
         return _without_recommendation(answer, limit)
     word = answer.basis.capitalize()
     warning = "" if answer.busy_machine is None else f"{answer.busy_machine} "
     speed = best.tokens_per_second.typical or best.tokens_per_second.worst
-    fast, peak = "a speed that is not known", "an unknown peak"
+    fast = "a speed that is not known"
+    peak = "an unknown peak"
     if speed is not None:
         fast = f"{speed:,.0f} tokens/s"
     if best.peak_memory_bytes is not None:
@@ -147,7 +149,8 @@ def markdown(document: Mapping[str, Any]) -> str:
     if answer.changes:
         rows = [_row("changed", "baseline", "recommended", "why"), "|---|---|---|---|"]
         for change in answer.changes:
-            before, after = setting_text(change.baseline), setting_text(change.recommended)
+            before = setting_text(change.baseline)
+            after = setting_text(change.recommended)
             rows.append(_row(change.name, before, after, change.why))
         parts.append("\n".join(rows))
     if answer.recommendation is not None:

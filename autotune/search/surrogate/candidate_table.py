@@ -58,9 +58,11 @@ class CandidateTable:
         self.load_examples: dict[int, Candidate] = {}  # First candidate of each load
         loads = []
         for candidate in self.candidates:
-            number = self.load_number.setdefault(candidate.load_key, len(self.load_number))
-            self.load_examples.setdefault(number, candidate)
-            loads.append(number)
+            if candidate.load_key not in self.load_number:
+                number = len(self.load_number)
+                self.load_number[candidate.load_key] = number
+                self.load_examples[number] = candidate
+            loads.append(self.load_number[candidate.load_key])
         self.loads: IndexArray = np.array(loads, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -111,11 +113,11 @@ class CandidateTable:
 
     def demanding_at_least(self, row: int) -> BoolArray:
         """Return True for candidates that need at least this one's memory, itself included."""
-        return np.asarray((self.demands >= self.demands[row]).all(axis=1))
+        return in_all_columns(self.demands >= self.demands[row])
 
     def demanding_at_most(self, row: int) -> BoolArray:
         """Return True for candidates that need at most this one's memory, itself included."""
-        return np.asarray((self.demands <= self.demands[row]).all(axis=1))
+        return in_all_columns(self.demands <= self.demands[row])
 
     def demanding_at_least_any(self, mask: BoolArray) -> BoolArray:
         """Return True for candidates that need at least the memory of any in `mask`."""
@@ -123,15 +125,15 @@ class CandidateTable:
         distinct = np.unique(self.demands[mask], axis=0)
         for demand in distinct:
             if not _is_dominated(demand, distinct):
-                result |= (self.demands >= demand).all(axis=1)
+                result |= in_all_columns(self.demands >= demand)
         return result
 
     def differing_in_batches(self, row: int) -> BoolArray:
         """Return True for candidates with this one's load and categories: they differ only in
         batch shape and recomputation.
         """
-        same_categories = (self._categories == self._categories[row]).all(axis=1)
-        return np.asarray((self.loads == self.loads[row]) & same_categories)
+        same_load: BoolArray = self.loads == self.loads[row]
+        return same_load & in_all_columns(self._categories == self._categories[row])
 
     def least_demanding(self, rows: IndexArray) -> int:
         """Return the first of `rows` that needs more memory than no other one."""
@@ -143,7 +145,7 @@ class CandidateTable:
             if not _is_dominated(demand, demands):
                 return int(rows[place])
             # No demand above a dominated one is minimal either.
-            may_be_least &= ~(demands >= demand).all(axis=1)
+            may_be_least &= ~in_all_columns(demands >= demand)
         raise ValueError("least_demanding: no candidates. Pass at least one index.")
 
     # 2. Features of the regression.
@@ -205,11 +207,15 @@ class CandidateTable:
         return np.asarray(doublings - doublings.mean())
 
 
+def in_all_columns(flags: BoolArray) -> BoolArray:
+    """Return True for the rows whose flags are all True."""
+    return np.asarray(flags.all(axis=1))
+
+
 def _is_dominated(demand: FloatArray, demands: FloatArray) -> bool:
     """Return True if any of `demands` is at most this one, and lower in a column."""
-    at_most = (demands <= demand).all(axis=1)
-    lower = (demands < demand).any(axis=1)
-    return bool((at_most & lower).any())
+    is_lower = (demands < demand).any(axis=1)
+    return bool(np.any(in_all_columns(demands <= demand) & is_lower))
 
 
 def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatArray]:
@@ -221,7 +227,7 @@ def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatAr
     codes: dict[tuple[type, object], float] = {}
     for row, candidate in enumerate(candidates):
         value = effective_value(knob, candidate)
-        if knob.memory == "unclear" or not isinstance(value, (int, float)):
+        if knob.memory == "unclear" or not isinstance(value, int | float):
             key = (type(value), value)
             category[row] = codes.setdefault(key, len(codes) + 1.0)
         elif knob.memory == "grows":
@@ -251,11 +257,11 @@ def _is_scale(values: set[KnobValue]) -> bool:
     """Return True for enough numbers. None does not count: a candidate without a value differs in
     another knob as well.
     """
-    values = values - {None}
-    for value in values:
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
+    numbers = values - {None}
+    for value in numbers:
+        if isinstance(value, bool) or not isinstance(value, int | float):
             return False
-    return len(values) >= MIN_SCALE_VALUES
+    return len(numbers) >= MIN_SCALE_VALUES
 
 
 def _scaled(values: Sequence[object]) -> FloatArray:
@@ -266,7 +272,8 @@ def _scaled(values: Sequence[object]) -> FloatArray:
     missing = np.isnan(positions)
     if (positions[~missing] > 0).all():
         positions = np.log(positions)
-    lowest, highest = np.nanmin(positions), np.nanmax(positions)
+    lowest = np.nanmin(positions)
+    highest = np.nanmax(positions)
     return np.where(missing, 0.5, (positions - lowest) / (highest - lowest))
 
 
@@ -285,7 +292,7 @@ def _doublings(values: Sequence[object]) -> FloatArray:
         return SWITCH_DOUBLINGS * np.array(values, dtype=float)
     positive: dict[int, float] = {}
     for row, value in enumerate(values):
-        if isinstance(value, (int, float)) and value > 0:
+        if isinstance(value, int | float) and value > 0:
             positive[row] = value
     doublings = np.zeros(len(values))
     smallest = min(positive.values(), default=1.0)

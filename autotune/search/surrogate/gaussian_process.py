@@ -251,7 +251,9 @@ class Fit:
                 noise=default_noise,
             )
         posteriors = []
-        mean, square, variance = np.zeros(size), np.zeros(size), np.zeros(size)
+        mean = np.zeros(size)
+        square = np.zeros(size)
+        variance = np.zeros(size)
         noise = 0.0
         for model in self.models:
             posterior = self._condition(model)
@@ -290,7 +292,8 @@ class Fit:
         similarity = self.kernels.rows(np.array([row]))
         second_moment = np.zeros(self.kernels.size)
         for posterior in posteriors:
-            model, whitened = posterior.model, posterior.whitened
+            model = posterior.model
+            whitened = posterior.whitened
             mixed = similarity.mixed(model.shares)[0]
             prior = mixed * amplitude * amplitude[row] * model.scale**2
             removed = whitened[:, row] @ whitened
@@ -396,7 +399,8 @@ class _PendingVariance:
         """Append rows to W: L_B⁻¹ B, with B = K[new, :] - W[:, new]ᵀ W and L_B L_Bᵀ = B[:, new] +
         σ² I.
         """
-        model, amplitude = self._model, self._fit.amplitude
+        model = self._model
+        amplitude = self._fit.amplitude
         similarity = self._fit.kernels.rows(new).mixed(model.shares) * model.scale**2
         prior = similarity * amplitude[new][:, None] * amplitude[None, :]
         covariance = prior - self._whitened[:, new].T @ self._whitened  # B

@@ -118,7 +118,8 @@ def _ran_out_asleep_in_training(trial: Trial) -> bool:
     The training step's memory is free at that time, so neither a smaller batch nor recomputation
     helps.
     """
-    measurement, settings = trial.measurement, trial.candidate.settings
+    measurement = trial.measurement
+    settings = trial.candidate.settings
     sleeps = any(settings.get(name) for name in SLEEP_KNOBS)
     return sleeps and measurement.outcome in ENGINE_AWAKE and not blames_engine(measurement)
 
@@ -128,7 +129,8 @@ def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray
     move, and not towards the cure.
     """
     impossible = np.zeros(len(table), dtype=bool)
-    failure, failed_load = trial.measurement.failure, trial.candidate.load
+    failure = trial.measurement.failure
+    failed_load = trial.candidate.load
     if failure is None:
         return impossible
     directions = _directions(failure, failed_load)
@@ -154,7 +156,8 @@ def _free_share(failed_load: Knobs, numbers: Numbers) -> float | None:
     vLLM reports shares of the whole device, and the knob is one of the limit. The share that it was
     asked for has both meanings: free = knob * reported as free / reported as asked.
     """
-    free, requested_share = numbers.get("free_share"), numbers.get("asked_share")
+    free = numbers.get("free_share")
+    requested_share = numbers.get("asked_share")
     share = failed_load.get(SHARE_KNOB)
     if free is None or not requested_share or not isinstance(share, int | float):
         return free
@@ -185,10 +188,11 @@ def _is_no_cure(
 ) -> bool:
     """Return True if no setting of the load moved in the direction that cures the failure."""
     for name, direction in directions.items():
-        before, after = failed.get(name), load.get(name)
+        before = failed.get(name)
+        after = load.get(name)
         if before == after:
             continue
-        if not isinstance(before, (int, float)) or not isinstance(after, (int, float)):
+        if not isinstance(before, int | float) or not isinstance(after, int | float):
             return False
         if (direction == "raise") == (after > before):
             return False

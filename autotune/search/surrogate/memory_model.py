@@ -142,7 +142,8 @@ class MemoryModel:
             means_by_stretch.append(posterior.mean)
             deviations_by_stretch.append(posterior.deviation)
             noises.append(posterior.noise)
-        means, deviations = np.array(means_by_stretch), np.array(deviations_by_stretch)
+        means = np.array(means_by_stretch)
+        deviations = np.array(deviations_by_stretch)
 
         highest = means.argmax(axis=0)
         rows = np.arange(len(self._table))

@@ -246,7 +246,8 @@ class ThroughputModel:
 
         # 2. An outlier's error applies to every candidate of its load that was not measured without
         # it.
-        mean, loads = posterior.mean.copy(), self._table.loads
+        mean = posterior.mean.copy()
+        loads = self._table.loads
         unmeasured = np.ones(len(mean), dtype=bool)
         unmeasured[observed.rows] = False
         for row, error in cliffs:
@@ -334,11 +335,14 @@ def _weighted_covariance(
 def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
     """Divide a cycle's seconds by group, in the proportions of all timed cycles."""
     timed_seconds = sum(speed.phase_seconds.values())
-    seconds = {}
+    seconds: dict[str, float] = {}
     for group, phases in PHASE_GROUPS.items():
         seconds[group] = sum(speed.phase_seconds.get(phase, 0.0) for phase in phases)
-    seconds[REST] = max(0.0, timed_seconds - sum(seconds.values()))
-    return {group: part / timed_seconds * cycle_seconds for group, part in seconds.items()}
+    grouped_seconds = sum(seconds.values())
+    seconds[REST] = max(0.0, timed_seconds - grouped_seconds)
+    for group, part in seconds.items():
+        seconds[group] = part / timed_seconds * cycle_seconds
+    return seconds
 
 
 def _group_priors(predictions: Predictions, group: str) -> tuple[FloatArray, FloatArray]:
@@ -370,7 +374,10 @@ def _group_seconds(prediction: Prediction, group: str) -> Estimate:
 
 
 def _group_of(phase: Phase) -> str:
-    return next((group for group, phases in PHASE_GROUPS.items() if phase in phases), REST)
+    for group, phases in PHASE_GROUPS.items():
+        if phase in phases:
+            return group
+    return REST
 
 
 def _width(seconds: Estimate) -> float:
@@ -385,8 +392,10 @@ def _is_timed(prediction: Prediction) -> bool:
 
 def _filled(figures: Sequence[float | None]) -> FloatArray:
     """Replace None by the median of the other figures."""
-    middle = statistics.median(figure for figure in figures if figure is not None)
-    return np.array([middle if figure is None else figure for figure in figures])
+    filled = np.array(figures, dtype=float)  # None becomes NaN
+    missing = np.isnan(filled)
+    filled[missing] = np.median(filled[~missing])
+    return filled
 
 
 def _log_figures(seconds: FloatArray) -> FloatArray | None:

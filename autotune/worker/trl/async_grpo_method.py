@@ -40,7 +40,8 @@ class AsyncGrpoRun(TrainerRun):
     model by name, and gets the one in memory.
     """
 
-    module, names = seams.ASYNC_GRPO, ("AsyncGRPOConfig", "AsyncGRPOTrainer")
+    module = seams.ASYNC_GRPO
+    names = ("AsyncGRPOConfig", "AsyncGRPOTrainer")
     oldest = seams.ASYNC_OLDEST
     has_cycles = rewarded = generates = takes_images = False  # rewards are the rollout worker's
     attention = "tree_fa3"  # under which the trainer loads its model
@@ -71,7 +72,8 @@ class AsyncGrpoRun(TrainerRun):
         return {**arguments, **self._injected(config)}
 
     def _injected(self, config: Any) -> Arguments:
-        lengths, draw = self.lengths, random.Random(config.seed)
+        lengths = self.lengths
+        draw = random.Random(config.seed)
         prompts = lengths.drawn_prompts or (lengths.prompt or 1,)
         completions = lengths.drawn or (lengths.completion,)
         finished = rollouts(
@@ -179,7 +181,9 @@ def rollouts(
         drawn_prompt_length, completion_length = draw_lengths()
         place += 1
         if group_of(number) != group:  # the next group, whose rollouts share its prompt
-            group, prompt_length, place = group_of(number), drawn_prompt_length, 0
+            group = group_of(number)
+            prompt_length = drawn_prompt_length
+            place = 0
         ids = [
             FIRST_ID + group % DISTINCT_PROMPTS,
             *[PROMPT_ID] * (prompt_length - 1),

@@ -70,7 +70,8 @@ def build(
     import torch
     from transformers import set_seed
 
-    dtype, place = getattr(torch, model["dtype"]), _place(device)
+    dtype = getattr(torch, model["dtype"])
+    place = _place(device)
     config = _config(model, folder, trust_remote_code)
     quantisation = _quantisation(model, dtype)
     set_seed(seed)
@@ -120,7 +121,8 @@ def random_model(
 ) -> Any:
     import torch
 
-    model_class, dtype = auto_class(model, config), getattr(torch, model["dtype"])
+    model_class = auto_class(model, config)
+    dtype = getattr(torch, model["dtype"])
     if hasattr(model_class, "from_config"):
         return model_class.from_config(config, dtype=dtype, trust_remote_code=trust_remote_code)
     return model_class._from_config(config, dtype=dtype)

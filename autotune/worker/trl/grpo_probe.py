@@ -229,7 +229,8 @@ def _measure(
     run_class: type[TrainerRun],
     result: Result,
 ) -> None:
-    plan, typical = request["plan"], request["lengths"].get("typical")
+    plan = request["plan"]
+    typical = request["lengths"].get("typical")
     stop_below = plan.get("stop_below_tokens_per_second")
     # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may
     # slowness end a run.

@@ -55,18 +55,21 @@ class LoopCounts:
 
     def add_batch(self, batch: Mapping[str, Any]) -> None:
         """Count a batch of prompts and completions by their masks."""
-        prompt_mask, completion_mask = batch["prompt_mask"], batch["completion_mask"]
+        prompt_mask = batch["prompt_mask"]
+        completion_mask = batch["completion_mask"]
         in_loss = completion_mask
         if "tool_mask" in batch:
             in_loss = completion_mask * batch["tool_mask"]
         self.loss_tokens += int(in_loss.sum())
         self.prompt_tokens += int(prompt_mask.sum())
-        prompts, completions = prompt_mask.sum(1), completion_mask.sum(1)
+        prompts = prompt_mask.sum(1)
+        completions = completion_mask.sum(1)
         self.add_lengths(prompts.tolist(), completions.tolist())
 
     def add_rows(self, inputs: Mapping[str, Any]) -> None:
         """Count a micro-batch of given rows: tokens in the loss, other tokens, lengths."""
-        ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+        ids = inputs["input_ids"]
+        mask = inputs.get("attention_mask")
         loss_tokens = int(_in_loss(inputs).sum())
         all_tokens = int(ids.numel() if mask is None else mask.sum())
         self.loss_tokens += loss_tokens
@@ -90,7 +93,8 @@ def _in_loss(inputs: Mapping[str, Any]) -> Any:
 
 def _row_lengths(inputs: Mapping[str, Any]) -> list[int]:
     """Return the length of each row; of rows flattened to one, only the average is known."""
-    ids, mask = inputs["input_ids"], inputs.get("attention_mask")
+    ids = inputs["input_ids"]
+    mask = inputs.get("attention_mask")
     if mask is not None:
         return mask.sum(1).tolist()  # type: ignore[no-any-return]
     positions = inputs.get("position_ids")

@@ -22,7 +22,8 @@ class RlooRun(TrainerRun):
     Its generation returns completions without log-probabilities.
     """
 
-    module, names = seams.RLOO, ("RLOOConfig", "RLOOTrainer")
+    module = seams.RLOO
+    names = ("RLOOConfig", "RLOOTrainer")
 
     @staticmethod
     def single_turn(trainer: Any, completions: list[list[int]]) -> Any:
@@ -35,7 +36,8 @@ class OnlineDpoRun(TrainerRun):
     Prompts are tokenised inside the generation, and get their length there.
     """
 
-    module, names = seams.ONLINE_DPO, ("OnlineDPOConfig", "OnlineDPOTrainer")
+    module = seams.ONLINE_DPO
+    names = ("OnlineDPOConfig", "OnlineDPOTrainer")
     in_scripts = has_cycles = takes_images = False
 
     def _config(
@@ -118,7 +120,8 @@ class OnlineDpoRun(TrainerRun):
                 prompts: Sequence[Any],
                 images: Any = None,
             ) -> Any:
-                rows, device = COMPLETIONS * len(prompts), self.accelerator.device
+                rows = COMPLETIONS * len(prompts)
+                device = self.accelerator.device
                 prompt_ids, prompt_mask = _padded(lengths.prompts(rows), device, on_left=True)
                 ids, mask = _padded(lengths.completions(rows), device, on_left=False)
                 return prompt_ids, prompt_mask, ids, mask, None

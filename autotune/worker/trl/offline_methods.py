@@ -124,7 +124,8 @@ def _packs(arguments: Sequence[Any]) -> bool:
 
 
 class SftRun(OfflineRun):
-    module, names = seams.SFT, ("SFTConfig", "SFTTrainer")
+    module = seams.SFT
+    names = ("SFTConfig", "SFTTrainer")
     takes_images = True
 
     @staticmethod
@@ -144,7 +145,8 @@ class SftRun(OfflineRun):
 class DpoRun(OfflineRun):
     """Pairs: a prompt with two answers, both in the loss behind the prompt."""
 
-    module, names = seams.DPO, ("DPOConfig", "DPOTrainer")
+    module = seams.DPO
+    names = ("DPOConfig", "DPOTrainer")
     columns = ("prompt", "chosen", "rejected")
     _words = 1  # the trainer drops pairs with a prompt that is too long; short columns are padded
 
@@ -176,7 +178,8 @@ class KtoRun(OfflineRun):
     A second pass scores each prompt with its neighbour's answer.
     """
 
-    module, names = seams.KTO, ("KTOConfig", "KTOTrainer")
+    module = seams.KTO
+    names = ("KTOConfig", "KTOTrainer")
     oldest = seams.KTO_OLDEST
     columns, labelled = ("prompt", "completion"), True
     _words = 1
@@ -204,7 +207,8 @@ class KtoRun(OfflineRun):
 class RewardRun(OfflineRun):
     """Reward model: pairs of whole rows, each scored at its last token."""
 
-    module, names = seams.REWARD_MODULE, ("RewardConfig", "RewardTrainer")
+    module = seams.REWARD_MODULE
+    names = ("RewardConfig", "RewardTrainer")
     scores = True
     columns = ("chosen", "rejected")
     _words = 1
@@ -215,6 +219,7 @@ class RewardRun(OfflineRun):
         rows: int,
         lengths: TracedLengths,
     ) -> Columns:
-        prompts, completions = lengths.prompts(rows), lengths.completions(rows)
+        prompts = lengths.prompts(rows)
+        completions = lengths.completions(rows)
         ids = [prompt + answer for prompt, answer in zip(prompts, completions, strict=True)]
         return {"chosen_ids": ids, "rejected_ids": ids}

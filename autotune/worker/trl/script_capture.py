@@ -172,7 +172,8 @@ def _run(
     except ScriptFailed:
         raise
     except Exception as error:
-        text, line = f"{type(error).__name__}: {error}", _line_of(error, str(path))
+        text = f"{type(error).__name__}: {error}"
+        line = _line_of(error, str(path))
         raise ScriptFailed("crashed", text, line=line) from error
     return main
 
@@ -305,7 +306,8 @@ def patched(capture: Capture) -> Iterator[None]:
     def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
         raise ScriptFailed("other_trainer", cls.__name__)
 
-    classes, configs = _classes_by_method(), [TrainingArguments]
+    classes = _classes_by_method()
+    configs = [TrainingArguments]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, refuse))
         for method, (config, trainer) in classes.items():

@@ -112,7 +112,8 @@ def _describe_failure(failure: ScriptFailed) -> Result:
 
 
 def describe(captured: CapturedTrainer) -> Result:
-    arguments, configuration = captured.arguments, _configuration(captured)
+    arguments = captured.arguments
+    configuration = _configuration(captured)
     settings = configuration.settings
     json_settings = _json_values(settings)
     callbacks = [*dataset_sizes.listed(arguments.get("callbacks")), *captured.callbacks]

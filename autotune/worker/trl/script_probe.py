@@ -138,7 +138,8 @@ class ScriptRun(TrainerRun):
         """Return the values of the script's configuration that are not defaults."""
         if self.captured.configured is not None:
             return self.captured.configured.settings()
-        config, settings = self.captured.arguments.get("args"), {}
+        config = self.captured.arguments.get("args")
+        settings = {}
         if config is not None:
             for name, default in defaults_of(config).items():
                 value = getattr(config, name)
@@ -195,7 +196,8 @@ class ScriptRun(TrainerRun):
         adapter = copy.deepcopy(script_adapter)
         searched = self.loaded.request.get("adapter") or {}
         for name, peft_name in SEARCHED_IN_ADAPTER:
-            value, script_value = searched.get(name), getattr(adapter, peft_name, None)
+            value = searched.get(name)
+            script_value = getattr(adapter, peft_name, None)
             if value is not None and script_value is not None:
                 setattr(adapter, peft_name, value)
         return adapter

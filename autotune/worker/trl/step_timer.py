@@ -175,7 +175,8 @@ class StepTimer:
 
     def _end_unit(self, control: Any) -> None:
         # 1. The unit's figures. Seconds of reused generations count as if they had run.
-        start, end = self._unit_start, self._loop_state()
+        start = self._unit_start
+        end = self._loop_state()
         borrowed = {}
         for phase, total in end.borrowed_seconds.items():
             borrowed[phase] = total - start.borrowed_seconds.get(phase, 0.0)
@@ -236,14 +237,16 @@ class StepTimer:
 
         All ranks use the same figures, so all of them stop, or none.
         """
-        rule, accelerator = self._stop_rule, self.trainer.accelerator
+        rule = self._stop_rule
+        accelerator = self.trainer.accelerator
         if rule.soak_seconds is not None:
             soaked, _ = _over_ranks(accelerator, time.perf_counter() - self._began, 0)
             control.should_training_stop = soaked >= rule.soak_seconds
         elif unit < self._plan.units and rule.below_tokens_per_second is not None:
             slowest_seconds, all_tokens = _over_ranks(accelerator, seconds, tokens)
             self._rates.append(all_tokens / slowest_seconds)
-            goal, spread = rule.below_tokens_per_second, rule.cycle_spread
+            goal = rule.below_tokens_per_second
+            spread = rule.cycle_spread
             if out_of_reach(self._rates, goal=goal, spread=spread):
                 self.speed["cut_short"] = control.should_training_stop = True
 

@@ -167,7 +167,8 @@ def build(
 
     grpo_probe.be_quiet()
     # 1. Configuration.
-    method, lengths = traced_method(spec), TracedLengths(**spec["lengths"])
+    method = traced_method(spec)
+    lengths = TracedLengths(**spec["lengths"])
     config_class, trainer_class = method.classes()
     settings, model_settings = trainer_settings.split(
         _traced_settings(spec), config_class, trl.ModelConfig
@@ -393,7 +394,8 @@ def _rows(
 ) -> Any:
     from datasets import Dataset
 
-    method, images = traced_method(spec), spec.get("images")
+    method = traced_method(spec)
+    images = spec.get("images")
     rows = config.per_device_train_batch_size * config.gradient_accumulation_steps
     rows *= plan.optimizer_steps
     if method.generates or images is not None:
@@ -406,7 +408,8 @@ def _rows(
             f"images: rows of {spec['method']} have none. Leave --image-size out, or use sft, grpo"
             " or rloo"
         )
-    column, tokens = "messages", lengths.prompt + lengths.completion
+    column = "messages"
+    tokens = lengths.prompt + lengths.completion
     if method.generates:
         column, tokens = "prompt", lengths.prompt
     return training_data.image_rows(

@@ -254,7 +254,8 @@ class TrainerRun(TrainingMethod):
 
         The processor is that of the model's folder, or a synthetic one.
         """
-        loaded, images = self.loaded, self.request.get("images")
+        loaded = self.loaded
+        images = self.request.get("images")
         if images is None:
             return loaded.tokenizer
         from transformers import AutoConfig, AutoProcessor
@@ -381,7 +382,8 @@ class TrainerRun(TrainingMethod):
         # makes all candidates equal.
         transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
         drawn = self.lengths.drawn
-        draws, seed = None, int(self.request.get("seed", 42))
+        draws = None
+        seed = int(self.request.get("seed", 42))
         if drawn:
             draws = rollouts.LengthDraws(drawn, seed)
         began = time.perf_counter()

@@ -132,7 +132,8 @@ def user_dataset(script: Request | None) -> Any:
     if _is_saved_to_disk(Path(name)):
         saved = load_from_disk(name)
         return saved[split] if isinstance(saved, Mapping) else saved
-    config, streaming = script.get("dataset_config"), bool(script.get("dataset_streaming"))
+    config = script.get("dataset_config")
+    streaming = bool(script.get("dataset_streaming"))
     return load_dataset(name, name=config, streaming=streaming)[split]
 
 

@@ -15,7 +15,8 @@ from .trace_plan import TracedLengths
 class TrainingMethod:
     """GRPO. Subclasses for other methods override what differs."""
 
-    module, names = seams.GRPO, ("GRPOConfig", "GRPOTrainer")
+    module = seams.GRPO
+    names = ("GRPOConfig", "GRPOTrainer")
     oldest, newest = seams.OLDEST, seams.NEWEST  # releases that have it
     in_scripts = True  # scripts of the user's own may construct it
     # a generation serves several steps, and other candidates. False: each optimizer step is alike

@@ -383,7 +383,8 @@ def server_command(
     scale: float = 1.0,
 ) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
-    server, model = request["server"], request["model"]
+    server = request["server"]
+    model = request["model"]
     gpus_of_replica = server["tensor_parallel_size"]
     replicas = server["gpus"] // gpus_of_replica
     options: Arguments = {
