@@ -1,6 +1,6 @@
 """Memory of models outside the traced step, by phase.
 
-Frozen references and rewards (weights), critics (all that training needs), and kept logits.
+Frozen references and rewards (weights), and critics (all that training needs).
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ TURN_PARTS: tuple[Part, ...] = ("gradients", "activations", "logits")
 """Parts of the policy that are on the device in its own turn alone."""
 
 STATE: tuple[Part, ...] = ("weights", "optimizer")
-
-FLOAT32_BYTES = 4
 
 # the one model outside a framework's traced step: there are no completions to judge
 REWARD_ROLE = "reward"
@@ -53,8 +51,6 @@ def other_model_bytes(
         for phase, parts in model.phases():
             for part, size in parts.items():
                 by_phase[phase][f"{resident.role}_{part}"] += size
-    for phase, size in kept_logits(composition, used, config):
-        by_phase[phase]["logits"] += size
     return {phase: dict(parts) for phase, parts in by_phase.items() if parts}
 
 
@@ -63,34 +59,6 @@ def _is_outside(resident: Resident, trace: Trace) -> bool:
     if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
         return False
     return trace.basis != "traced" or resident.role == REWARD_ROLE
-
-
-def kept_logits(
-    composition: Composition,
-    used: TraceUsage,
-    config: Mapping[str, object],
-) -> Iterator[tuple[Phase, int]]:
-    """Yield the logits of a loop that keeps those of its rollout.
-
-    The previous rollout's are still held while the next ones are made. Those end up in one piece:
-    a second copy, made when the last completions' own are stacked or when the cache is freed.
-
-        in a rollout = max(2 · all + those of the last completions, 3 · all - the rollout's growth)
-    """
-    completions = composition.retained_logits
-    vocabulary = model_shape.shape(config).vocabulary
-    row_bytes = FLOAT32_BYTES * composition.completion_length * vocabulary
-    all_bytes = completions * row_bytes
-    if not all_bytes:
-        return
-    last_bytes = (composition.generation_micro_batch or completions) * row_bytes
-    rollouts = [use.requested_bytes for use in used.phases if use.phase == "rollout"]
-    growth = max(0, max(rollouts, default=0) - used.resting.requested_bytes)
-    for phase in PHASES:
-        if phase == "rollout":
-            yield phase, max(2 * all_bytes + last_bytes, 3 * all_bytes - growth)
-        elif phase != "load":
-            yield phase, all_bytes
 
 
 class _OtherModel:

@@ -83,11 +83,10 @@ def trainer_rollout(
     shape: Shape,
     trace: Trace,
 ) -> Generation:
-    """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
+    """Return one rank's rollout: its part of the batch, at once."""
     dtype = composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
-    share = composition.generation_batch // composition.ranks
-    batch = composition.generation_micro_batch or max(1, share)
+    batch = max(1, composition.generation_batch // composition.ranks)
     prompt, completion = composition.prompt_length, composition.completion_length
 
     peak = transformers_generation(

@@ -212,19 +212,3 @@ def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
         return "critic_gradients" in found["forward"]
 
     assert gradients(2) and not gradients(1)
-
-
-def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
-    whole, last = (rows * 4 * 16 * 151_936 for rows in (8, 2))
-    keeping = held(
-        retained_logits=8,
-        generation_micro_batch=2,
-        completion_length=16,
-    )
-    assert {phase: parts["logits"] for phase, parts in keeping.items() if phase != "rollout"} == {
-        phase: whole for phase in PHASES if phase not in ("load", "rollout")
-    }
-    assert keeping["rollout"]["logits"] == 3 * whole, (
-        "nothing is generated in this trace: the old, the new and a copy"
-    )
-    assert 2 * whole + last < 3 * whole

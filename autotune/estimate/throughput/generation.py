@@ -62,14 +62,7 @@ def load_of(
     settings = composition.engine
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
     sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
-    batch = min(
-        sequences,
-        (
-            composition.generation_micro_batch or sequences
-            if settings is None
-            else settings.max_num_seqs
-        ),
-    )
+    batch = sequences if settings is None else min(sequences, settings.max_num_seqs)
     if engine is not None:
         batch = max(1, min(batch, int(engine.concurrency)))
     load = GenerationLoad(
