@@ -61,22 +61,18 @@ def initial_traces(
     `batches`: micro-batches of the reference family; None without one. The check is in the longer
     model, except with a reference: that has shown that all layers grow alike.
     """
-    short = longer = None
-    if repetition is not None:
-        short = repetition.layers
-        longer = repetition.layers + repetition.period
-
     if batches is None:
         chosen = picked_points(points)
-        checked = longer
     else:
         chosen = _points_with_reference(points, batches)
-        checked = short
+    if repetition is None:
+        planned = [PlannedTrace(point, None) for point in chosen]
+        return [*planned, PlannedTrace(corner(points), None)]
 
+    short, longer = repetition.layers, repetition.layers + repetition.period
     planned = [PlannedTrace(point, short) for point in chosen]
-    if repetition is not None:
-        planned.append(PlannedTrace(chosen[0], longer))
-    planned.append(PlannedTrace(corner(points), checked))
+    planned.append(PlannedTrace(chosen[0], longer))
+    planned.append(PlannedTrace(corner(points), longer if batches is None else short))
     return planned
 
 
@@ -96,11 +92,11 @@ def _points_with_reference(points: Sequence[Point], batches: Sequence[int]) -> l
     if len(micro_batches) > MAX_BATCHES:
         micro_batches.pop()
 
-    chosen: dict[Point, None] = {}
+    chosen = []
     for position in REFERENCE_POSITIONS:
         micro_batch = _between(micro_batches, position.micro_batch)
-        chosen[_point_at(position, points)._replace(micro_batch=micro_batch)] = None
-    return list(chosen)
+        chosen.append(_point_at(position, points)._replace(micro_batch=micro_batch))
+    return list(dict.fromkeys(chosen))
 
 
 def corner(points: Sequence[Point]) -> Point:
@@ -133,9 +129,7 @@ def _point_at(position: Position, points: Sequence[Point]) -> Point:
 
 def _micro_steps_at(position: Position, points: Sequence[Point]) -> int:
     values = {point.micro_steps for point in points}
-    if len(values) == 1:
-        return values.pop()
-    return position.micro_steps
+    return values.pop() if len(values) == 1 else position.micro_steps
 
 
 def _between(
@@ -149,5 +143,5 @@ def _between(
         return least
     if share == 1:
         return greatest
-    value = round((least + share * (greatest - least)) / grid) * grid
+    value = grid * round((least + share * (greatest - least)) / grid)
     return min(greatest, max(least, value))

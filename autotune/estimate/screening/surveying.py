@@ -61,7 +61,7 @@ def survey(
     check_copies = 1 if repetition and not reference else 0
     check_depth = stretched(short, longer, replace(full_depth, copies=check_copies))
     # 3. Formulas of sizes. Most of them occur again in other families of the same model.
-    known = reference.sizes.known if reference else None
+    known = reference.sizes.known_formulas if reference else None
     sizes = fit_sizes(samples, known)
     error = error_at(check_depth, sizes, check)
     for point in _points_in_reserve(points, samples, has_reference=reference is not None):
