@@ -85,7 +85,7 @@ class Pairing:
         order = block_order(short.keys, replace(repetition, copies=1))
         if len(order) != len(longer.spans):
             raise NotUniform(f"{len(longer.spans)} blocks instead of {len(order)}")
-        self.short, self.longer = short, longer
+        self.short, self.longer, self.repetition = short, longer, repetition
         self.copies = order  # of each of the longer model's blocks
         self.blocks = {copy: block for block, copy in enumerate(order)}
         self.group_blocks = {copy.place for copy in order if copy.instance}
@@ -173,6 +173,7 @@ class Pairing:
         places = aligned(
             list(map(self.short.size_and_part, short_made)),
             list(map(self.longer.size_and_part, longer_made)),
+            self.repetition,
         )
         self.per_group.update(event - 1 for event in longer_made)
         for short_event, place in zip(short_made, places, strict=True):

@@ -61,18 +61,19 @@ def initial_traces(
     `batches`: micro-batches of the reference family; None without one. The check is in the longer
     model, except with a reference: that has shown that all layers grow alike.
     """
-    if batches is None:
-        chosen = picked_points(points)
-    else:
-        chosen = _points_with_reference(points, batches)
-    if repetition is None:
-        planned = [PlannedTrace(point, None) for point in chosen]
-        return [*planned, PlannedTrace(corner(points), None)]
+    short = longer = None
+    if repetition is not None:
+        short, longer = repetition.layers, repetition.layers + repetition.period
 
-    short, longer = repetition.layers, repetition.layers + repetition.period
+    if batches is None:
+        chosen, checked = picked_points(points), longer
+    else:
+        chosen, checked = _points_with_reference(points, batches), short
+
     planned = [PlannedTrace(point, short) for point in chosen]
-    planned.append(PlannedTrace(chosen[0], longer))
-    planned.append(PlannedTrace(corner(points), longer if batches is None else short))
+    if repetition is not None:
+        planned.append(PlannedTrace(chosen[0], longer))
+    planned.append(PlannedTrace(corner(points), checked))
     return planned
 
 
