@@ -79,7 +79,7 @@ def test_no_schedule_beats_the_longest_completion_or_the_batch(
     assert all(one.decoding <= limits.max_num_seqs for one in passes)
     assert all(one.decoding + one.prefilled <= limits.max_batched_tokens for one in passes)
     # Every token but the first of each admission is decoded.
-    assert found.mean_decoding * found.passes == sum(lengths) - len(lengths) - found.preemptions
+    assert found.decoded == sum(lengths) - len(lengths) - found.preemptions
 
 
 def test_freed_places_are_taken_at_once() -> None:

@@ -210,19 +210,19 @@ class KnownFormulas:
 
         # 2. Both in one basis.
         basis = self.basis.joined(new_basis)
-        known = self.basis.widened(self.coefficients, basis)
+        known_rows = self.basis.widened(self.coefficients, basis)
         coefficients = np.zeros((len(examples), len(basis.terms)))
-        coefficients[~is_new] = known[formula_of_row[~is_new]]
+        coefficients[~is_new] = known_rows[formula_of_row[~is_new]]
         coefficients[is_new] = new_basis.widened(new_coefficients, basis)
         is_exact = np.ones(len(examples), dtype=bool)
         is_exact[is_new] = is_new_exact
 
         # 3. For inexact rows with few examples, the closest known formula.
-        if len(points) < MIN_EXAMPLES_TO_FIT and len(known):
+        if len(points) < MIN_EXAMPLES_TO_FIT and len(known_rows):
             for row in np.flatnonzero(~is_exact):
                 errors = np.abs(known_values - examples[row]).max(axis=1)
-                coefficients[row] = known[errors.argmin()]
-        formulas = np.unique(np.concatenate([known, coefficients[is_new]]), axis=0)
+                coefficients[row] = known_rows[errors.argmin()]
+        formulas = np.unique(np.concatenate([known_rows, coefficients[is_new]]), axis=0)
         return KnownFormulas(basis=basis, coefficients=formulas), coefficients, is_exact
 
 
