@@ -89,7 +89,7 @@ def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
         context=catalog.context(gpu).scaled(composition.processes),
         communication=communication(gpu, ranks, communicators(composition)),
         communication_at_engine_start=communication(gpu, ranks, at_engine_start),
-        others=other_model_bytes(inputs.trace, composition, usage, inputs.config),
+        outside_models=other_model_bytes(inputs.trace, composition, usage, inputs.config),
     )
 
 
@@ -205,7 +205,7 @@ def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
     loaded = scene.usage.loaded_bytes
     if inputs.composition.empties_before_engine:
         loaded = min(loaded, scene.usage.resting.allocated_bytes)
-    other_models = sum(scene.others.get("rollout", {}).values())
+    other_models = sum(scene.outside_models.get("rollout", {}).values())
     return max(0, loaded + other_models - min(scene.away_bytes, loaded))
 
 
@@ -337,7 +337,7 @@ def _torch_allocated(scene: Scene) -> Estimate:
     for use in scene.usage.phases:
         error = timeline.error_bytes(use, basis)
         policy = timeline.around(use.allocated_bytes, error, extra_bytes)
-        other_models = timeline.other_models(scene.others.get(use.phase, {}), basis)
+        other_models = timeline.other_models(scene.outside_models.get(use.phase, {}), basis)
         allocated.append(policy + other_models)
     return highest(allocated)
 

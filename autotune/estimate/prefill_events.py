@@ -37,7 +37,7 @@ def prefill_events(layers: int, present: frozenset[str]) -> PrefillEvents:
     rotary_and_mask = [writer.make("rotary"), writer.make("rotary"), writer.make("mask")]
     for layer in range(layers):
         before = hidden
-        hidden = writer.layer(hidden, is_first=layer == 0)
+        hidden = writer.layer(is_first=layer == 0)
         if layer:
             writer.drop(before)
     writer.drop(writer.norm(), hidden, embedded, *rotary_and_mask)
@@ -70,7 +70,7 @@ class _PrefillWriter:
     def drop(self, *entries: Entry) -> None:
         self.events.free(*(entry for entry in entries if entry is not None))
 
-    def layer(self, hidden: Entry, *, is_first: bool) -> Entry:
+    def layer(self, *, is_first: bool) -> Entry:
         """Return the states after a decoder layer."""
         residual = self._attention(is_first=is_first)
         return self._mlp(self.norm(), residual)

@@ -130,9 +130,8 @@ class EngineShare:
     passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it
-    starts_after_load: bool = (
-        False  # it finds the loaded trainer without a cache, as before a rollout
-    )
+    # It finds the loaded trainer without a cache, as before a rollout.
+    starts_after_load: bool = False
 
     @classmethod
     def of(cls, use: EngineUse, composition: Composition) -> EngineShare:
@@ -212,9 +211,8 @@ class Scene:
     communication: Estimate  # NCCL's buffers
     communication_at_engine_start: Estimate  # those that exist by then
     engine: EngineShare | None = None
-    others: Mapping[Phase, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # models outside the step, by phase and part
+    # Bytes of models outside the step, by phase and part.
+    outside_models: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def away_bytes(self) -> int:
@@ -237,7 +235,7 @@ class Scene:
     @property
     def other_models_bytes(self) -> int:
         """Models outside the step, in the phase that has most of them."""
-        return max((sum(parts.values()) for parts in self.others.values()), default=0)
+        return max((sum(parts.values()) for parts in self.outside_models.values()), default=0)
 
 
 # The phases.
@@ -398,7 +396,7 @@ def _point(
 ) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
     phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
-    outside_step = scene.others.get(use.phase, {})
+    outside_step = scene.outside_models.get(use.phase, {})
     # 1. torch's cache.
     free_in_cache = use.reserved_bytes - use.allocated_bytes
     passing = 0

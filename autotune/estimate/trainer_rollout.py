@@ -63,7 +63,7 @@ class PassGathering:
     streams: tuple[int, ...]
     order: tuple[int, ...]
     turn: int  # events before a layer computes, all that it needs gathered
-    kept: tuple[int, ...]  # what is there until the end: frees of it
+    final_frees: tuple[int, ...]  # of what is there until the end
 
     @classmethod
     def at_once(cls, sizes: tuple[int, ...]) -> PassGathering:
@@ -74,7 +74,7 @@ class PassGathering:
             streams=(),
             order=entries,
             turn=len(entries),
-            kept=tuple(-entry for entry in entries),
+            final_frees=tuple(-entry for entry in entries),
         )
 
 
@@ -160,7 +160,7 @@ def rollout(
         sizes += [*[size] * tensors, generation.decode_bytes, *sampled]
 
     # 2. Events.
-    walk = (gathering.order, gathering.turn, gathering.kept)
+    walk = (gathering.order, gathering.turn, gathering.final_frees)
     parts, order = _rollout_events(
         tensors, len(cached) - 1, len(gathering.sizes), walk, frozenset(prefill)
     )

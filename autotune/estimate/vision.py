@@ -80,7 +80,7 @@ def _qwen3_vl(vision: Config, text_hidden: int) -> int:
 
 def _deepstack_levels(vision: Config) -> int:
     levels = vision.get("deepstack_visual_indexes")
-    return len(levels) if isinstance(levels, list) else 0
+    return len(levels) if isinstance(levels, list | tuple) else 0
 
 
 def _patches(vision: Config, default_side: int) -> int:
@@ -218,8 +218,7 @@ def profiled_encoder(
     images = max(tokens, image_tokens) // image_tokens
     width = number(vision, "hidden_size")
     mlp_width = number(vision, "intermediate_size", 3420)
-    levels = vision.get("deepstack_visual_indexes")
-    outputs = 1 + (len(levels) if isinstance(levels, list | tuple) else 0)
+    outputs = 1 + _deepstack_levels(vision)
     cache = images * image_tokens * hidden * size * outputs
     tower = images * image_patches * size * (2 * width + max(3 * mlp_width, 6 * width))
     return cache, tower

@@ -41,7 +41,8 @@ def aligned(
     if len(longer) < len(short):
         raise NotUniform("the longer model lacks an allocation of the short one")
     match, added = _least_costs(_match_costs(short, longer, repetition))
-    if min(match[-1, -1], added[-1, -1]) >= NO_MATCH_COST:
+    least_cost = min(match[-1, -1], added[-1, -1])
+    if least_cost >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
     return _cheapest_places(match, added)
 
@@ -79,7 +80,8 @@ def _least_costs(costs: Integers) -> tuple[Integers, Integers]:
     match[0, 0] = 0
     added[0, 1:] = 1
     for i in range(1, count + 1):
-        match[i] = np.minimum(match[i - 1], added[i - 1]) + costs[i - 1]
+        before = np.minimum(match[i - 1], added[i - 1])
+        match[i] = before + costs[i - 1]
         added[i, 1:] = 1 + np.minimum.accumulate(match[i, :-1])
     return match, added
 

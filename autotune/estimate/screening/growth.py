@@ -58,7 +58,7 @@ class ParameterKind(NamedTuple):
 
     number: int  # in its layer
     size: int
-    is_in_layer: bool
+    is_outside: bool  # of the layers
 
 
 def parameter_kinds(parameters: Sequence[Parameter]) -> Iterator[ParameterKind]:
@@ -66,7 +66,7 @@ def parameter_kinds(parameters: Sequence[Parameter]) -> Iterator[ParameterKind]:
     numbers: Counter[int | None] = Counter()
     for parameter in parameters:
         layer = parameter.layer
-        yield ParameterKind(numbers[layer], parameter.size, layer is not None)
+        yield ParameterKind(numbers[layer], parameter.size, layer is None)
         numbers[layer] += 1
 
 
@@ -148,7 +148,4 @@ def _numbered_on(
     additional: int,
 ) -> tuple[int, ...]:
     """Return the indices, those from `begin` on after additional parameters."""
-    numbered = []
-    for index in indices:
-        numbered.append(index + additional if index >= begin else index)
-    return tuple(numbered)
+    return tuple(index + additional * (index >= begin) for index in indices)

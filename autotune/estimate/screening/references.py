@@ -42,18 +42,22 @@ class References:
 
     def _in_instances(self, lower: int, upper: int) -> list[Address]:
         """Return f(0) ... f(c), from f(0) and f(1): allocations of the longer model."""
-        last = self.copies
         first, first_instance = self._address_of(lower)
         second, second_instance = self._address_of(upper)
+        all_but_lowest = range(1, self.copies + 1)
+        # e, g(1) ... g(c)
         if upper in self._pairing.per_group:
-            return [(first, 0), *_in(range(1, last + 1), second)]
+            return [(first, 0), *_in(all_but_lowest, second)]
+        # a(0), a(1) ... a(c)
         same_block = self._pairing.place_of(first) == self._pairing.place_of(second)
         if same_block and (first_instance, second_instance) == (0, 1):
-            return _in(range(last + 1), first)
+            return [(first, 0), *_in(all_but_lowest, first)]
+        # e, a(0) ... a(c - 1)
         if self._pairing.is_in_group(second) and second_instance == 0:
-            return [self._edge(lower), *_in(range(last), second)]
+            return [self._edge(lower), *_in(range(self.copies), second)]
+        # a(1), a(2) ... a(c), e
         if first_instance == 1:
-            return [*_in(range(1, last + 1), first), self._edge(upper)]
+            return [*_in(all_but_lowest, first), self._edge(upper)]
         raise NotUniform("a layer frees an allocation that its neighbours do not")
 
     # Outside the layers.

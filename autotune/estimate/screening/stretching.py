@@ -219,12 +219,12 @@ class _TraceWriter:
     def result(self) -> StretchedTrace:
         short, longer = self.short.trace, self.longer.trace
         # 1. Sizes.
-        patterns = np.array(self.patterns, dtype=np.int64)
-        counterparts = np.array(self.pairing.counterparts, dtype=np.int64)
-        growth = self.repetition.copies * np.array(self.pairing.growth, dtype=np.int64)
+        patterns = np.array(self.patterns)
+        counterparts = np.array(self.pairing.counterparts)
+        growth = self.repetition.copies * np.array(self.pairing.growth)
         growth = np.where(counterparts == NO_COUNTERPART, np.array(longer.sizes), growth)
         origin, growth = counterparts[patterns], growth[patterns]
-        sizes = _full_sizes(np.array(short.sizes, dtype=np.int64), origin, growth)
+        sizes = _full_sizes(np.array(short.sizes), origin, growth)
 
         # 2. The first allocation of the full trace for each of the longer model's.
         first_copies: dict[int, int] = {}
@@ -278,8 +278,8 @@ class _TraceWriter:
         if not self.pairing.is_in_group(allocation):
             return self._number(self.references.outside(before, group=copy))
 
-        block, offset = self.longer.origins[allocation]
-        lower, upper = self.pairing.allocations_at(self.pairing.copies[block].place, offset)
+        _, offset = self.longer.origins[allocation]
+        lower, upper = self.pairing.allocations_at(self.pairing.place_of(allocation), offset)
         before_lower = self.longer.trace.returns.get(lower, before)
         before_upper = self.longer.trace.returns.get(upper, before)
         if max(before_lower, before_upper) >= end:

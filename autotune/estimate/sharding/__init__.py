@@ -90,17 +90,13 @@ class Ddp(Rewriter):
             if len(in_flight) == BROADCASTS_IN_FLIGHT:
                 self.book.free(in_flight.pop(0))
             in_flight.append(self.book.allocate(size, "communication") if size else None)
-        for number in in_flight:
-            self.book.free(number)
+        self.book.free(*in_flight)
 
         # 2. The first buckets.
+        buckets = [sum(trained)] if trained else []
         if not self.rebuilds:
-            self._allocate_buckets(self._divided(trained)[::-1])
-        elif trained:
-            self._allocate_buckets([sum(trained)])
-
-    def _allocate_buckets(self, sizes: Sequence[int]) -> None:
-        self.buckets = [self.book.allocate(size, "communication") for size in sizes]
+            buckets = self._divided(trained)[::-1]
+        self.buckets = self.book.allocate_each(buckets, "communication")
 
     def _divided(self, sizes: Sequence[int]) -> list[int]:
         """Return bucket sizes; a bucket is closed when it reaches its cap."""
@@ -116,10 +112,9 @@ class Ddp(Rewriter):
     def pass_begins(self, module: int) -> None:
         if not (self.rebuilds and self.came and self.phase == "forward" and self.step_number):
             return
-        for number in self.buckets:
-            self.book.free(number)
+        self.book.free(*self.buckets)
         sizes = [self.usage.parameters[index].size for index in self.came]
-        self._allocate_buckets(self._divided(sizes))
+        self.buckets = self.book.allocate_each(self._divided(sizes), "communication")
         self.rebuilds = False
 
     def gradient(

@@ -220,20 +220,18 @@ class Fsdp1(Rewriter):
         # 1. Move and broadcast.
         parameters = [self.usage.parameters[index] for index in unit.parameters]
         broadcasts = self.on_streams and self.sharding.sync_module_states
-        moved = []
+        moved: list[int] = []
         flat: int | None = None
         if broadcasts:
-            for parameter in parameters:
-                moved.append(self.book.allocate(parameter.size, "weights"))
-            for size in broadcast_copies((0, parameter.size) for parameter in parameters):
+            sizes = [parameter.size for parameter in parameters]
+            moved = self.book.allocate_each(sizes, "weights")
+            for size in broadcast_copies((0, size) for size in sizes):
                 self._pass_broadcast_copy(size)
             flat = self.book.allocate(unit.count * unit.width, "weights")
 
         # 2. Shard. `_init_param_handle_from_module` lists the moved ones until here.
         shard = self.book.allocate(unit.shard * unit.width, "weights")
-        self.book.free(flat)
-        for number in moved:
-            self.book.free(number)
+        self.book.free(flat, *moved)
         for parameter in parameters:
             self.give_up(parameter.number)
         return shard
@@ -282,8 +280,7 @@ class Fsdp1(Rewriter):
     def _reshard(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
         layer, module = key
         if key in self.open and module is None:
-            for number in self.narrow.pop(layer, []):
-                self.book.free(number)
+            self.book.free(*self.narrow.pop(layer, []))
         gathered = self.open.pop(key, None)
         if gathered is None:
             return
@@ -432,19 +429,16 @@ class Fsdp1(Rewriter):
         # 2. The state, once.
         if not self.states:
             for _, count, width in pieces:
-                for size in self.optimizer.state_tensors(count, width):
-                    self.states.append(self.book.allocate(size, "optimizer"))
+                tensors = self.optimizer.state_tensors(count, width)
+                self.states += self.book.allocate_each(tensors, "optimizer")
 
         # 3. Temporary copies.
         sizes = [count * width for _, count, width in pieces]
         if not self.optimizer.listed:
             self.book.passing(max(sizes) * self.optimizer.temporary_copies, "optimizer")
             return
-        copies = []
-        for size in sizes * self.optimizer.temporary_copies:
-            copies.append(self.book.allocate(size, "optimizer"))
-        for number in copies:
-            self.book.free(number)
+        copies = self.book.allocate_each(sizes * self.optimizer.temporary_copies, "optimizer")
+        self.book.free(*copies)
 
     def _pieces(self, unit: FlatUnit) -> Iterator[tuple[int, int]]:
         """Yield the optimizer's tensors: index and elements of this rank's piece of each
@@ -466,8 +460,7 @@ class Fsdp1(Rewriter):
 
     def optimizer_ends(self) -> None:
         """Free the gradients: zero_grad sets them to None."""
-        for number in self.shards.values():
-            self.book.free(number)
+        self.book.free(*self.shards.values())
         self.shards.clear()
 
 

@@ -4,7 +4,7 @@ rewriting of a trace: a sharding library adds, removes and moves allocations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -240,9 +240,13 @@ class Writer:
         self.events.append(len(self.sizes))
         return len(self.sizes) - 1
 
-    def free(self, number: int | None) -> None:
-        if number is not None:
-            self.events.append(-(number + 1))
+    def allocate_each(self, sizes: Iterable[int], part: Part) -> list[int]:
+        return [self.allocate(size, part) for size in sizes]
+
+    def free(self, *numbers: int | None) -> None:
+        for number in numbers:
+            if number is not None:
+                self.events.append(-(number + 1))
 
     def passing(self, size: int, part: Part) -> None:
         """Allocate and free at once."""

@@ -86,8 +86,8 @@ class Zero(Rewriter):
             self.book.free(flat)
         self.book.free(reduced)
         if not self.has_state:
-            for size in self.optimizer.state_tensors(count, MASTER_BYTES):
-                self.book.allocate(size, "optimizer")
+            tensors = self.optimizer.state_tensors(count, MASTER_BYTES)
+            self.book.allocate_each(tensors, "optimizer")
         self.book.passing(count * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
 
@@ -160,11 +160,8 @@ class Zero12(Zero):
                 self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
         if not self.sharding.offload_optimizer:
-            initial = []
-            for group in self.groups:
-                initial.append(self.book.allocate(group.partition * MASTER_BYTES, "gradients"))
-            for number in initial:
-                self.book.free(number)
+            sizes = [group.partition * MASTER_BYTES for group in self.groups]
+            self.book.free(*self.book.allocate_each(sizes, "gradients"))
             return
         # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit.
         # On the device: another one in transit.
@@ -186,8 +183,8 @@ class Zero12(Zero):
     ) -> None:
         if not self.buffers and self.sharding.contiguous_gradients:
             size = self.sharding.reduce_bucket_size * self.width
-            for _ in range(2 if self.sharding.overlap_comm else 1):
-                self.buffers.append(self.book.allocate(size, "communication"))
+            count = 2 if self.sharding.overlap_comm else 1
+            self.buffers = self.book.allocate_each([size] * count, "communication")
         reduces_in_stage_1 = self.sharding.overlap_comm and self._passes in self._boundary
         if self.sharding.kind == "zero2" or reduces_in_stage_1:
             self._into_bucket(parameter, number)
@@ -225,10 +222,8 @@ class Zero12(Zero):
         self._reduce()
         if self.accumulated is None:
             self.accumulated, self.fresh = self.fresh, None
-        self.book.free(self.fresh)
+        self.book.free(self.fresh, *self.buffers)
         self.fresh = None
-        for number in self.buffers:
-            self.book.free(number)
         self.buffers.clear()
 
     def optimizer_begins(self) -> None:
@@ -418,12 +413,11 @@ class Zero3(Zero):
             self.give_up(parameter.number)
         # 2. Trained parts are in one buffer, filled through the host with the cache emptied.
         if trained:
-            parts = []
+            parts: list[int] = []
             if self.trace.device == "cpu":
-                parts = [self.book.allocate(size, "weights") for size in trained]
+                parts = self.book.allocate_each(trained, "weights")
             self.book.allocate(sum(trained), "weights")
-            for part in parts:
-                self.book.free(part)
+            self.book.free(*parts)
         # 3. Masters, the gradients' buckets.
         count = self._share(*self.trained)
         if self.sharding.offload_optimizer:

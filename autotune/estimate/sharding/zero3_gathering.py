@@ -289,8 +289,7 @@ class Gathering:
         for parameter in list(self._flying):
             self._land(parameter, cleaning=True)
             self._let_go(parameter)
-        for buffer in buffers:
-            self._book.free(buffer)
+        self._book.free(*buffers)
 
     def _let_go(self, parameter: int) -> None:
         is_landed = parameter in self._held and parameter not in self._flying

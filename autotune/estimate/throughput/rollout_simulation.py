@@ -55,20 +55,14 @@ def _limits(
     settings: EngineSettings | None,
     engine: EngineFit | None,
 ) -> EngineLimits:
-    max_num_seqs, max_batched_tokens = load.sequences, TRL_BATCHED_TOKENS
+    limits = EngineLimits(max_num_seqs=load.sequences, max_batched_tokens=TRL_BATCHED_TOKENS)
     if settings is not None:
-        max_num_seqs = settings.max_num_seqs
-        max_batched_tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
-    blocks: int | None = None
-    if engine is not None:
-        longest = load.prompt_length + load.completion_length
-        blocks = max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1
-    return EngineLimits(
-        max_num_seqs=max_num_seqs,
-        max_batched_tokens=max_batched_tokens,
-        block_tokens=BLOCK_TOKENS,
-        blocks=blocks,
-    )
+        tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
+        limits = EngineLimits(max_num_seqs=settings.max_num_seqs, max_batched_tokens=tokens)
+    if engine is None:
+        return limits
+    longest = load.prompt_length + load.completion_length
+    return replace(limits, blocks=max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1)
 
 
 def _cached_seconds(
@@ -171,12 +165,12 @@ def overlapped(
     else:
         # Loads of which even the smaller fills the engine.
         sequences = max(load.sequences, split.engine.max_num_seqs)
-        fewer = generation_of(_multiple(load, FEWER * sequences))
-        more = generation_of(_multiple(load, MORE * sequences))
+        seconds_of_few = generation_of(_multiple(load, FEWER * sequences))
+        seconds_of_many = generation_of(_multiple(load, MORE * sequences))
         difference = Estimate(
-            value=more.value - fewer.value,
-            low=more.low - fewer.low,
-            high=more.high - fewer.high,
+            value=seconds_of_many.value - seconds_of_few.value,
+            low=seconds_of_many.low - seconds_of_few.low,
+            high=seconds_of_many.high - seconds_of_few.high,
         )
         generated = difference.scaled(load.sequences / sequences / (MORE - FEWER))
         if split.at_sync != "pause":
@@ -249,7 +243,7 @@ class EngineLimits:
 
     max_num_seqs: int
     max_batched_tokens: int  # tokens of one pass
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     blocks: int | None = None  # of the KV cache; None: more than the sequences need
 
 
