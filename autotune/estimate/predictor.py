@@ -278,11 +278,7 @@ def _prediction(
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
         fits = retried = True
         high = max(total.value, min(total.high, room.high))
-        total = Estimate(
-            value=total.value,
-            low=total.low,
-            high=high,
-        )
+        total = dataclasses.replace(total, high=high)
     depends_on: tuple[str, ...] = ()
     if fits is None:
         causes = deciding(scene, top, room, trace, engine_may_refuse=startup is not None)

@@ -155,11 +155,7 @@ class EngineShare:
         cache = use.parts.get("kv_cache", 0)
         loading = awake
         if value >= cache:
-            loading = Estimate(
-                value=value - cache,
-                low=max(0.0, awake.low - cache),
-                high=awake.high - cache,
-            )
+            loading = _without(awake, cache)
         return cls(
             awake=awake,
             loading=loading,
@@ -416,11 +412,7 @@ def _point(
         total = total + engine.held(phase)
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
-    total = Estimate(
-        value=total.value,
-        low=max(0.0, total.low - saved),
-        high=total.high,
-    )
+    total = replace(total, low=max(0.0, total.low - saved))
 
     # 3. By part.
     parts: Counter[str] = Counter()

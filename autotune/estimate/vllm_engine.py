@@ -167,11 +167,8 @@ class VllmEngine:
         outputs, encoder = profiled_encoder(
             self.config, self.size, hidden=self.shape.hidden, tokens=self.tokens
         )
-        return Estimate(
-            value=max(decoder.value + outputs, encoder),
-            low=decoder.low,
-            high=max(decoder.high + outputs, outputs + encoder),
-        )
+        value = max(decoder.value + outputs, encoder)
+        return replace(decoder, value=value, high=outputs + max(decoder.high, encoder))
 
     @cached_property
     def profiled(self) -> Estimate:
@@ -180,12 +177,8 @@ class VllmEngine:
         if self.release >= TUNES_WHILE_COMPILING and self.captures_graphs:
             table = table_bytes(self.shape, self.size, self.ranks)
             examples = table + 2 * self.tokens * self.shape.hidden * self.size
-        activations = self.activations
-        return Estimate(
-            value=max(activations.value, examples),
-            low=activations.low,
-            high=max(activations.high, examples),
-        )
+        value, high = self.activations.value, self.activations.high
+        return replace(self.activations, value=max(value, examples), high=max(high, examples))
 
     @cached_property
     def graphs(self) -> Estimate:
@@ -253,11 +246,7 @@ class VllmEngine:
             return None
         available = int(cache.value)
         return EngineFit(
-            kv_cache_bytes=Estimate(
-                value=cache.value,
-                low=max(0.0, cache.low),
-                high=cache.high,
-            ),
+            kv_cache_bytes=replace(cache, low=max(0.0, cache.low)),
             kv_cache_tokens=self.pages.tokens(available, length),
             concurrency=self.pages.concurrency(available, length),
             longest_length=self.pages.longest(available, self.shape.positions),

@@ -116,10 +116,9 @@ def _group_of(
         if parameter.layer in layers:
             end = index + 1
     count = len(longer.parameters) - len(short.parameters)
-    if not 0 < count <= end:
-        raise NotUniform("parameters are in another order")
     group = range(end - count, end)
-    if {longer.parameters[index].layer for index in group} != set(layers):
+    members = longer.parameters[max(0, group.start) : end]
+    if not 0 < count <= end or {parameter.layer for parameter in members} != set(layers):
         raise NotUniform("parameters are in another order")
     return group
 

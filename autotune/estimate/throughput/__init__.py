@@ -33,6 +33,7 @@ from autotune.estimate.throughput.generation import (
     link_seconds,
     load_of,
     memory_seconds,
+    over,
     with_gathering,
 )
 from autotune.estimate.throughput.rollout_simulation import (
@@ -188,11 +189,7 @@ def tokens_per_second(
     total = _sum(seconds.values())
     if not tokens or total.low <= 0:
         return None
-    return Estimate(
-        value=tokens / total.value,
-        low=tokens / total.high,
-        high=tokens / total.low,
-    )
+    return over(tokens, total)
 
 
 # Traced work.

@@ -167,12 +167,7 @@ def one_pass(
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
         host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
-        concurrent = highest((busy, host))
-        return Estimate(
-            value=concurrent.value,
-            low=concurrent.low,
-            high=busy.high + host.high,
-        )
+        return replace(highest((busy, host)), high=busy.high + host.high)
     host = efficiency("engine_step_milliseconds").scaled(MILLI)
     host = host + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
@@ -248,11 +243,7 @@ def with_gathering(
     layers = len(model_shape.shape(load.config).layers)
     gathering = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
     # At best the next layer is gathered while this one computes.
-    return Estimate(
-        value=rollout.value + gathering.value,
-        low=highest((rollout, gathering)).low,
-        high=rollout.high + gathering.high,
-    )
+    return replace(rollout + gathering, low=highest((rollout, gathering)).low)
 
 
 # Roofline of a GPU: peak rates, and the share of them that real work reaches.
@@ -277,7 +268,7 @@ def compute_seconds(flops: Mapping[str, float], gpu: Gpu) -> Estimate:
     for key, count in flops.items():
         dtype = key.removeprefix(ATTENTION)
         peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
-        seconds_of_dtype = _over(count / peak, _share(gpu, dtype, attention=key != dtype))
+        seconds_of_dtype = over(count / peak, _share(gpu, dtype, attention=key != dtype))
         is_emulated = dtype in HALVES and dtype not in gpu.tflops
         slowdown = EMULATION_FACTOR if is_emulated else 1
         total = total + replace(seconds_of_dtype, high=seconds_of_dtype.high * slowdown)
@@ -314,7 +305,7 @@ def memory_seconds(
 ) -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
     assert gpu.bandwidth_gb_per_second is not None  # `has_speed`
-    return _over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
+    return over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
 
 
 def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
@@ -322,15 +313,15 @@ def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
     if gpu.link_gb_per_second is None:
         return None
     share = efficiency("link_share_pcie" if gpu.link == "pcie" else "link_share")
-    return _over(count / (gpu.link_gb_per_second * GB), share)
+    return over(count / (gpu.link_gb_per_second * GB), share)
 
 
-def _over(seconds: float, share: Estimate) -> Estimate:
-    """Divide seconds at the peak rate by the share that is reached."""
+def over(amount: float, divisor: Estimate) -> Estimate:
+    """Divide a known amount: the bounds swap."""
     return Estimate(
-        value=seconds / share.value,
-        low=seconds / share.high,
-        high=seconds / share.low,
+        value=amount / divisor.value,
+        low=amount / divisor.high,
+        high=amount / divisor.low,
     )
 
 

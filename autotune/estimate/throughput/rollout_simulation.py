@@ -211,20 +211,19 @@ def _wait(
 ) -> Estimate:
     if split.overlap == "none":
         return generated
-    value = max(0.0, generated.value - training.value)
-    low = min(value, max(0.0, generated.low - training.low))
-    high = max(value, max(0.0, generated.high - training.high))
+    low = max(0.0, generated.low - training.low)
     if split.overlap == "batch" or split.batches_ahead:
+        value = max(0.0, generated.value - training.value)
         return Estimate(
             value=value,
-            low=low,
-            high=high,
+            low=min(value, low),
+            high=max(value, generated.high - training.high),
         )
     first = 1 / max(1, optimizer_steps)
     streamed = max(generated.value - (1 - first) * training.value, first * generated.value)
     return Estimate(
         value=streamed,
-        low=min(streamed, max(0.0, generated.low - training.low)),
+        low=min(streamed, low),
         high=max(streamed, generated.high),
     )
 
