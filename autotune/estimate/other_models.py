@@ -72,8 +72,11 @@ class _OtherModel:
         used: TraceUsage,
         config: Mapping[str, object],
     ) -> None:
-        self.resident, self.inventory = resident, trace.inventory
-        self.composition, self.used, self.config = composition, used, config
+        self.resident = resident
+        self.inventory = trace.inventory
+        self.composition = composition
+        self.used = used
+        self.config = config
         self.policy = composition["policy"]
         # Another model than the policy's, or the same in another quantisation.
         same_model = resident.model == self.policy.model
@@ -109,7 +112,8 @@ class _OtherModel:
             yield from self._trained_like_policy(phase)
 
     def _another_model(self, phase: Phase) -> Iterator[ModelPart]:
-        count, state_size = self._parameters(), self.resident.state_bytes_per_weight
+        count = self._parameters()
+        state_size = self.resident.state_bytes_per_weight
         yield "weights", self._in_dtype(count, "parameters")
         if self.resident.trains_concurrently:
             yield from self._training(count, phase)
@@ -161,7 +165,8 @@ class _OtherModel:
             yield use.phase, _filled(parts, max(0, sum(parts.values()) - policy))
 
     def _parts_in_turn(self, use: PhaseUse) -> dict[str, int]:
-        count, resident = self._parameters(), self.resident
+        count = self._parameters()
+        resident = self.resident
         weights = gradients = 0
         if resident.awake == ():
             weights = self._in_dtype(count, "parameters")
@@ -194,7 +199,8 @@ class _OtherModel:
 
     def _scale(self) -> float:
         """Return layers · hidden, relative to the policy's: the ratio of the activations."""
-        shape, policy = self._shape(), model_shape.shape(self.config)
+        shape = self._shape()
+        policy = model_shape.shape(self.config)
         return len(shape.layers) * shape.hidden / (len(policy.layers) * policy.hidden)
 
     def _parameters(self) -> int:

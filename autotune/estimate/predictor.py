@@ -182,7 +182,8 @@ class _EngineStart:
 
 def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
     """Fit the engine beside the other memory's value."""
-    settings, split = inputs.composition.engine, _split_engine(inputs)
+    settings = inputs.composition.engine
+    split = _split_engine(inputs)
     if settings is None:
         return _EngineStart(split=split)
     if settings.shares_weights:  # it loads them, and the trainer takes them from it
@@ -267,7 +268,8 @@ def _prediction(
     points = tight or points
     composition, trace = inputs.composition, inputs.trace
     # 1. The verdict.
-    room, top = _room(inputs), timeline.peak(points)
+    room = _room(inputs)
+    top = timeline.peak(points)
     total = highest(point.device_bytes for point in points)
     failure, startup = start.certain_refusal, start.possible_refusal
     fits = timeline.verdict(total, room)
@@ -328,7 +330,8 @@ def _engine_in_torch(composition: Composition, engine: EngineUse | None) -> int:
 
 def _torch_allocated(scene: Scene) -> Estimate:
     """Return the peak that torch allocates for the trainer and the other models."""
-    basis, extra_bytes = scene.trace.basis, scene.trace.possible_extra_bytes
+    basis = scene.trace.basis
+    extra_bytes = scene.trace.possible_extra_bytes
     allocated = []
     for use in scene.usage.phases:
         error = timeline.error_bytes(use, basis)
@@ -353,7 +356,9 @@ def _assumed(
     retried: bool,
 ) -> Iterator[str]:
     """Yield what the prediction assumes, for the reader."""
-    composition, gpu, trace = inputs.composition, inputs.gpu, inputs.trace
+    composition = inputs.composition
+    gpu = inputs.gpu
+    trace = inputs.trace
     device_bytes = inputs.hardware.memory_bytes
     if gpu is None:
         yield (
@@ -457,7 +462,9 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     CPU. The processes themselves, known only roughly, weigh more than a small model, and an
     allocation counts only once it is written to: the interval is wide.
     """
-    composition, trace, usage = inputs.composition, inputs.trace, stage.usage()
+    composition = inputs.composition
+    trace = inputs.trace
+    usage = stage.usage()
     engine = None
     uses = {use.phase: use for use in usage.phases}
     if composition.engine is not None:
@@ -569,7 +576,9 @@ def _tensors_on_cpu(
 
 def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:
     """Bytes of weights and imports, and the part of the cache that is written to."""
-    imports, settings, cache = estimate("cpu_engine_mib"), composition.engine, engine.kv
+    imports = estimate("cpu_engine_mib")
+    settings = composition.engine
+    cache = engine.kv
     written = 0.0
     if cache is not None:
         written = cache.kv_cache_bytes.value

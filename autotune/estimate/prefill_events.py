@@ -90,8 +90,10 @@ class _PrefillWriter:
         query = self.make("queries")
         if is_first:
             self.make(WORKSPACE, "workspaces")  # of cuBLAS, with the first product
-        key, value = self.make("keys"), self.make("keys")
-        rotated_query, rotated_key = self._rotated("queries"), self._rotated("keys")
+        key = self.make("keys")
+        value = self.make("keys")
+        rotated_query = self._rotated("queries")
+        rotated_key = self._rotated("keys")
         self.drop(query, key)
         for _ in ("keys", "values"):
             entry = self.make(CACHE, "kv_cache")
@@ -120,9 +122,12 @@ class _PrefillWriter:
         return rotated
 
     def _mlp(self, normed: Entry, residual: Entry) -> Entry:
-        routing, gate, active = self.make("routing"), self.make("wide"), self.make("wide")
+        routing = self.make("routing")
+        gate = self.make("wide")
+        active = self.make("wide")
         self.drop(gate)
-        up, product = self.make("wide"), self.make("wide")
+        up = self.make("wide")
+        product = self.make("wide")
         self.drop(active, up)
         down = self.make("hidden")
         self.drop(product, normed, routing)

@@ -339,7 +339,8 @@ class Track:
         peaks: Integers,
         reached: Integers,
     ) -> None:
-        events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()
+        events = self.arrays.events.tolist()
+        starts = self.arrays.starts.tolist()
         end = NONE  # row of the stretch after the last one
         for stretch, row in enumerate([*self.arrays.rows.tolist(), end]):
             if row != end and self.arrays.emptied[stretch]:
@@ -369,7 +370,8 @@ class Track:
         peak: Integers,
         sizes: Integers,
     ) -> PhaseUse:
-        event, reserved = int(peak[AT_EVENT]), int(peak[PEAK_RESERVED])
+        event = int(peak[AT_EVENT])
+        reserved = int(peak[PEAK_RESERVED])
         live = np.flatnonzero((self._made_at <= event) & (self._freed_at > event))
         part_names = self.trace.part_names
         by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(part_names))
@@ -405,7 +407,8 @@ def _lifetimes(events: Integers, count: int) -> tuple[Integers, Integers]:
     """
     made_at = np.full(count, len(events), dtype=np.int64)
     freed_at = made_at.copy()
-    mallocs, frees = np.flatnonzero(events > 0), np.flatnonzero(events < 0)
+    mallocs = np.flatnonzero(events > 0)
+    frees = np.flatnonzero(events < 0)
     made_at[events[mallocs] - 1] = mallocs
     freed_at[-events[frees] - 1] = frees
     return made_at, freed_at
@@ -413,7 +416,8 @@ def _lifetimes(events: Integers, count: int) -> tuple[Integers, Integers]:
 
 def _require_sound(arrays: EventArrays, rows: int) -> None:
     """Raise IndexError for indices out of range: the compiled replay has no bounds checks."""
-    count, numbers = len(arrays.streams), np.abs(arrays.events) - 1
+    count = len(arrays.streams)
+    numbers = np.abs(arrays.events) - 1
     if (numbers < 0).any() or (numbers >= count).any() or len(arrays.waits) != count:
         raise IndexError("an event refers to no allocation")
     if len(np.unique(arrays.events)) < len(arrays.events):
@@ -447,6 +451,7 @@ def _note(
 ) -> None:
     """Raise the peaks to what is held after an event."""
     if allocator.allocated > peak[PEAK_ALLOCATED]:
-        peak[PEAK_ALLOCATED], peak[AT_EVENT] = allocator.allocated, event
+        peak[PEAK_ALLOCATED] = allocator.allocated
+        peak[AT_EVENT] = event
     peak[PEAK_REQUESTED] = max(peak[PEAK_REQUESTED], allocator.requested)
     peak[PEAK_RESERVED] = max(peak[PEAK_RESERVED], allocator.reserved)

@@ -99,7 +99,8 @@ def around(
 
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
-    low, high = round(estimate.low), round(estimate.high)
+    low = round(estimate.low)
+    high = round(estimate.high)
     return Estimate(
         value=value,
         low=min(value, low),
@@ -321,7 +322,8 @@ def _with_cache_at_sync(
     by_phase = {point.phase: point for point in points}
     if "sync" not in by_phase or "optimizer" not in by_phase:
         return points
-    step, sync = by_phase["optimizer"], by_phase["sync"]
+    step = by_phase["optimizer"]
+    sync = by_phase["sync"]
     arrival = _point(scene, replace(_resting(scene, "sync"), phase="optimizer"))
     parts = _filled_up(arrival.parts, step.device_bytes.value)
     begun = replace(step, phase="sync", parts=parts)
@@ -391,7 +393,9 @@ def _point(
     engine_phase: Phase | None = None,
 ) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
-    phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
+    phase = engine_phase or use.phase
+    engine = scene.engine
+    trace = scene.trace
     outside_step = scene.outside_models.get(use.phase, {})
     # 1. torch's cache.
     free_in_cache = use.reserved_bytes - use.allocated_bytes

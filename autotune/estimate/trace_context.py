@@ -71,7 +71,8 @@ class TraceContext:
 
 
 def step_context(inputs: PredictionInput) -> TraceContext:
-    composition, engine = inputs.composition, inputs.composition.engine
+    composition = inputs.composition
+    engine = inputs.composition.engine
     blocks = sync_blocks(composition, inputs.config, inputs.trace)
     sync = tuple(block for block in blocks if block[1])
     workspace_bytes, engine_inputs_bytes = 0, None

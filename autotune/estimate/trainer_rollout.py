@@ -205,7 +205,8 @@ def _rollout_events(
     # 1. The prompts, beside the weights that a layer needs.
     writer.parts.extend(["communication"] * gathered)
     writer.replay(order[:turn])
-    prompts, first = prefill_events(tensors // 2, prefill), len(writer.parts)
+    prompts = prefill_events(tensors // 2, prefill)
+    first = len(writer.parts)
     writer.parts.extend(prompts.parts)
     writer.replay(prompts.order, first)
     writer.replay(order[turn:])

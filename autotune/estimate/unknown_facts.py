@@ -121,7 +121,8 @@ def agreed(variants: Sequence[FactVariant]) -> Prediction:
     """Return the worst variant with intervals over all; a verdict only if all agree."""
     if len(variants) == 1:
         return variants[0].prediction
-    top, predictions = worst(variants), [variant.prediction for variant in variants]
+    top = worst(variants)
+    predictions = [variant.prediction for variant in variants]
     fits = _common_verdict(predictions)
     depends_on: tuple[str, ...] = ()
     if fits is None:

@@ -177,14 +177,17 @@ class VllmEngine:
         if self.release >= TUNES_WHILE_COMPILING and self.captures_graphs:
             table = table_bytes(self.shape, self.size, self.ranks)
             examples = table + 2 * self.tokens * self.shape.hidden * self.size
-        value, high = self.activations.value, self.activations.high
+        value = self.activations.value
+        high = self.activations.high
         return replace(self.activations, value=max(value, examples), high=max(high, examples))
 
     @cached_property
     def graphs(self) -> Estimate:
         if not self.captures_graphs:
             return NOTHING
-        shape, size, ranks = self.shape, self.size, self.ranks
+        shape = self.shape
+        size = self.size
+        ranks = self.ranks
         graphs = graph_bytes(shape, size, ranks, self.settings.max_num_seqs, self.tokens)
         if graphs.value and self.quantises:
             dequantised = engine_memory.dequantised_bytes(shape, size, ranks)
@@ -241,7 +244,8 @@ class VllmEngine:
         return round(self.profiled.value - self.activations.value)
 
     def cache_fit(self) -> EngineFit | None:
-        cache, length = self.cache, self.settings.max_model_length
+        cache = self.cache
+        length = self.settings.max_model_length
         if cache.value <= 0:
             return None
         available = int(cache.value)
@@ -314,7 +318,9 @@ class VllmEngine:
 
     def _refusal_before_cache(self) -> str | None:
         """Return the error before there is a cache."""
-        total, claimed, weights = self.place.shared_bytes, self.claimed, self.weights
+        total = self.place.shared_bytes
+        claimed = self.claimed
+        weights = self.weights
         free = total - self.place.other_bytes
         if free < claimed:
             return (

@@ -138,7 +138,8 @@ def _largest_with_adapter(composition: Composition, trace: Trace) -> int:
     With rank r and w bytes per element, A has r · in · w bytes and B has out · r · w:
     in · out = A · B / (r · w)²
     """
-    rank, inventory = composition["policy"].adapter_rank, trace.inventory
+    rank = composition["policy"].adapter_rank
+    inventory = trace.inventory
     sizes = _loaded_adapters(trace)
     if not rank or len(sizes) % 2 or sum(sizes) != inventory.trainable_bytes:
         return 0

@@ -27,14 +27,17 @@ class Family:
         """`rank`: the one that reserves most at the first point, whose step in a context is
         `stage`; a sharding library adds the same at every point.
         """
-        self.points, self.model, self.rank = list(points), model, rank
+        self.points = list(points)
+        self.model = model
+        self.rank = rank
         unsharded = len(model.trace.sizes)
         self._added_sizes = np.array(rank.trace.sizes[unsharded:], dtype=np.int64)
         self._stages = [stage]
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
-        surveyed, rows = np.array(self.points), np.array(points)
+        surveyed = np.array(self.points)
+        rows = np.array(points)
         above_least = surveyed.min(axis=0) <= rows.min(axis=0)
         below_largest = rows.max(axis=0) <= surveyed.max(axis=0)
         return bool(above_least.all() and below_largest.all())

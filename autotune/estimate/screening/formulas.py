@@ -160,7 +160,8 @@ class Basis:
         is_full = values >= cap * (1 - EXACT)
         if is_full.sum() < 2:
             return None
-        below, full = matrix[~is_full], matrix[is_full]
+        below = matrix[~is_full]
+        full = matrix[is_full]
         for terms in self._short_sums(min(MAX_APPROXIMATE_TERMS, len(below) - 1)):
             coefficients, error = solve(below[:, terms], values[~is_full])
             exceeds_cap = full[:, terms] @ coefficients >= cap * (1 - EXACT)

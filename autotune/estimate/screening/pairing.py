@@ -85,7 +85,9 @@ class Pairing:
         order = block_order(short.keys, replace(repetition, copies=1))
         if len(order) != len(longer.spans):
             raise NotUniform(f"{len(longer.spans)} blocks instead of {len(order)}")
-        self.short, self.longer, self.repetition = short, longer, repetition
+        self.short = short
+        self.longer = longer
+        self.repetition = repetition
         self.copies = order  # of each of the longer model's blocks
         self.blocks = {copy: block for block, copy in enumerate(order)}
         self.group_blocks = {copy.place for copy in order if copy.instance}
@@ -139,12 +141,14 @@ class Pairing:
 
     def _pair_block(self, place: int, block: int) -> None:
         """Find the counterparts of a block's allocations."""
-        short_stay, longer_key = self.short.keys[place].stay, self.longer.keys[block]
+        short_stay = self.short.keys[place].stay
+        longer_key = self.longer.keys[block]
         phase = longer_key.stay.phase
         if short_stay != longer_key.stay:
             raise NotUniform(f"{phase} where {short_stay.phase} was expected")
 
-        short_events, longer_events = self.short.events_of(place), self.longer.events_of(block)
+        short_events = self.short.events_of(place)
+        longer_events = self.longer.events_of(block)
         if self._are_equal(short_events, longer_events):
             for short_event, longer_event in zip(short_events, longer_events, strict=True):
                 if longer_event > 0:
@@ -159,7 +163,8 @@ class Pairing:
         """Return True if both make and free the same sizes of the same parts in the same order."""
         if len(short_events) != len(longer_events):
             return False
-        size_in_short, size_in_longer = self.short.size_and_part, self.longer.size_and_part
+        size_in_short = self.short.size_and_part
+        size_in_longer = self.longer.size_and_part
         for short, longer in zip(short_events, longer_events, strict=True):
             same_kind = (short > 0) == (longer > 0)
             if not same_kind or size_in_short(short) != size_in_longer(longer):
@@ -177,7 +182,8 @@ class Pairing:
         )
         self.per_group.update(event - 1 for event in longer_made)
         for short_event, place in zip(short_made, places, strict=True):
-            short_number, number = short_event - 1, longer_made[place] - 1
+            short_number = short_event - 1
+            number = longer_made[place] - 1
             self.per_group.remove(number)
             self.counterparts[number] = short_number
             size = self.longer.trace.sizes[number]

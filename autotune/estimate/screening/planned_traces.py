@@ -63,7 +63,8 @@ def initial_traces(
     """
     short = longer = None
     if repetition is not None:
-        short, longer = repetition.layers, repetition.layers + repetition.period
+        short = repetition.layers
+        longer = repetition.layers + repetition.period
 
     if batches is None:
         chosen, checked = picked_points(points), longer
@@ -139,7 +140,8 @@ def _between(
     grid: int = 1,
 ) -> int:
     """Return the value at a share of the way from the least to the greatest, on a grid."""
-    least, greatest = min(values), max(values)
+    least = min(values)
+    greatest = max(values)
     if share == 0:
         return least
     if share == 1:

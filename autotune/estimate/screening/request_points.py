@@ -58,7 +58,8 @@ def traced_request(request: Request) -> Request:
 
 def point_of(request: Request) -> Point:
     """Return the point of a request."""
-    settings, lengths = request["settings"], request["lengths"]
+    settings = request["settings"]
+    lengths = request["lengths"]
     steps = settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps")
     return Point(
         micro_batch=settings["per_device_train_batch_size"],

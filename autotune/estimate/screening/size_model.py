@@ -155,7 +155,8 @@ class _Examples:
 def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
     """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
-    allocations, parts = first.numbers[first.allocates], first.parts[first.allocates]
+    allocations = first.numbers[first.allocates]
+    parts = first.parts[first.allocates]
     is_freed = np.isin(allocations, first.numbers[~first.allocates])
     retained, transient = zip(*map(_retained_and_transient_bytes, blocks), strict=True)
 

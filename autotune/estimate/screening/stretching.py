@@ -87,7 +87,8 @@ class _TraceWriter:
     def __init__(self, pairing: Pairing, repetition: LayerRepetition) -> None:
         self.pairing, self.repetition = pairing, repetition
         self.references = References(pairing, repetition.copies)
-        self.short, self.longer = pairing.short, pairing.longer
+        self.short = pairing.short
+        self.longer = pairing.longer
         self.added_layers = self.longer.trace.layers - self.short.trace.layers  # by one group
         self.patterns: list[int] = []  # by allocation of the full trace: the longer model's
         self.numbers: dict[Address, int] = {}  # of the full trace's allocations
@@ -175,10 +176,12 @@ class _TraceWriter:
         uses = self.longer.uses[block]
         if self._is_in_group(copy.place):
             lower_block, upper_block = self.pairing.instances_of(copy.place)
-            lower_uses, upper_uses = self.longer.uses[lower_block], self.longer.uses[upper_block]
+            lower_uses = self.longer.uses[lower_block]
+            upper_uses = self.longer.uses[upper_block]
             steps = copy.instance
         else:
-            lower_uses, upper_uses = self.short.uses[copy.place], uses
+            lower_uses = self.short.uses[copy.place]
+            upper_uses = uses
             steps = self.repetition.copies
         if min(len(lower_uses), len(upper_uses)) < len(uses):
             raise NotUniform("modules are used in another order")
@@ -217,13 +220,15 @@ class _TraceWriter:
     # 2. The trace.
 
     def result(self) -> StretchedTrace:
-        short, longer = self.short.trace, self.longer.trace
+        short = self.short.trace
+        longer = self.longer.trace
         # 1. Sizes.
         patterns = np.array(self.patterns)
         counterparts = np.array(self.pairing.counterparts)
         growth = self.repetition.copies * np.array(self.pairing.growth)
         growth = np.where(counterparts == NO_COUNTERPART, np.array(longer.sizes), growth)
-        origin, growth = counterparts[patterns], growth[patterns]
+        origin = counterparts[patterns]
+        growth = growth[patterns]
         sizes = _full_sizes(np.array(short.sizes), origin, growth)
 
         # 2. The first allocation of the full trace for each of the longer model's.
@@ -287,7 +292,8 @@ class _TraceWriter:
         return self._number(self.references.in_instances(before_lower, before_upper)[copy])
 
     def _usage(self) -> ModuleUse | None:
-        short, longer = self.short.trace.usage, self.longer.trace.usage
+        short = self.short.trace.usage
+        longer = self.longer.trace.usage
         if short is None or longer is None:
             return None
         group_layers = set()

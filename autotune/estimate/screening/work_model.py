@@ -132,7 +132,8 @@ def fit_work(
     coefficients = []
     layers_ratio = 1 + repetition.copies * repetition.period / max(1, repetition.layers)
     for count in counts:
-        inside, outside = formulas[CountShare(True, count)], formulas[CountShare(False, count)]
+        inside = formulas[CountShare(True, count)]
+        outside = formulas[CountShare(False, count)]
         full = outside + layers_ratio * inside
         if longer is not None:
             delta = _delta(samples[0].trace, longer, count, repetition)
@@ -278,18 +279,21 @@ def _shortest(
 
     Without one: the closest sum of main terms with coefficients >= 0.
     """
-    best, least_error = np.zeros(matrix.shape[1]), np.inf
+    best = np.zeros(matrix.shape[1])
+    least_error = np.inf
     if not values.any():
         return best, 0.0
     small_terms = frozenset(small)
     weights = 1 / np.maximum(np.abs(values), EXACT * np.abs(values).max())
-    weighted, target = matrix * weights[:, np.newaxis], values * weights
+    weighted = matrix * weights[:, np.newaxis]
+    target = values * weights
     for terms in short_sums([*main, *small], max(1, min(MAX_TERMS, len(values) - 1))):
         coefficients, error = solve(weighted[:, terms], target)
         is_exact = error <= EXACT
         is_closer = error < least_error * (1 - EXACT)
         if is_exact or (is_closer and coefficients.min() >= 0 and small_terms.isdisjoint(terms)):
-            best, least_error = np.zeros(matrix.shape[1]), float(error)
+            best = np.zeros(matrix.shape[1])
+            least_error = float(error)
             best[terms] = coefficients
         if is_exact:
             break

@@ -100,7 +100,9 @@ class Ddp(Rewriter):
 
     def _divided(self, sizes: Sequence[int]) -> list[int]:
         """Return bucket sizes; a bucket is closed when it reaches its cap."""
-        buckets, filled, later_cap = [], 0, self.sharding.bucket_cap_bytes
+        buckets = []
+        filled = 0
+        later_cap = self.sharding.bucket_cap_bytes
         cap = FIRST_BUCKET_BYTES if later_cap == BUCKET_CAP_BYTES else later_cap
         for size in sizes:
             filled += size

@@ -450,7 +450,8 @@ class Fsdp1(Rewriter):
         elif not self.sharding.use_orig_params:
             yield unit.parameters[0], unit.shard
         else:
-            shard_start, start = self.sharding.rank * unit.shard, 0
+            shard_start = self.sharding.rank * unit.shard
+            start = 0
             for index, count in counts:
                 end = start + count
                 overlap = min(shard_start + unit.shard, end) - max(shard_start, start)

@@ -296,7 +296,9 @@ class Rewriter:
         usage: ModuleUse,
         sharding: Sharding,
     ) -> None:
-        self.trace, self.usage, self.sharding = trace, usage, sharding
+        self.trace = trace
+        self.usage = usage
+        self.sharding = sharding
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
         self.host_bytes = 0
@@ -346,7 +348,8 @@ class Rewriter:
 
     def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...] | None]]:
         """Yield marks and uses before their event: ends, then marks, then beginnings."""
-        marks, uses = list(self.trace.marks), list(self.usage.uses)
+        marks = list(self.trace.marks)
+        uses = list(self.usage.uses)
         mark = use = 0
         for event in range(len(self.trace.events) + 1):
             while use < len(uses) and uses[use][0] <= event and uses[use][1] in ENDINGS:
@@ -369,7 +372,8 @@ class Rewriter:
             self.backward_over()
         if changed and self.phase == "optimizer":
             self.optimizer_ends()
-        self.phase, self.step_number = mark.phase, mark.step
+        self.phase = mark.phase
+        self.step_number = mark.step
         self.book.marks.append(replace(mark, event=len(self.book.events)))
         if changed and mark.phase == "optimizer":
             self.optimizer_begins()
@@ -436,7 +440,8 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     counts = [parameter.count for parameter in usage.parameters if parameter.trains]
     if not sizes:
         raise ValueError("a model without trainable parameters has no optimizer to shard")
-    smallest, largest = min(sizes), max(sizes)
+    smallest = min(sizes)
+    largest = max(sizes)
     state, temporary = _optimizer_phase(trace, smallest)
     if not state:
         raise ValueError(

@@ -49,7 +49,8 @@ class Zero(Rewriter):
 
     def _into_bucket(self, parameter: int, number: int) -> None:
         """Add a gradient to the bucket; a full one is reduced before."""
-        count, size = self.usage.parameters[parameter].count, self.sharding.reduce_bucket_size
+        count = self.usage.parameters[parameter].count
+        size = self.sharding.reduce_bucket_size
         if self.filled and self.filled + count > size:
             self._reduce()
         if self.sharding.contiguous_gradients and count <= size:
@@ -82,7 +83,8 @@ class Zero(Rewriter):
         if not is_flat:
             gradients = self.book.allocate(count * self.width, "gradients")
         if self.width != MASTER_BYTES:
-            flat, gradients = gradients, self.book.allocate(count * MASTER_BYTES, "gradients")
+            flat = gradients
+            gradients = self.book.allocate(count * MASTER_BYTES, "gradients")
             self.book.free(flat)
         self.book.free(reduced)
         if not self.has_state:
@@ -221,7 +223,8 @@ class Zero12(Zero):
             self.unreduced.clear()
         self._reduce()
         if self.accumulated is None:
-            self.accumulated, self.fresh = self.fresh, None
+            self.accumulated = self.fresh
+            self.fresh = None
         self.book.free(self.fresh, *self.buffers)
         self.fresh = None
         self.buffers.clear()
@@ -299,7 +302,8 @@ def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
     number, done = -1, 0
     for event, kind, *_ in usage.uses:
         if kind == UseKind.PASS:
-            number, done = number + 1, bisect_right(steps, event)
+            number = number + 1
+            done = bisect_right(steps, event)
         elif kind == UseKind.GRADIENT:
             last_passes[done] = number
     return set(last_passes.values())

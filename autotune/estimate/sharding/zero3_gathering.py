@@ -40,8 +40,13 @@ class Gathering:
         stream: int,
     ) -> None:
         """`stream`: the coordinator's own, on which it allocates whatever it gathers."""
-        self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
-        self._persistent, self._through_gloo, self._stream = persistent, through_gloo, stream
+        self._usage = usage
+        self._book = book
+        self._sharding = sharding
+        self._widths = widths
+        self._persistent = persistent
+        self._through_gloo = through_gloo
+        self._stream = stream
         self._held: dict[int, int] = {}  # gathered parameter -> its block
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
@@ -90,7 +95,8 @@ class Gathering:
         """
         if self._mode != "unknown":
             self._mode = "unknown"
-            self._order, self._parameter_order = [], []
+            self._order = []
+            self._parameter_order = []
             self._fetched_for.clear()
             self._queue.clear()
             self._land_all()

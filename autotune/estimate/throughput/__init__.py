@@ -59,7 +59,9 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
     occur. Unchanged on a CPU, on a GPU of unknown speed, and with activations offloaded to the
     host: their copies have no model.
     """
-    gpu, composition, lengths = rank.gpu, rank.composition, rank.lengths
+    gpu = rank.gpu
+    composition = rank.composition
+    lengths = rank.lengths
     if gpu is None or not has_speed(gpu) or rank.settings.get("activation_offloading"):
         return memory
     cycle_of = partial(
@@ -352,7 +354,8 @@ def _with_exchanges(
         return with_exchanges
 
     # 1. Transfers beyond the backward pass.
-    cover, share = seconds["backward"], efficiency("exposed_exchange_share")
+    cover = seconds["backward"]
+    share = efficiency("exposed_exchange_share")
     low = max(share.low * spent.low, spent.low - cover.high)
     value = max(low, share.value * spent.value, spent.value - cover.value)
     exposed = Estimate(
@@ -397,7 +400,8 @@ def exchanged_bytes(
     """
     ranks, kind = composition.ranks, composition.sharded_by
     ring = (ranks - 1) / ranks
-    weights, gradients = _gathered_bytes(trace) * ring, trace.inventory.trainable_bytes * ring
+    weights = _gathered_bytes(trace) * ring
+    gradients = trace.inventory.trainable_bytes * ring
     if ranks == 1:
         return 0.0
     if kind in SHARDS_WEIGHTS:

@@ -151,7 +151,8 @@ def one_pass(
     """
     # 1. The device: max(reading weights and caches, products).
     shape = model_shape.shape(load.config)
-    size, tokens = dtype_bytes(load.dtype), together + prefilled
+    size = dtype_bytes(load.dtype)
+    tokens = together + prefilled
     read: float = 0
     for layer, count in shape.kinds:
         read += count * _cache_read(shape, layer, length, by_engine=load.by_engine)
@@ -287,7 +288,8 @@ def _share(
     float32 = gpu.tflops["float32"]
     if gpu.tflops.get(dtype, float32) == float32:  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")
-    of_best, best = efficiency("matmul_share"), efficiency("best_matmul_share")
+    of_best = efficiency("matmul_share")
+    best = efficiency("best_matmul_share")
     if gpu.matmul_share is not None:
         best = Estimate.exactly(gpu.matmul_share)
     return Estimate(

@@ -302,7 +302,10 @@ class Rollout:
         self.running: list[Request] = []
         self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
         self.used = 0
-        self.seconds, self.passes, self.decoded, self.preemptions = 0.0, 0, 0, 0
+        self.seconds = 0.0
+        self.passes = 0
+        self.decoded = 0
+        self.preemptions = 0
 
     def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
@@ -322,7 +325,8 @@ class Rollout:
     def _schedule(self) -> list[tuple[Request, int]]:
         """Return the sequences of the next pass, each with its new tokens."""
         # 1. Running sequences: decode, or continue their prompts.
-        budget, preemptions = self.limits.max_batched_tokens, self.preemptions
+        budget = self.limits.max_batched_tokens
+        preemptions = self.preemptions
         scheduled: list[tuple[Request, int]] = []
         position = 0
         while position < len(self.running) and budget > 0:
