@@ -43,7 +43,8 @@ PEAK_REQUESTED, PEAK_ALLOCATED, PEAK_RESERVED, AT_EVENT = range(4)
 
 PEAK_COLUMNS = 4
 
-IN_USE, FREE = rules.IN_USE, rules.FREE
+IN_USE = rules.IN_USE
+FREE = rules.FREE
 ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)
 """Columns of the blocks; BEFORE, AFTER: neighbours in the segment."""
 
@@ -186,7 +187,8 @@ def _place(
 ) -> int:
     """Return the first place in a pool's list that is not below (size, address)."""
     blocks, lists = heap
-    low, high = 0, lists[LENGTHS, pool]
+    low = 0
+    high = lists[LENGTHS, pool]
     while low < high:
         middle = (low + high) // 2
         block = lists[POOLS + pool, middle]

@@ -78,7 +78,8 @@ def _on_gpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
 def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
     """Return the trainer and the other models, without the engine."""
-    composition, gpu = inputs.composition, inputs.gpu
+    composition = inputs.composition
+    gpu = inputs.gpu
     usage = _with_weights_back(stage.usage(), composition)
     ranks = inputs.hardware.count if joins_server(composition) else composition.ranks
     at_engine_start = communicators_at_engine_start(composition)
@@ -266,12 +267,14 @@ def _prediction(
     """Return the prediction of these phases; `tight`: those within the room, if there are any."""
     retried = tight is not None
     points = tight or points
-    composition, trace = inputs.composition, inputs.trace
+    composition = inputs.composition
+    trace = inputs.trace
     # 1. The verdict.
     room = _room(inputs)
     top = timeline.peak(points)
     total = highest(point.device_bytes for point in points)
-    failure, startup = start.certain_refusal, start.possible_refusal
+    failure = start.certain_refusal
+    startup = start.possible_refusal
     fits = timeline.verdict(total, room)
     if failure is not None:
         fits = False

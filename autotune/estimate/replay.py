@@ -133,7 +133,8 @@ class StepStage:
         if _event_key(added, context) != self._event_key:
             return None
         resized = copy.copy(self)
-        resized._context, resized._usage = context, {}
+        resized._context = context
+        resized._usage = {}
         added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
         resized._sizes = np.concatenate([sizes, *added_sizes])
         return resized

@@ -139,7 +139,8 @@ class EngineShare:
         """Split off its temporary activations, which come out of the shared cache."""
         settings = composition.engine
         assert settings is not None
-        reserved, asleep = use.reserved_bytes, use.asleep_bytes
+        reserved = use.reserved_bytes
+        asleep = use.asleep_bytes
         if settings.shares_weights:
             reserved = _without(reserved, use.weights_bytes)
             asleep = Estimate.exactly(0)
@@ -346,7 +347,8 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     uses = scene.usage.phases
     offloaded = scene.composition.offloaded_in_rollout if phase == "rollout" else ()
     state = scene.usage.resting.without(offloaded)
-    reserved, reserved_high = state.reserved_bytes, state.reserved_high_bytes
+    reserved = state.reserved_bytes
+    reserved_high = state.reserved_high_bytes
     if scene.engine is None or not scene.engine.sleeps:
         reserved = max(reserved, *(use.reserved_bytes for use in uses))
         reserved_high = max(reserved_high, *(use.reserved_high_bytes for use in uses))

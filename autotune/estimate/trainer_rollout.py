@@ -47,9 +47,8 @@ class Generation:
     layers: int
     prompt_length: int
     completion_length: int
-    gathered: tuple[
-        int, ...
-    ] = ()  # weights of all ranks, held here meanwhile beside this rank's part
+    # Weights of all ranks, held here meanwhile beside this rank's part.
+    gathered: tuple[int, ...] = ()
     gathers_like_step: bool = (
         False  # each of its passes gathers weights as the step's forward pass does
     )
@@ -87,7 +86,8 @@ def trainer_rollout(
     dtype = composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
     batch = max(1, composition.generation_batch // composition.ranks)
-    prompt, completion = composition.prompt_length, composition.completion_length
+    prompt = composition.prompt_length
+    completion = composition.completion_length
 
     peak = transformers_generation(
         shape,

@@ -102,7 +102,8 @@ class VllmEngine:
     @cached_property
     def weights(self) -> int:
         """Weights, with the slot of an adapter and the ends of their blocks."""
-        settings, shape = self.settings, self.shape
+        settings = self.settings
+        shape = self.shape
         weights = weight_bytes(
             shape,
             dtype=self.dtype,

@@ -178,7 +178,8 @@ def _sent_bytes(
     there. A state dict of shards names a tied head again; a unit's whole parameters and a copy of
     the largest are there before the buffer.
     """
-    buffer, ranks = composition.sync_buffer_bytes, composition.ranks
+    buffer = composition.sync_buffer_bytes
+    ranks = composition.ranks
     size = model_shape.dtype_bytes(composition["policy"].dtype)
     gathered_size = size if ranks > 1 else 0
     elements_per_byte = inventory.parameters / max(1, inventory.weight_bytes)

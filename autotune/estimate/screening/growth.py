@@ -32,7 +32,8 @@ def grown_inventory(
 
     A sum over the model is I(L0) + c (I(L0 + p) - I(L0)).
     """
-    first, second = short.inventory, longer.inventory
+    first = short.inventory
+    second = longer.inventory
     sums: dict[str, Any] = {}
     for name in SUMS_OVER_LAYERS:
         base = getattr(first, name)

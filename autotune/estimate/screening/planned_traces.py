@@ -69,7 +69,8 @@ def initial_traces(
     if batches is None:
         chosen, checked = picked_points(points), longer
     else:
-        chosen, checked = _points_with_reference(points, batches), short
+        chosen = _points_with_reference(points, batches)
+        checked = short
 
     planned = [PlannedTrace(point, short) for point in chosen]
     if repetition is not None:

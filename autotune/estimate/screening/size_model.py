@@ -92,7 +92,8 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     extra_bytes = [sample.trace.high_extra_bytes for sample in samples]
     (extra_row,) = examples.add(np.array([extra_bytes]))
     empty = np.zeros(0, dtype=np.int64)
-    uniform, uniform_rows = [empty], [empty]
+    uniform = [empty]
+    uniform_rows = [empty]
     scaled: list[ScaledGroup] = []
     for blocks in _blocks_of_samples(samples):
         first = blocks[0]

@@ -85,7 +85,8 @@ class _TraceWriter:
     """Writer of one full trace."""
 
     def __init__(self, pairing: Pairing, repetition: LayerRepetition) -> None:
-        self.pairing, self.repetition = pairing, repetition
+        self.pairing = pairing
+        self.repetition = repetition
         self.references = References(pairing, repetition.copies)
         self.short = pairing.short
         self.longer = pairing.longer

@@ -327,7 +327,8 @@ class Fsdp1(Rewriter):
                 self._unshard((layer, None))
         elif self._announces(module, layer) and self._prefetches() and layer > 0:
             self._unshard((layer - 1, None))
-        self.recomputing, self.turned = None, layer
+        self.recomputing = None
+        self.turned = layer
 
     def _announces(self, module: int, layer: int) -> bool:
         """Return True if the backward of this module prefetches the layer below."""
@@ -474,7 +475,8 @@ class RateLimiter:
     """
 
     def __init__(self, book: Writer, *, on_streams: bool) -> None:
-        self._book, self._on_streams = book, on_streams
+        self._book = book
+        self._on_streams = on_streams
         self._pending: deque[tuple[int, int]] = deque()
         self._events: deque[int] = deque()
         self._freed = 0

@@ -302,7 +302,8 @@ class Rewriter:
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
         self.host_bytes = 0
-        self.phase, self.step_number = "load", 0
+        self.phase = "load"
+        self.step_number = 0
         self._last_gradients = _last_gradients(usage)
         self._taken_over: set[int] = set()  # allocations that the rewriter frees itself
 

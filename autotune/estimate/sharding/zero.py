@@ -247,7 +247,8 @@ class Zero12(Zero):
             is_flat = len(group.owned) == 1 and group.owned[0].count == group.partition
             reduced = self.accumulated if number == last else None
             self._update(group.partition, is_flat=is_flat, reduced=reduced)
-        self.accumulated, self.has_state = None, True
+        self.accumulated = None
+        self.has_state = True
 
 
 def fullest_rank(usage: ModuleUse, ranks: int) -> int:

@@ -51,16 +51,13 @@ class Gathering:
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
         self._recomputed: dict[int, set[int]] = defaultdict(set)
-        self._awaited: dict[int, set[int]] = defaultdict(
-            set
-        )  # parameter -> modules recomputed with it, backward not over
-        self._saved: list[
-            tuple[int, set[int]]
-        ] = []  # released weights that checkpointing keeps for these modules' backward
+        # By parameter, modules recomputed with it whose backward is not over.
+        self._awaited: dict[int, set[int]] = defaultdict(set)
+        # Released weights that checkpointing keeps for these modules' backward.
+        self._saved: list[tuple[int, set[int]]] = []
         self._running: list[int] = []  # modules in their forward, the innermost last
-        self._others: dict[int, set[int]] = defaultdict(
-            set
-        )  # module -> others' parameters that it reads: its own afterwards
+        # By module, parameters of other modules that it reads: its own afterwards.
+        self._others: dict[int, set[int]] = defaultdict(set)
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -68,24 +65,24 @@ class Gathering:
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._at = self._live = 0
-        self._release_plans: dict[
-            tuple[int, int], frozenset[int]
-        ] = {}  # as in DeepSpeed they outlast their order
+        # As in DeepSpeed they outlast their order.
+        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}
 
     # A pass and its modules.
 
     def begin_pass(self) -> None:
         self._land_all()
         if self._mode == "recording":
-            self._parameter_order = [
-                (parameter, at)
-                for at, module in enumerate(self._order)
-                for parameter in self._of(module)
-            ]
+            self._parameter_order = []
+            for turn, module in enumerate(self._order):
+                for parameter in self._of(module):
+                    self._parameter_order.append((parameter, turn))
             self._mode = "known"
         elif self._mode == "unknown":
             self._mode = "recording"
-        self._queue = deque(self._parameter_order if self._mode == "known" else ())
+        self._queue.clear()
+        if self._mode == "known":
+            self._queue.extend(self._parameter_order)
         self._fetched_for.clear()
         self._at = self._live = 0
 
@@ -312,7 +309,8 @@ class Gathering:
         """Free the weights that checkpointing saved for this module's backward alone."""
         for awaiting in self._awaited.values():
             awaiting.discard(module)
-        saved, self._saved = self._saved, []
+        saved = self._saved
+        self._saved = []
         for number, awaiting in saved:
             awaiting.discard(module)
             if awaiting:

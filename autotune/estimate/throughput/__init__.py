@@ -44,9 +44,8 @@ from autotune.estimate.throughput.rollout_simulation import (
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
-BATCH_PHASES: frozenset[Phase] = frozenset(
-    {"rollout", "reward", "score", "sync"}
-)  # once per batch of completions
+# Once per batch of completions
+BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})
 SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
 SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 """Traces of these are made on one rank. FSDP2 is traced with its shards."""
@@ -279,7 +278,8 @@ def shortened(
     of full micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer
     before it.
     """
-    prompt, longest = composition.prompt_length, composition.completion_length
+    prompt = composition.prompt_length
+    longest = composition.completion_length
     if composition.steps_by_rows:
         keys = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
         fewer_keys = (prompt + keys) / (prompt + longest / 2)
@@ -398,7 +398,8 @@ def exchanged_bytes(
     w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer
     steps. FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
     """
-    ranks, kind = composition.ranks, composition.sharded_by
+    ranks = composition.ranks
+    kind = composition.sharded_by
     ring = (ranks - 1) / ranks
     weights = _gathered_bytes(trace) * ring
     gradients = trace.inventory.trainable_bytes * ring

@@ -297,7 +297,8 @@ class Rollout:
         limits: EngineLimits,
         cost: Callable[[Pass], float],
     ) -> None:
-        self.limits, self.cost = limits, cost
+        self.limits = limits
+        self.cost = cost
         self.waiting = deque(replace(request) for request in requests)
         self.running: list[Request] = []
         self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
@@ -437,7 +438,8 @@ class Rollout:
             return None
         self.used += needed
         self.groups[sequence.group] = self.groups.get(sequence.group, 0) + 1
-        sequence.cached, sequence.shared = cached, full
+        sequence.cached = cached
+        sequence.shared = full
         return new
 
     def _release(self, sequence: Request) -> None:
