@@ -129,8 +129,6 @@ class StepShape:
     sync_parts: int = 1  # sequential parts in which full weights are sent
     sync_gathers: SyncGathers | None = None  # None: what the sharding and `sync_parts` need
     sync_buffer_bytes: int = 0  # buffer through which weights are sent
-    generation_micro_batch: int | None = None  # per rank; None: its share of the generation batch
-    retained_logits: int = 0  # completions per rank with float32 logits kept until the next rollout
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
     # Loads first, empties torch's cache, then starts the engine
     empties_before_engine: bool = False

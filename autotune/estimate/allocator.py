@@ -344,7 +344,8 @@ class CachingAllocator:
             pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
         stretch: AllocatorBlock | None = pool.first
         while stretch is not None:
-            before, after = _free_size(stretch.before), _free_size(stretch.after)
+            before = _free_size(stretch.before)
+            after = _free_size(stretch.after)
             if stretch.state == UNMAPPED and before + stretch.size + after >= size:
                 return stretch, min(size - before, stretch.size)
             stretch = stretch.after

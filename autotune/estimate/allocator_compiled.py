@@ -43,7 +43,8 @@ PEAK_REQUESTED, PEAK_ALLOCATED, PEAK_RESERVED, AT_EVENT = range(4)
 
 PEAK_COLUMNS = 4
 
-IN_USE, FREE = rules.IN_USE, rules.FREE
+IN_USE = rules.IN_USE
+FREE = rules.FREE
 ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)
 """Columns of the blocks; BEFORE, AFTER: neighbours in the segment."""
 
@@ -186,7 +187,8 @@ def _place(
 ) -> int:
     """Return the first place in a pool's list that is not below (size, address)."""
     blocks, lists = heap
-    low, high = 0, lists[LENGTHS, pool]
+    low = 0
+    high = lists[LENGTHS, pool]
     while low < high:
         middle = (low + high) // 2
         block = lists[POOLS + pool, middle]
@@ -239,7 +241,9 @@ def _shrink_into(
     blocks, lists = heap
     pool = blocks[remainder, POOL]
     blocks[remainder, STATE] = FREE
-    size, address, at = blocks[remainder, SIZE], blocks[remainder, ADDRESS], place
+    size = blocks[remainder, SIZE]
+    address = blocks[remainder, ADDRESS]
+    at = place
     while at > 0:
         below = lists[POOLS + pool, at - 1]
         if blocks[below, SIZE] < size or (
@@ -261,7 +265,9 @@ def _grow_into(
     blocks, lists = heap
     pool = blocks[block, POOL]
     blocks[block, STATE] = FREE
-    size, address, last = blocks[block, SIZE], blocks[block, ADDRESS], lists[LENGTHS, pool] - 1
+    size = blocks[block, SIZE]
+    address = blocks[block, ADDRESS]
+    last = lists[LENGTHS, pool] - 1
     at = place
     while at < last:
         above = lists[POOLS + pool, at + 1]
@@ -353,7 +359,8 @@ def _absorb(
 def _to_cache(heap: Heap, block: int) -> None:
     """Merge a block with its free neighbours, and put it into the list."""
     blocks, _ = heap
-    before, after = blocks[block, BEFORE], blocks[block, AFTER]
+    before = blocks[block, BEFORE]
+    after = blocks[block, AFTER]
     place = NONE
     if before != NONE and blocks[before, STATE] == FREE:
         place = _place_of(heap, before)
@@ -420,7 +427,8 @@ def _fresh(
 ) -> int:
     """Return a block of a new segment; the cache is emptied if needed; -1: no room even then."""
     _, lists = heap
-    segment, capacity = _segment_bytes(size), lists[TOTALS, CAPACITY]
+    segment = _segment_bytes(size)
+    capacity = lists[TOTALS, CAPACITY]
     if capacity != NONE and lists[TOTALS, RESERVED] + segment > capacity:
         _empty_cache(heap, holder, waiting)
         lists[TOTALS, RETRIES] += 1
@@ -490,7 +498,8 @@ def _note(
     """Raise the peaks of a row to what is held after an event."""
     allocated = lists[TOTALS, ALLOCATED]
     if allocated > peaks[row, PEAK_ALLOCATED]:
-        peaks[row, PEAK_ALLOCATED], peaks[row, AT_EVENT] = allocated, event
+        peaks[row, PEAK_ALLOCATED] = allocated
+        peaks[row, AT_EVENT] = event
     peaks[row, PEAK_REQUESTED] = max(peaks[row, PEAK_REQUESTED], lists[TOTALS, REQUESTED])
     peaks[row, PEAK_RESERVED] = max(peaks[row, PEAK_RESERVED], lists[TOTALS, RESERVED])
 
@@ -498,7 +507,8 @@ def _note(
 @compiled
 def _due(waits: Integers) -> tuple[Integers, Integers]:
     """Linked lists: due[n], the first allocation to return before n; next_due[m], the next."""
-    due, next_due = np.full(len(waits), NONE), np.full(len(waits), NONE)
+    due = np.full(len(waits), NONE)
+    next_due = np.full(len(waits), NONE)
     for number in range(len(waits) - 1, -1, -1):
         if NONE != waits[number] < len(waits):
             next_due[number] = due[waits[number]]
@@ -525,7 +535,9 @@ def _run(
 ) -> bool:
     """Replay all events; return False if there was no room."""
     blocks, lists = heap = _uncounted(blocks), _uncounted(lists)
-    holder, waiting, peaks = _uncounted(holder), _uncounted(waiting), _uncounted(peaks)
+    holder = _uncounted(holder)
+    waiting = _uncounted(waiting)
+    peaks = _uncounted(peaks)
     any_waits = len(waiting) > 0
     due, next_due = _due(waits if any_waits else waits[:0])
     for stretch in range(len(starts)):

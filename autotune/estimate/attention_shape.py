@@ -187,7 +187,8 @@ def _delta_net(config: Config) -> Attention:
     heads, width = numbers(config, "linear_num_value_heads", "linear_value_head_dim")
     key_heads, key_width = numbers(config, "linear_num_key_heads", "linear_key_head_dim")
     kernel = number(config, "linear_conv_kernel_dim", 4)
-    keys, values = key_heads * key_width, heads * width
+    keys = key_heads * key_width
+    values = heads * width
     channels = 2 * keys + values
 
     matrices = hidden * (2 * keys + 2 * values + 2 * heads) + values * hidden

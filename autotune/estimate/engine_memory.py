@@ -276,10 +276,12 @@ class _QuantisedLoading:
         packed: int | None = None
         statistics: list[tuple[int, int]] = []  # in 8 bits, and the matrix's elements
         for elements in matrices:
-            earlier, read = read, self.make(elements * self._size)
+            earlier = read
+            read = self.make(elements * self._size)
             self.free(earlier)
             wide = self.make(elements * FLOAT32_BYTES / WEIGHTS_PER_STATISTIC)
-            earlier, result = packed, self.make(elements / 2)
+            earlier = packed
+            result = self.make(elements / 2)
             statistics.append((self.make(elements / WEIGHTS_PER_STATISTIC), elements))
             self.free(wide)
             self.free(earlier)
@@ -414,7 +416,8 @@ class Pages:
 
     def refusal(self, available: int, length: int) -> str | None:
         """Return vLLM's error message if the cache is too small for one sequence of this length."""
-        usable, needed = self.usable(available), self.needed(length)
+        usable = self.usable(available)
+        needed = self.needed(length)
         if usable <= 0:
             return (
                 "No available memory for the cache blocks. Try increasing `gpu_memory_utilization`"
@@ -462,7 +465,8 @@ def pages(
 
     # 2. Layers per group: the rarest kind's count, or a close commonest.
     kinds = Counter((layer.window, tokens_in_page(layer)) for layer in layers)
-    rarest, commonest = min(kinds.values()), max(kinds.values())
+    rarest = min(kinds.values())
+    commonest = max(kinds.values())
     layers_per_group = commonest if commonest < rarest * CLOSE_COUNTS else rarest
     windows: list[int | None] = []
     group_tokens: list[int] = []

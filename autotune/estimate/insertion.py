@@ -25,14 +25,12 @@ class Insertion:
     event: int
     sizes: Sequence[int]
     parts: Sequence[Part]  # part of each allocation
-    order: Sequence[
-        int
-    ]  # its own events, as in a trace: n + 1 makes allocation n, -(n + 1) frees it
+    # Its events, as in a trace: n + 1 makes allocation n, -(n + 1) frees it.
+    order: Sequence[int]
     phase: Phase | None = None  # None: the running phase
     step: int = 0
-    streams: Mapping[int, int] = field(
-        default_factory=dict
-    )  # own allocation -> stream; absent: compute
+    # Stream by allocation of the insertion; absent: compute.
+    streams: Mapping[int, int] = field(default_factory=dict)
 
 
 class EventWriter:

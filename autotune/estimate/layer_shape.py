@@ -54,7 +54,8 @@ def decoder_layer(
     index: int,
 ) -> Layer:
     """Return the layer with this index."""
-    attends, feeds = attention(config, traits, index), mlp(config, traits, index)
+    attends = attention(config, traits, index)
+    feeds = mlp(config, traits, index)
     window = None
     if not attends.recurrent and _slides(config, traits, index):
         window = number(config, "sliding_window")

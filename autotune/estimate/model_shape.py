@@ -87,7 +87,8 @@ def _shape(config: Config) -> Shape:
     towers = tower_parameters(config)
     config = _with_usual_names(text_config(config))
     traits = _traits(config)
-    hidden, vocabulary = number(config, "hidden_size"), number(config, "vocab_size")
+    hidden = number(config, "hidden_size")
+    vocabulary = number(config, "vocab_size")
     positions = number(config, "max_position_embeddings", 2048)
     count = number(config, "num_hidden_layers")
     layers = tuple(decoder_layer(config, traits, index) for index in range(count))
@@ -185,7 +186,8 @@ def text_config(config: Config) -> Config:
     """Return the language part of a multimodal config; any other unchanged. Qwen2.5-VL has it at
     the top.
     """
-    inner, outer_type = config.get("text_config"), config.get("model_type")
+    inner = config.get("text_config")
+    outer_type = config.get("model_type")
     if not isinstance(inner, Mapping):
         if "vision_config" not in config:
             return config

@@ -1,6 +1,6 @@
 """Memory of models outside the traced step, by phase.
 
-Frozen references and rewards (weights), critics (all that training needs), and kept logits.
+Frozen references and rewards (weights), and critics (all that training needs).
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ TURN_PARTS: tuple[Part, ...] = ("gradients", "activations", "logits")
 """Parts of the policy that are on the device in its own turn alone."""
 
 STATE: tuple[Part, ...] = ("weights", "optimizer")
-
-FLOAT32_BYTES = 4
 
 # the one model outside a framework's traced step: there are no completions to judge
 REWARD_ROLE = "reward"
@@ -53,8 +51,6 @@ def other_model_bytes(
         for phase, parts in model.phases():
             for part, size in parts.items():
                 by_phase[phase][f"{resident.role}_{part}"] += size
-    for phase, size in kept_logits(composition, used, config):
-        by_phase[phase]["logits"] += size
     return {phase: dict(parts) for phase, parts in by_phase.items() if parts}
 
 
@@ -63,34 +59,6 @@ def _is_outside(resident: Resident, trace: Trace) -> bool:
     if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
         return False
     return trace.basis != "traced" or resident.role == REWARD_ROLE
-
-
-def kept_logits(
-    composition: Composition,
-    used: TraceUsage,
-    config: Mapping[str, object],
-) -> Iterator[tuple[Phase, int]]:
-    """Yield the logits of a loop that keeps those of its rollout.
-
-    The previous rollout's are still held while the next ones are made. Those end up in one piece:
-    a second copy, made when the last completions' own are stacked or when the cache is freed.
-
-        in a rollout = max(2 · all + those of the last completions, 3 · all - the rollout's growth)
-    """
-    completions = composition.retained_logits
-    vocabulary = model_shape.shape(config).vocabulary
-    row_bytes = FLOAT32_BYTES * composition.completion_length * vocabulary
-    all_bytes = completions * row_bytes
-    if not all_bytes:
-        return
-    last_bytes = (composition.generation_micro_batch or completions) * row_bytes
-    rollouts = [use.requested_bytes for use in used.phases if use.phase == "rollout"]
-    growth = max(0, max(rollouts, default=0) - used.resting.requested_bytes)
-    for phase in PHASES:
-        if phase == "rollout":
-            yield phase, max(2 * all_bytes + last_bytes, 3 * all_bytes - growth)
-        elif phase != "load":
-            yield phase, all_bytes
 
 
 class _OtherModel:
@@ -104,8 +72,11 @@ class _OtherModel:
         used: TraceUsage,
         config: Mapping[str, object],
     ) -> None:
-        self.resident, self.inventory = resident, trace.inventory
-        self.composition, self.used, self.config = composition, used, config
+        self.resident = resident
+        self.inventory = trace.inventory
+        self.composition = composition
+        self.used = used
+        self.config = config
         self.policy = composition["policy"]
         # Another model than the policy's, or the same in another quantisation.
         same_model = resident.model == self.policy.model
@@ -141,7 +112,8 @@ class _OtherModel:
             yield from self._trained_like_policy(phase)
 
     def _another_model(self, phase: Phase) -> Iterator[ModelPart]:
-        count, state_size = self._parameters(), self.resident.state_bytes_per_weight
+        count = self._parameters()
+        state_size = self.resident.state_bytes_per_weight
         yield "weights", self._in_dtype(count, "parameters")
         if self.resident.trains_concurrently:
             yield from self._training(count, phase)
@@ -193,7 +165,8 @@ class _OtherModel:
             yield use.phase, _filled(parts, max(0, sum(parts.values()) - policy))
 
     def _parts_in_turn(self, use: PhaseUse) -> dict[str, int]:
-        count, resident = self._parameters(), self.resident
+        count = self._parameters()
+        resident = self.resident
         weights = gradients = 0
         if resident.awake == ():
             weights = self._in_dtype(count, "parameters")
@@ -226,7 +199,8 @@ class _OtherModel:
 
     def _scale(self) -> float:
         """Return layers · hidden, relative to the policy's: the ratio of the activations."""
-        shape, policy = self._shape(), model_shape.shape(self.config)
+        shape = self._shape()
+        policy = model_shape.shape(self.config)
         return len(shape.layers) * shape.hidden / (len(policy.layers) * policy.hidden)
 
     def _parameters(self) -> int:

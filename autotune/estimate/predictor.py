@@ -78,7 +78,8 @@ def _on_gpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
 def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
     """Return the trainer and the other models, without the engine."""
-    composition, gpu = inputs.composition, inputs.gpu
+    composition = inputs.composition
+    gpu = inputs.gpu
     usage = _with_weights_back(stage.usage(), composition)
     ranks = inputs.hardware.count if joins_server(composition) else composition.ranks
     at_engine_start = communicators_at_engine_start(composition)
@@ -89,7 +90,7 @@ def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
         context=catalog.context(gpu).scaled(composition.processes),
         communication=communication(gpu, ranks, communicators(composition)),
         communication_at_engine_start=communication(gpu, ranks, at_engine_start),
-        others=other_model_bytes(inputs.trace, composition, usage, inputs.config),
+        outside_models=other_model_bytes(inputs.trace, composition, usage, inputs.config),
     )
 
 
@@ -182,7 +183,8 @@ class _EngineStart:
 
 def _engine_start(inputs: PredictionInput, scene: Scene) -> _EngineStart:
     """Fit the engine beside the other memory's value."""
-    settings, split = inputs.composition.engine, _split_engine(inputs)
+    settings = inputs.composition.engine
+    split = _split_engine(inputs)
     if settings is None:
         return _EngineStart(split=split)
     if settings.shares_weights:  # it loads them, and the trainer takes them from it
@@ -205,7 +207,7 @@ def _trainer_at_engine_start(inputs: PredictionInput, scene: Scene) -> int:
     loaded = scene.usage.loaded_bytes
     if inputs.composition.empties_before_engine:
         loaded = min(loaded, scene.usage.resting.allocated_bytes)
-    other_models = sum(scene.others.get("rollout", {}).values())
+    other_models = sum(scene.outside_models.get("rollout", {}).values())
     return max(0, loaded + other_models - min(scene.away_bytes, loaded))
 
 
@@ -265,11 +267,14 @@ def _prediction(
     """Return the prediction of these phases; `tight`: those within the room, if there are any."""
     retried = tight is not None
     points = tight or points
-    composition, trace = inputs.composition, inputs.trace
+    composition = inputs.composition
+    trace = inputs.trace
     # 1. The verdict.
-    room, top = _room(inputs), timeline.peak(points)
+    room = _room(inputs)
+    top = timeline.peak(points)
     total = highest(point.device_bytes for point in points)
-    failure, startup = start.certain_refusal, start.possible_refusal
+    failure = start.certain_refusal
+    startup = start.possible_refusal
     fits = timeline.verdict(total, room)
     if failure is not None:
         fits = False
@@ -278,11 +283,7 @@ def _prediction(
     if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
         fits = retried = True
         high = max(total.value, min(total.high, room.high))
-        total = Estimate(
-            value=total.value,
-            low=total.low,
-            high=high,
-        )
+        total = dataclasses.replace(total, high=high)
     depends_on: tuple[str, ...] = ()
     if fits is None:
         causes = deciding(scene, top, room, trace, engine_may_refuse=startup is not None)
@@ -332,12 +333,13 @@ def _engine_in_torch(composition: Composition, engine: EngineUse | None) -> int:
 
 def _torch_allocated(scene: Scene) -> Estimate:
     """Return the peak that torch allocates for the trainer and the other models."""
-    basis, extra_bytes = scene.trace.basis, scene.trace.possible_extra_bytes
+    basis = scene.trace.basis
+    extra_bytes = scene.trace.possible_extra_bytes
     allocated = []
     for use in scene.usage.phases:
         error = timeline.error_bytes(use, basis)
         policy = timeline.around(use.allocated_bytes, error, extra_bytes)
-        other_models = timeline.other_models(scene.others.get(use.phase, {}), basis)
+        other_models = timeline.other_models(scene.outside_models.get(use.phase, {}), basis)
         allocated.append(policy + other_models)
     return highest(allocated)
 
@@ -357,7 +359,9 @@ def _assumed(
     retried: bool,
 ) -> Iterator[str]:
     """Yield what the prediction assumes, for the reader."""
-    composition, gpu, trace = inputs.composition, inputs.gpu, inputs.trace
+    composition = inputs.composition
+    gpu = inputs.gpu
+    trace = inputs.trace
     device_bytes = inputs.hardware.memory_bytes
     if gpu is None:
         yield (
@@ -461,7 +465,9 @@ def _on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     CPU. The processes themselves, known only roughly, weigh more than a small model, and an
     allocation counts only once it is written to: the interval is wide.
     """
-    composition, trace, usage = inputs.composition, inputs.trace, stage.usage()
+    composition = inputs.composition
+    trace = inputs.trace
+    usage = stage.usage()
     engine = None
     uses = {use.phase: use for use in usage.phases}
     if composition.engine is not None:
@@ -573,7 +579,9 @@ def _tensors_on_cpu(
 
 def _engine_on_cpu(engine: EngineUse, composition: Composition) -> Estimate:
     """Bytes of weights and imports, and the part of the cache that is written to."""
-    imports, settings, cache = estimate("cpu_engine_mib"), composition.engine, engine.kv
+    imports = estimate("cpu_engine_mib")
+    settings = composition.engine
+    cache = engine.kv
     written = 0.0
     if cache is not None:
         written = cache.kv_cache_bytes.value

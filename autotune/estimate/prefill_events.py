@@ -37,7 +37,7 @@ def prefill_events(layers: int, present: frozenset[str]) -> PrefillEvents:
     rotary_and_mask = [writer.make("rotary"), writer.make("rotary"), writer.make("mask")]
     for layer in range(layers):
         before = hidden
-        hidden = writer.layer(hidden, is_first=layer == 0)
+        hidden = writer.layer(is_first=layer == 0)
         if layer:
             writer.drop(before)
     writer.drop(writer.norm(), hidden, embedded, *rotary_and_mask)
@@ -70,7 +70,7 @@ class _PrefillWriter:
     def drop(self, *entries: Entry) -> None:
         self.events.free(*(entry for entry in entries if entry is not None))
 
-    def layer(self, hidden: Entry, *, is_first: bool) -> Entry:
+    def layer(self, *, is_first: bool) -> Entry:
         """Return the states after a decoder layer."""
         residual = self._attention(is_first=is_first)
         return self._mlp(self.norm(), residual)
@@ -90,8 +90,10 @@ class _PrefillWriter:
         query = self.make("queries")
         if is_first:
             self.make(WORKSPACE, "workspaces")  # of cuBLAS, with the first product
-        key, value = self.make("keys"), self.make("keys")
-        rotated_query, rotated_key = self._rotated("queries"), self._rotated("keys")
+        key = self.make("keys")
+        value = self.make("keys")
+        rotated_query = self._rotated("queries")
+        rotated_key = self._rotated("keys")
         self.drop(query, key)
         for _ in ("keys", "values"):
             entry = self.make(CACHE, "kv_cache")
@@ -120,9 +122,12 @@ class _PrefillWriter:
         return rotated
 
     def _mlp(self, normed: Entry, residual: Entry) -> Entry:
-        routing, gate, active = self.make("routing"), self.make("wide"), self.make("wide")
+        routing = self.make("routing")
+        gate = self.make("wide")
+        active = self.make("wide")
         self.drop(gate)
-        up, product = self.make("wide"), self.make("wide")
+        up = self.make("wide")
+        product = self.make("wide")
         self.drop(active, up)
         down = self.make("hidden")
         self.drop(product, normed, routing)

@@ -8,6 +8,7 @@ whose cached blocks fit no later request.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Collection, Mapping, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
@@ -94,12 +95,10 @@ class TraceUsage:
     """Peaks of one rank by phase."""
 
     phases: tuple[PhaseUse, ...]  # in the order of a cycle, each phase once; `load` first
-    resting: (
-        PhaseUse  # between two steps, before the next rollout: the state, and the cache left to it
-    )
-    loaded_bytes: (
-        int  # reserved after loading, before the first step: found by an engine that starts
-    )
+    # Between two steps, before the next rollout: the state, and the cache left to it.
+    resting: PhaseUse
+    # Reserved after loading, before the first step: found by an engine that starts.
+    loaded_bytes: int
     out_of_memory: Phase | None = None  # phase in which a limited memory ran out
 
     @property
@@ -133,8 +132,9 @@ class StepStage:
         added = _sorted_insertions(self._places, context)
         if _event_key(added, context) != self._event_key:
             return None
-        resized = object.__new__(StepStage)
-        resized.__dict__.update(self.__dict__, _context=context, _usage={})
+        resized = copy.copy(self)
+        resized._context = context
+        resized._usage = {}
         added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
         resized._sizes = np.concatenate([sizes, *added_sizes])
         return resized
@@ -142,14 +142,12 @@ class StepStage:
     def usage(self, capacity_bytes: int | None = None) -> TraceUsage:
         """Return peaks with unlimited memory, or with this much (then as traced alone)."""
         if capacity_bytes not in self._usage:
-            self._usage[capacity_bytes] = (
-                self._unlimited_usage()
-                if capacity_bytes is None
-                else _as_usage(self._replay(self._sizes, capacity_bytes), {})
-            )
+            self._usage[capacity_bytes] = self._usage_within(capacity_bytes)
         return self._usage[capacity_bytes]
 
-    def _unlimited_usage(self) -> TraceUsage:
+    def _usage_within(self, capacity_bytes: int | None) -> TraceUsage:
+        if capacity_bytes is not None:
+            return _as_usage(self._replay(self._sizes, capacity_bytes), {})
         # A compiled replay holds no lock: the two run on two cores.
         settings = self._context.settings
         with ThreadPoolExecutor(1) as pool:
@@ -187,13 +185,12 @@ class StepStage:
 
 def _batch_sized_in_first_step(trace: Trace) -> Integers:
     """Return the first step's allocations whose size depends on the batch's length."""
-    batch_parts = {at for at, part in enumerate(trace.part_names) if part in BATCH_PARTS}
     numbers = []
     for mark, span in trace.stretches():
         if mark.step != 0 or mark.phase == "load":
             continue
         for entry in trace.events[span.start : span.stop]:
-            if entry > 0 and trace.parts[entry - 1] in batch_parts:
+            if entry > 0 and trace.part_names[trace.parts[entry - 1]] in BATCH_PARTS:
                 numbers.append(entry - 1)
     return np.array(numbers, dtype=np.int64)
 
@@ -231,10 +228,11 @@ def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]
 
 def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[object, ...]:
     """Return everything about the inserted events but their sizes."""
-    orders = tuple(
-        (insertion.event, insertion.phase, tuple(insertion.order)) for insertion in added
-    )
-    return orders, context.empties_before_rollout, context.empty_cache_steps, context.settings
+    orders = []
+    for insertion in added:
+        orders.append((insertion.event, insertion.phase, tuple(insertion.order)))
+    emptied_at = context.empties_before_rollout, context.empty_cache_steps
+    return tuple(orders), emptied_at, context.settings
 
 
 # A trace on arrays.
@@ -259,16 +257,13 @@ class Track:
         self._parts = np.array(trace.parts, dtype=np.int64)
         self._rows = list(dict.fromkeys((mark.phase, mark.step) for mark in trace.marks))
         self._has_snapshot = resting_before is not None
-        spans = [span for _, span in trace.stretches()]
-        starts = [span.start for span in spans]
-        row_numbers = {row: number for number, row in enumerate(self._rows)}
+        starts = [span.start for _, span in trace.stretches()]
+        rows = [self._rows.index((mark.phase, mark.step)) for mark in trace.marks]
         self.arrays = EventArrays(
             events=np.array(trace.events, dtype=np.int64),
             starts=np.array([*starts, len(trace.events)], dtype=np.int64),
-            rows=np.array(
-                [row_numbers[mark.phase, mark.step] for mark in trace.marks], dtype=np.int64
-            ),
-            emptied=np.array([start in empty_cache_before for start in starts], dtype=np.int64),
+            rows=np.array(rows, dtype=np.int64),
+            emptied=np.isin(starts, list(empty_cache_before)).astype(np.int64),
             snapshot=_stretch_of_snapshot(starts, resting_before),
             streams=_by_allocation(trace.streams, len(trace.sizes), 0),
             waits=_by_allocation(trace.returns, len(trace.sizes), NONE),
@@ -345,7 +340,8 @@ class Track:
         peaks: Integers,
         reached: Integers,
     ) -> None:
-        events, starts = self.arrays.events.tolist(), self.arrays.starts.tolist()
+        events = self.arrays.events.tolist()
+        starts = self.arrays.starts.tolist()
         end = NONE  # row of the stretch after the last one
         for stretch, row in enumerate([*self.arrays.rows.tolist(), end]):
             if row != end and self.arrays.emptied[stretch]:
@@ -375,7 +371,8 @@ class Track:
         peak: Integers,
         sizes: Integers,
     ) -> PhaseUse:
-        event, reserved = int(peak[AT_EVENT]), int(peak[PEAK_RESERVED])
+        event = int(peak[AT_EVENT])
+        reserved = int(peak[PEAK_RESERVED])
         live = np.flatnonzero((self._made_at <= event) & (self._freed_at > event))
         part_names = self.trace.part_names
         by_part = np.bincount(self._parts[live], weights=sizes[live], minlength=len(part_names))
@@ -411,7 +408,8 @@ def _lifetimes(events: Integers, count: int) -> tuple[Integers, Integers]:
     """
     made_at = np.full(count, len(events), dtype=np.int64)
     freed_at = made_at.copy()
-    mallocs, frees = np.flatnonzero(events > 0), np.flatnonzero(events < 0)
+    mallocs = np.flatnonzero(events > 0)
+    frees = np.flatnonzero(events < 0)
     made_at[events[mallocs] - 1] = mallocs
     freed_at[-events[frees] - 1] = frees
     return made_at, freed_at
@@ -419,7 +417,8 @@ def _lifetimes(events: Integers, count: int) -> tuple[Integers, Integers]:
 
 def _require_sound(arrays: EventArrays, rows: int) -> None:
     """Raise IndexError for indices out of range: the compiled replay has no bounds checks."""
-    count, numbers = len(arrays.streams), np.abs(arrays.events) - 1
+    count = len(arrays.streams)
+    numbers = np.abs(arrays.events) - 1
     if (numbers < 0).any() or (numbers >= count).any() or len(arrays.waits) != count:
         raise IndexError("an event refers to no allocation")
     if len(np.unique(arrays.events)) < len(arrays.events):
@@ -453,6 +452,7 @@ def _note(
 ) -> None:
     """Raise the peaks to what is held after an event."""
     if allocator.allocated > peak[PEAK_ALLOCATED]:
-        peak[PEAK_ALLOCATED], peak[AT_EVENT] = allocator.allocated, event
+        peak[PEAK_ALLOCATED] = allocator.allocated
+        peak[AT_EVENT] = event
     peak[PEAK_REQUESTED] = max(peak[PEAK_REQUESTED], allocator.requested)
     peak[PEAK_RESERVED] = max(peak[PEAK_RESERVED], allocator.reserved)

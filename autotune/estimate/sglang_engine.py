@@ -63,7 +63,8 @@ def fit(
     dtype: str,
 ) -> EngineUse:
     """Return the engine's memory, and its error message."""
-    shape, size = model_shape.shape(config), dtype_bytes(dtype)
+    shape = model_shape.shape(config)
+    size = dtype_bytes(dtype)
     ranks = settings.tensor_parallel
     # 1. The static part: weights and cache.
     weights = engine_memory.weight_bytes(

@@ -160,7 +160,7 @@ def _pass_gathering(trace: Trace) -> PassGathering | None:
         streams=tuple(trace.streams.get(number, 0) for number in numbers),
         order=tuple(order),
         turn=_highest_after_root(sizes, order),
-        kept=tuple(free for free in frees if free not in done),
+        final_frees=tuple(free for free in frees if free not in done),
     )
 
 

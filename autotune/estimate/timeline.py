@@ -99,7 +99,8 @@ def around(
 
 def whole_bytes(estimate: Estimate) -> Estimate:
     value = round(estimate.value)
-    low, high = round(estimate.low), round(estimate.high)
+    low = round(estimate.low)
+    high = round(estimate.high)
     return Estimate(
         value=value,
         low=min(value, low),
@@ -130,16 +131,16 @@ class EngineShare:
     passing_bytes: int  # temporary activations, out of the cache that it shares with the trainer
     sleeps: bool
     wakes_at_once: bool = False  # its cache is back when weights are pushed to it
-    starts_after_load: bool = (
-        False  # it finds the loaded trainer without a cache, as before a rollout
-    )
+    # It finds the loaded trainer without a cache, as before a rollout.
+    starts_after_load: bool = False
 
     @classmethod
     def of(cls, use: EngineUse, composition: Composition) -> EngineShare:
         """Split off its temporary activations, which come out of the shared cache."""
         settings = composition.engine
         assert settings is not None
-        reserved, asleep = use.reserved_bytes, use.asleep_bytes
+        reserved = use.reserved_bytes
+        asleep = use.asleep_bytes
         if settings.shares_weights:
             reserved = _without(reserved, use.weights_bytes)
             asleep = Estimate.exactly(0)
@@ -156,11 +157,7 @@ class EngineShare:
         cache = use.parts.get("kv_cache", 0)
         loading = awake
         if value >= cache:
-            loading = Estimate(
-                value=value - cache,
-                low=max(0.0, awake.low - cache),
-                high=awake.high - cache,
-            )
+            loading = _without(awake, cache)
         return cls(
             awake=awake,
             loading=loading,
@@ -212,9 +209,8 @@ class Scene:
     communication: Estimate  # NCCL's buffers
     communication_at_engine_start: Estimate  # those that exist by then
     engine: EngineShare | None = None
-    others: Mapping[Phase, Mapping[str, int]] = field(
-        default_factory=dict
-    )  # models outside the step, by phase and part
+    # Bytes of models outside the step, by phase and part.
+    outside_models: Mapping[Phase, Mapping[str, int]] = field(default_factory=dict)
 
     @property
     def away_bytes(self) -> int:
@@ -237,7 +233,7 @@ class Scene:
     @property
     def other_models_bytes(self) -> int:
         """Models outside the step, in the phase that has most of them."""
-        return max((sum(parts.values()) for parts in self.others.values()), default=0)
+        return max((sum(parts.values()) for parts in self.outside_models.values()), default=0)
 
 
 # The phases.
@@ -327,7 +323,8 @@ def _with_cache_at_sync(
     by_phase = {point.phase: point for point in points}
     if "sync" not in by_phase or "optimizer" not in by_phase:
         return points
-    step, sync = by_phase["optimizer"], by_phase["sync"]
+    step = by_phase["optimizer"]
+    sync = by_phase["sync"]
     arrival = _point(scene, replace(_resting(scene, "sync"), phase="optimizer"))
     parts = _filled_up(arrival.parts, step.device_bytes.value)
     begun = replace(step, phase="sync", parts=parts)
@@ -350,7 +347,8 @@ def _resting(scene: Scene, phase: Phase) -> PhaseUse:
     uses = scene.usage.phases
     offloaded = scene.composition.offloaded_in_rollout if phase == "rollout" else ()
     state = scene.usage.resting.without(offloaded)
-    reserved, reserved_high = state.reserved_bytes, state.reserved_high_bytes
+    reserved = state.reserved_bytes
+    reserved_high = state.reserved_high_bytes
     if scene.engine is None or not scene.engine.sleeps:
         reserved = max(reserved, *(use.reserved_bytes for use in uses))
         reserved_high = max(reserved_high, *(use.reserved_high_bytes for use in uses))
@@ -397,8 +395,10 @@ def _point(
     engine_phase: Phase | None = None,
 ) -> TimelinePoint:
     """Sum of trainer, engine's activations beyond the free cache, other models, CUDA, engine."""
-    phase, engine, trace = engine_phase or use.phase, scene.engine, scene.trace
-    outside_step = scene.others.get(use.phase, {})
+    phase = engine_phase or use.phase
+    engine = scene.engine
+    trace = scene.trace
+    outside_step = scene.outside_models.get(use.phase, {})
     # 1. torch's cache.
     free_in_cache = use.reserved_bytes - use.allocated_bytes
     passing = 0
@@ -418,11 +418,7 @@ def _point(
         total = total + engine.held(phase)
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
-    total = Estimate(
-        value=total.value,
-        low=max(0.0, total.low - saved),
-        high=total.high,
-    )
+    total = replace(total, low=max(0.0, total.low - saved))
 
     # 3. By part.
     parts: Counter[str] = Counter()

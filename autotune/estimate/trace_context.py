@@ -71,7 +71,8 @@ class TraceContext:
 
 
 def step_context(inputs: PredictionInput) -> TraceContext:
-    composition, engine = inputs.composition, inputs.composition.engine
+    composition = inputs.composition
+    engine = inputs.composition.engine
     blocks = sync_blocks(composition, inputs.config, inputs.trace)
     sync = tuple(block for block in blocks if block[1])
     workspace_bytes, engine_inputs_bytes = 0, None
@@ -134,7 +135,8 @@ def _loads_at_once(inputs: PredictionInput) -> bool:
     """Return True if the model is loaded straight onto the device, on one rank or quantised, by a
     transformers release that requests one block for all weights first.
     """
-    composition, trace = inputs.composition, inputs.trace
+    composition = inputs.composition
+    trace = inputs.trace
     if inputs.on_cpu or trace.basis != "traced":
         return False
     quantised = composition["policy"].quantised_bits is not None

@@ -47,9 +47,8 @@ class Generation:
     layers: int
     prompt_length: int
     completion_length: int
-    gathered: tuple[
-        int, ...
-    ] = ()  # weights of all ranks, held here meanwhile beside this rank's part
+    # Weights of all ranks, held here meanwhile beside this rank's part.
+    gathered: tuple[int, ...] = ()
     gathers_like_step: bool = (
         False  # each of its passes gathers weights as the step's forward pass does
     )
@@ -63,7 +62,7 @@ class PassGathering:
     streams: tuple[int, ...]
     order: tuple[int, ...]
     turn: int  # events before a layer computes, all that it needs gathered
-    kept: tuple[int, ...]  # what is there until the end: frees of it
+    final_frees: tuple[int, ...]  # of what is there until the end
 
     @classmethod
     def at_once(cls, sizes: tuple[int, ...]) -> PassGathering:
@@ -74,7 +73,7 @@ class PassGathering:
             streams=(),
             order=entries,
             turn=len(entries),
-            kept=tuple(-entry for entry in entries),
+            final_frees=tuple(-entry for entry in entries),
         )
 
 
@@ -83,12 +82,12 @@ def trainer_rollout(
     shape: Shape,
     trace: Trace,
 ) -> Generation:
-    """Return one rank's rollout: its part of the batch, at once or in smaller batches."""
+    """Return one rank's rollout: its part of the batch, at once."""
     dtype = composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
-    share = composition.generation_batch // composition.ranks
-    batch = composition.generation_micro_batch or max(1, share)
-    prompt, completion = composition.prompt_length, composition.completion_length
+    batch = max(1, composition.generation_batch // composition.ranks)
+    prompt = composition.prompt_length
+    completion = composition.completion_length
 
     peak = transformers_generation(
         shape,
@@ -161,7 +160,7 @@ def rollout(
         sizes += [*[size] * tensors, generation.decode_bytes, *sampled]
 
     # 2. Events.
-    walk = (gathering.order, gathering.turn, gathering.kept)
+    walk = (gathering.order, gathering.turn, gathering.final_frees)
     parts, order = _rollout_events(
         tensors, len(cached) - 1, len(gathering.sizes), walk, frozenset(prefill)
     )
@@ -206,7 +205,8 @@ def _rollout_events(
     # 1. The prompts, beside the weights that a layer needs.
     writer.parts.extend(["communication"] * gathered)
     writer.replay(order[:turn])
-    prompts, first = prefill_events(tensors // 2, prefill), len(writer.parts)
+    prompts = prefill_events(tensors // 2, prefill)
+    first = len(writer.parts)
     writer.parts.extend(prompts.parts)
     writer.replay(prompts.order, first)
     writer.replay(order[turn:])

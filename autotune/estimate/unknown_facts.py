@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
@@ -18,6 +19,9 @@ ROW_LENGTHS = (
     "real completion lengths: micro-batches hold only real tokens, and not all rows need have the"
     " longest length"
 )
+
+PEAKS = ("peak_memory_bytes", "torch_peak_allocated_bytes", "torch_peak_reserved_bytes")
+"""Estimates of a prediction."""
 
 MAX_DRAWN = 4096  # rows drawn of a larger generation batch
 
@@ -49,17 +53,16 @@ def with_lower_bound(longest: Prediction, shortest: Prediction) -> Prediction:
         other_causes = [cause for cause in longest.depends_on if cause != ROW_LENGTHS]
         depends_on = (ROW_LENGTHS, *other_causes)
 
-    def down_to_shortest(figure: Callable[[Prediction], Estimate]) -> Estimate:
-        low = min(figure(longest).low, figure(shortest).low)
-        return dataclasses.replace(figure(longest), low=low)
-
+    peaks: dict[str, Any] = {}
+    for name in PEAKS:
+        peak = getattr(longest, name)
+        low = min(peak.low, getattr(shortest, name).low)
+        peaks[name] = dataclasses.replace(peak, low=low)
     return dataclasses.replace(
         longest,
         fits=fits,
         depends_on=depends_on,
-        peak_memory_bytes=down_to_shortest(lambda row: row.peak_memory_bytes),
-        torch_peak_allocated_bytes=down_to_shortest(lambda row: row.torch_peak_allocated_bytes),
-        torch_peak_reserved_bytes=down_to_shortest(lambda row: row.torch_peak_reserved_bytes),
+        **peaks,
     )
 
 
@@ -118,7 +121,8 @@ def agreed(variants: Sequence[FactVariant]) -> Prediction:
     """Return the worst variant with intervals over all; a verdict only if all agree."""
     if len(variants) == 1:
         return variants[0].prediction
-    top, predictions = worst(variants), [variant.prediction for variant in variants]
+    top = worst(variants)
+    predictions = [variant.prediction for variant in variants]
     fits = _common_verdict(predictions)
     depends_on: tuple[str, ...] = ()
     if fits is None:
@@ -128,17 +132,16 @@ def agreed(variants: Sequence[FactVariant]) -> Prediction:
         depends_on = tuple(dict.fromkeys(causes))
     facts = " ".join(f"{name}={value}" for name, value in top.facts.items())
 
-    def over_all(figure: Callable[[Prediction], Estimate]) -> Estimate:
-        return _hull(figure(top.prediction), map(figure, predictions))
-
+    peaks: dict[str, Any] = {}
+    for name in PEAKS:
+        of_variants = [getattr(prediction, name) for prediction in predictions]
+        peaks[name] = _hull(getattr(top.prediction, name), of_variants)
     return dataclasses.replace(
         top.prediction,
         fits=fits,
         failure=top.prediction.failure if fits is False else None,
         depends_on=depends_on,
-        peak_memory_bytes=over_all(lambda row: row.peak_memory_bytes),
-        torch_peak_allocated_bytes=over_all(lambda row: row.torch_peak_allocated_bytes),
-        torch_peak_reserved_bytes=over_all(lambda row: row.torch_peak_reserved_bytes),
+        **peaks,
         phases=tuple(_phase_over_all(phase, predictions) for phase in top.prediction.phases),
         tokens_per_second=None,
         assumptions=(

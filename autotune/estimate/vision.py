@@ -58,7 +58,8 @@ def _siglip(vision: Config, text_hidden: int) -> int:
 
 def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
     """RMS norms and a gated MLP; merger: 4d·4d + 4d·h."""
-    hidden, width = number(vision, "hidden_size"), number(vision, "intermediate_size", 3420)
+    hidden = number(vision, "hidden_size")
+    width = number(vision, "intermediate_size", 3420)
     projections = 4 * hidden * (hidden + 1)
     mlp = 3 * hidden * width + 2 * width + hidden
     norms = 2 * hidden
@@ -80,7 +81,7 @@ def _qwen3_vl(vision: Config, text_hidden: int) -> int:
 
 def _deepstack_levels(vision: Config) -> int:
     levels = vision.get("deepstack_visual_indexes")
-    return len(levels) if isinstance(levels, list) else 0
+    return len(levels) if isinstance(levels, list | tuple) else 0
 
 
 def _patches(vision: Config, default_side: int) -> int:
@@ -161,13 +162,15 @@ _TOWERS: Mapping[str, Callable[[Config, int], int]] = {
 
 def _audio(config: Config) -> int:
     """Gemma 4's conformer with its projection; the projection alone in a model without encoders."""
-    audio, text = config.get("audio_config"), config.get("text_config")
+    audio = config.get("audio_config")
+    text = config.get("text_config")
     if not isinstance(audio, Mapping) or not isinstance(text, Mapping):
         return 0
     if audio.get("model_type") == "gemma4_unified_audio":
         return number(audio, "output_proj_dims") * number(text, "hidden_size")
     hidden, out = numbers(audio, "hidden_size", "output_proj_dims")
-    heads, kernel = number(audio, "num_attention_heads"), number(audio, "conv_kernel_size")
+    heads = number(audio, "num_attention_heads")
+    kernel = number(audio, "conv_kernel_size")
 
     feed_forward = 2 * 4 * hidden * hidden + 2 * hidden
     attention = 5 * hidden * hidden + hidden // heads
@@ -218,8 +221,7 @@ def profiled_encoder(
     images = max(tokens, image_tokens) // image_tokens
     width = number(vision, "hidden_size")
     mlp_width = number(vision, "intermediate_size", 3420)
-    levels = vision.get("deepstack_visual_indexes")
-    outputs = 1 + (len(levels) if isinstance(levels, list | tuple) else 0)
+    outputs = 1 + _deepstack_levels(vision)
     cache = images * image_tokens * hidden * size * outputs
     tower = images * image_patches * size * (2 * width + max(3 * mlp_width, 6 * width))
     return cache, tower
@@ -322,7 +324,8 @@ def _multiples(
         width: int,
     ) -> tuple[int, ImageOptions]:
         vision = _vision(config)
-        side, merge = number(vision, "patch_size", patch), number(vision, "spatial_merge_size", 2)
+        side = number(vision, "patch_size", patch)
+        merge = number(vision, "spatial_merge_size", 2)
         size = preprocessor.get("size")
         edges = size if isinstance(size, Mapping) else {}
         smallest_area = number(
@@ -394,7 +397,8 @@ def _fitted(
     pooled.
     """
     vision = _vision(config)
-    patch, pool = number(vision, "patch_size", 16), number(vision, "pooling_kernel_size", 3)
+    patch = number(vision, "patch_size", 16)
+    pool = number(vision, "pooling_kernel_size", 3)
     most_tokens = number(
         config, "vision_soft_tokens_per_image", number(vision, "num_soft_tokens", 280)
     )

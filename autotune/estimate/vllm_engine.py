@@ -102,7 +102,8 @@ class VllmEngine:
     @cached_property
     def weights(self) -> int:
         """Weights, with the slot of an adapter and the ends of their blocks."""
-        settings, shape = self.settings, self.shape
+        settings = self.settings
+        shape = self.shape
         weights = weight_bytes(
             shape,
             dtype=self.dtype,
@@ -167,11 +168,8 @@ class VllmEngine:
         outputs, encoder = profiled_encoder(
             self.config, self.size, hidden=self.shape.hidden, tokens=self.tokens
         )
-        return Estimate(
-            value=max(decoder.value + outputs, encoder),
-            low=decoder.low,
-            high=max(decoder.high + outputs, outputs + encoder),
-        )
+        value = max(decoder.value + outputs, encoder)
+        return replace(decoder, value=value, high=outputs + max(decoder.high, encoder))
 
     @cached_property
     def profiled(self) -> Estimate:
@@ -180,18 +178,17 @@ class VllmEngine:
         if self.release >= TUNES_WHILE_COMPILING and self.captures_graphs:
             table = table_bytes(self.shape, self.size, self.ranks)
             examples = table + 2 * self.tokens * self.shape.hidden * self.size
-        activations = self.activations
-        return Estimate(
-            value=max(activations.value, examples),
-            low=activations.low,
-            high=max(activations.high, examples),
-        )
+        value = self.activations.value
+        high = self.activations.high
+        return replace(self.activations, value=max(value, examples), high=max(high, examples))
 
     @cached_property
     def graphs(self) -> Estimate:
         if not self.captures_graphs:
             return NOTHING
-        shape, size, ranks = self.shape, self.size, self.ranks
+        shape = self.shape
+        size = self.size
+        ranks = self.ranks
         graphs = graph_bytes(shape, size, ranks, self.settings.max_num_seqs, self.tokens)
         if graphs.value and self.quantises:
             dequantised = engine_memory.dequantised_bytes(shape, size, ranks)
@@ -248,16 +245,13 @@ class VllmEngine:
         return round(self.profiled.value - self.activations.value)
 
     def cache_fit(self) -> EngineFit | None:
-        cache, length = self.cache, self.settings.max_model_length
+        cache = self.cache
+        length = self.settings.max_model_length
         if cache.value <= 0:
             return None
         available = int(cache.value)
         return EngineFit(
-            kv_cache_bytes=Estimate(
-                value=cache.value,
-                low=max(0.0, cache.low),
-                high=cache.high,
-            ),
+            kv_cache_bytes=replace(cache, low=max(0.0, cache.low)),
             kv_cache_tokens=self.pages.tokens(available, length),
             concurrency=self.pages.concurrency(available, length),
             longest_length=self.pages.longest(available, self.shape.positions),
@@ -325,7 +319,9 @@ class VllmEngine:
 
     def _refusal_before_cache(self) -> str | None:
         """Return the error before there is a cache."""
-        total, claimed, weights = self.place.shared_bytes, self.claimed, self.weights
+        total = self.place.shared_bytes
+        claimed = self.claimed
+        weights = self.weights
         free = total - self.place.other_bytes
         if free < claimed:
             return (

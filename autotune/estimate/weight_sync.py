@@ -138,7 +138,8 @@ def _largest_with_adapter(composition: Composition, trace: Trace) -> int:
     With rank r and w bytes per element, A has r · in · w bytes and B has out · r · w:
     in · out = A · B / (r · w)²
     """
-    rank, inventory = composition["policy"].adapter_rank, trace.inventory
+    rank = composition["policy"].adapter_rank
+    inventory = trace.inventory
     sizes = _loaded_adapters(trace)
     if not rank or len(sizes) % 2 or sum(sizes) != inventory.trainable_bytes:
         return 0
@@ -177,7 +178,8 @@ def _sent_bytes(
     there. A state dict of shards names a tied head again; a unit's whole parameters and a copy of
     the largest are there before the buffer.
     """
-    buffer, ranks = composition.sync_buffer_bytes, composition.ranks
+    buffer = composition.sync_buffer_bytes
+    ranks = composition.ranks
     size = model_shape.dtype_bytes(composition["policy"].dtype)
     gathered_size = size if ranks > 1 else 0
     elements_per_byte = inventory.parameters / max(1, inventory.weight_bytes)

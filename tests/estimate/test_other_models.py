@@ -217,20 +217,3 @@ def test_gradients_exist_in_a_forward_pass_after_another_one() -> None:
         return "critic_gradients" in by_phase["forward"]
 
     assert gradients(2) and not gradients(1)
-
-
-def test_kept_logits_stay_until_the_next_are_concatenated() -> None:
-    full, last = 8 * 4 * 16 * 151_936, 2 * 4 * 16 * 151_936
-    keeping = other_bytes(
-        retained_logits=8,
-        generation_micro_batch=2,
-        completion_length=16,
-    )
-    training_phases = set(PHASES) - {"load", "rollout"}
-    assert set(keeping) == {*training_phases, "rollout"}
-    for phase in training_phases:
-        assert keeping[phase]["logits"] == full
-    assert keeping["rollout"]["logits"] == 3 * full, (
-        "nothing is generated in this trace: the old, the new and a copy"
-    )
-    assert 2 * full + last < 3 * full

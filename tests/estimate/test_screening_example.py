@@ -10,7 +10,7 @@ import numpy as np
 from autotune.core.trace import Inventory, Mark, Part, Trace, Work
 from autotune.estimate.screening import Point, StepModel, initial_traces, repetition_of, survey
 from autotune.estimate.screening.blocks import BlockedTrace
-from autotune.estimate.screening.pairing import NO_COUNTERPART, BlockCopy, Maker, Pairing
+from autotune.estimate.screening.pairing import NO_COUNTERPART, BlockCopy, Pairing
 from autotune.estimate.screening.references import References
 from autotune.estimate.screening.repetition import LayerRepetition
 from autotune.estimate.screening.step_model import phase_peaks, sizes_at, steps_at
@@ -169,18 +169,10 @@ def test_each_instance_frees_what_it_has_made() -> None:
     # f(0) and f(1) of the backward pass of the group's layer, made in its forward pass.
     lower, upper = pairing.allocations_at(place=5, offset=0)
     assert (lower, upper) == (5, 6)
-    assert pairing.maker_of(lower) == Maker(
-        place=2,
-        instance=0,
-        offset=0,
-    )
-    assert pairing.maker_of(upper) == Maker(
-        place=2,
-        instance=1,
-        offset=0,
-    )
+    assert pairing.address_of(lower) == (5, 0)
+    assert pairing.address_of(upper) == (5, 1)
     addresses = References(pairing, REPETITION.copies).freed_by_layer(place=5, offset=0)
-    assert addresses == [(2, instance, 0, 0) for instance in range(4)]
+    assert addresses == [(5, instance) for instance in range(4)]
 
 
 def test_the_full_trace_has_six_layers() -> None:

@@ -267,12 +267,13 @@ def test_the_short_model_has_all_kinds_of_layers(
 
 
 LAYER = [(100, 0), (8, 0), (100, 0)]
+THREE_LAYERS = LayerRepetition(layers=3, first=1, period=1, copies=3)
 
 
 def test_additional_layers_are_one_run() -> None:
     short = [(7, 0), *LAYER * 3, (9, 0)]
     long = [(7, 0), *LAYER * 4, (9, 0)]
-    places = aligned(short, long)
+    places = aligned(short, long, THREE_LAYERS)
     assert [long[place] for place in places] == short
     missing = sorted(set(range(len(long))) - set(places))
     assert missing == list(range(missing[0], missing[0] + len(LAYER)))
@@ -282,16 +283,26 @@ def test_an_allocation_over_all_layers_is_larger_and_still_matched() -> None:
     """Clipping allocates a norm for each parameter, their list, and a few more of the same size."""
     short = [*[(2, 6)] * 38, (315_856, 6), (76, 6), *[(2, 6)] * 5]
     long = [*[(2, 6)] * 50, (415_600, 6), (100, 6), *[(2, 6)] * 5]
-    places = aligned(short, long)
+    places = aligned(short, long, THREE_LAYERS)
     assert [long[place] for place in places] == [*short[:38], (415_600, 6), (100, 6), *short[40:]]
     assert places[-5:] == [52, 53, 54, 55, 56]
 
 
+def test_a_list_is_not_matched_with_a_larger_tensor_behind_it() -> None:
+    """A list over three layers grows by at most a third. An optimizer's state is no such list,
+    though its match would leave fewer runs.
+    """
+    short = [(2, 6), (2, 6), (2, 6), (124, 6), *[(2000, 6)] * 3]
+    longer = [*[(2, 6)] * 4, (132, 6), *[(2000, 6)] * 4]
+    places = aligned(short, longer, THREE_LAYERS)
+    assert longer[places[3]] == (132, 6)
+
+
 def test_a_run_may_be_at_either_end() -> None:
-    assert aligned([(5, 0)], [(1, 0), (5, 0)]) == [1]
-    assert aligned([(5, 0)], [(5, 0), (1, 0)]) == [0]
-    assert aligned([], [(1, 0)]) == []
-    assert aligned([(5, 0)], [(5, 0)]) == [0]
+    assert aligned([(5, 0)], [(1, 0), (5, 0)], THREE_LAYERS) == [1]
+    assert aligned([(5, 0)], [(5, 0), (1, 0)], THREE_LAYERS) == [0]
+    assert aligned([], [(1, 0)], THREE_LAYERS) == []
+    assert aligned([(5, 0)], [(5, 0)], THREE_LAYERS) == [0]
 
 
 @pytest.mark.parametrize(
@@ -299,7 +310,7 @@ def test_a_run_may_be_at_either_end() -> None:
 )
 def test_every_short_allocation_needs_a_match(longer: list[tuple[int, int]]) -> None:
     with pytest.raises(NotUniform, match="longer model"):
-        aligned([(5, 0), (6, 0)], longer)
+        aligned([(5, 0), (6, 0)], longer, THREE_LAYERS)
 
 
 def test_a_block_that_one_instance_never_returns_is_refused() -> None:

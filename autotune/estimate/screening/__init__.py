@@ -41,7 +41,7 @@ Assumptions, and where they are checked
    check measures it.
 3. A group of layers equals the one before: its blocks in T(L0 + p, x_1) have the sizes, parts and
    events of those in T(L0, x_1) (`Pairing` refuses others). Outside the layers, allocations of the
-   short model recur in the longer one (`aligned` refuses others).
+   short model recur in the longer one, at most p / L0 larger (`aligned` refuses others).
 4. What events free in instances 0 and 1 decides what they free in instance i. Four rules cover all
    steps seen so far (`stretching`; others are refused). The trace written has to free each
    allocation once, while it is live.

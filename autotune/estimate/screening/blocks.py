@@ -7,20 +7,22 @@ models of two lengths, those of the longer one are the shorter one's with a grou
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, get_args
 
 import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate.screening.points import Integers
+from autotune.estimate.screening.points import Booleans, Integers
 from autotune.estimate.sharding.module_uses import ENDINGS
 
 PARTS: tuple[Part, ...] = get_args(Part)
 
-Use = tuple[int, ...]  # an entry of `ModuleUse.uses`: event, kind, index, and perhaps an allocation
+Use = tuple[int, ...]  # an entry of `ModuleUse.uses`, whose event may be an offset in its block
+_, KIND, INDEX, ALLOCATION = range(4)  # fields of a use; not all have an allocation
 
 
 class Stay(NamedTuple):
@@ -37,7 +39,7 @@ class BlockKey(NamedTuple):
     stay: Stay
     layer: int | None  # the running layer; None between layers
     after: int | None  # the last layer that ran in this stay; None before the first
-    occurrence: int  # number among equal blocks: several passes in one stay repeat the layers
+    occurrence: int = 0  # number among equal blocks: several passes in one stay repeat the layers
 
     @property
     def last_layer(self) -> int | None:
@@ -63,45 +65,50 @@ class TraceBlock:
     deltas: Integers  # bytes allocated (or, negative, freed) by each event
     parts: Integers  # index in PARTS of each event's allocation
 
+    @cached_property
+    def allocates(self) -> Booleans:
+        """True for events that allocate."""
+        return self.deltas > 0
+
 
 def block_spans(trace: Trace) -> list[BlockSpan]:
     """Return all blocks with events. Neighbours between the same layers are one block."""
     spans: list[BlockSpan] = []
+    occurrences: Counter[BlockKey] = Counter()
+    previous: BlockKey | None = None
+    for key, events in _stretches(trace):
+        continues = key == previous and key.layer is None and spans[-1].stop == events.start
+        if continues:
+            spans[-1] = replace(spans[-1], stop=events.stop)
+        else:
+            numbered = key._replace(occurrence=occurrences[key])
+            spans.append(
+                BlockSpan(
+                    key=numbered,
+                    start=events.start,
+                    stop=events.stop,
+                )
+            )
+            occurrences[key] += 1
+        previous = key
+    return spans
+
+
+def _stretches(trace: Trace) -> Iterator[tuple[BlockKey, range]]:
+    """Yield the stretches of events, each with the key of the first block at its place."""
     runs: Counter[tuple[Phase, int]] = Counter()
-    occurrences: Counter[tuple[Stay, int | None, int | None]] = Counter()
     stay: Stay | None = None
     after: int | None = None
     for mark, events in trace.stretches():
         if not len(events):
             continue
-        # 1. The stay in a phase, and the last layer in it.
-        if stay is None or (mark.phase, mark.step) != stay[:2]:
+        if stay is None or (mark.phase, mark.step) != (stay.phase, stay.step):
             runs[mark.phase, mark.step] += 1
             stay = Stay(mark.phase, mark.step, runs[mark.phase, mark.step])
             after = None
         if mark.layer is not None:
             after = mark.layer
-        # 2. A new block, or more of the one before.
-        identity = (stay, mark.layer, after)
-        if spans and mark.layer is None:
-            before = spans[-1]
-            if before.key[:3] == identity and before.stop == events.start:
-                spans[-1] = BlockSpan(
-                    key=before.key,
-                    start=before.start,
-                    stop=events.stop,
-                )
-                continue
-        key = BlockKey(*identity, occurrences[identity])
-        occurrences[identity] += 1
-        spans.append(
-            BlockSpan(
-                key=key,
-                start=events.start,
-                stop=events.stop,
-            )
-        )
-    return spans
+        yield BlockKey(stay, mark.layer, after), events
 
 
 def ordered_events(trace: Trace, spans: Sequence[BlockSpan]) -> Integers:
@@ -124,6 +131,7 @@ def ordered_events(trace: Trace, spans: Sequence[BlockSpan]) -> Integers:
 
 def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     """Return all blocks in order."""
+    # 1. Columns over all events.
     spans = block_spans(trace)
     events = ordered_events(trace, spans)
     numbers = np.abs(events) - 1
@@ -131,17 +139,16 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     part_codes = np.array([PARTS.index(name) for name in trace.part_names], dtype=np.int64)
     parts = part_codes[np.array(trace.parts, dtype=np.int64)][numbers]
 
+    # 2. The columns of each block.
     blocks = []
     for span in spans:
-        place = slice(span.start, span.stop)
-        blocks.append(
-            TraceBlock(
-                key=span.key,
-                numbers=numbers[place],
-                deltas=deltas[place],
-                parts=parts[place],
-            )
+        block = TraceBlock(
+            key=span.key,
+            numbers=numbers[span.start : span.stop],
+            deltas=deltas[span.start : span.stop],
+            parts=parts[span.start : span.stop],
         )
+        blocks.append(block)
     return tuple(blocks)
 
 
@@ -183,10 +190,9 @@ class BlockedTrace:
 
     def _marks_by_block(self) -> list[list[tuple[int, Mark]]]:
         marks: list[list[tuple[int, Mark]]] = [[] for _ in self.spans]
-        block, last = 0, len(self.spans) - 1
+        block = 0
         for mark in self.trace.marks:
-            while block < last and mark.event >= self.spans[block].stop:
-                block += 1
+            block = self._block_from(block, mark.event)
             marks[block].append((mark.event - self.spans[block].start, mark))
         return marks
 
@@ -195,10 +201,16 @@ class BlockedTrace:
         uses: list[list[Use]] = [[] for _ in self.spans]
         if self.trace.usage is None:
             return uses
-        block, last = 0, len(self.spans) - 1
+        block = 0
         for event, kind, *details in self.trace.usage.uses:
-            ends = kind in ENDINGS
-            while block < last and event >= self.spans[block].stop + ends:
-                block += 1
+            is_end = kind in ENDINGS
+            block = self._block_from(block, event - is_end)
             uses[block].append((event - self.spans[block].start, kind, *details))
         return uses
+
+    def _block_from(self, block: int, event: int) -> int:
+        """Return the block of an event, which is not before `block`; the last one after all."""
+        last = len(self.spans) - 1
+        while block < last and event >= self.spans[block].stop:
+            block += 1
+        return block

@@ -27,18 +27,20 @@ class Family:
         """`rank`: the one that reserves most at the first point, whose step in a context is
         `stage`; a sharding library adds the same at every point.
         """
-        self.points, self.model, self.rank = list(points), model, rank
+        self.points = list(points)
+        self.model = model
+        self.rank = rank
         unsharded = len(model.trace.sizes)
         self._added_sizes = np.array(rank.trace.sizes[unsharded:], dtype=np.int64)
         self._stages = [stage]
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
-        surveyed, asked = zip(*self.points, strict=True), zip(*points, strict=True)
-        return all(
-            min(known) <= min(values) and max(values) <= max(known)
-            for known, values in zip(surveyed, asked, strict=True)
-        )
+        surveyed = np.array(self.points)
+        rows = np.array(points)
+        above_least = surveyed.min(axis=0) <= rows.min(axis=0)
+        below_largest = rows.max(axis=0) <= surveyed.max(axis=0)
+        return bool(above_least.all() and below_largest.all())
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
@@ -54,7 +56,8 @@ class Family:
     def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
         """Return one point's step in its context, ready for an allocator replay."""
         for stage in self._stages:
-            if (at_sizes := stage.at(sizes, context)) is not None:
+            at_sizes = stage.at(sizes, context)
+            if at_sizes is not None:
                 return at_sizes
         stage = StepStage(self.rank.trace, context)
         self._stages.append(stage)

@@ -17,11 +17,11 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from autotune.estimate.screening.points import Flags, Floats, Integers
+from autotune.estimate.screening.points import Booleans, Floats, Integers
 
 AXES = "BPCNSR"  # batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile
 # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
@@ -55,9 +55,11 @@ class Term:
         """Return t(x), from a row of AXES for each point."""
         total = np.zeros(len(axes))
         for product, coefficient in self.products:
-            total = total + coefficient * _product(axes, product)
-        if self.cap is not None:
-            total = np.ceil(total / self.cap) if self.rounds else np.minimum(total, self.cap)
+            total += coefficient * _product(axes, product)
+        if self.cap is not None and self.rounds:
+            total = np.ceil(total / self.cap)
+        elif self.cap is not None:
+            total = np.minimum(total, self.cap)
         return total * _product(axes, self.factor)
 
 
@@ -88,8 +90,10 @@ class Basis:
             matrix[:, column] = term.values(axes)
         return matrix
 
-    def joined(self, other: Basis) -> Basis:
-        return Basis(tuple(dict.fromkeys((*self.terms, *other.terms))))
+    # Bases of several families.
+
+    def joined(self, further: Basis) -> Basis:
+        return Basis(tuple(dict.fromkeys((*self.terms, *further.terms))))
 
     def widened(self, coefficients: Floats, wider: Basis) -> Floats:
         """Return the coefficients (terms last) in a basis that contains these terms."""
@@ -98,31 +102,70 @@ class Basis:
             widened[..., wider.terms.index(term)] = coefficients[..., column]
         return widened
 
+    # Fitting. Examples are rows with a column for each point.
+
+    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Booleans]:
+        """Return the coefficients of each row of examples, and whether they are exact."""
+        matrix = self.values(points)
+        coefficients, is_exact = self._exact_sums(matrix, examples)
+        if not is_exact.all():
+            coefficients[~is_exact] = self._closest_sums(matrix, examples[~is_exact])
+        return coefficients, is_exact
+
+    def _exact_sums(self, matrix: Floats, examples: Floats) -> tuple[Floats, Booleans]:
+        """Return the shortest exact sum of each row, and True for rows that have one."""
+        coefficients = np.zeros((len(examples), len(self.terms)))
+        is_exact = np.zeros(len(examples), dtype=bool)
+        tolerances = EXACT * np.maximum(1.0, np.abs(examples).max(axis=1))
+        for terms in self._short_sums(min(MAX_TERMS, len(matrix) - 1)):
+            rows = np.flatnonzero(~is_exact)
+            if not len(rows):
+                break
+            solved, errors = solve(matrix[:, terms], examples[rows].T)
+            is_solved = errors <= tolerances[rows]
+            coefficients[np.ix_(rows[is_solved], terms)] = solved[is_solved]
+            is_exact[rows[is_solved]] = True
+        return coefficients, is_exact
+
+    def _closest_sums(self, matrix: Floats, examples: Floats) -> Floats:
+        """Return the sum of each row with the least error at its worst example."""
+        coefficients = np.zeros((len(examples), len(self.terms)))
+        least_errors = np.full(len(examples), np.inf)
+        for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
+            solved, errors = solve(matrix[:, terms], examples.T)
+            is_closer = errors < least_errors * (1 - EXACT)
+            coefficients[is_closer] = 0.0
+            coefficients[np.ix_(is_closer, terms)] = solved[is_closer]
+            least_errors[is_closer] = errors[is_closer]
+        return coefficients
+
+    def _short_sums(self, max_terms: int) -> Iterator[list[int]]:
+        return short_sums(range(len(self.terms)), max_terms)
+
+    # Caps.
+
     def with_caps(self, points: Floats, examples: Floats) -> Basis:
         """Add capped sums: of rows that reach their maximum several times."""
-        capped: dict[Term, None] = {}
-        for row in np.abs(examples):
-            is_full = row >= row.max() * (1 - EXACT)
-            term = self._capped(points, row, is_full) if is_full.sum() >= 2 else None
-            if term is not None:
-                capped[term] = None
-        return replace(self, terms=(*self.terms, *capped))
+        matrix = self.values(points)
+        terms = list(self.terms)
+        for values in np.abs(examples):
+            capped = self._capped_sum(matrix, values)
+            if capped is not None and capped not in terms:
+                terms.append(capped)
+        return Basis(tuple(terms))
 
-    def _capped(
-        self,
-        points: Floats,
-        row: Floats,
-        is_full: Flags,
-    ) -> Term | None:
-        """Fit a sum to the values below the cap; it must exceed the cap at the others."""
-        matrix, cap = self.values(points), row.max()
-        is_below = ~is_full
-        most = min(MAX_APPROXIMATE_TERMS, int(is_below.sum()) - 1)
-        for terms in short_sums(range(len(self.terms)), most):
-            columns = matrix[:, terms]
-            (coefficients,), (error,) = solve(columns[is_below], row[is_below, np.newaxis])
-            exceeds = columns[is_full] @ coefficients >= cap * (1 - EXACT)
-            if error <= EXACT * cap and exceeds.all():
+    def _capped_sum(self, matrix: Floats, values: Floats) -> Term | None:
+        """Return the sum that equals the values below the cap and exceeds it at the others."""
+        cap = values.max()
+        is_full = values >= cap * (1 - EXACT)
+        if is_full.sum() < 2:
+            return None
+        below = matrix[~is_full]
+        full = matrix[is_full]
+        for terms in self._short_sums(min(MAX_APPROXIMATE_TERMS, len(below) - 1)):
+            coefficients, error = solve(below[:, terms], values[~is_full])
+            exceeds_cap = full[:, terms] @ coefficients >= cap * (1 - EXACT)
+            if error <= EXACT * cap and exceeds_cap.all():
                 return self._capped_term(terms, coefficients, cap)
         return None
 
@@ -142,42 +185,6 @@ class Basis:
             products.append((axes, round(float(coefficient) / unit, 9)))
         return Term(tuple(products), cap=round(float(cap) / unit, 6))
 
-    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Flags]:
-        """Return the coefficients of each row of examples (one column per point), and whether they
-        are exact.
-        """
-        matrix = self.values(points)
-        coefficients = np.zeros((len(examples), len(self.terms)))
-        open_rows = np.arange(len(examples))
-        # 1. The shortest exact sums.
-        for terms in short_sums(range(len(self.terms)), min(MAX_TERMS, len(points) - 1)):
-            if not len(open_rows):
-                break
-            targets = examples[open_rows]
-            solved, errors = solve(matrix[:, terms], targets.T)
-            is_exact = errors <= EXACT * np.maximum(1.0, np.abs(targets).max(axis=1))
-            coefficients[np.ix_(open_rows[is_exact], np.array(terms))] = solved[is_exact]
-            open_rows = open_rows[~is_exact]
-        # 2. For the other rows the closest ones.
-        coefficients[open_rows] = self._closest(matrix, examples[open_rows])
-        is_exact = np.ones(len(examples), dtype=bool)
-        is_exact[open_rows] = False
-        return coefficients, is_exact
-
-    def _closest(self, matrix: Floats, rows: Floats) -> Floats:
-        """Minimise the largest error over the examples; a check trace measures others."""
-        best = np.zeros((len(rows), len(self.terms)))
-        least = np.full(len(rows), np.inf)
-        if not len(rows):
-            return best
-        for terms in short_sums(range(len(self.terms)), MAX_APPROXIMATE_TERMS):
-            solved, errors = solve(matrix[:, terms], rows.T)
-            is_better = errors < least * (1 - EXACT)
-            best[is_better] = 0.0
-            best[np.ix_(is_better, np.array(terms))] = solved[is_better]
-            least = np.where(is_better, errors, least)
-        return best
-
 
 @dataclass(frozen=True, kw_only=True)
 class KnownFormulas:
@@ -190,67 +197,76 @@ class KnownFormulas:
     basis: Basis = Basis(())
     coefficients: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # a row per formula
 
-    def fit(self, points: Floats, examples: Floats) -> tuple[KnownFormulas, Floats, Flags]:
+    def fit(self, points: Floats, examples: Floats) -> tuple[KnownFormulas, Floats, Booleans]:
         """Express each row (a column per point) as a known formula or the shortest sum.
 
         Return the known formulas with those of these rows, the rows' coefficients, and True for
         each row that is exact.
         """
-        # 1. Rows that equal a known formula.
+        # 1. Rows that equal a known formula, and the others.
         known_values = self.coefficients @ self.basis.values(points).T
-        formula_of = _recognised(examples, known_values)
-        is_known = formula_of >= 0
-        new = np.flatnonzero(~is_known)
-        # 2. The others: shortest exact sums, if necessary with caps.
-        own = Basis.of(points)
-        fitted, new_exact = own.fit(points, examples[new])
-        if not new_exact.all():
-            own = own.with_caps(points, examples[new][~new_exact])
-            fitted, new_exact = own.fit(points, examples[new])
-        # 3. Both in one basis.
-        basis = self.basis.joined(own)
+        formula_of_row = _equal_rows(examples, known_values)
+        is_new = formula_of_row < 0
+        new_basis, new_coefficients, is_new_exact = _fit_new(points, examples[is_new])
+
+        # 2. Both in one basis.
+        basis = self.basis.joined(new_basis)
         known_rows = self.basis.widened(self.coefficients, basis)
         coefficients = np.zeros((len(examples), len(basis.terms)))
-        coefficients[is_known] = known_rows[formula_of[is_known]]
-        coefficients[new] = own.widened(fitted, basis)
-        # 4. Inexact rows with few examples: the closest known formula.
+        coefficients[~is_new] = known_rows[formula_of_row[~is_new]]
+        coefficients[is_new] = new_basis.widened(new_coefficients, basis)
+        is_exact = np.ones(len(examples), dtype=bool)
+        is_exact[is_new] = is_new_exact
+
+        # 3. For inexact rows with few examples, the closest known formula.
         if len(points) < MIN_EXAMPLES_TO_FIT and len(known_rows):
-            for row in new[~new_exact]:
+            for row in np.flatnonzero(~is_exact):
                 errors = np.abs(known_values - examples[row]).max(axis=1)
                 coefficients[row] = known_rows[errors.argmin()]
-        is_exact = np.ones(len(examples), dtype=bool)
-        is_exact[new] = new_exact
-        formulas = np.unique(np.concatenate([known_rows, coefficients[new]]), axis=0)
+        formulas = np.unique(np.concatenate([known_rows, coefficients[is_new]]), axis=0)
         return KnownFormulas(basis=basis, coefficients=formulas), coefficients, is_exact
 
 
-def _recognised(examples: Floats, known_values: Floats) -> Integers:
+def _equal_rows(examples: Floats, known_values: Floats) -> Integers:
     """Return the known formula that each row of examples equals; -1 for none."""
     formulas: dict[tuple[int, ...], int] = {}
     for formula, values in enumerate(_rounded(known_values)):
         formulas.setdefault(tuple(values), formula)
-    rows = [formulas.get(tuple(row), -1) for row in _rounded(examples)]
+    rows = [formulas.get(tuple(values), -1) for values in _rounded(examples)]
     return np.array(rows, dtype=np.int64)
 
 
-def short_sums(terms: Sequence[int], most: int) -> Iterator[tuple[int, ...]]:
+def _rounded(values: Floats) -> list[list[int]]:
+    rounded: list[list[int]] = np.rint(values).astype(np.int64).tolist()
+    return rounded
+
+
+def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Floats, Booleans]:
+    """Return a basis, the rows' coefficients and which are exact; with caps only if needed."""
+    basis = Basis.of(points)
+    coefficients, is_exact = basis.fit(points, examples)
+    if not is_exact.all():
+        basis = basis.with_caps(points, examples[~is_exact])
+        coefficients, is_exact = basis.fit(points, examples)
+    return basis, coefficients, is_exact
+
+
+def short_sums(terms: Sequence[int], max_terms: int) -> Iterator[list[int]]:
     """Yield sets of terms, small ones first."""
-    for count in range(1, most + 1):
-        yield from itertools.combinations(terms, count)
+    for count in range(1, max_terms + 1):
+        yield from map(list, itertools.combinations(terms, count))
 
 
 def solve(matrix: Floats, targets: Floats) -> tuple[Floats, Floats]:
-    """Return coefficients of each target and its largest error; infinite if rank-deficient."""
+    """Return coefficients of each target (a column) and its largest error; infinite if
+    rank-deficient.
+    """
     scale = np.abs(matrix).max(axis=0)  # a length squared times a batch is a million times a batch
-    solved, _, rank, _ = np.linalg.lstsq(matrix / scale, targets, rcond=1e-10)
+    scaled = matrix / scale
+    solved, _, rank, _ = np.linalg.lstsq(scaled, targets, rcond=1e-10)
     if rank < matrix.shape[1]:
         return solved.T, np.full(targets.shape[1:], np.inf)
-    return solved.T / scale, np.abs(matrix / scale @ solved - targets).max(axis=0)
-
-
-def _product(axes: Floats, product: str) -> Floats:
-    columns = [axes[:, AXES.index(axis)] for axis in product]
-    return np.asarray(np.prod(columns, axis=0, initial=1.0), dtype=np.float64)
+    return solved.T / scale, np.abs(scaled @ solved - targets).max(axis=0)
 
 
 def _axes(points: Floats) -> Floats:
@@ -259,6 +275,6 @@ def _axes(points: Floats) -> Floats:
     return np.column_stack([points, length, np.ceil(length / TILE) * TILE])
 
 
-def _rounded(values: Floats) -> list[list[int]]:
-    rounded: list[list[int]] = np.rint(values).astype(np.int64).tolist()
-    return rounded
+def _product(axes: Floats, product: str) -> Floats:
+    columns = [axes[:, AXES.index(axis)] for axis in product]
+    return np.asarray(np.prod(columns, axis=0, initial=1.0), dtype=np.float64)

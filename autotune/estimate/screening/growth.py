@@ -5,13 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from autotune.core.trace import Inventory, ModuleUse, Parameter, Trace
 from autotune.estimate.screening.points import NotUniform
 from autotune.estimate.screening.repetition import LayerRepetition
 
 Modules = tuple[tuple[int, ...], ...]  # indices of the parameters that each module owns
+
+SUMS_OVER_LAYERS = (
+    "parameters",
+    "trainable_parameters",
+    "weight_bytes",
+    "trainable_bytes",
+    "statistics_bytes",
+)
+"""Fields of an inventory."""
 
 
 def grown_inventory(
@@ -23,29 +32,26 @@ def grown_inventory(
 
     A sum over the model is I(L0) + c (I(L0 + p) - I(L0)).
     """
-    first, second, copies = short.inventory, longer.inventory, repetition.copies
-    end = repetition.first + repetition.period
-
-    def total(name: str) -> int:
-        base: int = getattr(first, name)
-        difference: int = getattr(second, name) - base
-        return base + copies * difference
-
-    def by_layer(values: tuple[int, ...]) -> tuple[int, ...]:
-        group = values[repetition.first : end]
-        return (*values[:end], *(group * copies), *values[end:])
-
+    first = short.inventory
+    second = longer.inventory
+    sums: dict[str, Any] = {}
+    for name in SUMS_OVER_LAYERS:
+        base = getattr(first, name)
+        sums[name] = base + repetition.copies * (getattr(second, name) - base)
     return replace(
         first,
-        parameters=total("parameters"),
-        trainable_parameters=total("trainable_parameters"),
-        weight_bytes=total("weight_bytes"),
-        trainable_bytes=total("trainable_bytes"),
-        statistics_bytes=total("statistics_bytes"),
-        layer_bytes=by_layer(first.layer_bytes),
-        layer_trainable=by_layer(first.layer_trainable),
+        **sums,
+        layer_bytes=_grown_layers(first.layer_bytes, repetition),
+        layer_trainable=_grown_layers(first.layer_trainable, repetition),
         largest_parameter=max(first.largest_parameter, second.largest_parameter),
     )
+
+
+def _grown_layers(values: tuple[int, ...], repetition: LayerRepetition) -> tuple[int, ...]:
+    """Return a value for each layer of the full model, from those of the short one."""
+    end = repetition.first + repetition.period
+    group = values[repetition.first : end]
+    return (*values[:end], *(group * repetition.copies), *values[end:])
 
 
 class ParameterKind(NamedTuple):
@@ -60,8 +66,9 @@ def parameter_kinds(parameters: Sequence[Parameter]) -> Iterator[ParameterKind]:
     """Yield each parameter's kind."""
     numbers: Counter[int | None] = Counter()
     for parameter in parameters:
-        yield ParameterKind(numbers[parameter.layer], parameter.size, parameter.layer is None)
-        numbers[parameter.layer] += 1
+        layer = parameter.layer
+        yield ParameterKind(numbers[layer], parameter.size, layer is None)
+        numbers[layer] += 1
 
 
 def grown_parameters(
@@ -74,35 +81,58 @@ def grown_parameters(
 
     `layers`: those of that group. NotUniform unless their parameters follow each other.
     """
-    # 1. The group's parameters: the last ones of its layers, as many as the short model lacks.
-    count = len(longer.parameters) - len(short.parameters)
-    places = [place for place, one in enumerate(longer.parameters) if one.layer in layers]
-    end = 1 + max(places, default=-1)
-    group = longer.parameters[end - count : end]
-    # 2. Its modules: up to the last one that owns any of them.
-    owners = [
-        module
-        for module, indices in enumerate(longer.modules)
-        if any(end - count <= index < end for index in indices)
-    ]
-    in_order = end >= count and {parameter.layer for parameter in group} == set(layers)
-    if not owners or not in_order:
-        raise NotUniform("parameters are in another order")
-    last = owners[-1] + 1
+    # 1. The model up to the end of the group.
+    group = _group_of(short, longer, layers)
+    module_end = _end_of_owners(group, longer.modules)
+    parameters = list(longer.parameters[: group.stop])
+    modules = list(longer.modules[:module_end])
+
+    # 2. Copies of the group.
     module_count = len(longer.modules) - len(short.modules)
-    group_modules = longer.modules[last - module_count : last]
-    # 3. Repeat both. Later layers and parameters are numbered on.
-    parameters = list(longer.parameters[:end])
-    modules = list(longer.modules[:last])
+    group_modules = modules[module_end - module_count :]
     for copy in range(1, copies + 1):
-        parameters += [_moved(parameter, copy * len(layers)) for parameter in group]
-        modules += [tuple(index + copy * count for index in indices) for indices in group_modules]
-    parameters += [_moved(one, copies * len(layers)) for one in longer.parameters[end:]]
-    for indices in longer.modules[last:]:
-        modules.append(
-            tuple(index + copies * count if index >= end else index for index in indices)
-        )
+        for index in group:
+            parameters.append(_moved(longer.parameters[index], copy * len(layers)))
+        for indices in group_modules:
+            modules.append(tuple(index + copy * len(group) for index in indices))
+
+    # 3. What follows, numbered on.
+    for parameter in longer.parameters[group.stop :]:
+        parameters.append(_moved(parameter, copies * len(layers)))
+    for indices in longer.modules[module_end:]:
+        modules.append(_numbered_on(indices, group.stop, copies * len(group)))
     return parameters, tuple(modules)
+
+
+def _group_of(
+    short: ModuleUse,
+    longer: ModuleUse,
+    layers: Collection[int],
+) -> range:
+    """Return the indices of the group's parameters: the last ones of its layers, as many as the
+    short model lacks.
+    """
+    end = 0
+    for index, parameter in enumerate(longer.parameters):
+        if parameter.layer in layers:
+            end = index + 1
+    count = len(longer.parameters) - len(short.parameters)
+    group = range(end - count, end)
+    members = longer.parameters[max(0, group.start) : end]
+    if not 0 < count <= end or {parameter.layer for parameter in members} != set(layers):
+        raise NotUniform("parameters are in another order")
+    return group
+
+
+def _end_of_owners(group: range, modules: Modules) -> int:
+    """Return the number of modules up to the last one that owns a parameter of the group."""
+    end = 0
+    for module, indices in enumerate(modules):
+        if any(index in group for index in indices):
+            end = module + 1
+    if not end:
+        raise NotUniform("parameters are in another order")
+    return end
 
 
 def _moved(parameter: Parameter, layers: int) -> Parameter:
@@ -110,3 +140,12 @@ def _moved(parameter: Parameter, layers: int) -> Parameter:
     if parameter.layer is None:
         return parameter
     return replace(parameter, layer=parameter.layer + layers)
+
+
+def _numbered_on(
+    indices: Sequence[int],
+    begin: int,
+    additional: int,
+) -> tuple[int, ...]:
+    """Return the indices, those from `begin` on after additional parameters."""
+    return tuple(index + additional * (index >= begin) for index in indices)

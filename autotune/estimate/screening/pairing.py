@@ -11,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from autotune.estimate.screening.alignment import aligned
 from autotune.estimate.screening.blocks import BlockedTrace, BlockKey
 from autotune.estimate.screening.points import NotUniform
 from autotune.estimate.screening.repetition import LayerRepetition
 
-NO_COUNTERPART = -1  # no counterpart
+NO_COUNTERPART = -1
 
 
 class BlockCopy(NamedTuple):
@@ -28,12 +28,10 @@ class BlockCopy(NamedTuple):
     instance: int  # of the group, counted from the lowest layers; 0: also blocks of other layers
 
 
-class Maker(NamedTuple):
-    """The event of the longer model that makes an allocation."""
-
-    place: int  # its block, as of a `BlockCopy`
-    instance: int
-    offset: int  # in the block
+Address: TypeAlias = tuple[int, int]
+"""a, i: an allocation of the full model. In the layers, a is the longer model's of instance 0, and
+i the instance. Outside, a is the longer model's; i numbers the groups from 1 if it comes once for
+each of them, else it is 0."""
 
 
 def block_order(keys: Sequence[BlockKey], repetition: LayerRepetition) -> list[BlockCopy]:
@@ -44,16 +42,16 @@ def block_order(keys: Sequence[BlockKey], repetition: LayerRepetition) -> list[B
     """
     descending = descending_blocks(keys)
 
-    def series(place: int) -> tuple[object, bool]:
+    def stay_and_group(place: int) -> tuple[object, bool]:
         return keys[place].stay, repetition.contains(keys[place].last_layer)
 
     order = []
-    for (_, in_group), group in groupby(range(len(keys)), key=series):
-        places = list(group)
-        turns = 1 + repetition.copies if in_group else 1
-        for turn in range(turns):
+    for (_, in_group), series in groupby(range(len(keys)), key=stay_and_group):
+        places = list(series)
+        highest = repetition.copies if in_group else 0
+        for turn in range(highest + 1):
             for place in places:
-                instance = turns - 1 - turn if place in descending else turn
+                instance = highest - turn if place in descending else turn
                 order.append(BlockCopy(place, instance))
     return order
 
@@ -84,15 +82,17 @@ class Pairing:
         longer: BlockedTrace,
         repetition: LayerRepetition,
     ) -> None:
-        once = replace(repetition, copies=1)
-        order = block_order(short.keys, once)
+        order = block_order(short.keys, replace(repetition, copies=1))
         if len(order) != len(longer.spans):
             raise NotUniform(f"{len(longer.spans)} blocks instead of {len(order)}")
-        self.short, self.longer = short, longer
+        self.short = short
+        self.longer = longer
+        self.repetition = repetition
         self.copies = order  # of each of the longer model's blocks
         self.blocks = {copy: block for block, copy in enumerate(order)}
         self.group_blocks = {copy.place for copy in order if copy.instance}
         """The short model's blocks that each group repeats."""
+
         # By the longer model's allocation:
         count = len(longer.trace.sizes)
         self.counterparts = [NO_COUNTERPART] * count  # the short model's that it repeats
@@ -100,73 +100,91 @@ class Pairing:
         self.per_group: set[int] = set()
         """Those without a counterpart: outside the layers, as many for each further group."""
         for block, copy in enumerate(order):
-            self._pair(copy.place, block)
+            self._pair_block(copy.place, block)
+
+    # Places in the longer model.
 
     def pattern_of(self, copy: BlockCopy) -> int:
         """Return the longer model's block that any copy repeats."""
         return self.blocks[BlockCopy(copy.place, min(copy.instance, 1))]
 
-    def maker_of(self, number: int) -> Maker:
-        """Return what makes one of the longer model's allocations."""
-        block, offset = self.longer.origins[number]
-        return Maker(*self.copies[block], offset)
+    def place_of(self, number: int) -> int:
+        """Return the block of the short model that makes one of the longer model's allocations."""
+        block, _ = self.longer.origins[number]
+        return self.copies[block].place
 
-    def twice(self, place: int) -> tuple[int, int]:
+    def is_in_group(self, number: int) -> bool:
+        """Return True for one of the longer model's allocations that each group repeats."""
+        return self.place_of(number) in self.group_blocks
+
+    def address_of(self, number: int) -> Address:
+        """Return the address of one of the longer model's allocations."""
+        block, offset = self.longer.origins[number]
+        place, instance = self.copies[block]
+        if not instance:
+            return number, 0
+        lower, _ = self.allocations_at(place, offset)
+        return lower, 1
+
+    def instances_of(self, place: int) -> tuple[int, int]:
         """Return instances 0 and 1 of a block of the group: blocks of the longer model."""
         return self.blocks[BlockCopy(place, 0)], self.blocks[BlockCopy(place, 1)]
 
     def allocations_at(self, place: int, offset: int) -> tuple[int, int]:
         """Return what an event of the group makes or frees in instances 0 and 1."""
-        lower, upper = (self.longer.event_at(block, offset) for block in self.twice(place))
+        lower_block, upper_block = self.instances_of(place)
+        lower = self.longer.event_at(lower_block, offset)
+        upper = self.longer.event_at(upper_block, offset)
         return abs(lower) - 1, abs(upper) - 1
 
-    def _pair(self, place: int, block: int) -> None:
-        """Find the counterparts of a block's allocations."""
-        short, longer = self.short, self.longer
-        short_key, longer_key = short.keys[place], longer.keys[block]
-        if short_key.stay != longer_key.stay:
-            raise NotUniform(f"{longer_key.stay.phase} where {short_key.stay.phase} was expected")
+    # Counterparts.
 
-        short_events, longer_events = short.events_of(place), longer.events_of(block)
-        if _equal_events(short, short_events, longer, longer_events):
+    def _pair_block(self, place: int, block: int) -> None:
+        """Find the counterparts of a block's allocations."""
+        short_stay = self.short.keys[place].stay
+        longer_key = self.longer.keys[block]
+        phase = longer_key.stay.phase
+        if short_stay != longer_key.stay:
+            raise NotUniform(f"{phase} where {short_stay.phase} was expected")
+
+        short_events = self.short.events_of(place)
+        longer_events = self.longer.events_of(block)
+        if self._are_equal(short_events, longer_events):
             for short_event, longer_event in zip(short_events, longer_events, strict=True):
                 if longer_event > 0:
                     self.counterparts[longer_event - 1] = short_event - 1
         elif place in self.group_blocks or longer_key.layer is not None:
-            raise NotUniform(
-                f"layer {longer_key.layer} in phase {longer_key.stay.phase} differs from its"
-                " neighbours"
-            )
+            layer = longer_key.layer
+            raise NotUniform(f"layer {layer} in phase {phase} differs from its neighbours")
         else:
             self._align(short_events, longer_events)
 
+    def _are_equal(self, short_events: Sequence[int], longer_events: Sequence[int]) -> bool:
+        """Return True if both make and free the same sizes of the same parts in the same order."""
+        if len(short_events) != len(longer_events):
+            return False
+        size_in_short = self.short.size_and_part
+        size_in_longer = self.longer.size_and_part
+        for short, longer in zip(short_events, longer_events, strict=True):
+            same_kind = (short > 0) == (longer > 0)
+            if not same_kind or size_in_short(short) != size_in_longer(longer):
+                return False
+        return True
+
     def _align(self, short_events: Sequence[int], longer_events: Sequence[int]) -> None:
         """Match the allocations of a block between the layers, which grows with their number."""
-        short_numbers = [event - 1 for event in short_events if event > 0]
-        longer_numbers = [event - 1 for event in longer_events if event > 0]
+        short_made = [event for event in short_events if event > 0]
+        longer_made = [event for event in longer_events if event > 0]
         places = aligned(
-            [self.short.size_and_part(number + 1) for number in short_numbers],
-            [self.longer.size_and_part(number + 1) for number in longer_numbers],
+            list(map(self.short.size_and_part, short_made)),
+            list(map(self.longer.size_and_part, longer_made)),
+            self.repetition,
         )
-        self.per_group.update(longer_numbers)
-        for short_number, place in zip(short_numbers, places, strict=True):
-            number = longer_numbers[place]
+        self.per_group.update(event - 1 for event in longer_made)
+        for short_event, place in zip(short_made, places, strict=True):
+            short_number = short_event - 1
+            number = longer_made[place] - 1
             self.per_group.remove(number)
             self.counterparts[number] = short_number
             size = self.longer.trace.sizes[number]
             self.growth[number] = size - self.short.trace.sizes[short_number]
-
-
-def _equal_events(
-    short: BlockedTrace,
-    short_events: Sequence[int],
-    longer: BlockedTrace,
-    longer_events: Sequence[int],
-) -> bool:
-    """Return True if both make and free the same sizes of the same parts in the same order."""
-    if len(short_events) != len(longer_events):
-        return False
-    for ours, theirs in zip(short_events, longer_events, strict=True):
-        if (ours > 0) != (theirs > 0) or short.size_and_part(ours) != longer.size_and_part(theirs):
-            return False
-    return True

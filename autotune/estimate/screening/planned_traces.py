@@ -67,8 +67,7 @@ def initial_traces(
         longer = repetition.layers + repetition.period
 
     if batches is None:
-        chosen = picked_points(points)
-        checked = longer
+        chosen, checked = picked_points(points), longer
     else:
         chosen = _points_with_reference(points, batches)
         checked = short
@@ -96,11 +95,11 @@ def _points_with_reference(points: Sequence[Point], batches: Sequence[int]) -> l
     if len(micro_batches) > MAX_BATCHES:
         micro_batches.pop()
 
-    chosen: dict[Point, None] = {}
+    chosen = []
     for position in REFERENCE_POSITIONS:
         micro_batch = _between(micro_batches, position.micro_batch)
-        chosen[_point_at(position, points)._replace(micro_batch=micro_batch)] = None
-    return list(chosen)
+        chosen.append(_point_at(position, points)._replace(micro_batch=micro_batch))
+    return list(dict.fromkeys(chosen))
 
 
 def corner(points: Sequence[Point]) -> Point:
@@ -133,9 +132,7 @@ def _point_at(position: Position, points: Sequence[Point]) -> Point:
 
 def _micro_steps_at(position: Position, points: Sequence[Point]) -> int:
     values = {point.micro_steps for point in points}
-    if len(values) == 1:
-        return values.pop()
-    return position.micro_steps
+    return values.pop() if len(values) == 1 else position.micro_steps
 
 
 def _between(
@@ -144,10 +141,11 @@ def _between(
     grid: int = 1,
 ) -> int:
     """Return the value at a share of the way from the least to the greatest, on a grid."""
-    least, greatest = min(values), max(values)
+    least = min(values)
+    greatest = max(values)
     if share == 0:
         return least
     if share == 1:
         return greatest
-    value = round((least + share * (greatest - least)) / grid) * grid
+    value = grid * round((least + share * (greatest - least)) / grid)
     return min(greatest, max(least, value))

@@ -13,7 +13,7 @@ from autotune.core.trace import Trace
 
 Floats: TypeAlias = NDArray[np.float64]
 Integers: TypeAlias = NDArray[np.int64]
-Flags: TypeAlias = NDArray[np.bool_]
+Booleans: TypeAlias = NDArray[np.bool_]
 
 
 class NotUniform(Exception):

@@ -33,14 +33,16 @@ def family_key(request: Request) -> str:
     """Return a fingerprint of everything but the point, with the class of its micro-steps. Points
     of one class have the same events.
     """
-    settings = request["settings"]
+    settings = dict(request["settings"])
     accumulation = settings.get("gradient_accumulation_steps")
     steps = settings.get("steps_per_generation")
     stale = None if steps in (None, accumulation) else (accumulation, steps)
-    key = {name: value for name, value in request.items() if name not in ("settings", "lengths")}
-    fixed = {name: value for name, value in settings.items() if name not in POINT_SETTINGS}
+    for name in POINT_SETTINGS:
+        settings.pop(name, None)
     course = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
-    return fingerprint({**key, "settings": fixed, "course": course, "stale": stale})
+    key = {**request, "settings": settings, "course": course, "stale": stale}
+    del key["lengths"]
+    return fingerprint(key)
 
 
 def traced_request(request: Request) -> Request:
@@ -56,7 +58,8 @@ def traced_request(request: Request) -> Request:
 
 def point_of(request: Request) -> Point:
     """Return the point of a request."""
-    settings, lengths = request["settings"], request["lengths"]
+    settings = request["settings"]
+    lengths = request["lengths"]
     steps = settings.get("steps_per_generation") or settings.get("gradient_accumulation_steps")
     return Point(
         micro_batch=settings["per_device_train_batch_size"],
@@ -94,7 +97,9 @@ def request_at(
     return {**request, "settings": settings, "lengths": lengths, "model": model}
 
 
-def _group_size(wanted: int, batch: int) -> int:
+def _group_size(requested: int, batch: int) -> int:
     """Return the group size asked for if it divides the batch, else the smallest divisor."""
-    sizes = (wanted, *range(2, batch + 1))
-    return next((size for size in sizes if batch % size == 0), wanted)
+    for size in (requested, *range(2, batch + 1)):
+        if batch % size == 0:
+            return size
+    return requested

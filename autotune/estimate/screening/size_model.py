@@ -12,7 +12,7 @@ that part at the block's peak, a formula as well.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -20,7 +20,7 @@ import numpy as np
 from autotune.estimate.screening.blocks import PARTS, TraceBlock, blocks_of
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
 from autotune.estimate.screening.points import (
-    Flags,
+    Booleans,
     Floats,
     Integers,
     NotUniform,
@@ -60,11 +60,11 @@ class SizeModel:
     scaled: tuple[ScaledGroup, ...]
     extra_formula: int  # row of `coefficients` for `Trace.high_extra_bytes`, for any depth
     is_exact: bool  # every formula reproduces its examples
-    known: KnownFormulas  # those of this family and of families before it
+    known_formulas: KnownFormulas  # those of this family and of families before it
 
     def sizes_at(self, point: Point) -> Integers:
-        """Return the size of each allocation."""
-        values = self._values([point])[:, 0]
+        """Return s_a(x) of each allocation a."""
+        values = self._formula_values([point])[:, 0]
         sizes = self.sizes_at_first.copy()
         sizes[self.uniform] = values[self.formula_of]
         for group in self.scaled:
@@ -73,65 +73,74 @@ class SizeModel:
 
     def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
         """Return `Trace.high_extra_bytes` at each point."""
-        extra: list[int] = self._values(points)[self.extra_formula].tolist()
+        extra: list[int] = self._formula_values(points)[self.extra_formula].tolist()
         return extra
 
-    def _values(self, points: Sequence[Point]) -> Integers:
+    def _formula_values(self, points: Sequence[Point]) -> Integers:
         """Return the value of each formula (rows) at each point, in whole bytes."""
         values = self.coefficients @ self.basis.values(rows_of(points)).T
-        whole: Integers = np.maximum(0, np.rint(values)).astype(np.int64)
-        return whole
+        rounded: Integers = np.maximum(0, np.rint(values)).astype(np.int64)
+        return rounded
 
 
-def fit_sizes(samples: Sequence[Sample], known: KnownFormulas | None) -> SizeModel:
+def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -> SizeModel:
     """Return the sizes of the first sample's allocations as formulas. NotUniform if the samples
-    have other blocks. `known`: formulas of another family.
+    have other blocks. `known_formulas`: of another family.
     """
-    # 1. Blocks, the same at all points.
-    blocks_by_sample = [blocks_of(sample.trace) for sample in samples]
-    keys = [block.key for block in blocks_by_sample[0]]
-    if any([block.key for block in blocks] != keys for blocks in blocks_by_sample):
-        raise NotUniform("the order of phases and layers differs between points")
-    # 2. Examples: a row for each allocation of uniform blocks, or for each part of a scaled group.
-    examples = _Examples(len(samples))
-    extra_bytes = [[sample.trace.high_extra_bytes for sample in samples]]
-    (extra_row,) = examples.add(np.array(extra_bytes, dtype=np.float64))
-    uniform = [np.zeros(0, dtype=np.int64)]
-    uniform_rows = [np.zeros(0, dtype=np.int64)]
+    # 1. Examples of each formula: of the extra bytes, and of the sizes in each block.
+    examples = _Examples()
+    extra_bytes = [sample.trace.high_extra_bytes for sample in samples]
+    (extra_row,) = examples.add(np.array([extra_bytes]))
+    empty = np.zeros(0, dtype=np.int64)
+    uniform = [empty]
+    uniform_rows = [empty]
     scaled: list[ScaledGroup] = []
-    for blocks in zip(*blocks_by_sample, strict=True):
-        allocates = blocks[0].deltas > 0
-        if all(np.array_equal(block.deltas > 0, allocates) for block in blocks):
-            sizes = np.stack([block.deltas[allocates] for block in blocks], axis=1)
-            uniform.append(blocks[0].numbers[allocates])
-            uniform_rows.append(examples.add(sizes.astype(np.float64)))
+    for blocks in _blocks_of_samples(samples):
+        first = blocks[0]
+        if all(np.array_equal(block.allocates, first.allocates) for block in blocks):
+            sizes = np.stack([block.deltas[block.allocates] for block in blocks], axis=1)
+            uniform.append(first.numbers[first.allocates])
+            uniform_rows.append(examples.add(sizes))
         else:
             scaled += _scaled_groups(blocks, examples)
-    # 3. The formula of each distinct row.
-    rows, formula_of_row = examples.distinct()
+
+    # 2. The formula of each distinct row of examples.
+    rows, formulas = examples.distinct()
     points = rows_of([sample.point for sample in samples])
-    known, coefficients, is_exact = (known or KnownFormulas()).fit(points, rows)
+    earlier = known_formulas or KnownFormulas()
+    known_formulas, coefficients, is_exact = earlier.fit(points, rows)
+
     return SizeModel(
-        basis=known.basis,
+        basis=known_formulas.basis,
         coefficients=coefficients,
         sizes_at_first=np.array(samples[0].trace.sizes, dtype=np.int64),
         uniform=np.concatenate(uniform),
-        formula_of=formula_of_row[np.concatenate(uniform_rows)],
-        scaled=tuple(replace(group, formulas=formula_of_row[group.formulas]) for group in scaled),
-        extra_formula=int(formula_of_row[extra_row]),
+        formula_of=formulas[np.concatenate(uniform_rows)],
+        scaled=tuple(replace(group, formulas=formulas[group.formulas]) for group in scaled),
+        extra_formula=int(formulas[extra_row]),
         is_exact=bool(is_exact.all()),
-        known=known,
+        known_formulas=known_formulas,
     )
+
+
+def _blocks_of_samples(samples: Sequence[Sample]) -> list[tuple[TraceBlock, ...]]:
+    """Return for each block its copy in every sample."""
+    blocks_by_sample = [blocks_of(sample.trace) for sample in samples]
+    keys = [block.key for block in blocks_by_sample[0]]
+    for blocks in blocks_by_sample:
+        if [block.key for block in blocks] != keys:
+            raise NotUniform("the order of phases and layers differs between points")
+    return list(zip(*blocks_by_sample, strict=True))
 
 
 class _Examples:
     """Rows of examples, one column per sample."""
 
-    def __init__(self, columns: int) -> None:
-        self._rows: list[Floats] = [np.zeros((0, columns))]
+    def __init__(self) -> None:
+        self._rows: list[Integers] = []
         self._count = 0
 
-    def add(self, rows: Floats) -> Integers:
+    def add(self, rows: Integers) -> Integers:
         """Add rows; return their numbers."""
         self._rows.append(rows)
         self._count += len(rows)
@@ -139,38 +148,43 @@ class _Examples:
 
     def distinct(self) -> tuple[Floats, Integers]:
         """Return the distinct rows, and the place of each added row among them."""
-        rows, places = np.unique(np.concatenate(self._rows), axis=0, return_inverse=True)
-        return rows, places.reshape(-1)
+        rows = np.concatenate(self._rows).astype(np.float64)
+        distinct, places = np.unique(rows, axis=0, return_inverse=True)
+        return distinct, places.reshape(-1)
 
 
-def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> Iterator[ScaledGroup]:
-    """Yield what the first of these blocks keeps, and what it frees again."""
+def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
+    """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
-    allocates = first.deltas > 0
-    allocations, parts = first.numbers[allocates], first.parts[allocates]
-    is_kept = ~np.isin(allocations, first.numbers[~allocates])
-    kept_bytes, transient_bytes = zip(*map(_kept_and_transient_bytes, blocks), strict=True)
-    for is_member, bytes_by_sample in ((is_kept, kept_bytes), (~is_kept, transient_bytes)):
-        yield ScaledGroup(
+    allocations = first.numbers[first.allocates]
+    parts = first.parts[first.allocates]
+    is_freed = np.isin(allocations, first.numbers[~first.allocates])
+    retained, transient = zip(*map(_retained_and_transient_bytes, blocks), strict=True)
+
+    groups = []
+    for is_member, bytes_by_sample in ((~is_freed, retained), (is_freed, transient)):
+        group = ScaledGroup(
             allocations=allocations[is_member],
             parts=parts[is_member],
             bytes_at_first=bytes_by_sample[0],
-            formulas=examples.add(np.stack(bytes_by_sample, axis=1).astype(np.float64)),
+            formulas=examples.add(np.stack(bytes_by_sample, axis=1)),
         )
+        groups.append(group)
+    return groups
 
 
-def _kept_and_transient_bytes(block: TraceBlock) -> tuple[Integers, Integers]:
+def _retained_and_transient_bytes(block: TraceBlock) -> tuple[Integers, Integers]:
     """Return bytes by part, at the block's peak: kept, and freed again."""
-    allocates = block.deltas > 0
-    is_freed = np.isin(block.numbers, block.numbers[~allocates])
-    is_transient = is_freed & np.isin(block.numbers, block.numbers[allocates])
+    is_freed = np.isin(block.numbers, block.numbers[~block.allocates])
+    is_made = np.isin(block.numbers, block.numbers[block.allocates])
+    is_transient = is_made & is_freed
     live = np.cumsum(np.where(is_transient, block.deltas, 0))
     until_peak = np.arange(len(live)) <= live.argmax()
-    kept = _bytes_by_part(block, allocates & ~is_transient)
-    return kept, _bytes_by_part(block, is_transient & until_peak)
+    retained = _bytes_by_part(block, block.allocates & ~is_transient)
+    return retained, _bytes_by_part(block, is_transient & until_peak)
 
 
-def _bytes_by_part(block: TraceBlock, chosen: Flags) -> Integers:
+def _bytes_by_part(block: TraceBlock, is_counted: Booleans) -> Integers:
     total = np.zeros(len(PARTS), dtype=np.int64)
-    np.add.at(total, block.parts[chosen], block.deltas[chosen])
+    np.add.at(total, block.parts[is_counted], block.deltas[is_counted])
     return total

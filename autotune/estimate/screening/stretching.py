@@ -19,16 +19,22 @@ from itertools import groupby
 import numpy as np
 
 from autotune.core.trace import Mark, ModuleUse, Parameter, Trace
-from autotune.estimate.screening.blocks import BlockedTrace, Use
+from autotune.estimate.screening.blocks import ALLOCATION, INDEX, KIND, BlockedTrace, Use
 from autotune.estimate.screening.growth import (
     ParameterKind,
     grown_inventory,
     grown_parameters,
     parameter_kinds,
 )
-from autotune.estimate.screening.pairing import NO_COUNTERPART, BlockCopy, Pairing, block_order
+from autotune.estimate.screening.pairing import (
+    NO_COUNTERPART,
+    Address,
+    BlockCopy,
+    Pairing,
+    block_order,
+)
 from autotune.estimate.screening.points import Integers, NotUniform
-from autotune.estimate.screening.references import Address, References
+from autotune.estimate.screening.references import References
 from autotune.estimate.screening.repetition import LayerRepetition
 
 
@@ -45,7 +51,15 @@ class StretchedTrace:
 
     def sizes_from(self, short_sizes: Integers) -> Integers:
         """Return the full model's sizes, from those of the short model at any point."""
-        return np.where(self.origin == NO_COUNTERPART, 0, short_sizes[self.origin]) + self.growth
+        return _full_sizes(short_sizes, self.origin, self.growth)
+
+
+def _full_sizes(
+    short_sizes: Integers,
+    origin: Integers,
+    growth: Integers,
+) -> Integers:
+    return np.where(origin == NO_COUNTERPART, 0, short_sizes[origin]) + growth
 
 
 def stretched(
@@ -61,16 +75,21 @@ def stretched(
             growth=np.zeros(len(short.sizes), dtype=np.int64),
         )
     pairing = Pairing(BlockedTrace(short), BlockedTrace(longer), repetition)
-    return _Stretching(pairing, repetition).result()
+    writer = _TraceWriter(pairing, repetition)
+    for copy in block_order(pairing.short.keys, repetition):
+        writer.write_block(copy)
+    return writer.result()
 
 
-class _Stretching:
+class _TraceWriter:
     """Writer of one full trace."""
 
     def __init__(self, pairing: Pairing, repetition: LayerRepetition) -> None:
-        self.pairing, self.repetition = pairing, repetition
+        self.pairing = pairing
+        self.repetition = repetition
         self.references = References(pairing, repetition.copies)
-        self.short, self.longer = pairing.short, pairing.longer
+        self.short = pairing.short
+        self.longer = pairing.longer
         self.added_layers = self.longer.trace.layers - self.short.trace.layers  # by one group
         self.patterns: list[int] = []  # by allocation of the full trace: the longer model's
         self.numbers: dict[Address, int] = {}  # of the full trace's allocations
@@ -78,26 +97,149 @@ class _Stretching:
         self.marks: list[Mark] = []
         self.uses: list[Use] = []
 
+    # 1. Events, marks and uses, block by block.
+
+    def write_block(self, copy: BlockCopy) -> None:
+        """Write a copy of the longer model's block."""
+        block = self.pairing.pattern_of(copy)
+        if self._is_in_group(copy.place):
+            starts = self._write_layer(copy, block)
+        else:
+            starts = self._write_outside(block)
+        for offset, mark in self.longer.marks[block]:
+            layer = self._layer_in(copy, mark.layer)
+            self.marks.append(replace(mark, event=starts[offset], layer=layer))
+        for offset, *use in self._uses_in(copy, block):
+            self.uses.append((starts[offset], *use))
+
+    def _write_layer(self, copy: BlockCopy, block: int) -> Sequence[int]:
+        """Write the events of a block of the group; return the begin of each, and the end."""
+        begin = len(self.events)
+        place, instance = copy
+        lowest, _ = self.pairing.instances_of(place)
+        pattern = self.longer.events_of(block)
+        for offset, event in enumerate(self.longer.events_of(lowest)):
+            if event > 0:
+                self._make((event - 1, instance), pattern[offset] - 1)
+            else:
+                self._free(self.references.freed_by_layer(place, offset)[instance])
+        return range(begin, len(self.events) + 1)
+
+    def _write_outside(self, block: int) -> Sequence[int]:
+        """Write the events of another block; return the begin of each, and the end.
+
+        Those that come once for each group are written for the groups 1 ... c, a series of events
+        after the other.
+        """
+        starts: list[int] = []
+        events = self.longer.events_of(block)
+        per_group = [self.references.comes_per_group(block, event) for event in events]
+        for comes_again, series in groupby(range(len(events)), key=per_group.__getitem__):
+            offsets = list(series)
+            starts += range(len(self.events), len(self.events) + len(offsets))
+            groups = range(1, self.repetition.copies + 1) if comes_again else (0,)
+            for group in groups:
+                for offset in offsets:
+                    self._write_event(events[offset], group)
+        return [*starts, len(self.events)]
+
+    def _write_event(self, event: int, group: int) -> None:
+        """Write an event outside the layers, for one of the groups if not 0."""
+        if event > 0:
+            self._make((event - 1, group), event - 1)
+        else:
+            self._free(self.references.outside(-event - 1, group))
+
+    def _make(self, address: Address, pattern: int) -> None:
+        self.numbers[address] = len(self.patterns)
+        self.patterns.append(pattern)
+        self.events.append(len(self.patterns))
+
+    def _free(self, address: Address) -> None:
+        self.events.append(-1 - self._number(address))
+
+    def _layer_in(self, copy: BlockCopy, layer: int | None) -> int | None:
+        """Return the layer of a mark of the longer model's block, in this copy."""
+        if layer is None:
+            return None
+        if self._is_in_group(copy.place):
+            groups_below = max(0, copy.instance - 1)
+        elif self.short.keys[copy.place].layer in (None, layer):
+            groups_below = 0
+        else:
+            groups_below = self.repetition.copies - 1
+        return layer + groups_below * self.added_layers
+
+    def _uses_in(self, copy: BlockCopy, block: int) -> Iterator[Use]:
+        """Yield the block's uses, with the modules and allocations of this copy."""
+        # 1. Two uses that show the step from one module to the next: of instances 0 and 1, or
+        #    outside the layers of both models.
+        uses = self.longer.uses[block]
+        if self._is_in_group(copy.place):
+            lower_block, upper_block = self.pairing.instances_of(copy.place)
+            lower_uses = self.longer.uses[lower_block]
+            upper_uses = self.longer.uses[upper_block]
+            steps = copy.instance
+        else:
+            lower_uses = self.short.uses[copy.place]
+            upper_uses = uses
+            steps = self.repetition.copies
+        if min(len(lower_uses), len(upper_uses)) < len(uses):
+            raise NotUniform("modules are used in another order")
+
+        # 2. Each use, with the allocation if it is that of a gradient.
+        for use, lower, upper in zip(uses, lower_uses, upper_uses, strict=False):
+            offset, kind, _, *allocation = use
+            if not lower[KIND] == upper[KIND] == kind:
+                raise NotUniform("modules are used in another order")
+            index = lower[INDEX] + steps * (upper[INDEX] - lower[INDEX])
+            if allocation and allocation[0] >= 0:
+                allocation = [self._gradient_in(copy, lower, upper)]
+            yield offset, kind, index, *allocation
+
+    def _gradient_in(
+        self,
+        copy: BlockCopy,
+        lower: Use,
+        upper: Use,
+    ) -> int:
+        """Return this copy's allocation, from those of two uses."""
+        if not self._is_in_group(copy.place):
+            return self._number(self.references.outside(upper[ALLOCATION]))
+        addresses = self.references.in_instances(lower[ALLOCATION], upper[ALLOCATION])
+        return self._number(addresses[copy.instance])
+
+    def _is_in_group(self, place: int) -> bool:
+        return place in self.pairing.group_blocks
+
+    def _number(self, address: Address) -> int:
+        number = self.numbers.get(address)
+        if number is None:
+            raise NotUniform("a layer frees an allocation that was not made")
+        return number
+
+    # 2. The trace.
+
     def result(self) -> StretchedTrace:
-        # 1. Events, marks and uses, block by block.
-        for copy in block_order(self.short.keys, self.repetition):
-            self._write_block(copy)
-        # 2. Sizes, and their origins in the short model.
+        short = self.short.trace
         longer = self.longer.trace
-        patterns = np.array(self.patterns, dtype=np.int64)
-        more_groups = self.repetition.copies - 1
-        growth = more_groups * np.array(self.pairing.growth, dtype=np.int64)
-        sizes = (np.array(longer.sizes, dtype=np.int64) + growth)[patterns]
-        origin = np.array(self.pairing.counterparts, dtype=np.int64)[patterns]
-        short_sizes = np.array(self.short.trace.sizes, dtype=np.int64)
-        base = np.where(origin == NO_COUNTERPART, 0, short_sizes[origin])
-        # 3. The trace.
-        first_copies: dict[int, int] = {}  # of the longer model's allocations
+        # 1. Sizes.
+        patterns = np.array(self.patterns)
+        counterparts = np.array(self.pairing.counterparts)
+        growth = self.repetition.copies * np.array(self.pairing.growth)
+        growth = np.where(counterparts == NO_COUNTERPART, np.array(longer.sizes), growth)
+        origin = counterparts[patterns]
+        growth = growth[patterns]
+        sizes = _full_sizes(np.array(short.sizes), origin, growth)
+
+        # 2. The first allocation of the full trace for each of the longer model's.
+        first_copies: dict[int, int] = {}
         for number, pattern in enumerate(self.patterns):
             first_copies.setdefault(pattern, number)
+
         trace = replace(
             longer,
-            layers=longer.layers + more_groups * self.added_layers,
+            layers=longer.layers + (self.repetition.copies - 1) * self.added_layers,
             sizes=tuple(sizes.tolist()),
             parts=tuple(longer.parts[pattern] for pattern in self.patterns),
             events=tuple(self.events),
@@ -107,121 +249,21 @@ class _Stretching:
             products=tuple(first_copies[n] for n in longer.products if n in first_copies),
             emptied=tuple(first_copies[n] for n in longer.emptied if n in first_copies),
             usage=self._usage(),
-            inventory=grown_inventory(self.short.trace, longer, self.repetition),
+            inventory=grown_inventory(short, longer, self.repetition),
         )
         _require_consistent(trace)
         return StretchedTrace(
             trace=trace,
             origin=origin,
-            growth=sizes - base,
+            growth=growth,
         )
 
-    # 1. Events, marks and uses of a block.
-
-    def _write_block(self, copy: BlockCopy) -> None:
-        """Write a copy of the longer model's block."""
-        block = self.pairing.pattern_of(copy)
-        begin = len(self.events)
-        pattern = self.longer.events_of(block)
-        starts = [0] * len(pattern)  # where the event of each offset begins in this copy
-        for offset, group in self._repeated_offsets(copy, block):
-            if group <= 1:
-                starts[offset] = len(self.events) - begin
-            self._write_event(copy, offset, pattern[offset], group)
-        starts.append(len(self.events) - begin)
-
-        for offset, mark in self.longer.marks[block]:
-            layer = self._layer_in(copy, mark.layer)
-            self.marks.append(replace(mark, event=begin + starts[offset], layer=layer))
-        for offset, *use in self._uses_in(copy, block):
-            self.uses.append((begin + starts[offset], *use))
-
-    def _repeated_offsets(self, copy: BlockCopy, block: int) -> Iterator[tuple[int, int]]:
-        """Yield the offsets of a block's events in the order of the copy, each with its group: 0,
-        or for events that come once for each group 1 ... c, a series of events after the other.
-        """
-        events = self.longer.events_of(block)
-        if copy.place in self.pairing.group_blocks:
-            yield from ((offset, 0) for offset in range(len(events)))
-            return
-        per_group = [self.references.comes_per_group(block, event) for event in events]
-        for comes_again, series in groupby(range(len(events)), key=per_group.__getitem__):
-            offsets = list(series)
-            groups = range(1, self.repetition.copies + 1) if comes_again else (0,)
-            for group in groups:
-                yield from ((offset, group) for offset in offsets)
-
-    def _write_event(
-        self,
-        copy: BlockCopy,
-        offset: int,
-        event: int,
-        group: int,
-    ) -> None:
-        if event > 0:
-            self.numbers[(*copy, offset, group)] = len(self.patterns)
-            self.patterns.append(event - 1)
-            self.events.append(len(self.patterns))
-            return
-        if copy.place in self.pairing.group_blocks:
-            address = self.references.freed_by_layer(copy.place, offset)[copy.instance]
-        else:
-            address = self.references.outside(-event - 1, group)
-        self.events.append(-1 - self._number(address))
-
-    def _number(self, address: Address) -> int:
-        number = self.numbers.get(address)
-        if number is None:
-            raise NotUniform("a layer frees an allocation that was not made")
-        return number
-
-    def _layer_in(self, copy: BlockCopy, layer: int | None) -> int | None:
-        """Return the layer of a mark of the longer model's block, in this copy."""
-        if layer is None:
-            return None
-        if copy.place in self.pairing.group_blocks:
-            return layer + max(0, copy.instance - 1) * self.added_layers
-        if self.short.keys[copy.place].layer in (None, layer):
-            return layer
-        return layer + (self.repetition.copies - 1) * self.added_layers
-
-    def _uses_in(self, copy: BlockCopy, block: int) -> Iterator[Use]:
-        """Yield the block's uses with modules and allocations of this copy, from two known ones."""
-        uses = self.longer.uses[block]
-        # 1. The two: both instances, or outside the layers both models.
-        in_group = copy.place in self.pairing.group_blocks
-        if in_group:
-            lower_uses, upper_uses = (self.longer.uses[n] for n in self.pairing.twice(copy.place))
-            steps = copy.instance
-        else:
-            lower_uses, upper_uses = self.short.uses[copy.place], uses
-            steps = self.repetition.copies
-        if min(len(lower_uses), len(upper_uses)) < len(uses):
-            raise NotUniform("modules are used in another order")
-        for use, lower, upper in zip(uses, lower_uses, upper_uses, strict=False):
-            offset, kind, _, *allocation = use
-            if not lower[1] == upper[1] == kind:
-                raise NotUniform("modules are used in another order")
-            # 2. The module or parameter.
-            index = lower[2] + steps * (upper[2] - lower[2])
-            # 3. The allocation of a gradient, if there is one.
-            if allocation and allocation[0] >= 0:
-                if in_group:
-                    address = self.references.in_instances(lower[3], upper[3])[copy.instance]
-                else:
-                    address = self.references.outside(allocation[0])
-                allocation = [self._number(address)]
-            yield offset, kind, index, *allocation
-
-    # 2. What the trace says of its allocations.
-
     def _streams(self) -> dict[int, int]:
-        streams = self.longer.trace.streams
-        return {
-            number: streams[pattern]
-            for number, pattern in enumerate(self.patterns)
-            if pattern in streams
-        }
+        streams: dict[int, int] = {}
+        for number, pattern in enumerate(self.patterns):
+            if pattern in self.longer.trace.streams:
+                streams[number] = self.longer.trace.streams[pattern]
+        return streams
 
     def _returns(self) -> dict[int, int]:
         """Return, for each allocation, the allocation before which another stream has passed."""
@@ -235,58 +277,64 @@ class _Stretching:
 
     def _passed_before(self, address: Address, before: int) -> int:
         """Return the full model's allocation for `before`, which is one of the longer model's."""
-        place, instance, offset, group = address
+        allocation, copy = address
         end = len(self.longer.trace.sizes)  # not within the trace
         if before >= end:
             return len(self.patterns)
-        if place not in self.pairing.group_blocks:
-            return self._number(self.references.outside(before, group))
-        returns = self.longer.trace.returns
-        lower, upper = (
-            returns.get(number, before) for number in self.pairing.allocations_at(place, offset)
-        )
-        if max(lower, upper) >= end:
+        if not self.pairing.is_in_group(allocation):
+            return self._number(self.references.outside(before, group=copy))
+
+        _, offset = self.longer.origins[allocation]
+        lower, upper = self.pairing.allocations_at(self.pairing.place_of(allocation), offset)
+        before_lower = self.longer.trace.returns.get(lower, before)
+        before_upper = self.longer.trace.returns.get(upper, before)
+        if max(before_lower, before_upper) >= end:
             raise NotUniform("another stream passes a layer's block in some instances alone")
-        return self._number(self.references.in_instances(lower, upper)[instance])
+        return self._number(self.references.in_instances(before_lower, before_upper)[copy])
 
     def _usage(self) -> ModuleUse | None:
-        short, longer = self.short.trace.usage, self.longer.trace.usage
+        short = self.short.trace.usage
+        longer = self.longer.trace.usage
         if short is None or longer is None:
             return None
-        # 1. Parameters and modules of all groups.
-        layers = {self.short.keys[place].last_layer for place in self.pairing.group_blocks}
-        second = {layer + self.added_layers for layer in layers if layer is not None}
-        parameters, modules = grown_parameters(short, longer, second, self.repetition.copies - 1)
-        # 2. Their allocations.
-        placed = self._placed(longer.parameters, parameters)
+        group_layers = set()
+        for place in self.pairing.group_blocks:
+            layer = self.short.keys[place].last_layer
+            if layer is not None:
+                group_layers.add(layer + self.added_layers)
+        more_groups = self.repetition.copies - 1
+        parameters, modules = grown_parameters(short, longer, group_layers, more_groups)
         return replace(
             longer,
-            parameters=tuple(placed),
+            parameters=tuple(self._allocated(longer.parameters, parameters)),
             modules=modules,
             uses=tuple(self.uses),
         )
 
-    def _placed(
+    def _allocated(
         self, longer: Sequence[Parameter], parameters: Sequence[Parameter]
     ) -> Iterator[Parameter]:
         """Yield the parameters with their allocations: those of one kind are allocated in the order
         of the layers. `longer`: the longer model's.
         """
+        # 1. The full trace's allocations of each kind.
         kinds: dict[int, ParameterKind] = {}  # by the longer model's allocation
         for parameter, kind in zip(longer, parameter_kinds(longer), strict=True):
             if parameter.number is not None:
                 kinds[parameter.number] = kind
-        allocated: dict[ParameterKind, deque[int]] = defaultdict(deque)
+        allocations: dict[ParameterKind, deque[int]] = defaultdict(deque)
         for number, pattern in enumerate(self.patterns):
             if pattern in kinds:
-                allocated[kinds[pattern]].append(number)
+                allocations[kinds[pattern]].append(number)
+
+        # 2. The next one for each parameter.
         for parameter, kind in zip(parameters, parameter_kinds(parameters), strict=True):
             if parameter.number is None:
                 yield parameter
-                continue
-            if not allocated[kind]:
+            elif allocations[kind]:
+                yield replace(parameter, number=allocations[kind].popleft())
+            else:
                 raise NotUniform("parameters are made in another order")
-            yield replace(parameter, number=allocated[kind].popleft())
 
 
 def _require_consistent(trace: Trace) -> None:

@@ -61,14 +61,14 @@ def survey(
     check_copies = 1 if repetition and not reference else 0
     check_depth = stretched(short, longer, replace(full_depth, copies=check_copies))
     # 3. Formulas of sizes. Most of them occur again in other families of the same model.
-    known = reference.sizes.known if reference else None
-    sizes = fit_sizes(samples, known)
+    known_formulas = reference.sizes.known_formulas if reference else None
+    sizes = fit_sizes(samples, known_formulas)
     error = error_at(check_depth, sizes, check)
     for point in _points_in_reserve(points, samples, has_reference=reference is not None):
         if error <= MAX_ERROR:
             break
         samples.append(Sample(point=point, trace=trace(point, planned[0].layers)))
-        sizes = fit_sizes(samples, known)
+        sizes = fit_sizes(samples, known_formulas)
         error = error_at(check_depth, sizes, check)
     if error > MAX_USABLE_ERROR:
         raise NotUniform(f"the check is off by {error:.0%}")

@@ -17,6 +17,7 @@ micro-steps, whatever N is. Work is never negative.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -51,10 +52,13 @@ class Count(NamedTuple):
 
 
 class CountShare(NamedTuple):
-    """The share of a count inside of the layers, or outside of them."""
+    """The share of a count inside of the layers, w_in, or outside of them, w_out."""
 
     in_layers: bool
     total: Count
+
+
+Formulas = dict[CountShare, Floats]  # coefficients of the short model's counts
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,27 +78,30 @@ class WorkModel:
         for count, coefficients in zip(self.counts, self.coefficients, strict=True):
             by_quantity = values.setdefault(count.phase, {})
             by_quantity[count.quantity] = np.maximum(0.0, matrix @ coefficients)
-        return [
-            tuple(_work(phase, by_quantity, row) for phase, by_quantity in values.items())
-            for row in range(len(points))
-        ]
+
+        works = []
+        for row in range(len(points)):
+            phases = [_work(phase, columns, row) for phase, columns in values.items()]
+            works.append(tuple(phases))
+        return works
+
+    def formulas_in(self, basis: Basis) -> Formulas:
+        """Return the short model's formulas in a wider basis."""
+        rows = self.basis.widened(self.short_coefficients, basis)
+        return dict(zip(self.short_shares, rows, strict=True))
 
 
 def _work(
     phase: Phase,
-    values: Mapping[str, Floats],
+    columns: Mapping[str, Floats],
     row: int,
 ) -> Work:
-    flops = {
-        quantity: float(column[row])
-        for quantity, column in values.items()
-        if quantity not in NOT_OPERATIONS
-    }
+    values = {quantity: float(column[row]) for quantity, column in columns.items()}
     return Work(
         phase=phase,
-        flops=flops,
-        moved_bytes=float(values[MOVED_BYTES][row]),
-        kernels=round(float(values[KERNELS][row])),
+        moved_bytes=values.pop(MOVED_BYTES),
+        kernels=round(values.pop(KERNELS)),
+        flops=values,
     )
 
 
@@ -110,41 +117,34 @@ def fit_work(
     of them. Capped `size_terms` reveal loops that work piece by piece.
     """
     measured = list(samples) if check is None else [*samples, check]
-    first = samples[0].trace
-    counts = _counts_of(samples)
-    # 1. Examples of w_in and w_out.
-    examples: dict[CountShare, Floats] = {}
-    for count in counts:
-        inside = [_inside(sample.trace, count) for sample in measured]
-        examples[CountShare(True, count)] = np.array(inside)
-    for count in counts:
-        totals = np.array([_total(sample.trace, count) for sample in measured])
-        examples[CountShare(False, count)] = totals - examples[CountShare(True, count)]
-    # 2. Formulas: those of the reference family again, or new ones.
     points = rows_of([sample.point for sample in measured])
-    known_terms = () if reference is None else reference.basis.terms
-    basis = _basis_of(points, size_terms, known_terms)
-    known_formulas = {} if reference is None else _formulas_of(reference, basis)
+    counts = _counts_of(samples)
+
+    # 1. w_in(x) and w_out(x): formulas of the reference family again, or new ones.
+    basis = _basis_of(points, size_terms, () if reference is None else reference.basis.terms)
+    known_formulas = {} if reference is None else reference.formulas_in(basis)
     matrix = basis.values(points)
-    short = dict(known_formulas)
-    for share, row in examples.items():
-        short[share] = _formula(share, basis, matrix, row, known_formulas)
-    # 3. The full depth.
+    formulas = dict(known_formulas)
+    for share, values in _examples(counts, measured).items():
+        formulas[share] = _formula(share, basis, matrix, values, known_formulas)
+
+    # 2. w(L, x).
     coefficients = []
     layers_ratio = 1 + repetition.copies * repetition.period / max(1, repetition.layers)
     for count in counts:
-        full = short[CountShare(False, count)] + layers_ratio * short[CountShare(True, count)]
-        if longer is not None:  # delta: a group's work that is not counted inside layers
-            expected = _inside(first, count) * repetition.period / repetition.layers
-            delta = _total(longer, count) - _total(first, count) - expected
+        inside = formulas[CountShare(True, count)]
+        outside = formulas[CountShare(False, count)]
+        full = outside + layers_ratio * inside
+        if longer is not None:
+            delta = _delta(samples[0].trace, longer, count, repetition)
             full[basis.terms.index(CONSTANT)] += repetition.copies * delta
         coefficients.append(full)
     return WorkModel(
         basis=basis,
         counts=counts,
         coefficients=_stacked(coefficients, basis),
-        short_shares=tuple(short),
-        short_coefficients=_stacked(short.values(), basis),
+        short_shares=tuple(formulas),
+        short_coefficients=_stacked(formulas.values(), basis),
     )
 
 
@@ -157,54 +157,71 @@ def _counts_of(samples: Sequence[Sample]) -> tuple[Count, ...]:
     return tuple(counts)
 
 
-def _formulas_of(model: WorkModel, basis: Basis) -> dict[CountShare, Floats]:
-    """Return the short model's formulas in a wider basis."""
-    rows = model.basis.widened(model.short_coefficients, basis)
-    return dict(zip(model.short_shares, rows, strict=True))
+def _examples(counts: Sequence[Count], samples: Sequence[Sample]) -> Formulas:
+    """Return the values of w_in and w_out at the samples' points."""
+    inside: Formulas = {}
+    outside: Formulas = {}
+    for count in counts:
+        in_layers = np.array([_inside(sample.trace, count) for sample in samples])
+        totals = np.array([_total(sample.trace, count) for sample in samples])
+        inside[CountShare(True, count)] = in_layers
+        outside[CountShare(False, count)] = totals - in_layers
+    return {**inside, **outside}
+
+
+def _inside(trace: Trace, count: Count) -> float:
+    """Return what is counted inside the layers."""
+    inside = 0.0
+    for work in trace.work:
+        if work.phase == count.phase:
+            inside += work.in_layers.get(count.quantity, 0.0)
+    return inside
+
+
+def _total(trace: Trace, count: Count) -> float:
+    total = 0.0
+    for work in trace.work:
+        if work.phase != count.phase:
+            continue
+        if count.quantity in NOT_OPERATIONS:
+            total += getattr(work, count.quantity)
+        else:
+            total += work.flops.get(count.quantity, 0.0)
+    return total
+
+
+def _delta(
+    short: Trace,
+    longer: Trace,
+    count: Count,
+    repetition: LayerRepetition,
+) -> float:
+    """Return a group's work that is not counted inside the layers."""
+    expected = _inside(short, count) * repetition.period / repetition.layers
+    return _total(longer, count) - _total(short, count) - expected
 
 
 def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
     return np.array([*rows]).reshape(-1, len(basis.terms))
 
 
+# Terms.
+
+
 def _basis_of(
     points: Floats,
     size_terms: Iterable[Term],
-    known_formulas: Sequence[Term],
+    known_terms: Sequence[Term],
 ) -> Basis:
     """Return the constant, the known terms, and those that vary over these points."""
     terms = [single(axes) for axes in (*PASS_AXES, *SPLIT_AXES, *BATCH_AXES)]
     for loop in size_terms:
         if loop.cap:
-            for rounds in (True, False):
-                terms += [replace(loop, rounds=rounds, factor=factor) for factor in ("", "N")]
+            for rounds, factor in itertools.product((True, False), ("", "N")):
+                terms.append(replace(loop, rounds=rounds, factor=factor))
     columns = Basis(tuple(terms)).values(points).T
     varying = [term for term, column in zip(terms, columns, strict=True) if np.ptp(column) > 0]
-    return Basis(tuple(dict.fromkeys((CONSTANT, *known_formulas, *varying))))
-
-
-def _formula(
-    share: CountShare,
-    basis: Basis,
-    matrix: Floats,
-    row: Floats,
-    known_formulas: Mapping[CountShare, Floats],
-) -> Floats:
-    """Return a known formula that matches, a short sum, or the reference's rescaled."""
-    # 1. A known formula: preferably that of the same count.
-    same = known_formulas.get(share)
-    candidates = list(known_formulas.values()) if same is None else [same, *known_formulas.values()]
-    for coefficients in candidates:
-        if np.abs(matrix @ coefficients - row).max() <= EXACT * max(1.0, row.max()):
-            return coefficients
-    # 2. The shortest exact sum.
-    shortest, error = _shortest(matrix, row, *_possible_terms(share.total.phase, basis))
-    if error <= EXACT:
-        return shortest
-    # 3. The same count's formula, rescaled.
-    if same is not None and (matrix @ same > 0).all():
-        return _rescaled(matrix, row, same)
-    return shortest
+    return Basis(tuple(dict.fromkeys((CONSTANT, *known_terms, *varying))))
 
 
 def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
@@ -220,9 +237,41 @@ def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
     return main, small
 
 
+# Formulas. `values` are a count's at the points of the matrix' rows.
+
+
+def _formula(
+    share: CountShare,
+    basis: Basis,
+    matrix: Floats,
+    values: Floats,
+    known_formulas: Formulas,
+) -> Floats:
+    """Return a known formula that matches, a short sum, or the reference's rescaled."""
+    # 1. A known formula: preferably that of the same count.
+    same = known_formulas.get(share)
+    candidates = list(known_formulas.values())
+    if same is not None:
+        candidates.insert(0, same)
+    tolerance = EXACT * max(1.0, values.max())
+    for coefficients in candidates:
+        if np.abs(matrix @ coefficients - values).max() <= tolerance:
+            return coefficients
+
+    # 2. The shortest exact sum.
+    shortest, error = _shortest(matrix, values, *_possible_terms(share.total.phase, basis))
+    if error <= EXACT:
+        return shortest
+
+    # 3. The same count's formula, rescaled.
+    if same is not None and (matrix @ same > 0).all():
+        return _rescaled(matrix, values, same)
+    return shortest
+
+
 def _shortest(
     matrix: Floats,
-    row: Floats,
+    values: Floats,
     main: Sequence[int],
     small: Sequence[int],
 ) -> tuple[Floats, float]:
@@ -230,53 +279,39 @@ def _shortest(
 
     Without one: the closest sum of main terms with coefficients >= 0.
     """
-    best, least = np.zeros(matrix.shape[1]), np.inf
-    if not row.any():
+    best = np.zeros(matrix.shape[1])
+    least_error = np.inf
+    if not values.any():
         return best, 0.0
     small_terms = frozenset(small)
-    weights = 1 / np.maximum(np.abs(row), EXACT * np.abs(row).max())
-    weighted, target = matrix * weights[:, None], row * weights
-    for terms in short_sums([*main, *small], max(1, min(MAX_TERMS, len(row) - 1))):
+    weights = 1 / np.maximum(np.abs(values), EXACT * np.abs(values).max())
+    weighted = matrix * weights[:, np.newaxis]
+    target = values * weights
+    for terms in short_sums([*main, *small], max(1, min(MAX_TERMS, len(values) - 1))):
         coefficients, error = solve(weighted[:, terms], target)
         is_exact = error <= EXACT
-        is_closer = error < least * (1 - EXACT)
+        is_closer = error < least_error * (1 - EXACT)
         if is_exact or (is_closer and coefficients.min() >= 0 and small_terms.isdisjoint(terms)):
-            best, least = np.zeros(matrix.shape[1]), float(error)
-            best[list(terms)] = coefficients
+            best = np.zeros(matrix.shape[1])
+            least_error = float(error)
+            best[terms] = coefficients
         if is_exact:
             break
-    return best, least
+    return best, least_error
 
 
 def _rescaled(
     matrix: Floats,
-    row: Floats,
+    values: Floats,
     formula: Floats,
 ) -> Floats:
     """Return the known sum with coefficients rescaled by the least change (minimum norm)."""
     terms = np.flatnonzero(formula)
-    values = matrix @ formula
-    shares = matrix[:, terms] * formula[terms] / values[:, None]
-    ratio = row / values
+    known_values = matrix @ formula
+    shares = matrix[:, terms] * formula[terms] / known_values[:, np.newaxis]
+    ratio = values / known_values
     median = float(np.median(ratio))
     change = np.linalg.lstsq(shares, ratio - median, rcond=1e-6)[0]
     rescaled = np.zeros_like(formula)
     rescaled[terms] = formula[terms] * np.maximum(0.0, median + change)
     return rescaled
-
-
-def _total(trace: Trace, count: Count) -> float:
-    total = 0.0
-    for work in trace.work:
-        if work.phase == count.phase:
-            if count.quantity in NOT_OPERATIONS:
-                total += float(getattr(work, count.quantity))
-            else:
-                total += work.flops.get(count.quantity, 0.0)
-    return total
-
-
-def _inside(trace: Trace, count: Count) -> float:
-    """Return what is counted inside the layers."""
-    works = [work for work in trace.work if work.phase == count.phase]
-    return sum(work.in_layers.get(count.quantity, 0.0) for work in works)

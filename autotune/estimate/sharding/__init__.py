@@ -30,10 +30,9 @@ class ShardedTrace:
 
 def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
     """Return the trace of one rank, from a plain trace (FSDP2: a trace of a sharded step)."""
-    alone = sharding.ranks == 1 and not (sharding.kind == "fsdp1" and sharding.master_bytes)
-    if (
-        sharding.kind in ("none", "fsdp2") or alone
-    ):  # FSDP1 with masters keeps separate weights on one rank, too
+    # FSDP1 with masters keeps separate weights on one rank, too.
+    has_masters = sharding.kind == "fsdp1" and sharding.master_bytes
+    if sharding.kind in ("none", "fsdp2") or (sharding.ranks == 1 and not has_masters):
         return ShardedTrace(trace=trace)
     if trace.usage is None:
         raise ValueError(
@@ -80,40 +79,44 @@ class Ddp(Rewriter):
         self.rebuilds = sharding.static_graph or not sharding.find_unused_parameters
 
     def loaded(self) -> None:
+        # 1. Broadcast the weights.
+        tensors, trained = [], []
+        for parameter in self.usage.parameters:
+            tensors.append((parameter.size // max(1, parameter.count), parameter.size))
+            if parameter.trains:
+                trained.append(parameter.size)
         in_flight: list[int | None] = []
-        parameters = self.usage.parameters
-        for size in broadcast_copies(
-            (one.size // max(1, one.count), one.size) for one in parameters
-        ):
+        for size in broadcast_copies(tensors):
             if len(in_flight) == BROADCASTS_IN_FLIGHT:
                 self.book.free(in_flight.pop(0))
             in_flight.append(self.book.allocate(size, "communication") if size else None)
-        for number in in_flight:
-            self.book.free(number)
-        trained = [parameter.size for parameter in parameters if parameter.trains]
-        first = (
-            ([sum(trained)] if trained else []) if self.rebuilds else self._divided(trained)[::-1]
-        )
-        self.buckets = [self.book.allocate(size, "communication") for size in first]
+        self.book.free(*in_flight)
+
+        # 2. The first buckets.
+        buckets = [sum(trained)] if trained else []
+        if not self.rebuilds:
+            buckets = self._divided(trained)[::-1]
+        self.buckets = self.book.allocate_each(buckets, "communication")
 
     def _divided(self, sizes: Sequence[int]) -> list[int]:
         """Return bucket sizes; a bucket is closed when it reaches its cap."""
-        found, filled, later = [], 0, self.sharding.bucket_cap_bytes
-        cap = FIRST_BUCKET_BYTES if later == BUCKET_CAP_BYTES else later
+        buckets = []
+        filled = 0
+        later_cap = self.sharding.bucket_cap_bytes
+        cap = FIRST_BUCKET_BYTES if later_cap == BUCKET_CAP_BYTES else later_cap
         for size in sizes:
             filled += size
             if filled >= cap:
-                found.append(filled)
-                filled, cap = 0, later
-        return [*found, filled] if filled else found
+                buckets.append(filled)
+                filled, cap = 0, later_cap
+        return [*buckets, filled] if filled else buckets
 
     def pass_begins(self, module: int) -> None:
         if not (self.rebuilds and self.came and self.phase == "forward" and self.step_number):
             return
-        for number in self.buckets:
-            self.book.free(number)
-        rebuilt = self._divided([self.usage.parameters[index].size for index in self.came])
-        self.buckets = [self.book.allocate(size, "communication") for size in rebuilt]
+        self.book.free(*self.buckets)
+        sizes = [self.usage.parameters[index].size for index in self.came]
+        self.buckets = self.book.allocate_each(self._divided(sizes), "communication")
         self.rebuilds = False
 
     def gradient(

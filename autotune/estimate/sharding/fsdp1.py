@@ -55,35 +55,42 @@ def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
     wrapping policy makes a unit of each module that has nothing but a trainable weight, so of each
     matrix of an adapter. Most of these are in the allocator's pool of small blocks.
     """
-    layers = [-1 if parameter.layer is None else parameter.layer for parameter in usage.parameters]
-    frozen = {
-        layer
-        for layer, parameter in zip(layers, usage.parameters, strict=True)
-        if not parameter.trains
-    }
-    owner = {index: module for module, held in enumerate(usage.modules) for index in held}
-    divided: dict[UnitKey, list[int]] = {}
-    for index, layer in enumerate(layers):
-        apart = usage.parameters[index].trains and layer in frozen
-        divided.setdefault((layer, owner.get(index) if apart else None), []).append(index)
-    units = {}
-    for key, indices in divided.items():
-        first, shard = (
-            usage.parameters[indices[0]],
-            -(-sum(usage.parameters[one].count for one in indices) // sharding.ranks),
-        )
-        width = max(1, first.size // max(1, first.count))
-        units[key] = FlatUnit(
-            parameters=tuple(indices),
-            trains=first.trains,
-            ignored=first.trains and sharding.ignores_trainable,
-            count=shard * sharding.ranks,
-            shard=shard,
-            width=width,
-            master_width=(sharding.master_bytes if first.trains else sharding.frozen_master_bytes)
-            or width,
-        )
-    return units
+    # 1. The parameters of each unit.
+    owner: dict[int, int] = {}
+    for module, indices in enumerate(usage.modules):
+        owner.update(dict.fromkeys(indices, module))
+    partly_frozen = {parameter.layer for parameter in usage.parameters if not parameter.trains}
+    members: dict[UnitKey, list[int]] = {}
+    for index, parameter in enumerate(usage.parameters):
+        layer = ROOT[0] if parameter.layer is None else parameter.layer
+        module_of_unit = None
+        if parameter.trains and parameter.layer in partly_frozen:
+            module_of_unit = owner.get(index)
+        members.setdefault((layer, module_of_unit), []).append(index)
+
+    # 2. The units.
+    return {key: _flat_unit(usage, sharding, tuple(members[key])) for key in members}
+
+
+def _flat_unit(
+    usage: ModuleUse,
+    sharding: Sharding,
+    indices: tuple[int, ...],
+) -> FlatUnit:
+    first = usage.parameters[indices[0]]
+    count = sum(usage.parameters[index].count for index in indices)
+    shard = -(-count // sharding.ranks)
+    width = max(1, first.size // max(1, first.count))
+    master_bytes = sharding.master_bytes if first.trains else sharding.frozen_master_bytes
+    return FlatUnit(
+        parameters=indices,
+        trains=first.trains,
+        ignored=first.trains and sharding.ignores_trainable,
+        count=shard * sharding.ranks,
+        shard=shard,
+        width=width,
+        master_width=master_bytes or width,
+    )
 
 
 class Fsdp1(Rewriter):
@@ -98,44 +105,39 @@ class Fsdp1(Rewriter):
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
         self.units = flat_units(usage, sharding)
-        self.unit_of = {index: key for key, unit in self.units.items() for index in unit.parameters}
-        self.own = {
-            key[1]: key for key in self.units if key[1] is not None
-        }  # module -> its own unit
-        self.open: dict[
-            UnitKey, int | None
-        ] = {}  # gathered blocks; None: nothing of this layer is in FSDP
+        self.unit_of: dict[int, UnitKey] = {}  # by parameter
+        for key, unit in self.units.items():
+            self.unit_of.update(dict.fromkeys(unit.parameters, key))
+        # By module, for units that are a module of their own:
+        self.module_units = {key[1]: key for key in self.units if key[1] is not None}
+        # Gathered blocks; None: nothing of this layer is in FSDP.
+        self.open: dict[UnitKey, int | None] = {}
         self.shards: dict[UnitKey, int] = {}
-        self.narrow: dict[
-            int, list[int]
-        ] = {}  # by layer, shards before widening: parameters are views of them until a reshard
+        # By layer, shards before widening: parameters are views of them until a reshard.
+        self.narrow: dict[int, list[int]] = {}
         self.seen: dict[int, int] = {}
         self.states: list[int] = []
         self.announcers = self._announcers()
         self.current: int | None = None
-        self.recomputing: int | None = (
-            None  # layer whose whole forward pass runs again before its backward pass
-        )
+        # Layer whose whole forward pass runs again before its backward pass.
+        self.recomputing: int | None = None
         self.turned: int | None = None  # layer whose backward pass has begun
-        self.recomputes = (
-            self._recomputes_whole()
-        )  # layers recompute their whole forward pass in a backward pass
+        # Layers recompute their whole forward pass in a backward pass.
+        self.recomputes = self._recomputes_whole()
         self.on_streams = trace.device == "cuda" and sharding.ranks > 1
-        self.records_streams = (
-            sharding.records_streams
-            or release_numbers(trace.versions.get("torch", "")) < STASHES_FROM
-        )
+        release = release_numbers(trace.versions.get("torch", ""))
+        self.records_streams = sharding.records_streams or release < STASHES_FROM
         self.limiter = RateLimiter(self.book, on_streams=self.on_streams)
         if trace.device == "cuda":
-            inside = [
-                one for one in usage.parameters if not (one.trains and sharding.ignores_trainable)
-            ]
-            self.gone |= {one.number for one in inside if one.number is not None}
+            for parameter in usage.parameters:
+                ignored = parameter.trains and sharding.ignores_trainable
+                if parameter.number is not None and not ignored:
+                    self.gone.add(parameter.number)
 
     def _layer_of(self, module: int) -> int | None:
         """Return the layer of the module's own parameters; None if it has none."""
-        held = self.usage.modules[module]
-        return self.unit_of[held[0]][0] if held else None
+        indices = self.usage.modules[module]
+        return self.unit_of[indices[0]][0] if indices else None
 
     def _announcers(self) -> dict[int, int]:
         """Return layer -> module whose backward prefetches the layer below.
@@ -143,13 +145,15 @@ class Fsdp1(Rewriter):
         Prefetched is the unit that ran before. If adapters are units of their own, a layer's frozen
         part runs after its last adapter, and only its first adapter runs after the layer below.
         """
+        announcers: dict[int, int] = {}
+        if self.sharding.ignores_trainable:
+            return announcers
         frozen = {layer for (layer, _), unit in self.units.items() if not unit.trains}
-        found: dict[int, int] = {}
-        for module, held in enumerate(self.usage.modules):
+        for module, indices in enumerate(self.usage.modules):
             layer = self._layer_of(module)
-            if layer in frozen and self.usage.parameters[held[0]].trains:
-                found.setdefault(layer, module)
-        return {} if self.sharding.ignores_trainable else found
+            if layer in frozen and self.usage.parameters[indices[0]].trains:
+                announcers.setdefault(layer, module)
+        return announcers
 
     def _recomputes_whole(self) -> bool:
         """Return True for reentrant checkpointing: a layer's forward pass is repeated before its
@@ -161,7 +165,9 @@ class Fsdp1(Rewriter):
             if kind == UseKind.PASS:
                 backward = False
                 turned.clear()
-            layer = self._layer_of(which) if kind in (UseKind.FORWARD, UseKind.BACKWARD) else None
+            if kind not in (UseKind.FORWARD, UseKind.BACKWARD):
+                continue
+            layer = self._layer_of(which)
             if layer is None:
                 continue
             if kind == UseKind.BACKWARD:
@@ -173,80 +179,95 @@ class Fsdp1(Rewriter):
 
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
+        # 1. Wrap.
         keys = [key for key, unit in self.units.items() if not unit.ignored]
+        keys.sort(key=lambda key: (key[0] < 0, key[0]))
         shards = []
-        for at, key in enumerate(sorted(keys, key=lambda key: (key[0] < 0, key[0]))):
+        for turn, key in enumerate(keys):
             # Copies from the host wait for the device. Ranks that begin on meta copy nothing and
             # run ahead of the broadcasts: assumed half of the time.
             if self.sharding.rank == 0 or not self.sharding.begins_on_meta:
                 self.limiter.synchronise()
-            elif at % 2 == 0:
+            elif turn % 2 == 0:
                 self.limiter.wait_for_oldest()
-            shards.append((key[0], self.units[key], self._wrapped(self.units[key])))
+            unit = self.units[key]
+            shards.append((key[0], unit, self._wrapped(unit)))
             self.limiter.record_event()
+
+        # 2. Widen.
         root_first = [shards[-1], *shards[:-1]]
         for layer, unit, number in root_first:
             if unit.master_width != unit.width:
                 self.book.allocate(unit.shard * unit.master_width, "weights")
                 self.narrow.setdefault(layer, []).append(number)
-        for _, unit, _ in root_first if self.on_streams else ():
-            # Gather buffers are made and freed once (`init_flat_param_attributes`).
-            sizes = [unit.count * unit.width]
-            if unit.master_width != unit.width:
-                sizes = [unit.shard * unit.width, *sizes, unit.count * unit.master_width]
-            for size in sizes:
-                self.book.passing(size, "communication")
+
+        # 3. Gather buffers are made and freed once (`init_flat_param_attributes`).
+        if self.on_streams:
+            for _, unit, _ in root_first:
+                self._pass_gather_buffers(unit)
+
+    def _pass_gather_buffers(self, unit: FlatUnit) -> None:
+        sizes = [unit.count * unit.width]
+        if unit.master_width != unit.width:
+            sizes = [unit.shard * unit.width, *sizes, unit.count * unit.master_width]
+        for size in sizes:
+            self.book.passing(size, "communication")
 
     def _wrapped(self, unit: FlatUnit) -> int:
         """Move a unit to the device (copied or empty), broadcast, flatten and shard it; return
         the shard.
         """
+        # 1. Move and broadcast.
         parameters = [self.usage.parameters[index] for index in unit.parameters]
-        whole = self.on_streams and self.sharding.sync_module_states
-        moved = (
-            [self.book.allocate(parameter.size, "weights") for parameter in parameters]
-            if whole
-            else []
-        )
-        for size in (
-            filter(None, broadcast_copies((0, parameter.size) for parameter in parameters))
-            if whole
-            else ()
-        ):
-            (self.limiter if self.records_streams else self.book).free(
-                self.book.allocate(size, "communication")
-            )
-        flat = self.book.allocate(unit.count * unit.width, "weights") if whole else None
+        broadcasts = self.on_streams and self.sharding.sync_module_states
+        moved: list[int] = []
+        flat: int | None = None
+        if broadcasts:
+            sizes = [parameter.size for parameter in parameters]
+            moved = self.book.allocate_each(sizes, "weights")
+            for size in broadcast_copies((0, size) for size in sizes):
+                self._pass_broadcast_copy(size)
+            flat = self.book.allocate(unit.count * unit.width, "weights")
+
+        # 2. Shard. `_init_param_handle_from_module` lists the moved ones until here.
         shard = self.book.allocate(unit.shard * unit.width, "weights")
-        self.book.free(flat)
-        for number in (
-            moved
-        ):  # `_init_param_handle_from_module` lists them until the flat parameter is sharded
-            self.book.free(number)
+        self.book.free(flat, *moved)
         for parameter in parameters:
             self.give_up(parameter.number)
         return shard
+
+    def _pass_broadcast_copy(self, size: int) -> None:
+        if not size:
+            return
+        copy = self.book.allocate(size, "communication")
+        if self.records_streams:
+            self.limiter.free(copy)
+        else:
+            self.book.free(copy)
 
     # Gathering.
 
     def _unshard(self, key: UnitKey) -> None:
         if key not in self.open:
             unit = self.units.get(key)
-            self.open[key] = None if unit is None or unit.ignored else self._gathered(unit)
+            self.open[key] = None
+            if unit is not None and not unit.ignored:
+                self.open[key] = self._gathered(unit)
 
-    def _unshard_own(self, module: int) -> None:
-        if module in self.own:
-            self._unshard(self.own[module])
+    def _unshard_module(self, module: int) -> None:
+        if module in self.module_units:
+            self._unshard(self.module_units[module])
 
     def _gathered(self, unit: FlatUnit) -> int:
-        casts = unit.master_width != unit.width
-        cast = self._allocate(unit.shard * unit.width, "communication", CASTING) if casts else None
+        cast: int | None = None
+        if unit.master_width != unit.width:
+            cast = self._allocate(unit.shard * unit.width, "communication", CASTING)
         self.limiter.before_gathering()
-        whole = self._allocate(unit.count * unit.width, "communication", GATHERING)
+        gathered = self._allocate(unit.count * unit.width, "communication", GATHERING)
         if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
             self.book.passing(unit.count * unit.width, "communication")
         self.limiter.free(cast)
-        return whole
+        return gathered
 
     def _allocate(
         self,
@@ -257,11 +278,17 @@ class Fsdp1(Rewriter):
         return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
 
     def _reshard(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
-        for number in self.narrow.pop(key[0], []) if key in self.open and key[1] is None else ():
-            self.book.free(number)
-        if (gathered := self.open.pop(key, None)) is not None:
-            (self.limiter if read_elsewhere else self.book).free(gathered)
-            self.limiter.record_event()
+        layer, module = key
+        if key in self.open and module is None:
+            self.book.free(*self.narrow.pop(layer, []))
+        gathered = self.open.pop(key, None)
+        if gathered is None:
+            return
+        if read_elsewhere:
+            self.limiter.free(gathered)
+        else:
+            self.book.free(gathered)
+        self.limiter.record_event()
 
     def pass_begins(self, module: int) -> None:
         self._finish_backward()
@@ -273,13 +300,14 @@ class Fsdp1(Rewriter):
 
     def forward_begins(self, module: int) -> None:
         layer = self._reach(module)
-        if self.phase == "backward" and layer is not None and layer >= 0 and self.turned != layer:
+        is_decoder_layer = layer is not None and layer >= 0
+        if self.phase == "backward" and is_decoder_layer and self.turned != layer:
             self.recomputing = layer
-        self._unshard_own(module)
+        self._unshard_module(module)
 
     def forward_ends(self, module: int) -> None:
-        if module in self.own and self.sharding.reshards_after_forward:
-            self._reshard(self.own[module])
+        if module in self.module_units and self.sharding.reshards_after_forward:
+            self._reshard(self.module_units[module])
 
     def backward_begins(self, module: int) -> None:
         if module == 0 and not self.usage.modules[0] and self._prefetches():
@@ -287,7 +315,7 @@ class Fsdp1(Rewriter):
             self._unshard(ROOT)
             self._unshard((max(layer for layer, _ in self.units), None))
         layer = self._reach(module)
-        self._unshard_own(module)
+        self._unshard_module(module)
         if layer is None:
             return
         if layer == self.recomputing:
@@ -297,13 +325,16 @@ class Fsdp1(Rewriter):
             if self.sharding.reshards_after_forward:
                 self._reshard((layer, None))
                 self._unshard((layer, None))
-        elif (
-            self.announcers.get(layer, module if self.turned != layer else None) == module
-            and self._prefetches()
-            and layer > 0
-        ):
+        elif self._announces(module, layer) and self._prefetches() and layer > 0:
             self._unshard((layer - 1, None))
-        self.recomputing, self.turned = None, layer
+        self.recomputing = None
+        self.turned = layer
+
+    def _announces(self, module: int, layer: int) -> bool:
+        """Return True if the backward of this module prefetches the layer below."""
+        if layer in self.announcers:
+            return self.announcers[layer] == module
+        return self.turned != layer
 
     def _prefetches(self) -> bool:
         return (
@@ -327,17 +358,12 @@ class Fsdp1(Rewriter):
             self._reshard((self.current, None))
 
     def _enter(self, mark: Mark) -> None:
-        if (
-            self.phase == "backward" != mark.phase
-        ):  # not after the last gradient: frozen layers may come after it
+        # A backward pass ends with its phase, not with the last gradient: frozen layers may follow.
+        if self.phase == "backward" and mark.phase != "backward":
             self.limiter.synchronise()  # all but what the final callback frees
             self._finish_backward()
-        if (
-            self.phase != "backward"
-            and mark.layer is None
-            and self.current is not None
-            and self.current >= 0
-        ):
+        in_layer = self.current is not None and self.current >= 0
+        if self.phase != "backward" and mark.layer is None and in_layer:
             self._leave()
             self.current = None
         super()._enter(mark)
@@ -349,12 +375,13 @@ class Fsdp1(Rewriter):
         *,
         last: bool,
     ) -> None:
-        if not self.sharding.ignores_trainable:
-            held = self.held(number)
-            self.seen[parameter] = -1 if held is None else held
-            key = self.unit_of[parameter]
-            if all(index in self.seen for index in self.units[key].parameters):
-                self._reduce(key)
+        if self.sharding.ignores_trainable:
+            return
+        gradient = self.taken_over(number)
+        self.seen[parameter] = -1 if gradient is None else gradient
+        key = self.unit_of[parameter]
+        if self.seen.keys() >= set(self.units[key].parameters):
+            self._reduce(key)
 
     def _reduce(self, key: UnitKey) -> None:
         """Flatten the gradients, reshard the layer, reduce into this rank's part.
@@ -368,14 +395,11 @@ class Fsdp1(Rewriter):
         flat = self._allocate(unit.count * unit.width, "gradients", GATHERING)
         for index in unit.parameters:
             self.give_up(self.seen.pop(index), self.limiter.free)
-        self._reshard(
-            key, read_elsewhere=False
-        )  # an adapter's frozen layer when the gradients of its inputs are ready
-        cast = (
-            self._allocate(unit.count * wide, "communication", REDUCING)
-            if wide != unit.width
-            else None
-        )
+        # An adapter's frozen layer when the gradients of its inputs are ready.
+        self._reshard(key, read_elsewhere=False)
+        cast: int | None = None
+        if wide != unit.width:
+            cast = self._allocate(unit.count * wide, "communication", REDUCING)
         part = self._allocate(unit.shard * wide, "gradients", REDUCING)
         if key in self.shards:
             self.limiter.free(part)
@@ -395,23 +419,27 @@ class Fsdp1(Rewriter):
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
-        units = [unit for unit in self.units.values() if unit.trains]
-        trained = sorted(
-            (*piece, unit.master_width) for unit in units for piece in self._pieces(unit)
-        )
-        sizes = [(count, width) for _, count, width in trained]
+        # 1. Pieces in the order of the parameters, with their widths.
+        pieces = []
+        for unit in self.units.values():
+            if unit.trains:
+                for index, count in self._pieces(unit):
+                    pieces.append((index, count, unit.master_width))
+        pieces.sort()
+
+        # 2. The state, once.
         if not self.states:
-            kept = [one for size in sizes for one in self.optimizer.state_tensors(*size)]
-            self.states = [self.book.allocate(size, "optimizer") for size in kept]
+            for _, count, width in pieces:
+                tensors = self.optimizer.state_tensors(count, width)
+                self.states += self.book.allocate_each(tensors, "optimizer")
+
+        # 3. Temporary copies.
+        sizes = [count * width for _, count, width in pieces]
         if not self.optimizer.listed:
-            largest = max(count * width for count, width in sizes)
-            self.book.passing(largest * self.optimizer.temporary_copies, "optimizer")
+            self.book.passing(max(sizes) * self.optimizer.temporary_copies, "optimizer")
             return
-        copies = [
-            count * width for _ in range(self.optimizer.temporary_copies) for count, width in sizes
-        ]
-        for number in [self.book.allocate(size, "optimizer") for size in copies]:
-            self.book.free(number)
+        copies = self.book.allocate_each(sizes * self.optimizer.temporary_copies, "optimizer")
+        self.book.free(*copies)
 
     def _pieces(self, unit: FlatUnit) -> Iterator[tuple[int, int]]:
         """Yield the optimizer's tensors: index and elements of this rank's piece of each
@@ -423,17 +451,18 @@ class Fsdp1(Rewriter):
         elif not self.sharding.use_orig_params:
             yield unit.parameters[0], unit.shard
         else:
-            start, at = self.sharding.rank * unit.shard, 0
+            shard_start = self.sharding.rank * unit.shard
+            start = 0
             for index, count in counts:
-                overlap = min(start + unit.shard, at + count) - max(start, at)
-                at += count
+                end = start + count
+                overlap = min(shard_start + unit.shard, end) - max(shard_start, start)
+                start = end
                 if overlap > 0:
                     yield index, overlap
 
     def optimizer_ends(self) -> None:
         """Free the gradients: zero_grad sets them to None."""
-        for number in self.shards.values():
-            self.book.free(number)
+        self.book.free(*self.shards.values())
         self.shards.clear()
 
 
@@ -446,8 +475,9 @@ class RateLimiter:
     """
 
     def __init__(self, book: Writer, *, on_streams: bool) -> None:
-        self._book, self._on_streams = book, on_streams
-        self._pending: list[tuple[int, int]] = []
+        self._book = book
+        self._on_streams = on_streams
+        self._pending: deque[tuple[int, int]] = deque()
         self._events: deque[int] = deque()
         self._freed = 0
 
@@ -475,8 +505,11 @@ class RateLimiter:
         self._events.clear()
 
     def _passed(self, until: int) -> None:
-        self._book.returned([number for at, number in self._pending if at < until])
-        self._pending = [one for one in self._pending if one[0] >= until]
+        returned = []
+        while self._pending and self._pending[0][0] < until:
+            _, number = self._pending.popleft()
+            returned.append(number)
+        self._book.returned(returned)
 
 
 def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
@@ -486,12 +519,13 @@ def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
     """
     closed: list[tuple[int, list[int]]] = []
     filling: dict[int, tuple[int, list[int]]] = {}
-    for at, (width, size) in enumerate(tensors):
-        first, sizes = filling.setdefault(width, (at, []))
+    for place, (width, size) in enumerate(tensors):
+        first, sizes = filling.setdefault(width, (place, []))
         sizes.append(size)
         if sum(sizes) >= BROADCAST_BYTES:
             closed.append((first, sizes))
             del filling[width]
-    return [
-        sum(sizes) if len(sizes) > 1 else 0 for _, sizes in sorted([*closed, *filling.values()])
-    ]
+    copies = []
+    for _, sizes in sorted([*closed, *filling.values()]):
+        copies.append(sum(sizes) if len(sizes) > 1 else 0)
+    return copies

@@ -4,7 +4,7 @@ rewriting of a trace: a sharding library adds, removes and moves allocations.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast, get_args
 
@@ -52,57 +52,52 @@ class Sharding:
     reshards_after_forward: bool = True  # FULL_SHARD: True, SHARD_GRAD_OP: False
     prefetches_backward: bool = True
     master_bytes: int | None = None  # shards of trainable parameters; None: the compute dtype's
-    frozen_master_bytes: int | None = (
-        None  # of frozen ones: accelerate widens trainable ones alone, others all
-    )
-    ignores_trainable: bool = (
-        False  # trainable parameters are in `ignored_modules`: whole on every rank
-    )
+    # Of frozen ones: accelerate widens trainable ones alone, others all.
+    frozen_master_bytes: int | None = None
+    # Trainable parameters are in `ignored_modules`: whole on every rank.
+    ignores_trainable: bool = False
     use_orig_params: bool = True  # the optimizer receives pieces of the parameters, not flat ones
     sync_module_states: bool = True  # the first rank broadcasts its weights when units are wrapped
-    begins_on_meta: bool = (
-        False  # other ranks' parameters have no memory before, as with quantised models
-    )
-    records_streams: bool = (
-        False  # collectives mark their tensors with NCCL's stream, as torch up to 2.7 does
-    )
+    # Other ranks' parameters have no memory before, as with quantised models.
+    begins_on_meta: bool = False
+    # Collectives mark their tensors with NCCL's stream, as torch up to 2.7 does.
+    records_streams: bool = False
     reduce_bytes: int | None = None  # gradients during reduction; None: their own
 
     @classmethod
-    def of(cls, given: Mapping[str, object] | None, *, hidden_size: int | None = None) -> Sharding:
+    def of(
+        cls,
+        specification: Mapping[str, object] | None,
+        *,
+        hidden_size: int | None = None,
+    ) -> Sharding:
         """Read a specification's `sharding`. Options without effect on memory are ignored.
 
         `hidden_size` resolves the value `auto` as transformers does.
         """
-        if given is None:
+        if specification is None:
             return cls()
-        kind = str(given.get("kind", "none"))
+        kind = str(specification.get("kind", "none"))
         if kind not in get_args(Kind):
-            raise ValueError(
-                f"sharding kind {kind!r}: unknown. Use one of {', '.join(get_args(Kind))}."
-            )
-        options = dict(cast(Mapping[str, object], given.get("options") or {}))
-        options.update(
-            cast(Mapping[str, object], options.pop("zero_optimization", None) or {})
-        )  # DeepSpeed's section
-        options = {
-            name.removeprefix("fsdp_"): value for name, value in options.items()
-        }  # accelerate's prefix
-        read: dict[str, Any] = {
-            name.removeprefix("stage3_"): _number(options[name], name, hidden_size)
-            for name in NUMBERS
-            if name in options
-        }
-        read |= {name: _truth(options[name]) for name in SWITCHES if _is_given(options, name)}
+            kinds = ", ".join(get_args(Kind))
+            raise ValueError(f"sharding kind {kind!r}: unknown. Use one of {kinds}.")
+        options = _options(specification)
+        fields = _torch_options(options)
+        for name in NUMBERS:
+            if name in options:
+                fields[name.removeprefix("stage3_")] = _number(options[name], name, hidden_size)
+        for name in SWITCHES:
+            if _is_set(options, name):
+                fields[name] = _truth(options[name])
         if kind == "zero3":
-            read.setdefault("overlap_comm", True)
+            fields.setdefault("overlap_comm", True)
         return cls(
             kind=cast(Kind, kind),
-            ranks=int(cast(int, given.get("ranks", 1))),
-            rank=int(cast(int, given.get("rank", 0))),
+            ranks=int(cast(int, specification.get("ranks", 1))),
+            rank=int(cast(int, specification.get("rank", 0))),
             offload_optimizer=_is_offloaded(options.get("offload_optimizer")),
             offload_parameters=_is_offloaded(options.get("offload_param")),
-            **{**_torch_options(options), **read},
+            **fields,
         )
 
 
@@ -133,25 +128,31 @@ SWITCHES = (
 )
 
 
-def _is_given(options: Mapping[str, object], name: str) -> bool:
+def _options(specification: Mapping[str, object]) -> dict[str, object]:
+    """Return the options without DeepSpeed's section and accelerate's prefix."""
+    sectioned = dict(cast(Mapping[str, object], specification.get("options") or {}))
+    section = sectioned.pop("zero_optimization", None) or {}
+    sectioned.update(cast(Mapping[str, object], section))
+    return {name.removeprefix("fsdp_"): value for name, value in sectioned.items()}
+
+
+def _is_set(options: Mapping[str, object], name: str) -> bool:
     return options.get(name) not in (None, "auto")
 
 
 def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
-    strategy = str(
-        options.get("sharding_strategy", options.get("reshard_after_forward", "FULL_SHARD"))
-    ).upper()
-    read: dict[str, object] = {
+    reshard = options.get("reshard_after_forward", "FULL_SHARD")
+    strategy = str(options.get("sharding_strategy", reshard)).upper()
+    prefetch = str(options.get("backward_prefetch", "BACKWARD_PRE")).upper()
+    fields: dict[str, Any] = {
         "reshards_after_forward": strategy not in ("SHARD_GRAD_OP", "2", "FALSE"),
-        "prefetches_backward": (
-            str(options.get("backward_prefetch", "BACKWARD_PRE")).upper() in ("BACKWARD_PRE", "1")
-        ),
+        "prefetches_backward": prefetch in ("BACKWARD_PRE", "1"),
     }
-    if _is_given(options, "bucket_cap_mb"):
-        read["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
+    if _is_set(options, "bucket_cap_mb"):
+        fields["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
     if str(options.get("mixed_precision", "no")) in ("bf16", "fp16"):
-        read["master_bytes"] = 4  # accelerate then trains on float32 masters
-    return read
+        fields["master_bytes"] = 4  # accelerate then trains on float32 masters
+    return fields
 
 
 def _number(
@@ -188,30 +189,26 @@ def _is_offloaded(section: object) -> bool:
 class Optimizer:
     """Memory of the traced optimizer, per parameter, to scale to other tensors."""
 
-    state_copies: (
-        float | None
-    )  # tensors of a parameter's size and dtype; None: the state has its own dtype
+    state_copies: float | None  # of a parameter's size and dtype; None: in a dtype of its own
     state_bytes_per_count: float  # bytes per element, if the state has its own dtype
     temporary_copies: int  # temporary tensors of the updated size; 0 for fused kernels
     listed: bool  # all parameters are updated at once (foreach)
 
     def state_bytes(self, count: int, width: int) -> int:
         """Return the state of `count` elements with masters of `width` bytes."""
-        return round(
-            count
-            * (
-                self.state_bytes_per_count
-                if self.state_copies is None
-                else self.state_copies * width
-            )
-        )
+        if self.state_copies is None:
+            return round(count * self.state_bytes_per_count)
+        return round(count * (self.state_copies * width))
 
     def state_tensors(self, count: int, width: int) -> list[int]:
         """Return the same by tensor, if the tensors are like the parameter."""
-        whole = self.state_bytes(count, width)
+        total = self.state_bytes(count, width)
         copies = 0 if self.state_copies is None else round(self.state_copies)
+        if not copies:
+            return [total]
         alike = [count * width] * copies
-        return [*alike, whole - sum(alike)] if copies and whole > sum(alike) else alike or [whole]
+        remainder = total - sum(alike)
+        return [*alike, remainder] if remainder > 0 else alike
 
 
 class Writer:
@@ -243,9 +240,13 @@ class Writer:
         self.events.append(len(self.sizes))
         return len(self.sizes) - 1
 
-    def free(self, number: int | None) -> None:
-        if number is not None:
-            self.events.append(-(number + 1))
+    def allocate_each(self, sizes: Iterable[int], part: Part) -> list[int]:
+        return [self.allocate(size, part) for size in sizes]
+
+    def free(self, *numbers: int | None) -> None:
+        for number in numbers:
+            if number is not None:
+                self.events.append(-(number + 1))
 
     def passing(self, size: int, part: Part) -> None:
         """Allocate and free at once."""
@@ -259,7 +260,7 @@ class Writer:
     def delete_event(self, event: int) -> None:
         del self.events[event]
         self.marks = [replace(mark, event=mark.event - (mark.event > event)) for mark in self.marks]
-        self._returned = [(at - (at > event), numbers) for at, numbers in self._returned]
+        self._returned = [(index - (index > event), numbers) for index, numbers in self._returned]
 
     def returned(self, numbers: list[int]) -> None:
         """Record that these freed blocks are usable on their own streams from here on."""
@@ -269,10 +270,9 @@ class Writer:
     def finished(self) -> Trace:
         returns: dict[int, int] = {}  # each block -> the next allocation after its return
         for event, numbers in self._returned:
-            following = next(
-                (entry - 1 for entry in self.events[event:] if entry > 0), len(self.sizes)
-            )
-            returns.update(dict.fromkeys(numbers, following))
+            following = (entry - 1 for entry in self.events[event:] if entry > 0)
+            next_allocation = next(following, len(self.sizes))
+            returns.update(dict.fromkeys(numbers, next_allocation))
         names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
         lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
         return replace(
@@ -296,13 +296,16 @@ class Rewriter:
         usage: ModuleUse,
         sharding: Sharding,
     ) -> None:
-        self.trace, self.usage, self.sharding = trace, usage, sharding
+        self.trace = trace
+        self.usage = usage
+        self.sharding = sharding
         self.book = Writer(trace)
         self.gone: set[int] = set()  # allocations whose remaining events are dropped
         self.host_bytes = 0
-        self.phase, self.step_number = "load", 0
+        self.phase = "load"
+        self.step_number = 0
         self._last_gradients = _last_gradients(usage)
-        self._held: set[int] = set()  # allocations that the rewriter frees itself
+        self._taken_over: set[int] = set()  # allocations that the rewriter frees itself
 
     # Hooks for subclasses.
 
@@ -337,7 +340,8 @@ class Rewriter:
                 number = abs(entry) - 1
                 if entry > 0 and self.phase == "optimizer" and self.replaces_optimizer:
                     self.gone.add(number)
-                if number not in self.gone and not (entry < 0 and number in self._held):
+                frees_later = entry < 0 and number in self._taken_over
+                if number not in self.gone and not frees_later:
                     self.book.events.append(entry)
         if self.phase == "optimizer":
             self.optimizer_ends()
@@ -345,7 +349,8 @@ class Rewriter:
 
     def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...] | None]]:
         """Yield marks and uses before their event: ends, then marks, then beginnings."""
-        marks, uses = list(self.trace.marks), list(self.usage.uses)
+        marks = list(self.trace.marks)
+        uses = list(self.usage.uses)
         mark = use = 0
         for event in range(len(self.trace.events) + 1):
             while use < len(uses) and uses[use][0] <= event and uses[use][1] in ENDINGS:
@@ -368,15 +373,16 @@ class Rewriter:
             self.backward_over()
         if changed and self.phase == "optimizer":
             self.optimizer_ends()
-        self.phase, self.step_number = mark.phase, mark.step
+        self.phase = mark.phase
+        self.step_number = mark.step
         self.book.marks.append(replace(mark, event=len(self.book.events)))
         if changed and mark.phase == "optimizer":
             self.optimizer_begins()
 
     def _use(self, use: tuple[int, ...]) -> None:
-        _, kind, which, *rest = use
+        _, kind, which, *allocation = use
         if kind == UseKind.GRADIENT:
-            self.gradient(which, rest[0], last=use in self._last_gradients)
+            self.gradient(which, *allocation, last=use in self._last_gradients)
             return
         hooks: dict[int, Callable[[int], None]] = {
             UseKind.PASS: self.pass_begins,
@@ -388,7 +394,7 @@ class Rewriter:
         }
         hooks[kind](which)
 
-    def held(self, number: int) -> int | None:
+    def taken_over(self, number: int) -> int | None:
         """Take over the gradient's memory, to give it up later.
 
         In a later micro-step the plain trace accumulates a gradient and frees it at once: it is the
@@ -399,15 +405,13 @@ class Rewriter:
         events = self.book.events
         for back in range(1, min(RECENT_EVENTS, len(events)) + 1):
             recent = abs(events[-back]) - 1
-            if (
-                recent >= len(self.trace.sizes)
-                or self.trace.sizes[recent] != self.trace.sizes[number]
-                or recent in self.gone
-            ):
+            if recent >= len(self.trace.sizes) or recent in self.gone:
+                continue
+            if self.trace.sizes[recent] != self.trace.sizes[number]:
                 continue
             if events[-back] < 0:
                 self.book.delete_event(len(events) - back)
-            self._held.add(recent)
+            self._taken_over.add(recent)
             return recent
         return None
 
@@ -433,58 +437,65 @@ def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
 
 def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     """Derive the optimizer from the plain trace's own optimizer phase."""
-    trained = [parameter for parameter in usage.parameters if parameter.trains]
-    if not trained:
+    sizes = [parameter.size for parameter in usage.parameters if parameter.trains]
+    counts = [parameter.count for parameter in usage.parameters if parameter.trains]
+    if not sizes:
         raise ValueError("a model without trainable parameters has no optimizer to shard")
-    smallest = min(parameter.size for parameter in trained)
-    kept, passing = _optimizer_phase(trace, smallest)
-    if not kept:
+    smallest = min(sizes)
+    largest = max(sizes)
+    state, temporary = _optimizer_phase(trace, smallest)
+    if not state:
         raise ValueError(
             "the trace has no optimizer state to shard. Trace at least one optimizer step."
         )
-    count, size = (
-        sum(parameter.count for parameter in trained),
-        sum(parameter.size for parameter in trained),
-    )
-    largest = max(parameter.size for parameter in trained)
-    mirrors = max(kept) == largest
-    listed = len(set(passing)) > 1 or sum(passing) > 4 * largest
-    # The first temporary copy is of the first parameter that got a state, in a precision of its
-    # own.
-    first_state = next((one for one in kept if one >= smallest), 0)
-    copied = bool(passing) and max(passing) >= first_state / WIDEST_RATIO
-    copies = sum(passing) / (size if listed else passing[0]) if copied else 0
+
+    # 1. Temporary copies. The first one is of the first parameter that got a state, in a precision
+    #    of its own.
+    listed = len(set(temporary)) > 1 or sum(temporary) > 4 * largest
+    first_state = next((size for size in state if size >= smallest), 0)
+    copies = 0.0
+    if temporary and max(temporary) >= first_state / WIDEST_RATIO:
+        updated = sum(sizes) if listed else temporary[0]
+        copies = sum(temporary) / updated
+
+    # 2. The state.
+    mirrors = max(state) == largest
     return Optimizer(
-        state_copies=sum(kept) / size if mirrors else None,
-        state_bytes_per_count=sum(kept) / count,
+        state_copies=sum(state) / sum(sizes) if mirrors else None,
+        state_bytes_per_count=sum(state) / sum(counts),
         temporary_copies=round(copies),
         listed=listed,
     )
 
 
 def _optimizer_phase(trace: Trace, smallest: int) -> tuple[list[int], list[int]]:
-    """Return the first optimizer step's sizes: kept tensors, and temporary ones.
+    """Return the first optimizer step's sizes: of the state, and of temporary tensors.
 
     Temporary tensors below the smallest parameter are step counts, norms and learning rates. With
     parameters updated one by one these are one parameter's own; later the last parameter's may
     still be allocated.
     """
+    # 1. Its events. What follows the last allocation is the end of the trace.
     first = min((mark.step for mark in trace.marks if mark.phase == "optimizer"), default=0)
-    spans = [
-        span for mark, span in trace.stretches() if (mark.phase, mark.step) == ("optimizer", first)
-    ]
-    last = max(
-        (at for at, entry in enumerate(trace.events) if entry > 0), default=0
-    )  # what follows is the end of the trace
-    inside = [trace.events[event] for span in spans for event in span if event <= last]
+    last = len(trace.events) - 1
+    while last > 0 and trace.events[last] < 0:
+        last -= 1
+    inside: list[int] = []
+    for mark, span in trace.stretches():
+        if (mark.phase, mark.step) == ("optimizer", first):
+            inside += trace.events[span.start : min(span.stop, last + 1)]
+
+    # 2. The state. Allocations before the first one belong to gradient clipping.
     freed = {-entry - 1 for entry in inside if entry < 0}
-    kept = [trace.sizes[entry - 1] for entry in inside if entry > 0 and entry - 1 not in freed]
-    passing: dict[int, int] = {}
-    begun = next((at for at, entry in enumerate(inside) if entry > 0 and entry - 1 not in freed), 0)
-    for entry in inside[begun:]:  # allocations before the first state belong to gradient clipping
+    places = [place for place, entry in enumerate(inside) if entry > 0 and entry - 1 not in freed]
+    state = [trace.sizes[inside[place] - 1] for place in places]
+
+    # 3. Temporary tensors, until the first of them is freed.
+    temporary: dict[int, int] = {}
+    for entry in inside[places[0] if places else 0 :]:
         number = abs(entry) - 1
-        if entry < 0 and number in passing:
+        if entry < 0 and number in temporary:
             break
         if entry > 0 and number in freed and trace.sizes[number] >= smallest:
-            passing[number] = trace.sizes[number]
-    return kept, list(passing.values())
+            temporary[number] = trace.sizes[number]
+    return state, list(temporary.values())

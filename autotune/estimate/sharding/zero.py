@@ -10,7 +10,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, pairwise
+from itertools import pairwise
 
 from autotune.core.trace import ModuleUse, Part, Trace
 from autotune.estimate.sharding.module_uses import UseKind
@@ -36,9 +36,10 @@ class Zero(Rewriter):
     ) -> None:
         super().__init__(trace, usage, sharding)
         self.optimizer = optimizer_of(trace, usage)
-        self.trained = [
-            index for index, parameter in enumerate(usage.parameters) if parameter.trains
-        ]
+        self.trained: list[int] = []
+        for index, parameter in enumerate(usage.parameters):
+            if parameter.trains:
+                self.trained.append(index)
         first = usage.parameters[self.trained[0]]
         self.width = first.size // first.count if first.count else 1
         self.bucket: list[int] = []
@@ -48,13 +49,14 @@ class Zero(Rewriter):
 
     def _into_bucket(self, parameter: int, number: int) -> None:
         """Add a gradient to the bucket; a full one is reduced before."""
-        count, size = self.usage.parameters[parameter].count, self.sharding.reduce_bucket_size
+        count = self.usage.parameters[parameter].count
+        size = self.sharding.reduce_bucket_size
         if self.filled and self.filled + count > size:
             self._reduce()
         if self.sharding.contiguous_gradients and count <= size:
             self.give_up(number)
         else:
-            self.oversized.append(self.held(number))
+            self.oversized.append(self.taken_over(number))
         self.bucket.append(parameter)
         self.filled += count
 
@@ -72,18 +74,22 @@ class Zero(Rewriter):
         count: int,
         *,
         is_flat: bool = False,
-        kept: int | None = None,
+        reduced: int | None = None,
     ) -> None:
         """Update `count` masters of this rank. Their gradients are flattened, unless they are
-        one tensor, and widened to float32. `kept`: reduced gradients, which are released then.
+        one tensor, and widened to float32. `reduced`: gradients that are released then.
         """
-        gradients = None if is_flat else self.book.allocate(count * self.width, "gradients")
+        gradients: int | None = None
+        if not is_flat:
+            gradients = self.book.allocate(count * self.width, "gradients")
         if self.width != MASTER_BYTES:
-            flat, gradients = gradients, self.book.allocate(count * MASTER_BYTES, "gradients")
+            flat = gradients
+            gradients = self.book.allocate(count * MASTER_BYTES, "gradients")
             self.book.free(flat)
-        self.book.free(kept)
-        for size in () if self.has_state else self.optimizer.state_tensors(count, MASTER_BYTES):
-            self.book.allocate(size, "optimizer")
+        self.book.free(reduced)
+        if not self.has_state:
+            tensors = self.optimizer.state_tensors(count, MASTER_BYTES)
+            self.book.allocate_each(tensors, "optimizer")
         self.book.passing(count * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
 
@@ -124,16 +130,19 @@ class Zero12(Zero):
         sharding: Sharding,
     ) -> None:
         super().__init__(trace, usage, sharding)
-        self.groups = [
-            _divided(usage, indices, sharding.ranks, sharding.rank)
-            for indices in _indices_by_group(usage)
-        ]
+        self.groups: list[ParameterGroup] = []
+        self.layout: dict[int, Slice] = {}  # by parameter
+        self.owned: dict[int, Slice] = {}
+        for indices in _indices_by_group(usage):
+            group = _divided(usage, indices, sharding.ranks, sharding.rank)
+            self.groups.append(group)
+            self.layout.update((piece.parameter, piece) for piece in group.slices)
+            self.owned.update((piece.parameter, piece) for piece in group.owned)
         self.partition = sum(group.partition for group in self.groups)
-        self.layout = {piece.parameter: piece for group in self.groups for piece in group.slices}
-        self.owned = {piece.parameter: piece for group in self.groups for piece in group.owned}
         self.buffers: list[int] = []
-        self.whole: dict[int, int] = {}
-        self.kept: int | None = None
+        self.unreduced: dict[int, int] = {}  # gradients of stage 1, by parameter
+        # This rank's reduced gradients: of the micro-steps before, and of this one.
+        self.accumulated: int | None = None
         self.fresh: int | None = None
         self._boundary = _boundaries(trace, usage)
         self._passes = -1
@@ -146,20 +155,15 @@ class Zero12(Zero):
             self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
             for piece in group.slices:
                 self.give_up(self.usage.parameters[piece.parameter].number)
-            cloned = (
-                self.book.allocate(group.partition * self.width, "optimizer")
-                if self.width != MASTER_BYTES
-                else None
-            )
+            cloned: int | None = None
+            if self.width != MASTER_BYTES:
+                cloned = self.book.allocate(group.partition * self.width, "optimizer")
             if not self.sharding.offload_optimizer:
                 self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
         if not self.sharding.offload_optimizer:
-            for number in [
-                self.book.allocate(group.partition * MASTER_BYTES, "gradients")
-                for group in self.groups
-            ]:
-                self.book.free(number)
+            sizes = [group.partition * MASTER_BYTES for group in self.groups]
+            self.book.free(*self.book.allocate_each(sizes, "gradients"))
             return
         # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit.
         # On the device: another one in transit.
@@ -180,56 +184,49 @@ class Zero12(Zero):
         last: bool,
     ) -> None:
         if not self.buffers and self.sharding.contiguous_gradients:
-            size, count = (
-                self.sharding.reduce_bucket_size * self.width,
-                2 if self.sharding.overlap_comm else 1,
-            )
-            self.buffers = [self.book.allocate(size, "communication") for _ in range(count)]
-        if self.sharding.kind == "zero2" or (
-            self.sharding.overlap_comm and self._passes in self._boundary
-        ):
+            size = self.sharding.reduce_bucket_size * self.width
+            count = 2 if self.sharding.overlap_comm else 1
+            self.buffers = self.book.allocate_each([size] * count, "communication")
+        reduces_in_stage_1 = self.sharding.overlap_comm and self._passes in self._boundary
+        if self.sharding.kind == "zero2" or reduces_in_stage_1:
             self._into_bucket(parameter, number)
         else:
-            self.whole.setdefault(parameter, number)
+            self.unreduced.setdefault(parameter, number)
         if last:
             self._end_of_backward()
 
     def _reduce(self) -> None:
         """Reduce a copy of the bucket (or the bucket, if one piece); copy this rank's part."""
         # Pieces: stretches of the bucket that go to one rank each.
-        owners = [
-            owner
-            for index in self.bucket
-            for owner in range(self.layout[index].first, self.layout[index].last + 1)
-        ]
-        if sum(owner != before for owner, before in zip(owners, [-1, *owners], strict=False)) > 1:
+        owners: set[int] = set()
+        for index in self.bucket:
+            owners.update((self.layout[index].first, self.layout[index].last))
+        if len(owners) > 1:
             self.book.passing(self.filled * self.width, "communication")
         for index in self.bucket:
             if index not in self.owned:
                 continue
-            if (
-                self.sharding.offload_optimizer
-            ):  # norms of offloaded gradients are computed on the device
+            # Norms of offloaded gradients are computed on the device.
+            if self.sharding.offload_optimizer:
                 self.book.passing(self.owned[index].count * NORM_BYTES, "workspaces")
             elif self.fresh is None:
-                total = sum(self.usage.parameters[one].count for one in self.owned)
-                self.fresh = self.book.allocate(total * self.width, "gradients")
+                count = sum(self.usage.parameters[parameter].count for parameter in self.owned)
+                self.fresh = self.book.allocate(count * self.width, "gradients")
         self._clear_bucket()
 
     def _end_of_backward(self) -> None:
         if self.sharding.kind == "zero1" and not self.sharding.overlap_comm:
             if self._passes not in self._boundary:
                 return  # the buffers stay for the micro-step that reduces
-            for index, number in sorted(self.whole.items()):
+            for index, number in sorted(self.unreduced.items()):
                 self._into_bucket(index, number)
-            self.whole.clear()
+            self.unreduced.clear()
         self._reduce()
-        if self.kept is None:
-            self.kept, self.fresh = self.fresh, None
-        self.book.free(self.fresh)
+        if self.accumulated is None:
+            self.accumulated = self.fresh
+            self.fresh = None
+        self.book.free(self.fresh, *self.buffers)
         self.fresh = None
-        for number in self.buffers:
-            self.book.free(number)
         self.buffers.clear()
 
     def optimizer_begins(self) -> None:
@@ -242,31 +239,36 @@ class Zero12(Zero):
             self.book.passing(piece.count * NORM_BYTES, "workspaces")
         # The reduced gradients of all groups are in one block (`grads_in_partition`), released with
         # the last of them.
-        last = max((number for number, group in enumerate(self.groups) if group.owned), default=0)
+        last = 0
         for number, group in enumerate(self.groups):
-            whole = len(group.owned) == 1 and group.owned[0].count == group.partition
-            self._update(group.partition, is_flat=whole, kept=self.kept if number == last else None)
-        self.kept, self.has_state = None, True
+            if group.owned:
+                last = number
+        for number, group in enumerate(self.groups):
+            is_flat = len(group.owned) == 1 and group.owned[0].count == group.partition
+            reduced = self.accumulated if number == last else None
+            self._update(group.partition, is_flat=is_flat, reduced=reduced)
+        self.accumulated = None
+        self.has_state = True
 
 
 def fullest_rank(usage: ModuleUse, ranks: int) -> int:
     """Return the rank with most reduced gradients: of its partition, and of the whole parameters
     at its ends.
     """
-    held = [0] * ranks
+    gradient_bytes = [0] * ranks
     for indices in _indices_by_group(usage):
         for piece in _divided(usage, indices, ranks, 0).slices:
             for rank in range(piece.first, piece.last + 1):
-                held[rank] += usage.parameters[piece.parameter].size
-    return held.index(max(held))
+                gradient_bytes[rank] += usage.parameters[piece.parameter].size
+    return gradient_bytes.index(max(gradient_bytes))
 
 
 def _indices_by_group(usage: ModuleUse) -> list[list[int]]:
-    found: dict[int, list[int]] = {}
+    indices: dict[int, list[int]] = {}
     for index, parameter in enumerate(usage.parameters):
         if parameter.trains:
-            found.setdefault(parameter.group, []).append(index)
-    return [indices for _, indices in sorted(found.items())]
+            indices.setdefault(parameter.group, []).append(index)
+    return [indices[group] for group in sorted(indices)]
 
 
 def _divided(
@@ -276,34 +278,36 @@ def _divided(
     rank: int,
 ) -> ParameterGroup:
     """Divide the concatenated parameters of a group into equal, padded partitions."""
-    counts = [usage.parameters[index].count for index in indices]
-    share = -(-sum(counts) // (2 * ranks)) * 2
+    total = sum(usage.parameters[index].count for index in indices)
+    share = -(-total // (2 * ranks)) * 2
     pieces = []
-    for index, start, count in zip(indices, [0, *accumulate(counts)], counts, strict=False):
-        end = start + count
-        inside = max(0, min(end, (rank + 1) * share) - max(start, rank * share))
-        pieces.append(
-            Slice(
-                parameter=index,
-                count=inside,
-                first=start // share,
-                last=max(start, end - 1) // share,
-            )
+    start = 0
+    for index in indices:
+        end = start + usage.parameters[index].count
+        inside = min(end, (rank + 1) * share) - max(start, rank * share)
+        piece = Slice(
+            parameter=index,
+            count=max(0, inside),
+            first=start // share,
+            last=max(start, end - 1) // share,
         )
+        pieces.append(piece)
+        start = end
     return ParameterGroup(partition=share, slices=tuple(pieces))
 
 
 def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
     """Return the numbers of the last passes with gradients before each optimizer step."""
     steps = [mark.event for mark in trace.marks if mark.phase == "optimizer"]
-    found: dict[int, int] = {}  # by steps done when the pass begins
+    last_passes: dict[int, int] = {}  # by steps done when the pass begins
     number, done = -1, 0
     for event, kind, *_ in usage.uses:
         if kind == UseKind.PASS:
-            number, done = number + 1, bisect_right(steps, event)
+            number = number + 1
+            done = bisect_right(steps, event)
         elif kind == UseKind.GRADIENT:
-            found[done] = number
-    return set(found.values())
+            last_passes[done] = number
+    return set(last_passes.values())
 
 
 class Zero3(Zero):
@@ -316,84 +320,76 @@ class Zero3(Zero):
         sharding: Sharding,
     ) -> None:
         super().__init__(trace, usage, sharding)
-        self.widths = [
-            parameter.size // parameter.count if parameter.count else 1
-            for parameter in usage.parameters
-        ]
+        self.widths = [1] * len(usage.parameters)
+        for index, parameter in enumerate(usage.parameters):
+            if parameter.count:
+                self.widths[index] = parameter.size // parameter.count
         self.groups = self._groups()
         self._reduces = False
         self._rolled_out = 0  # step of the latest rollout
         streams = trace.device == "cuda" and sharding.overlap_comm
         self._reduction_stream = REDUCING if streams else 0
         # The policy, and a reference model that has an engine and a coordinator of its own.
-        self._roots = sorted(
-            {0, *(which for _, kind, which, *_ in usage.uses if kind == UseKind.PASS)}
-        )
-        ends = pairwise((*self._roots, len(usage.modules)))
-        owned = [
-            sorted({index for held in usage.modules[begin:end] for index in held})
-            for begin, end in ends
-        ]
-        self._owner = {index: number for number, indices in enumerate(owned) for index in indices}
-        self._persistent = [self._small(indices) for indices in owned]
-        gloo = trace.device == "cpu"
-        self._gatherings = [
-            Gathering(
+        roots = {which for _, kind, which, *_ in usage.uses if kind == UseKind.PASS}
+        self._roots = sorted({0, *roots})
+        self._model_of: dict[int, int] = {}  # by parameter
+        self._persistent: list[frozenset[int]] = []
+        self._gatherings: list[Gathering] = []
+        for model, (begin, end) in enumerate(pairwise((*self._roots, len(usage.modules)))):
+            parameters = sorted(set().union(*usage.modules[begin:end]))
+            self._model_of.update(dict.fromkeys(parameters, model))
+            self._persistent.append(self._small(parameters))
+            gathering = Gathering(
                 usage,
                 self.book,
                 sharding,
                 self.widths,
-                small,
-                through_gloo=gloo,
-                stream=(1 + 2 * number) * streams,
+                self._persistent[model],
+                through_gloo=trace.device == "cpu",
+                stream=(1 + 2 * model) * streams,
             )
-            for number, small in enumerate(self._persistent)
-        ]
+            self._gatherings.append(gathering)
         self.gathering = self._gatherings[0]
         if trace.device == "cuda":
             # Partitioned one by one while the model is built: never all on the device.
-            self.gone |= {
-                parameter.number for parameter in usage.parameters if parameter.number is not None
-            }
+            for parameter in usage.parameters:
+                if parameter.number is not None:
+                    self.gone.add(parameter.number)
 
     def _share(self, *indices: int) -> int:
         """Return this rank's elements of the parameters, each of which is divided alone."""
-        return sum(
-            -(-self.usage.parameters[index].count // self.sharding.ranks) for index in indices
-        )
+        counts = [self.usage.parameters[index].count for index in indices]
+        return sum(-(-count // self.sharding.ranks) for count in counts)
 
     def rewritten(self) -> Trace:
         """Return the rank's trace; a rollout gathers the policy's parameters, which remain
         listed in it.
         """
-        policy = tuple(
-            self.usage.parameters[index]
-            for index, model in sorted(self._owner.items())
-            if model == 0
+        policy = []
+        for index, parameter in enumerate(self.usage.parameters):
+            if self._model_of.get(index) == 0:
+                policy.append(parameter)
+        usage = ModuleUse(
+            parameters=tuple(policy),
+            modules=(),
+            uses=(),
         )
-        return replace(
-            super().rewritten(),
-            usage=ModuleUse(
-                parameters=policy,
-                modules=(),
-                uses=(),
-            ),
-        )
+        return replace(super().rewritten(), usage=usage)
 
     def _gathering_of(self, module: int) -> Gathering:
         return self._gatherings[bisect_right(self._roots, module) - 1]
 
     def _small(self, indices: Sequence[int]) -> frozenset[int]:
         """Return a model's small parameters, which stay gathered, up to the model's threshold."""
-        kept: set[int] = set()
+        small: set[int] = set()
         total = 0
         for index in indices:
-            parameter = self.usage.parameters[index]
-            fits = parameter.count + total <= self.sharding.model_persistence_threshold
-            if fits and parameter.count <= self.sharding.param_persistence_threshold:
-                kept.add(index)
-                total += parameter.count
-        return frozenset(kept)
+            count = self.usage.parameters[index].count
+            fits = count + total <= self.sharding.model_persistence_threshold
+            if fits and count <= self.sharding.param_persistence_threshold:
+                small.add(index)
+                total += count
+        return frozenset(small)
 
     def _groups(self) -> list[list[int]]:
         """Return the parameters that the optimizer updates together."""
@@ -412,10 +408,8 @@ class Zero3(Zero):
         trained: list[int] = []
         for index, parameter in enumerate(self.usage.parameters):
             size = self._share(index) * self.widths[index]
-            if (
-                self.sharding.offload_parameters
-                and index not in self._persistent[self._owner[index]]
-            ):
+            offloads = self.sharding.offload_parameters
+            if offloads and index not in self._persistent[self._model_of[index]]:
                 self.host_bytes += size
             elif parameter.trains:
                 trained.append(size)
@@ -424,43 +418,37 @@ class Zero3(Zero):
             self.give_up(parameter.number)
         # 2. Trained parts are in one buffer, filled through the host with the cache emptied.
         if trained:
-            apart = (
-                [self.book.allocate(size, "weights") for size in trained]
-                if self.trace.device == "cpu"
-                else []
-            )
+            parts: list[int] = []
+            if self.trace.device == "cpu":
+                parts = self.book.allocate_each(trained, "weights")
             self.book.allocate(sum(trained), "weights")
-            for part in apart:
-                self.book.free(part)
+            self.book.free(*parts)
         # 3. Masters, the gradients' buckets.
         count = self._share(*self.trained)
         if self.sharding.offload_optimizer:
             self.host_bytes += count * (4 + 4 + self.width)
         else:
-            for group in self.groups:
-                converted = self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
-                self.book.allocate(self._share(*group) * MASTER_BYTES, "optimizer")
+            sizes = [self._share(*group) * MASTER_BYTES for group in self.groups]
+            for size in sizes:
+                converted = self.book.allocate(size, "optimizer")
+                self.book.allocate(size, "optimizer")
                 self.book.free(converted)
-            self.book.passing(
-                max(self._share(*group) for group in self.groups) * MASTER_BYTES, "gradients"
-            )
+            self.book.passing(max(sizes), "gradients")
         self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication")
         if not self.sharding.offload_optimizer:
             self.book.allocate(count * self.width, "gradients")
         # 4. Gather each parameter once to find where its gradient is accumulated.
         for index in self.trained:
             size = self._share(index) * self.sharding.ranks * self.widths[index]
-            self.book.passing(size if self.trace.device == "cuda" else 2 * size, "communication")
+            copies = 1 if self.trace.device == "cuda" else 2
+            self.book.passing(copies * size, "communication")
 
     # Micro-step.
 
     def pass_begins(self, module: int) -> None:
         gathering = self._gathering_of(module)
-        if (
-            gathering is self.gathering
-            and self.usage.forgets_order
-            and self.step_number != self._rolled_out
-        ):
+        follows_rollout = self.usage.forgets_order and self.step_number != self._rolled_out
+        if gathering is self.gathering and follows_rollout:
             self._rolled_out = self.step_number
             gathering.forget_order()
         gathering.begin_pass()
@@ -472,10 +460,9 @@ class Zero3(Zero):
         self._gathering_of(module).release(module, forward=True)
 
     def read(self, parameter: int) -> None:
-        if (
-            self.phase != "backward"
-        ):  # DeepSpeed intercepts such reads in its engine's forward alone
-            self._gatherings[self._owner[parameter]].read(parameter)
+        # DeepSpeed intercepts such reads in its engine's forward alone.
+        if self.phase != "backward":
+            self._gatherings[self._model_of[parameter]].read(parameter)
 
     def backward_begins(self, module: int) -> None:
         self.gathering.fetch(module, forward=False)
@@ -495,20 +482,16 @@ class Zero3(Zero):
 
     def _reduce(self) -> None:
         """Reduce a copy arranged by rank, or one gradient that divides evenly."""
-        single = (
-            len(self.bucket) == 1
-            and self.usage.parameters[self.bucket[0]].count % self.sharding.ranks == 0
-        )
+        counts = [self.usage.parameters[index].count for index in self.bucket]
+        is_even = len(counts) == 1 and counts[0] % self.sharding.ranks == 0
         size = self._share(*self.bucket) * self.sharding.ranks * self.width
-        copies = (not single) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
+        copies = (not is_even) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
         if self.bucket and copies:
-            self.book.free(
-                self.book.allocate(size * copies, "communication", self._reduction_stream)
-            )
+            copied = self.book.allocate(size * copies, "communication", self._reduction_stream)
+            self.book.free(copied)
         if self.sharding.offload_optimizer:
-            for (
-                index
-            ) in self.bucket:  # a part is copied back to the device for its norm, then to the host
+            # A part is copied back to the device for its norm, then to the host.
+            for index in self.bucket:
                 norm = min(self._share(index), NORM_CHUNK) * NORM_BYTES
                 self.book.passing(self._share(index) * self.width + norm, "workspaces")
         self._clear_bucket()

@@ -40,22 +40,24 @@ class Gathering:
         stream: int,
     ) -> None:
         """`stream`: the coordinator's own, on which it allocates whatever it gathers."""
-        self._usage, self._book, self._sharding, self._widths = usage, book, sharding, widths
-        self._persistent, self._through_gloo, self._stream = persistent, through_gloo, stream
+        self._usage = usage
+        self._book = book
+        self._sharding = sharding
+        self._widths = widths
+        self._persistent = persistent
+        self._through_gloo = through_gloo
+        self._stream = stream
         self._held: dict[int, int] = {}  # gathered parameter -> its block
         self._flying: dict[int, Gather] = {}
         self._users: dict[int, set[int]] = defaultdict(set)
         self._recomputed: dict[int, set[int]] = defaultdict(set)
-        self._awaited: dict[int, set[int]] = defaultdict(
-            set
-        )  # parameter -> modules recomputed with it, backward not over
-        self._saved: list[
-            tuple[int, set[int]]
-        ] = []  # released weights that checkpointing keeps for these modules' backward
+        # By parameter, modules recomputed with it whose backward is not over.
+        self._awaited: dict[int, set[int]] = defaultdict(set)
+        # Released weights that checkpointing keeps for these modules' backward.
+        self._saved: list[tuple[int, set[int]]] = []
         self._running: list[int] = []  # modules in their forward, the innermost last
-        self._others: dict[int, set[int]] = defaultdict(
-            set
-        )  # module -> others' parameters that it reads: its own afterwards
+        # By module, parameters of other modules that it reads: its own afterwards.
+        self._others: dict[int, set[int]] = defaultdict(set)
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -63,24 +65,24 @@ class Gathering:
         self._queue: deque[tuple[int, int]] = deque()
         self._fetched_for: dict[int, int] = {}
         self._at = self._live = 0
-        self._release_plans: dict[
-            tuple[int, int], frozenset[int]
-        ] = {}  # as in DeepSpeed they outlast their order
+        # As in DeepSpeed they outlast their order.
+        self._release_plans: dict[tuple[int, int], frozenset[int]] = {}
 
     # A pass and its modules.
 
     def begin_pass(self) -> None:
         self._land_all()
         if self._mode == "recording":
-            self._parameter_order = [
-                (parameter, at)
-                for at, module in enumerate(self._order)
-                for parameter in self._of(module)
-            ]
+            self._parameter_order = []
+            for turn, module in enumerate(self._order):
+                for parameter in self._of(module):
+                    self._parameter_order.append((parameter, turn))
             self._mode = "known"
         elif self._mode == "unknown":
             self._mode = "recording"
-        self._queue = deque(self._parameter_order if self._mode == "known" else ())
+        self._queue.clear()
+        if self._mode == "known":
+            self._queue.extend(self._parameter_order)
         self._fetched_for.clear()
         self._at = self._live = 0
 
@@ -90,7 +92,8 @@ class Gathering:
         """
         if self._mode != "unknown":
             self._mode = "unknown"
-            self._order, self._parameter_order = [], []
+            self._order = []
+            self._parameter_order = []
             self._fetched_for.clear()
             self._queue.clear()
             self._land_all()
@@ -112,29 +115,24 @@ class Gathering:
             self._running.append(module)
         else:
             self._in_backward[module] = None
-        wanted = self._of(module)
-        self._gather([parameter for parameter in wanted if self._is_apart(parameter)])
-        for parameter in wanted:
+        parameters = self._of(module)
+        self._gather([parameter for parameter in parameters if self._is_apart(parameter)])
+        for parameter in parameters:
             self._users[parameter].add(module)
             trains = self._usage.parameters[parameter].trains
             if recomputing and self._in_backward and not trains:
-                owner = next(
-                    reversed(self._in_backward)
-                )  # frozen ones stay until its backward is over
+                # Frozen ones stay until the backward of the latest module is over.
+                owner = next(reversed(self._in_backward))
                 self._recomputed[owner].add(parameter)
                 self._users[parameter].add(owner)
             # Checkpointing keeps the memory of detached trainable weights alone.
-            if (
-                recomputing
-                and trains
-                and self._usage.keeps_recomputed
-                and parameter in self._usage.modules[module]
-            ):
+            saves = recomputing and trains and self._usage.keeps_recomputed
+            if saves and parameter in self._usage.modules[module]:
                 self._awaited[parameter].add(module)
             if parameter in self._flying:
                 self._land(parameter)
         if self._mode == "known":
-            self._look_ahead(wanted)
+            self._look_ahead(parameters)
         self._at += 1
 
     def read(self, parameter: int) -> None:
@@ -185,19 +183,21 @@ class Gathering:
 
     # The order of modules.
 
-    def _look_ahead(self, wanted: list[int]) -> None:
+    def _look_ahead(self, parameters: list[int]) -> None:
         """Remove this module's parameters from the queue, and prefetch the next ones."""
-        due = {
-            parameter for parameter in wanted if self._fetched_for.get(parameter, NEVER) < self._at
-        }
+        # 1. Strike out this module's.
+        due = 0
+        for parameter in parameters:
+            due += self._fetched_for.get(parameter, NEVER) < self._at
         struck: set[int] = set()
-        while self._queue and len(struck) < len(due):
+        while self._queue and len(struck) < due:
             parameter, last_used = self._queue.popleft()
             self._fetched_for[parameter] = last_used
             struck.add(parameter)
-        room = min(
-            self._sharding.max_live_parameters - self._live, self._sharding.prefetch_bucket_size
-        )
+
+        # 2. Prefetch.
+        live_limit = self._sharding.max_live_parameters - self._live
+        room = min(live_limit, self._sharding.prefetch_bucket_size)
         ahead: list[int] = []
         count = 0
         while self._queue and count < room:
@@ -211,14 +211,14 @@ class Gathering:
 
     def _plan(self, module: int, at: int) -> frozenset[int]:
         """Return the parameters to release: not prefetched, not reused soon. Fixed per place."""
-        known = self._release_plans.get((module, at))
-        if known is not None:
-            return known
-        plan = {
-            parameter
-            for parameter in self._of(module)
-            if parameter not in self._persistent and self._fetched_for.get(parameter, NEVER) <= at
-        }
+        earlier = self._release_plans.get((module, at))
+        if earlier is not None:
+            return earlier
+        plan = set()
+        for parameter in self._of(module):
+            is_prefetched = self._fetched_for.get(parameter, NEVER) > at
+            if parameter not in self._persistent and not is_prefetched:
+                plan.add(parameter)
         distance = 0
         for later in self._order[at:]:
             if distance >= self._sharding.max_reuse_distance:
@@ -239,28 +239,22 @@ class Gathering:
 
     def _padded(self, parameter: int) -> int:
         ranks = self._sharding.ranks
-        return (
-            -(-self._usage.parameters[parameter].count // ranks) * ranks * self._widths[parameter]
-        )
+        share = -(-self._usage.parameters[parameter].count // ranks)
+        return share * ranks * self._widths[parameter]
 
-    def _gather(self, wanted: list[int]) -> None:
-        if not wanted:
+    def _gather(self, parameters: list[int]) -> None:
+        if not parameters:
             return
-        self._live += sum(self._usage.parameters[parameter].count for parameter in wanted)
-        size = sum(self._padded(parameter) for parameter in wanted)
+        self._live += sum(self._usage.parameters[parameter].count for parameter in parameters)
+        size = sum(map(self._padded, parameters))
         if self._sharding.offload_parameters:  # the shards come up from the host first
             self._book.passing(size // self._sharding.ranks, "communication")
-        number = self._allocate(size, self._stream)
-        self._flying.update(
-            dict.fromkeys(
-                wanted,
-                Gather(
-                    parameters=wanted,
-                    buffer=number,
-                    waiting=set(wanted),
-                ),
-            )
+        gather = Gather(
+            parameters=parameters,
+            buffer=self._allocate(size, self._stream),
+            waiting=set(parameters),
         )
+        self._flying.update(dict.fromkeys(parameters, gather))
 
     def _gather_alone(self, parameter: int) -> None:
         """Gather outside the coordinator, uncounted."""
@@ -280,11 +274,10 @@ class Gathering:
             return
         if not gather.complete:
             gather.complete = True
-            for each in gather.parameters:
-                size = self._usage.parameters[each].count * self._widths[each]
-                self._held[each] = self._book.allocate(
-                    size, "communication", 0 if cleaning else self._stream
-                )
+            stream = 0 if cleaning else self._stream
+            for index in gather.parameters:
+                size = self._usage.parameters[index].count * self._widths[index]
+                self._held[index] = self._book.allocate(size, "communication", stream)
         if not gather.waiting and not cleaning:
             self._book.free(gather.buffer)
 
@@ -292,36 +285,35 @@ class Gathering:
         """Wait for everything in flight and release it, as DeepSpeed's registry on the compute
         stream: buffers go last.
         """
-        buffers = {
-            id(gather): gather.buffer
-            for gather in self._flying.values()
-            if len(gather.parameters) > 1
-        }
+        buffers: dict[int, None] = {}
+        for gather in self._flying.values():
+            if len(gather.parameters) > 1:
+                buffers[gather.buffer] = None
         for parameter in list(self._flying):
             self._land(parameter, cleaning=True)
             self._let_go(parameter)
-        for buffer in buffers.values():
-            self._book.free(buffer)
+        self._book.free(*buffers)
 
     def _let_go(self, parameter: int) -> None:
-        if (
-            parameter in self._held
-            and parameter not in self._flying
-            and not self._users.get(parameter)
-        ):
-            number = self._held.pop(parameter)
-            if self._awaited.get(parameter):
-                self._saved.append((number, self._awaited.pop(parameter)))
-            else:
-                self._book.free(number)
-            self._live -= self._usage.parameters[parameter].count
+        is_landed = parameter in self._held and parameter not in self._flying
+        if not is_landed or self._users.get(parameter):
+            return
+        number = self._held.pop(parameter)
+        if self._awaited.get(parameter):
+            self._saved.append((number, self._awaited.pop(parameter)))
+        else:
+            self._book.free(number)
+        self._live -= self._usage.parameters[parameter].count
 
     def _end_awaiting(self, module: int) -> None:
         """Free the weights that checkpointing saved for this module's backward alone."""
         for awaiting in self._awaited.values():
             awaiting.discard(module)
-        for number, awaiting in self._saved:
+        saved = self._saved
+        self._saved = []
+        for number, awaiting in saved:
             awaiting.discard(module)
-            if not awaiting:
+            if awaiting:
+                self._saved.append((number, awaiting))
+            else:
                 self._book.free(number)
-        self._saved = [one for one in self._saved if one[1]]

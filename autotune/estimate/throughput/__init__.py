@@ -9,9 +9,10 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from statistics import fmean
 
 from autotune.catalog import Gpu, efficiency
@@ -19,7 +20,7 @@ from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction, highest
-from autotune.core.trace import Inventory, Trace, Work
+from autotune.core.trace import Inventory, ModuleUse, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput.generation import (
@@ -32,6 +33,7 @@ from autotune.estimate.throughput.generation import (
     link_seconds,
     load_of,
     memory_seconds,
+    over,
     with_gathering,
 )
 from autotune.estimate.throughput.rollout_simulation import (
@@ -43,9 +45,8 @@ from autotune.estimate.throughput.uncompared_cards import widened
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
-BATCH_PHASES: frozenset[Phase] = frozenset(
-    {"rollout", "reward", "score", "sync"}
-)  # once per batch of completions
+# Once per batch of completions
+BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})
 SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
 SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 """Traces of these are made on one rank. FSDP2 is traced with its shards."""
@@ -53,54 +54,63 @@ SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
-def with_speed(given: PredictionInput, memory: Prediction) -> Prediction:
+def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
     """Add seconds by phase and tokens per second, at the longest completions and at those that
     occur. Unchanged on a CPU, on a GPU of unknown speed, and with activations offloaded to the
     host: their copies have no model.
     """
-    gpu, composition, lengths = given.gpu, given.composition, given.lengths
-    if gpu is None or not has_speed(gpu) or given.settings.get("activation_offloading"):
+    gpu = rank.gpu
+    composition = rank.composition
+    lengths = rank.lengths
+    if gpu is None or not has_speed(gpu) or rank.settings.get("activation_offloading"):
         return memory
-    iterations, group = (
-        count if isinstance(count, int) and count > 0 else 1
-        for count in (given.settings.get("num_iterations"), given.completions_per_prompt)
-    )
-    of = partial(
+    cycle_of = partial(
         cycle,
-        given.trace,
+        rank.trace,
         gpu=gpu,
-        config=given.config,
+        config=rank.config,
         engine=memory.engine,
-        iterations=iterations,
-        num_generations=group,
+        iterations=_count(rank.settings.get("num_iterations")),
+        num_generations=_count(rank.completions_per_prompt),
     )
-    longest = of(composition)
-    seconds = longest.seconds
-    phases = tuple(
-        dataclasses.replace(phase, seconds=seconds.get(phase.name)) for phase in memory.phases
-    )
-    found = dataclasses.replace(
+
+    # 1. At the longest completions.
+    longest = cycle_of(composition)
+    phases = []
+    for phase in memory.phases:
+        phases.append(dataclasses.replace(phase, seconds=longest.seconds.get(phase.name)))
+    prediction = dataclasses.replace(
         memory,
-        phases=phases,
-        tokens_per_second=tokens_per_second(seconds, composition),
+        phases=tuple(phases),
+        tokens_per_second=tokens_per_second(longest.seconds, composition),
         pipeline=longest.pipeline,
     )
     if lengths is None or composition.generation == "none":
-        return widened(found, gpu)
-    drawn, nothing = lengths.up_to(composition.completion_length), Estimate.exactly(0)
-    cycles = [of(refilled(composition, part), lengths=part) for part in drawn.parts]
-    usual = {
-        phase: sum((one.seconds[phase] for one in cycles), start=nothing).scaled(1 / len(cycles))
-        for phase in cycles[0].seconds
-    }
+        return widened(prediction, gpu)
+
+    # 2. At those that occur: the mean of the parts.
+    drawn = lengths.up_to(composition.completion_length)
+    cycles = [cycle_of(refilled(composition, part), lengths=part) for part in drawn.parts]
+    seconds: dict[Phase, Estimate] = {}
+    for phase_name in cycles[0].seconds:
+        of_parts = [cycle_of_part.seconds[phase_name] for cycle_of_part in cycles]
+        seconds[phase_name] = _sum(of_parts).scaled(1 / len(cycles))
     mean = fmean(part.mean for part in drawn.parts)
     at_lengths = dataclasses.replace(
-        found,
-        tokens_per_second_at_lengths=tokens_per_second(usual, refilled(composition, drawn), mean),
-        seconds_at_lengths=usual,
+        prediction,
+        tokens_per_second_at_lengths=tokens_per_second(seconds, refilled(composition, drawn), mean),
+        seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
     return widened(at_lengths, gpu)
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and value > 0 else 1
+
+
+def _sum(parts: Iterable[Estimate]) -> Estimate:
+    return sum(parts, start=Estimate.exactly(0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,16 +141,15 @@ def cycle(
     if lengths is not None:
         trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
-    repeats = dict.fromkeys(BATCH_PHASES, counts.scored) | {
-        "optimizer": float(counts.optimizer_steps)
-    }
+    repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
+    repeats["optimizer"] = float(counts.optimizer_steps)
     for work in trace.work:
         if work.phase not in ("load", "reward"):
-            often = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
-            seconds[work.phase] = phase_seconds(work, gpu).scaled(often)
+            times = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
+            seconds[work.phase] = phase_seconds(work, gpu).scaled(times)
     if "optimizer" in seconds:
-        own = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
-        seconds["optimizer"] = seconds["optimizer"] + own
+        host = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
+        seconds["optimizer"] = seconds["optimizer"] + host
     # 2. Exchanges between ranks, beside the backward pass.
     seconds = _with_exchanges(seconds, trace, composition, counts, gpu)
     # 3. Weight sync.
@@ -158,10 +167,10 @@ def cycle(
         else:
             rollout = rollout_seconds(load, composition.engine, engine, lengths, gpu)
             gathered = with_gathering(rollout, trace.inventory, composition, load, gpu)
-            seconds |= {} if gathered is None else {"rollout": gathered}
-    return Cycle(
-        seconds={phase: seconds[phase] for phase in PHASES if phase in seconds}, pipeline=pipeline
-    )
+            if gathered is not None:
+                seconds["rollout"] = gathered
+    in_order = {phase: seconds[phase] for phase in PHASES if phase in seconds}
+    return Cycle(seconds=in_order, pipeline=pipeline)
 
 
 def tokens_per_second(
@@ -180,14 +189,10 @@ def tokens_per_second(
         tokens = composition.generation_batch * (completion or composition.completion_length)
     else:
         return None
-    total = sum(seconds.values(), start=Estimate.exactly(0))
+    total = _sum(seconds.values())
     if not tokens or total.low <= 0:
         return None
-    return Estimate(
-        value=tokens / total.value,
-        low=tokens / total.high,
-        high=tokens / total.low,
-    )
+    return over(tokens, total)
 
 
 # Traced work.
@@ -212,31 +217,25 @@ def counted(
     """Return the repetitions. Without completions, a cycle is one optimizer step."""
     micro_steps = composition.accumulation
     if composition.generation != "none":
-        micro_steps = iterations * max(
-            1, composition.generation_batch // (composition.ranks * composition.micro_batch)
-        )
-    phases, whole_batches = trace.last_step, 0
-    traced = max(
-        1,
-        sum(
-            1
-            for before, now in zip(["load", *phases], phases, strict=False)
-            if now == "backward" != before
-        ),
-    )
-    if (
-        trace.basis == "traced" and composition.generation != "none"
-    ):  # runs of `BATCH_PHASES` in the last traced step
-        making = [phase in BATCH_PHASES for phase in phases]
-        whole_batches = sum(
-            1 for before, now in zip([False, *making], making, strict=False) if now and not before
-        )
+        rows = composition.ranks * composition.micro_batch
+        micro_steps = iterations * max(1, composition.generation_batch // rows)
+    traced = max(1, _runs([phase == "backward" for phase in trace.last_step]))
+
+    # The last traced step scores whole batches, or micro-steps.
+    batches = 0
+    if trace.basis == "traced" and composition.generation != "none":
+        batches = _runs([phase in BATCH_PHASES for phase in trace.last_step])
     return CycleTime(
         micro_steps=micro_steps,
         optimizer_steps=max(1, micro_steps // composition.accumulation),
         traced_micro_steps=traced,
-        scored=1 / whole_batches if whole_batches else micro_steps / traced / iterations,
+        scored=1 / batches if batches else micro_steps / traced / iterations,
     )
+
+
+def _runs(flags: Sequence[bool]) -> int:
+    """Return the number of series of True."""
+    return sum(1 for flag, _ in groupby(flags) if flag)
 
 
 def phase_seconds(work: Work, gpu: Gpu) -> Estimate:
@@ -257,12 +256,12 @@ def refilled(composition: Composition, lengths: TokenLengths) -> Composition:
     """
     if not composition.steps_by_rows:
         return composition
-    more = composition.completion_length / lengths.mean
-    each = max(1, round(composition.micro_batch * more))
+    ratio = composition.completion_length / lengths.mean
+    micro_batch = max(1, round(composition.micro_batch * ratio))
     return dataclasses.replace(
         composition,
-        micro_batch=each,
-        generation_batch=each * composition.ranks * composition.accumulation,
+        micro_batch=micro_batch,
+        generation_batch=micro_batch * composition.ranks * composition.accumulation,
     )
 
 
@@ -281,33 +280,39 @@ def shortened(
     of full micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer
     before it.
     """
+    prompt = composition.prompt_length
+    longest = composition.completion_length
     if composition.steps_by_rows:
-        seen = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
-        fewer_keys = (composition.prompt_length + seen) / (
-            composition.prompt_length + composition.completion_length / 2
-        )
-        return (
-            dataclasses.replace(
-                trace, work=tuple(_scaled(work, 1.0, fewer_keys) for work in trace.work)
-            ),
-            counts,
-        )
+        keys = fmean(length * length for length in lengths.sample) / (2 * lengths.mean)
+        fewer_keys = (prompt + keys) / (prompt + longest / 2)
+        return _with_scaled_work(trace, 1.0, fewer_keys), counts
+
+    # 1. r, and the attention's.
     rows = max(1, composition.generation_batch // composition.ranks)
     padded = lengths.mean if composition.packs_rows else lengths.expected_longest(rows)
-    prompt = composition.prompt_length
-    ratio = (prompt + padded) / max(1, prompt + composition.completion_length)
-    squared = fmean(
-        ((prompt + length) / (prompt + composition.completion_length)) ** 2
-        for length in lengths.sample
-    )
-    attention = squared if composition.packs_rows else ratio * ratio
+    ratio = (prompt + padded) / max(1, prompt + longest)
+    attention = ratio * ratio
+    if composition.packs_rows:
+        attention = fmean(
+            ((prompt + length) / (prompt + longest)) ** 2 for length in lengths.sample
+        )
+
+    # 2. Fewer micro-steps.
     fewer = 1.0
     if composition.token_budget:
         micro_steps = max(counts.optimizer_steps, round(counts.micro_steps * ratio))
         fewer = micro_steps / counts.micro_steps
         counts = dataclasses.replace(counts, micro_steps=micro_steps, scored=counts.scored * fewer)
-    work = tuple(_scaled(work, ratio / fewer, attention / fewer) for work in trace.work)
-    return dataclasses.replace(trace, work=work), counts
+    return _with_scaled_work(trace, ratio / fewer, attention / fewer), counts
+
+
+def _with_scaled_work(
+    trace: Trace,
+    ratio: float,
+    attention: float,
+) -> Trace:
+    work = tuple(_scaled(work, ratio, attention) for work in trace.work)
+    return dataclasses.replace(trace, work=work)
 
 
 def _scaled(
@@ -317,10 +322,9 @@ def _scaled(
 ) -> Work:
     if work.phase not in SCALED_PHASES:
         return work
-    flops = {
-        key: count * (attention if key.startswith(ATTENTION) else ratio)
-        for key, count in work.flops.items()
-    }
+    flops = {}
+    for key, count in work.flops.items():
+        flops[key] = count * (attention if key.startswith(ATTENTION) else ratio)
     return dataclasses.replace(work, flops=flops, moved_bytes=work.moved_bytes * ratio)
 
 
@@ -343,15 +347,17 @@ def _with_exchanges(
     Under FSDP1 each matrix of an adapter is a unit of its own (PEFT's wrap policy): the device has
     next to nothing to do in it while the host gathers the next one.
     """
-    found, inventory = dict(seconds), trace.inventory
-    if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in found:
-        found["optimizer"] = found["optimizer"].scaled(1 / composition.ranks)
+    with_exchanges = dict(seconds)
+    if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in seconds:
+        with_exchanges["optimizer"] = seconds["optimizer"].scaled(1 / composition.ranks)
     sent = exchanged_bytes(trace, composition, counts)
     spent = link_seconds(sent, gpu) if sent else None
-    if spent is None or "backward" not in found:
-        return found
+    if spent is None or "backward" not in seconds:
+        return with_exchanges
+
     # 1. Transfers beyond the backward pass.
-    cover, share = found["backward"], efficiency("exposed_exchange_share")
+    cover = seconds["backward"]
+    share = efficiency("exposed_exchange_share")
     low = max(share.low * spent.low, spent.low - cover.high)
     value = max(low, share.value * spent.value, spent.value - cover.value)
     exposed = Estimate(
@@ -362,22 +368,26 @@ def _with_exchanges(
     # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights are trained).
     waits = adapter_waits = Estimate.exactly(0)
     if composition.sharded_by in SHARDS_WEIGHTS:
+        inventory = trace.inventory
         exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
         count = counts.micro_steps * (len(inventory.layer_bytes) + 1) * exchanged
         waits = efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
     # 3. The same of units of adapters.
-    used, adapted = trace.usage, composition["policy"].adapter_rank is not None
-    if composition.sharded_by == "fsdp1" and adapted and used is not None:
-        sharded = {
-            index
-            for index, one in enumerate(used.parameters)
-            if one.trains and one.layer is not None
-        }
-        units = sum(not sharded.isdisjoint(own) for own in used.modules)
-        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(
-            counts.micro_steps * units * 3 * MILLI
-        )
-    return {**found, "backward": independent(cover, exposed, waits, adapter_waits)}
+    has_adapter = composition["policy"].adapter_rank is not None
+    if composition.sharded_by == "fsdp1" and has_adapter and trace.usage is not None:
+        count = counts.micro_steps * _adapter_units(trace.usage) * 3
+        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+    with_exchanges["backward"] = independent(cover, exposed, waits, adapter_waits)
+    return with_exchanges
+
+
+def _adapter_units(usage: ModuleUse) -> int:
+    """Return the number of modules in layers that have a trainable parameter."""
+    trained: set[int] = set()
+    for index, parameter in enumerate(usage.parameters):
+        if parameter.trains and parameter.layer is not None:
+            trained.add(index)
+    return sum(not trained.isdisjoint(indices) for indices in usage.modules)
 
 
 def exchanged_bytes(
@@ -390,9 +400,11 @@ def exchanged_bytes(
     w, g: gathered weight and gradient bytes · (ranks - 1) / ranks; m: micro-steps; s: optimizer
     steps. FSDP, ZeRO-3: m · (2w + g), two gathers; ZeRO-2: m · g + s · g; else 2 · s · g.
     """
-    ranks, kind = composition.ranks, composition.sharded_by
+    ranks = composition.ranks
+    kind = composition.sharded_by
     ring = (ranks - 1) / ranks
-    weights, gradients = _gathered_bytes(trace) * ring, trace.inventory.trainable_bytes * ring
+    weights = _gathered_bytes(trace) * ring
+    gradients = trace.inventory.trainable_bytes * ring
     if ranks == 1:
         return 0.0
     if kind in SHARDS_WEIGHTS:
@@ -408,12 +420,15 @@ def _gathered_bytes(trace: Trace) -> float:
     """
     products: Counter[str] = Counter()
     for work in trace.work:
-        products.update(
-            {dtype: flops for dtype, flops in work.flops.items() if not dtype.startswith(ATTENTION)}
-        )
-    inventory, dtype = trace.inventory, max(products, key=lambda name: products[name], default=None)
-    held = inventory.weight_bytes / max(1, inventory.parameters)
-    return inventory.weight_bytes * (1.0 if dtype is None else min(1.0, dtype_bytes(dtype) / held))
+        for dtype, flops in work.flops.items():
+            if not dtype.startswith(ATTENTION):
+                products[dtype] += flops
+    weight_bytes = trace.inventory.weight_bytes
+    if not products:
+        return weight_bytes
+    commonest = max(products, key=lambda dtype: products[dtype])
+    bytes_per_weight = weight_bytes / max(1, trace.inventory.parameters)
+    return weight_bytes * min(1.0, dtype_bytes(commonest) / bytes_per_weight)
 
 
 def _sync(
@@ -425,23 +440,26 @@ def _sync(
     """Read and write every weight (with adapters three times) + host time per parameter, or the
     adapter alone.
     """
-    alone = composition.syncs_adapter_only
-    merged, sent = (
-        composition["policy"].adapter_rank is not None,
-        inventory.trainable_bytes if alone else inventory.weight_bytes,
-    )
-    copies = memory_seconds((6.0 if merged and not alone else 2.0) * sent, gpu)
-    shape = model_shape.shape(config)
-    # Matrices and norms of a layer; the model itself counts biases and experts: a low middle.
-    names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
-    names = len(shape.layers) * (1 if alone else names_per_layer) + 3
+    # 1. The weights.
+    adapter_only = composition.syncs_adapter_only
+    merges = composition["policy"].adapter_rank is not None and not adapter_only
+    sent = inventory.trainable_bytes if adapter_only else inventory.weight_bytes
+    copies = memory_seconds((6.0 if merges else 2.0) * sent, gpu)
     if composition.split is not None:  # over an unknown link they reach the engines' GPUs at once
         copies = copies + (link_seconds(sent, gpu) or Estimate.exactly(0))
+
+    # 2. The host. Matrices and norms of a layer; the model itself counts biases and experts: a low
+    #    middle.
+    shape = model_shape.shape(config)
+    names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
+    if adapter_only:
+        names_per_layer = 1
+    names = len(shape.layers) * names_per_layer + 3
     pushes = efficiency("push_milliseconds_per_parameter").scaled(names * MILLI)
     if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
         buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))
         few = efficiency("push_milliseconds_per_parameter").scaled(buffers * MILLI)
         pushes = dataclasses.replace(few, high=pushes.high)
-    if alone:  # all at once, layer by layer or tensor by tensor: frameworks differ
+    if adapter_only:  # all at once, layer by layer or tensor by tensor: frameworks differ
         pushes = dataclasses.replace(pushes, low=0.0, high=pushes.high * ADAPTER_TENSORS)
     return copies + pushes

@@ -62,14 +62,7 @@ def load_of(
     settings = composition.engine
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
     sequences = max(1, composition.generation_batch * tensor_parallel // composition.ranks)
-    batch = min(
-        sequences,
-        (
-            composition.generation_micro_batch or sequences
-            if settings is None
-            else settings.max_num_seqs
-        ),
-    )
+    batch = sequences if settings is None else min(sequences, settings.max_num_seqs)
     if engine is not None:
         batch = max(1, min(batch, int(engine.concurrency)))
     load = GenerationLoad(
@@ -87,16 +80,16 @@ def load_of(
     )
     if split is None:
         return load
-    sequences, most = (
-        max(1, -(-composition.generation_batch // split.engines)),
-        split.engine.max_num_seqs,
-    )
+    sequences = max(1, -(-composition.generation_batch // split.engines))
+    batch = split.engine.max_num_seqs
+    if engine is not None:
+        batch = min(batch, max(1, int(engine.concurrency or batch)))
     return replace(
         load,
         dtype=split.dtype,
         sequences=sequences,
         prompts=max(1, load.prompts * sequences // load.sequences),
-        batch=min(most, max(1, int(engine.concurrency or most) if engine is not None else most)),
+        batch=batch,
         by_engine=True,
         tensor_parallel=split.engine.tensor_parallel,
         quantised_bits=split.engine.quantised_bits,
@@ -105,16 +98,14 @@ def load_of(
 
 def seconds(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of a whole cycle's completions."""
-    return prefill(load, gpu) + step(load, gpu).scaled(
-        load.sequences * load.completion_length / load.together
-    )
+    steps = load.sequences * load.completion_length / load.together
+    return prefill(load, gpu) + step(load, gpu).scaled(steps)
 
 
 def step(load: GenerationLoad, gpu: Gpu) -> Estimate:
     """Return the time of one token of each running sequence, halfway through its completion."""
-    return one_pass(
-        load, gpu, together=load.together, length=load.prompt_length + load.completion_length / 2
-    )
+    halfway = load.prompt_length + load.completion_length / 2
+    return one_pass(load, gpu, together=load.together, length=halfway)
 
 
 def prefill(load: GenerationLoad, gpu: Gpu) -> Estimate:
@@ -124,15 +115,13 @@ def prefill(load: GenerationLoad, gpu: Gpu) -> Estimate:
     shape = model_shape.shape(load.config)
     prompts = load.prompts if load.by_engine else load.sequences
     tokens = prompts * load.prompt_length
-    products = (
-        2.0 * tokens * (shape.active_parameters - shape.head)
-        + 2.0 * prompts * shape.hidden * shape.vocabulary
-    )
-    attention = (
-        sum(count * _attention(shape, layer, load.prompt_length) for layer, count in shape.kinds)
-        * prompts
-    )
-    work = compute_seconds({load.dtype: (products + attention) / load.tensor_parallel}, gpu)
+    products = 2.0 * tokens * (shape.active_parameters - shape.head)
+    head = 2.0 * prompts * shape.hidden * shape.vocabulary
+    attention: float = 0
+    for layer, count in shape.kinds:
+        attention += count * _attention(shape, layer, load.prompt_length)
+    flops = products + head + attention * prompts
+    work = compute_seconds({load.dtype: flops / load.tensor_parallel}, gpu)
     passes = max(1.0, tokens / TRL_BATCHED_TOKENS) if load.by_engine else 1.0
     return highest((work, memory_seconds(passes * _weight_bytes(load, shape), gpu)))
 
@@ -145,8 +134,8 @@ def _attention(
     """4 · length · (length / 2, or the window) · heads · head_dim; recurrent: 4 · length · state"""
     if layer.state or layer.wide_state:
         return 4.0 * length * (layer.state + layer.wide_state)
-    seen = length / 2 if layer.window is None else min(length / 2, layer.window)
-    return 4.0 * length * seen * shape.heads * shape.head_dim
+    keys = length / 2 if layer.window is None else min(length / 2, layer.window)
+    return 4.0 * length * keys * shape.heads * shape.head_dim
 
 
 def one_pass(
@@ -162,20 +151,15 @@ def one_pass(
     """
     # 1. The device: max(reading weights and caches, products).
     shape = model_shape.shape(load.config)
-    size, tokens = dtype_bytes(load.dtype), together + prefilled
-    read = sum(
-        count * _cache_read(shape, layer, length, by_engine=load.by_engine)
-        for layer, count in shape.kinds
-    )
-    cache = memory_seconds(
-        together * read * size / load.tensor_parallel, gpu, share="decode_memory_share"
-    )
+    size = dtype_bytes(load.dtype)
+    tokens = together + prefilled
+    read: float = 0
+    for layer, count in shape.kinds:
+        read += count * _cache_read(shape, layer, length, by_engine=load.by_engine)
+    cache_bytes = together * read * size / load.tensor_parallel
+    cache = memory_seconds(cache_bytes, gpu, share="decode_memory_share")
     if not load.by_engine:
-        cache = Estimate(
-            value=cache.value,
-            low=cache.low,
-            high=CACHE_SLOWDOWN * cache.high,
-        )
+        cache = replace(cache, high=CACHE_SLOWDOWN * cache.high)
     weights = memory_seconds(_weight_bytes(load, shape, tokens), gpu, share="decode_memory_share")
     products = 2.0 * tokens * shape.active_parameters / load.tensor_parallel
     busy = highest((weights + cache, compute_seconds({load.dtype: products}, gpu)))
@@ -184,14 +168,9 @@ def one_pass(
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
         host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
-        both = highest((busy, host))
-        return Estimate(
-            value=both.value,
-            low=both.low,
-            high=busy.high + host.high,
-        )
-    own = efficiency("engine_step_milliseconds").scaled(MILLI)
-    own = own + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
+        return replace(highest((busy, host)), high=busy.high + host.high)
+    host = efficiency("engine_step_milliseconds").scaled(MILLI)
+    host = host + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
     exchanges = Estimate.exactly(0)
     if load.tensor_parallel > 1:
@@ -199,7 +178,7 @@ def one_pass(
         exchanges = efficiency("exchange_microseconds").scaled(count * MICRO)
         payload = link_seconds(2.0 * count * tokens * shape.hidden * size, gpu)
         exchanges = exchanges if payload is None else exchanges + payload
-    return busy + own + exchanges
+    return busy + host + exchanges
 
 
 def _cache_read(
@@ -212,8 +191,8 @@ def _cache_read(
     """Elements of one sequence's cache that a step moves; `cat`: three times."""
     if layer.state or layer.wide_state:
         return 2.0 * (layer.state + 2 * layer.wide_state)  # read and written; float32 counts twice
-    seen = length if layer.window is None else min(length, layer.window)
-    return seen * (layer.cached if by_engine else 3 * shape.unfolded)
+    tokens = length if layer.window is None else min(length, layer.window)
+    return tokens * (layer.cached if by_engine else 3 * shape.unfolded)
 
 
 def _weight_bytes(
@@ -224,15 +203,11 @@ def _weight_bytes(
     """Weights that one pass reads on one rank, unused experts excluded."""
     size = dtype_bytes(load.dtype)
     outside = (shape.head or shape.embedding) * size
-    per_weight = (
-        quantised_bytes(load.quantised_bits, quantisation(load.config))
-        if load.quantised_bits
-        else size
-    )
-    inside = (
-        sum(count * _read_parameters(layer, together) for layer, count in shape.kinds) * per_weight
-    )
-    return (outside + inside) / load.tensor_parallel
+    per_weight: float = size
+    if load.quantised_bits:
+        per_weight = quantised_bytes(load.quantised_bits, quantisation(load.config))
+    inside = sum(count * _read_parameters(layer, together) for layer, count in shape.kinds)
+    return (outside + inside * per_weight) / load.tensor_parallel
 
 
 def _read_parameters(layer: Layer, together: int | None) -> float:
@@ -256,28 +231,20 @@ def with_gathering(
     (`ds3_gather_for_generation=false`). None: every token crosses a link of unknown speed.
     """
     ranks = composition.ranks
-    if (
-        composition.generation != "trainer"
-        or ranks < 2
-        or composition.sharded_by not in SHARDS_WEIGHTS
-    ):
+    is_sharded = ranks > 1 and composition.sharded_by in SHARDS_WEIGHTS
+    if composition.generation != "trainer" or not is_sharded:
         return rollout
     passes = 1
-    if (
-        composition.gathers_per_token
-    ):  # per batch, one for the prompts and one for every token after the first
+    if composition.gathers_per_token:
+        # Per batch, one for the prompts and one for every token after the first.
         passes = math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
     sent = link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, gpu)
     if sent is None:
         return None if composition.gathers_per_token else rollout
     layers = len(model_shape.shape(load.config).layers)
-    whole = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
+    gathering = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
     # At best the next layer is gathered while this one computes.
-    return Estimate(
-        value=rollout.value + whole.value,
-        low=highest((rollout, whole)).low,
-        high=rollout.high + whole.high,
-    )
+    return replace(rollout + gathering, low=highest((rollout, gathering)).low)
 
 
 # Roofline of a GPU: peak rates, and the share of them that real work reaches.
@@ -302,13 +269,10 @@ def compute_seconds(flops: Mapping[str, float], gpu: Gpu) -> Estimate:
     for key, count in flops.items():
         dtype = key.removeprefix(ATTENTION)
         peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
-        known = _over(count / peak, _share(gpu, dtype, attention=key != dtype))
-        slowdown = EMULATION_FACTOR if dtype in HALVES and dtype not in gpu.tflops else 1
-        total = total + Estimate(
-            value=known.value,
-            low=known.low,
-            high=known.high * slowdown,
-        )
+        seconds_of_dtype = over(count / peak, _share(gpu, dtype, attention=key != dtype))
+        is_emulated = dtype in HALVES and dtype not in gpu.tflops
+        slowdown = EMULATION_FACTOR if is_emulated else 1
+        total = total + replace(seconds_of_dtype, high=seconds_of_dtype.high * slowdown)
     return total
 
 
@@ -321,12 +285,13 @@ def _share(
     """Return the share of the peak that arithmetic in this dtype reaches."""
     if attention:
         return efficiency("attention_share")
-    if (
-        gpu.tflops.get(dtype, gpu.tflops["float32"]) == gpu.tflops["float32"]
-    ):  # without tensor cores for this dtype
+    float32 = gpu.tflops["float32"]
+    if gpu.tflops.get(dtype, float32) == float32:  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")
-    of_best, known = efficiency("matmul_share"), gpu.matmul_share
-    best = efficiency("best_matmul_share") if known is None else Estimate.exactly(known)
+    of_best = efficiency("matmul_share")
+    best = efficiency("best_matmul_share")
+    if gpu.matmul_share is not None:
+        best = Estimate.exactly(gpu.matmul_share)
     return Estimate(
         value=best.value * of_best.value,
         low=best.low * of_best.low,
@@ -342,7 +307,7 @@ def memory_seconds(
 ) -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
     assert gpu.bandwidth_gb_per_second is not None  # `has_speed`
-    return _over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
+    return over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
 
 
 def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
@@ -350,15 +315,15 @@ def link_seconds(count: float, gpu: Gpu) -> Estimate | None:
     if gpu.link_gb_per_second is None:
         return None
     share = efficiency("link_share_pcie" if gpu.link == "pcie" else "link_share")
-    return _over(count / (gpu.link_gb_per_second * GB), share)
+    return over(count / (gpu.link_gb_per_second * GB), share)
 
 
-def _over(seconds: float, share: Estimate) -> Estimate:
-    """Divide seconds at the peak rate by the share that is reached."""
+def over(amount: float, divisor: Estimate) -> Estimate:
+    """Divide a known amount: the bounds swap."""
     return Estimate(
-        value=seconds / share.value,
-        low=seconds / share.high,
-        high=seconds / share.low,
+        value=amount / divisor.value,
+        low=amount / divisor.high,
+        high=amount / divisor.low,
     )
 
 

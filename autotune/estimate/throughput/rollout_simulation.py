@@ -40,18 +40,7 @@ def rollout_seconds(
         # The whole batch decodes until its longest completion ends.
         until = math.ceil(lengths.expected_longest(max(load.together, load.of_batch)))
         return generation.seconds(replace(load, completion_length=until), gpu)
-    longest = load.prompt_length + load.completion_length
-    limits = EngineLimits(
-        max_num_seqs=load.sequences if settings is None else settings.max_num_seqs,
-        max_batched_tokens=(settings and settings.max_num_batched_tokens) or TRL_BATCHED_TOKENS,
-        block_tokens=BLOCK_TOKENS,
-        blocks=None if engine is None else max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1,
-    )
-    key = (repr(load), repr(gpu), limits, lengths)  # a load and a GPU have no hash
-    if (seconds := _simulated.get(key)) is None:
-        if len(_simulated) >= MAX_SIMULATED:
-            _simulated.clear()
-        seconds = _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
+    seconds = _cached_seconds(load, gpu, _limits(load, settings, engine), lengths)
     # The bounds are those of the same passes at the mean length.
     level = generation.seconds(replace(load, completion_length=max(1, round(lengths.mean))), gpu)
     return Estimate(
@@ -61,36 +50,65 @@ def rollout_seconds(
     )
 
 
+def _limits(
+    load: GenerationLoad,
+    settings: EngineSettings | None,
+    engine: EngineFit | None,
+) -> EngineLimits:
+    limits = EngineLimits(max_num_seqs=load.sequences, max_batched_tokens=TRL_BATCHED_TOKENS)
+    if settings is not None:
+        tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
+        limits = EngineLimits(max_num_seqs=settings.max_num_seqs, max_batched_tokens=tokens)
+    if engine is None:
+        return limits
+    longest = load.prompt_length + load.completion_length
+    return replace(limits, blocks=max(engine.kv_cache_tokens, longest) // BLOCK_TOKENS + 1)
+
+
+def _cached_seconds(
+    load: GenerationLoad,
+    gpu: Gpu,
+    limits: EngineLimits,
+    lengths: TokenLengths,
+) -> float:
+    key = (repr(load), repr(gpu), limits, lengths)  # a load and a GPU have no hash
+    if key not in _simulated:
+        if len(_simulated) >= MAX_SIMULATED:
+            _simulated.clear()
+        _simulated[key] = _simulated_seconds(load, gpu, limits, lengths)
+    return _simulated[key]
+
+
 def _simulated_seconds(
     load: GenerationLoad,
     gpu: Gpu,
     limits: EngineLimits,
     lengths: TokenLengths,
 ) -> float:
-    def cost(one: Pass) -> float:
-        length = one.context / max(1, one.decoding)
+    def cost(engine_pass: Pass) -> float:
+        length = engine_pass.context / max(1, engine_pass.decoding)
         return generation.one_pass(
             load,
             gpu,
-            together=one.decoding,
+            together=engine_pass.decoding,
             length=length,
-            prefilled=one.prefilled,
+            prefilled=engine_pass.prefilled,
         ).value
 
-    each = max(1, load.sequences // load.prompts)
     drawn = lengths.draw(load.sequences)
     # The slowest engine has the longest completion of them all.
-    drawn[drawn.index(max(drawn))] = round(
-        lengths.expected_longest(max(load.sequences, load.of_batch))
-    )
-    requests = [
-        Request(
+    longest = round(lengths.expected_longest(max(load.sequences, load.of_batch)))
+    drawn[drawn.index(max(drawn))] = longest
+
+    group_size = max(1, load.sequences // load.prompts)
+    requests = []
+    for place, length in enumerate(drawn):
+        request = Request(
             prompt=load.prompt_length,
             completion=length,
-            group=place // each,
+            group=place // group_size,
         )
-        for place, length in enumerate(drawn)
-    ]
+        requests.append(request)
     return simulate(requests, limits, cost).seconds
 
 
@@ -107,10 +125,8 @@ def _simulated_seconds(
 #
 # Weights are sent while both wait. Interrupted completions may be computed again, which adds to r.
 
-FEWER, MORE = (
-    1,
-    3,
-)  # multiples of a load whose difference is free of the first and the last completions
+# Multiples of a load whose difference is free of the first and the last completions
+FEWER, MORE = 1, 3
 
 
 def split_engines(composition: Composition) -> SplitEngines | None:
@@ -120,8 +136,9 @@ def split_engines(composition: Composition) -> SplitEngines | None:
         return None
     ahead = 1 + split.batches_ahead if split.overlap == "stream" else 1
     completions = math.ceil(composition.generation_batch * ahead)
-    each = -(-min(completions, split.in_flight or completions) // split.engines)
-    engine = replace(split.engine, max_num_seqs=max(1, min(each, split.engine.max_num_seqs)))
+    in_flight = min(completions, split.in_flight or completions)
+    sequences = min(-(-in_flight // split.engines), split.engine.max_num_seqs)
+    engine = replace(split.engine, max_num_seqs=max(1, sequences))
     return replace(split, engine=engine)
 
 
@@ -138,46 +155,52 @@ def overlapped(
     """Return the phases as training sees them, the rollout being its wait, and both sides'
     times.
     """
+
     # 1. g, or r with what interruptions cost.
+    def generation_of(some: GenerationLoad) -> Estimate:
+        return rollout_seconds(some, split.engine, engine, lengths, gpu)
+
     if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
-        generated = rollout_seconds(load, split.engine, engine, lengths, gpu)
+        generated = generation_of(load)
     else:
         # Loads of which even the smaller fills the engine.
-        whole = max(load.sequences, split.engine.max_num_seqs)
-        loads = (
-            replace(
-                load,
-                sequences=part * whole,
-                prompts=max(1, part * whole * load.prompts // load.sequences),
-            )
-            for part in (FEWER, MORE)
-        )
-        fewer, more = (rollout_seconds(one, split.engine, engine, lengths, gpu) for one in loads)
-        share = load.sequences / whole / (MORE - FEWER)
+        sequences = max(load.sequences, split.engine.max_num_seqs)
+        seconds_of_few = generation_of(_multiple(load, FEWER * sequences))
+        seconds_of_many = generation_of(_multiple(load, MORE * sequences))
         difference = Estimate(
-            value=more.value - fewer.value,
-            low=more.low - fewer.low,
-            high=more.high - fewer.high,
+            value=seconds_of_many.value - seconds_of_few.value,
+            low=seconds_of_many.low - seconds_of_few.low,
+            high=seconds_of_many.high - seconds_of_few.high,
         )
-        generated = difference.scaled(share)
+        generated = difference.scaled(load.sequences / sequences / (MORE - FEWER))
         if split.at_sync != "pause":
-            middle = load.prompt_length + load.completion_length // 2
-            halfway = replace(
-                load,
-                sequences=load.together,
-                prompts=load.together,
-                prompt_length=middle,
-            )
-            generated = generated + generation.prefill(halfway, gpu)
+            generated = generated + _computed_again(load, gpu)
+
     # 2. The wait.
-    training = sum(
-        (spent for phase, spent in seconds.items() if phase != "sync"), start=Estimate.exactly(0)
-    )
+    training = Estimate.exactly(0)
+    for phase, spent in seconds.items():
+        if phase != "sync":
+            training = training + spent
     wait = _wait(split, generated, training, optimizer_steps)
     sync = seconds.get("sync", Estimate.exactly(0))
-    return {**seconds, "rollout": wait}, PipelineTimes(
-        generation=generated, training=training + sync
+    times = PipelineTimes(generation=generated, training=training + sync)
+    return {**seconds, "rollout": wait}, times
+
+
+def _multiple(load: GenerationLoad, sequences: int) -> GenerationLoad:
+    prompts = max(1, sequences * load.prompts // load.sequences)
+    return replace(load, sequences=sequences, prompts=prompts)
+
+
+def _computed_again(load: GenerationLoad, gpu: Gpu) -> Estimate:
+    """Return the time of reading the running sequences again, halfway through their completion."""
+    interrupted = replace(
+        load,
+        sequences=load.together,
+        prompts=load.together,
+        prompt_length=load.prompt_length + load.completion_length // 2,
     )
+    return generation.prefill(interrupted, gpu)
 
 
 def _wait(
@@ -188,19 +211,20 @@ def _wait(
 ) -> Estimate:
     if split.overlap == "none":
         return generated
-    rest = Estimate(
-        value=max(0.0, generated.value - training.value),
-        low=max(0.0, generated.low - training.low),
-        high=max(0.0, generated.high - training.high),
-    )
+    low = max(0.0, generated.low - training.low)
     if split.overlap == "batch" or split.batches_ahead:
-        return replace(rest, low=min(rest.low, rest.value), high=max(rest.high, rest.value))
+        value = max(0.0, generated.value - training.value)
+        return Estimate(
+            value=value,
+            low=min(value, low),
+            high=max(value, generated.high - training.high),
+        )
     first = 1 / max(1, optimizer_steps)
-    value = max(generated.value - (1 - first) * training.value, first * generated.value)
+    streamed = max(generated.value - (1 - first) * training.value, first * generated.value)
     return Estimate(
-        value=value,
-        low=min(value, rest.low),
-        high=max(value, generated.high),
+        value=streamed,
+        low=min(streamed, low),
+        high=max(streamed, generated.high),
     )
 
 
@@ -218,7 +242,7 @@ class EngineLimits:
 
     max_num_seqs: int
     max_batched_tokens: int  # tokens of one pass
-    block_tokens: int = 16
+    block_tokens: int = BLOCK_TOKENS
     blocks: int | None = None  # of the KV cache; None: more than the sequences need
 
 
@@ -234,12 +258,12 @@ class Request:
     shared: int = 0  # blocks that belong to the group's prompt
 
     @property
-    def known(self) -> int:
+    def length(self) -> int:
         return self.prompt + self.generated
 
     @property
     def decodes(self) -> bool:
-        return self.generated > 0 and self.cached == self.known - 1
+        return self.generated > 0 and self.cached == self.length - 1
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -273,34 +297,51 @@ class Rollout:
         limits: EngineLimits,
         cost: Callable[[Pass], float],
     ) -> None:
-        self.limits, self.cost = limits, cost
+        self.limits = limits
+        self.cost = cost
         self.waiting = deque(replace(request) for request in requests)
         self.running: list[Request] = []
         self.groups: dict[int, int] = {}  # group -> running sequences that hold its prompt's blocks
         self.used = 0
-        self.seconds, self.passes, self.preemptions = 0.0, 0, 0
+        self.seconds = 0.0
+        self.passes = 0
+        self.preemptions = 0
 
     def advance(self) -> None:
         """Run one pass, or as many equal ones as fit before the next event."""
+        scheduled = self._schedule()
+        if not scheduled:
+            raise ValueError("The KV cache is too small for one sequence.")
+        decoding = [sequence for sequence, _ in scheduled if sequence.decodes]
+        prefilled = sum(new for sequence, new in scheduled if not sequence.decodes)
+        admits = self.waiting and self._has_place() and self._free() > 0
+        repeats = 1
+        if not prefilled and not admits:
+            repeats = self._equal_passes(decoding)
+        self._count(decoding, prefilled, repeats)
+        self._add_tokens(scheduled, repeats)
+        self._end_complete()
+
+    def _schedule(self) -> list[tuple[Request, int]]:
+        """Return the sequences of the next pass, each with its new tokens."""
         # 1. Running sequences: decode, or continue their prompts.
-        budget, prefilled, before = self.limits.max_batched_tokens, 0, self.preemptions
+        budget = self.limits.max_batched_tokens
+        preemptions = self.preemptions
         scheduled: list[tuple[Request, int]] = []
         position = 0
         while position < len(self.running) and budget > 0:
             sequence = self.running[position]
-            new = min(budget, sequence.known - sequence.cached)
+            new = min(budget, sequence.length - sequence.cached)
             if not self._allocate(sequence, new):
                 continue  # it was preempted itself, or is tried again after a preemption
             scheduled.append((sequence, new))
             budget -= new
             position += 1
-        # 2. Waiting sequences.
-        while (
-            self.preemptions == before
-            and self.waiting
-            and budget > 0
-            and len(self.running) < self.limits.max_num_seqs
-        ):
+
+        # 2. Waiting sequences, without a preemption.
+        if self.preemptions > preemptions:
+            return scheduled
+        while self.waiting and budget > 0 and self._has_place():
             sequence = self.waiting[0]
             admitted = self._admit(sequence, budget)
             if admitted is None:
@@ -309,39 +350,45 @@ class Rollout:
             self.running.append(sequence)
             scheduled.append((sequence, admitted))
             budget -= admitted
-        # 3. The pass itself.
-        if not scheduled:
-            raise ValueError("The KV cache is too small for one sequence.")
-        decoding = [sequence for sequence, _ in scheduled if sequence.decodes]
-        prefilled = sum(new for sequence, new in scheduled if not sequence.decodes)
-        admits = self.waiting and len(self.running) < self.limits.max_num_seqs and self._free() > 0
-        times = 1 if prefilled or admits else self._equal_passes(decoding)
-        context = sum(sequence.cached for sequence in decoding) + len(decoding) * (times - 1) / 2
-        one = Pass(
+        return scheduled
+
+    def _has_place(self) -> bool:
+        return len(self.running) < self.limits.max_num_seqs
+
+    def _count(
+        self,
+        decoding: Sequence[Request],
+        prefilled: int,
+        repeats: int,
+    ) -> None:
+        """Add equal passes to the sums."""
+        context = sum(sequence.cached for sequence in decoding)
+        engine_pass = Pass(
             decoding=len(decoding),
-            context=context,
+            context=context + len(decoding) * (repeats - 1) / 2,
             prefilled=prefilled,
-            repeats=times,
+            repeats=repeats,
         )
-        self.seconds += times * self.cost(one)
-        self.passes += times
-        # 4. Tokens.
+        self.seconds += repeats * self.cost(engine_pass)
+        self.passes += repeats
+
+    def _add_tokens(self, scheduled: Sequence[tuple[Request, int]], repeats: int) -> None:
         for sequence, new in scheduled:
             sequence.cached += new
-            if sequence.cached == sequence.known:
-                sequence.generated += 1
-                if times > 1:
-                    self.used += self._blocks(sequence.cached + times - 1) - self._blocks(
-                        sequence.cached
-                    )
-                    sequence.cached += times - 1
-                    sequence.generated += times - 1
+            if sequence.cached == sequence.length:
+                cached = sequence.cached + repeats - 1
+                self.used += self._blocks(cached) - self._blocks(sequence.cached)
+                sequence.cached = cached
+                sequence.generated += repeats
+
+    def _end_complete(self) -> None:
+        running = []
         for sequence in self.running:
-            if sequence.generated >= sequence.completion:
+            if sequence.generated < sequence.completion:
+                running.append(sequence)
+            else:
                 self._release(sequence)
-        self.running = [
-            sequence for sequence in self.running if sequence.generated < sequence.completion
-        ]
+        self.running = running
 
     def _equal_passes(self, decoding: Sequence[Request]) -> int:
         """Return the passes until a sequence ends or a block may be missing."""
@@ -383,20 +430,19 @@ class Rollout:
         full = (sequence.prompt - 1) // self.limits.block_tokens
         shared = full if self.groups.get(sequence.group, 0) else 0
         cached = shared * self.limits.block_tokens
-        new = min(budget, sequence.known - cached)
+        new = min(budget, sequence.length - cached)
         needed = self._blocks(cached + new) - shared
         if needed > self._free():
             return None
         self.used += needed
         self.groups[sequence.group] = self.groups.get(sequence.group, 0) + 1
-        sequence.cached, sequence.shared = cached, full
+        sequence.cached = cached
+        sequence.shared = full
         return new
 
     def _release(self, sequence: Request) -> None:
         self.groups[sequence.group] -= 1
-        kept = (
-            min(sequence.shared, self._blocks(sequence.cached))
-            if self.groups[sequence.group]
-            else 0
-        )
-        self.used -= self._blocks(sequence.cached) - kept
+        blocks = self._blocks(sequence.cached)
+        if self.groups[sequence.group]:
+            blocks -= min(sequence.shared, blocks)
+        self.used -= blocks
