@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
+from autotune.core.progress import Progress, report
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
@@ -311,6 +312,7 @@ class TracerPool:
         self._queue: deque[Work] = deque()
         self._change = threading.Condition()
         self._closing = False
+        self._submitted, self._finished = 0, 0  # for the display of progress
 
     @property
     def traced(self) -> int:
@@ -358,6 +360,7 @@ class TracerPool:
                     self._move_first(future)
                 return future
             future = self._requested[key] = Future()
+            self._submitted += 1
             if first:
                 self._queue.appendleft((specification, future))
             else:
@@ -406,6 +409,13 @@ class TracerPool:
                 future.set_result(worker.tracer.trace(specification))
             except BaseException as error:  # raised again in the thread that needs the trace
                 future.set_exception(error)
+            self._count_finished()
+
+    def _count_finished(self) -> None:
+        with self._change:
+            self._finished += 1
+            done = Progress(done=self._finished, expected=self._submitted, unit="trace")
+        report(done)
 
 
 @dataclass

@@ -16,6 +16,7 @@ from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.units import format_bytes, format_seconds
+from autotune.report.heartbeat import Heartbeat
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -178,6 +179,7 @@ class Progress:
             soft_wrap=not target.isatty(),
         )
         self._live: Live | None = None
+        self._heartbeat = Heartbeat(self._print_running)
         self._probes = 0
         self._line = ""
         self._running: dict[int, int] = {}  # running trials -> probe number on this display
@@ -195,6 +197,8 @@ class Progress:
                 transient=True,
             )
             self._live.start()
+        else:
+            self._heartbeat.start()
         return self
 
     def __exit__(
@@ -206,6 +210,8 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        else:
+            self._heartbeat.stop()
 
     def __call__(self, event: Event) -> None:
         match event:
@@ -254,14 +260,23 @@ class Progress:
         return " ".join(moving) or "the only candidate"
 
     def _print(self, text: str) -> None:
+        self._heartbeat.postpone()
         print_line(self._console, text)
+
+    def _print_running(self) -> None:
+        """Print what runs, for a log in which nothing else appeared for a while."""
+        running = self._line.partition(":")[0] or "choosing the next candidate"
+        self._print(f"  ... {running} [{_left(self._seconds_left())}]")
 
     def _set_deadline(self, seconds_left: float) -> None:
         self._deadline = self._console.get_time() + seconds_left
 
+    def _seconds_left(self) -> float:
+        return max(0.0, (self._deadline or 0.0) - self._console.get_time())
+
     def _status(self) -> str:
-        seconds_left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
-        parts = [self._line or "choosing the next candidate", self._best, _left(seconds_left)]
+        line = self._line or "choosing the next candidate"
+        parts = [line, self._best, _left(self._seconds_left())]
         line = " · ".join(part for part in parts if part)
         width = self._console.width - 1
         return line if len(line) <= width else line[: width - 1] + "…"

@@ -23,8 +23,8 @@ from autotune.report.answer_document import (
     relative_spread,
 )
 from autotune.report.certificate import certificate_lines, describe_models
-from autotune.report.forecast_text import show_ways_of_baseline
 from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
+from autotune.report.prediction_text import show_ways_of_baseline
 
 if TYPE_CHECKING:
     from rich.console import Console

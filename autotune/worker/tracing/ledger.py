@@ -96,6 +96,9 @@ class Ledger:
         if self.phase in ("score", "forward", "backward") and self.sizes:
             self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
 
+    def part_of(self, number: int) -> str:
+        return PARTS[self.parts[number]]
+
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
         self.parts[number] = _PART_NUMBERS[part]
