@@ -19,7 +19,7 @@ from pathlib import Path
 
 from autotune import catalog
 from autotune.catalog import KnownModel
-from autotune.core.errors import BadInput, UnknownName
+from autotune.core.errors import BadInput, UnknownName, suggestion
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.job import Model
 from autotune.core.units import MIB
@@ -97,9 +97,9 @@ def find_model(text: str) -> Model:
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=(
-            f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name"
+            f"{suggestion(hub_id, _catalogued_ids())} Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name"
             " with --model the model that it was made from (`autotune show models`)."
-        ),
+        ).lstrip(),
     )
 
 

@@ -24,6 +24,9 @@ from collections.abc import Iterable
 from autotune.core.installation import pip_requirement
 
 
+MAX_CHOICES = 6  # choices that a message lists if none is near
+
+
 class AutotuneError(Exception):
     """Base of all exceptions that autotune raises on purpose."""
 
@@ -48,16 +51,22 @@ class UnknownName(BadInput):
         *,
         listing: str = "",
     ) -> None:
-        sentences = [_suggestion(name, sorted(set(choices)))]
+        sentences = [suggestion(name, choices)]
         if listing:
             sentences.append(f"`{listing}` lists them all.")
         way_out = " ".join(sentences).strip()
         super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)
 
 
-def _suggestion(name: str, choices: list[str]) -> str:
-    """Return a question with the choices nearest to the name; empty if there are none."""
-    nearest = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:6]
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Return a question with the choices nearest to the name, or a few choices; empty if there
+    are none.
+    """
+    by_lower_case = {choice.lower(): choice for choice in sorted(choices)}
+    matches = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.4)
+    nearest = [by_lower_case[match] for match in matches]
+    if not nearest and len(by_lower_case) <= MAX_CHOICES:
+        nearest = list(by_lower_case.values())
     if not nearest:
         return ""
     *first, last = map(repr, nearest)
