@@ -97,8 +97,9 @@ def find_model(text: str) -> Model:
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=(
-            f"{suggestion(hub_id, _catalogued_ids())} Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name"
-            " with --model the model that it was made from (`autotune show models`)."
+            f"{suggestion(hub_id, _catalogued_ids())} Fetch its shape with"
+            f" `hf download {hub_id} config.json`, give a local folder, or name with --model the"
+            " model that it was made from (`autotune show models`)."
         ).lstrip(),
     )
 

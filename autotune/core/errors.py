@@ -23,7 +23,6 @@ from collections.abc import Iterable
 
 from autotune.core.installation import pip_requirement
 
-
 MAX_CHOICES = 6  # choices that a message lists if none is near
 
 

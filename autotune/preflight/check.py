@@ -56,7 +56,7 @@ MAX_TRIES = 2  # attempts after faults of the machine
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Preflight:
     """Result of a preflight: proof, and the configuration to train with."""
 
@@ -68,6 +68,11 @@ class Preflight:
     tuned: RunAnswer | None  # search for another configuration; None: not needed or not requested
     use: Path | None  # file to train with: the configuration or the tuned one; None: nothing fits
     elapsed_seconds: float
+
+    def __repr__(self) -> str:
+        config = self.job.task.workload.config_file
+        status = self.status.replace("_", " ")
+        return f"<Preflight of {config}: {status}; {self.proof.trial.verdict.why}>"
 
     @property
     def fits(self) -> bool | None:

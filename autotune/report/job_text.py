@@ -11,12 +11,20 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.core.answer import Trial
 from autotune.core.dataset import RowLengths
-from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.events import (
+    BestPredicted,
+    CandidatesPruned,
+    Event,
+    Note,
+    ProbeEnded,
+    ProbeStarted,
+)
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.units import format_bytes, format_seconds
 from autotune.report.heartbeat import Heartbeat
+from autotune.report.verdict_text import verdict_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -215,6 +223,9 @@ class Progress:
 
     def __call__(self, event: Event) -> None:
         match event:
+            case BestPredicted(best=best):
+                self._print(f"best by prediction: {self._short(best.candidate)}")
+                self._print(f"  predicted: {verdict_text(best.prediction)}")
             case CandidatesPruned():
                 self._set_deadline(event.budget_seconds)
                 resumed = ""

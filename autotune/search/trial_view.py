@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -104,6 +104,8 @@ class SearchProblem:
     baseline: Candidate | None
     # False for Optuna's own samplers, which choose within the tier by themselves
     uses_surrogate: bool = True
+    # Predicted tokens per second by candidate id, where no speed is measured: on emulated GPUs
+    predicted_rates: Mapping[str, float] = field(default_factory=dict)
     # Trials of other studies on the same model, versions and hardware: evidence, not counted as
     # measured here
     earlier: tuple[Trial, ...] = ()

@@ -4,6 +4,8 @@ cheapest hardware that fits.
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,11 +18,18 @@ from autotune.solver.cheapest_hardware import (
     CheapestHardware,
     find_cheapest_hardware,
     hardware_document,
+    hardware_lines,
 )
-from autotune.solver.largest_value import GPUS, LargestValue, find_largest_value, value_document
+from autotune.solver.largest_value import (
+    GPUS,
+    LargestValue,
+    find_largest_value,
+    value_document,
+    value_lines,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SolveAnswer:
     """Answer of `solve`."""
 
@@ -28,6 +37,15 @@ class SolveAnswer:
     largest: LargestValue | None = None  # None: hardware was solved for
     cheapest: CheapestHardware | None = None  # None: a setting was solved for
     document: dict[str, Any]  # content of `solve --json`
+
+    def __repr__(self) -> str:
+        lines: Iterator[str] = iter(())
+        if self.largest is not None:
+            lines = value_lines(self.largest)
+        elif self.cheapest is not None:
+            lines = hardware_lines(self.cheapest)
+        _, verdict = itertools.islice(lines, 2)  # the first line says that nothing was measured
+        return f"<SolveAnswer, predicted: {verdict}>"
 
 
 def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:
