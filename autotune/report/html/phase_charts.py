@@ -25,6 +25,7 @@ from autotune.report.html.charts import (
     laid_out,
     moving_knobs,
     named,
+    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ComparedCandidate:
     """Candidate of the chart."""
 
     label: str
+    heading: str  # the label with the settings that differ from the recommendation's
     says: str
     measured: Mapping[str, float]  # peak by phase; may be empty
     parts: Mapping[str, Mapping[str, float]]  # predicted bytes by phase and part; may be empty
@@ -66,6 +68,7 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
             shown.append(
                 ComparedCandidate(
                     label=label,
+                    heading=told_apart(label, row, answer),
                     says=says,
                     measured=row.phase_peak_bytes,
                     parts=parts,
@@ -103,7 +106,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     )
     for number, part in enumerate(parts):
         at = [
-            (candidate.label, phase, held[part])
+            (candidate.heading, phase, held[part])
             for candidate in shown
             for phase, held in candidate.parts.items()
             if held.get(part)
@@ -118,7 +121,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             )
         )
     measured = [
-        (candidate.label, phase, candidate.measured[phase])
+        (candidate.heading, phase, candidate.measured[phase])
         for candidate in shown
         for phase in PHASES
         if phase in candidate.measured
@@ -207,7 +210,8 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
                 for phase, seconds in timed.phase_seconds.items()
                 if seconds > 0
             }
-            shown.append((label, says := named(row.knobs, names), cycle_seconds))
+            says = named(row.knobs, names)
+            shown.append((told_apart(label, row, answer), says, cycle_seconds))
             by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
             rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
     if not shown:
@@ -240,7 +244,7 @@ def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figu
         if any(seconds.get(phase) for _, _, seconds in shown):
             figure.add_trace(
                 Bar(
-                    y=[label for label, _, _ in shown],
+                    y=[[label for label, _, _ in shown], ["cycle"] * len(shown)],
                     x=[seconds.get(phase, 0) for _, _, seconds in shown],
                     name=phase,
                     orientation="h",

@@ -15,6 +15,7 @@ from autotune.report.candidate_types import IntervalRow
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
 from autotune.report.html.charts import (
+    Drawing,
     gib,
     labelled,
     moving_knobs,
@@ -58,16 +59,17 @@ def render(document: Mapping[str, Any]) -> str:
         size=format_bytes,
         seconds=format_seconds,
     )
-    drawings = [draw(answer) for draw in _DRAWN]
+    drawings = []
+    for draw in _DRAWN:
+        drawing = draw(answer)
+        if drawing.figure is not None:
+            drawings.append(drawing)
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
-        figures={
-            drawing.id: _safe_in_script(drawing.figure.to_json())
-            for drawing in drawings
-            if drawing.figure is not None
-        },
+        figures={drawing.id: _safe_in_script(_json_of(drawing)) for drawing in drawings},
+        settings=settings_yaml(answer),
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
@@ -76,6 +78,26 @@ def render(document: Mapping[str, Any]) -> str:
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def _json_of(drawing: Drawing) -> str:
+    assert drawing.figure is not None
+    text: str = drawing.figure.to_json()
+    return text
+
+
+def settings_yaml(answer: AnswerDocument) -> str:
+    """Return the recommended knobs as YAML, ready to be copied; empty without a recommendation."""
+    import yaml
+
+    if answer.recommendation is None:
+        return ""
+    knobs = {}
+    for name, value in answer.recommendation.knobs.items():
+        if value is not None:
+            knobs[name] = value
+    text: str = yaml.safe_dump(knobs, sort_keys=False)
+    return text
 
 
 def _safe_in_script(text: str) -> str:
@@ -135,8 +157,6 @@ PANEL_PIXELS = 440  # height limit of optuna-dashboard's panels
 
 def markdown(document: Mapping[str, Any]) -> str:
     """Return the recommendation, its changes, and its settings as YAML."""
-    import yaml
-
     answer = read_answer(document)
     parts = [f"**{headline(answer)}**"]
     if answer.changes:
@@ -155,8 +175,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             )
         )
     if answer.recommendation is not None:
-        settings = yaml.safe_dump(dict(answer.recommendation.knobs), sort_keys=False)
-        parts.append(f"```yaml\n{settings}```")
+        parts.append(f"```yaml\n{settings_yaml(answer)}```")
     parts.append(f"Ended because: {answer.proven}.")
     return "\n\n".join(parts)
 
