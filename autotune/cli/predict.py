@@ -97,6 +97,7 @@ class _PredictionDisplay:
         """Show the advice, the evidence, and what was predicted."""
         from autotune.report.prediction_text import show_basis, show_evidence, show_ways
 
+        assert self._started is not None
         if not answer.prediction.fits:
             show_ways(self._output, answer.ways)
         self._output.print()
@@ -107,6 +108,6 @@ class _PredictionDisplay:
             answer.job,
             answer.candidate,
             answer.prediction,
-            assumed=self._started.assumed if self._started else (),
-            notes=self._started.notes if self._started else (),
+            assumed=self._started.assumed,
+            notes=self._started.notes,
         )

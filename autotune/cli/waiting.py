@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from autotune.cli.output import console, say
 from autotune.core import progress
-from autotune.core.progress import Progress
+from autotune.core.progress import WorkProgress
 from autotune.core.units import counted, format_seconds
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Waiting:
 
     def __init__(self, text: str) -> None:
         self._text = text
-        self._progress: Progress | None = None
+        self._progress: WorkProgress | None = None
         self._began = time.monotonic()
         self._live: Live | None = None
         self._heartbeat: Heartbeat | None = None
@@ -92,7 +92,7 @@ class Waiting:
         )
         self._live.start()
 
-    def _receive(self, done: Progress) -> None:
+    def _receive(self, done: WorkProgress) -> None:
         self._progress = done
 
     def line(self) -> str:
@@ -144,8 +144,10 @@ class Terminal:
             self._started = event
             self.show(event)
             candidates = counted(len(event.candidates), "candidate")
-            on_gpus = event.job.task.hardware.kind == "cuda"
-            self._wait(f"predicting {candidates}" if on_gpus else "preparing the first probe")
+            if event.job.task.hardware.kind == "cuda":
+                self._wait(f"predicting {candidates}")
+            else:
+                self._wait("preparing the first probe")
         elif self._is_searching():
             if self._progress is None:
                 self._show_search()
@@ -159,11 +161,11 @@ class Terminal:
         return self._started is not None and self._started.job.mode != "predict"
 
     def _show_search(self) -> None:
-        from autotune.report.job_text import Progress as SearchProgress
+        from autotune.report.job_text import Progress
 
         assert self._started is not None
         self.quiet()
-        self._progress = self._open.enter_context(SearchProgress(self._started.job.space))
+        self._progress = self._open.enter_context(Progress(self._started.job.space))
 
     def _wait(self, text: str) -> None:
         self._open.enter_context(Waiting(text))

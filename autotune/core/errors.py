@@ -61,11 +61,13 @@ def suggestion(name: str, choices: Iterable[str]) -> str:
     """Return a question with the choices nearest to the name, or a few choices; empty if there
     are none.
     """
-    by_lower_case = {choice.lower(): choice for choice in sorted(choices)}
+    by_lower_case: dict[str, str] = {}
+    for choice in sorted(choices):
+        by_lower_case[choice.lower()] = choice
     matches = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.4)
-    nearest = [by_lower_case[match] for match in matches]
-    if not nearest and len(by_lower_case) <= MAX_CHOICES:
-        nearest = list(by_lower_case.values())
+    if not matches and len(by_lower_case) <= MAX_CHOICES:
+        matches = list(by_lower_case)
+    nearest = list(map(by_lower_case.__getitem__, matches))
     if not nearest:
         return ""
     *first, last = map(repr, nearest)

@@ -1,7 +1,7 @@
 """Progress of long work: the place that does the work reports it, a display shows it.
 
     with watched_by(display):
-        report(Progress(done=3, expected=12, unit="trace"))
+        report(WorkProgress(done=3, expected=12, unit="trace"))
 
 Without a display a report has no effect. Reports may come from any thread.
 """
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class Progress:
+class WorkProgress:
     """Finished units of the work that is known so far."""
 
     done: int
@@ -26,7 +26,7 @@ class Progress:
         return f"{self.done:,} of {self.expected:,} {unit}"
 
 
-Watcher = Callable[[Progress], None]
+Watcher = Callable[[WorkProgress], None]
 _watchers: list[Watcher] = []
 
 
@@ -40,6 +40,6 @@ def watched_by(watcher: Watcher) -> Iterator[None]:
         _watchers.remove(watcher)
 
 
-def report(progress: Progress) -> None:
+def report(progress: WorkProgress) -> None:
     for watcher in tuple(_watchers):
         watcher(progress)

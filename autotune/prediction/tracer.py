@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
-from autotune.core.progress import Progress, report
+from autotune.core.progress import WorkProgress, report
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
@@ -312,7 +312,9 @@ class TracerPool:
         self._queue: deque[Work] = deque()
         self._change = threading.Condition()
         self._closing = False
-        self._submitted, self._finished = 0, 0  # for the display of progress
+        # For the display of progress.
+        self._submitted = 0
+        self._finished = 0
 
     @property
     def traced(self) -> int:
@@ -414,8 +416,12 @@ class TracerPool:
     def _count_finished(self) -> None:
         with self._change:
             self._finished += 1
-            done = Progress(done=self._finished, expected=self._submitted, unit="trace")
-        report(done)
+            progress = WorkProgress(
+                done=self._finished,
+                expected=self._submitted,
+                unit="trace",
+            )
+        report(progress)
 
 
 @dataclass

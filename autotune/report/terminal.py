@@ -10,7 +10,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
 from autotune.core.run_statistics import describe_interference, describe_soak
 from autotune.core.space import Candidate, setting_text
-from autotune.core.units import format_bytes, format_seconds
+from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
 from autotune.report.answer_document import (
@@ -50,10 +50,10 @@ def show_answer(
         _show_winner(console, job, answer, answer.winner, files)
     counts = answer.counts
     console.print(
-        f"{counts.probed} probes of {counts.candidates} candidates in"
+        f"{counted(counts.probed, 'probe')} of {counted(counts.candidates, 'candidate')} in"
         f" {format_seconds(answer.elapsed_seconds)}: {counts.out_of_memory} out of memory,"
         f" {counts.failed} failed, {counts.implied} pruned by implication, {counts.screened}"
-        f" screened, {counts.loads} loads. Result: {answer.proven}."
+        f" screened, {counted(counts.loads, 'load')}. Result: {answer.proven}."
     )
     if confirm_with:
         console.print(f"Emulated, nothing was measured. Confirm it on the target: {confirm_with}")
@@ -304,7 +304,7 @@ def _show_nothing_fits(
             )
         else:
             console.print(
-                "No candidate ran to its end, and none for lack of memory: whether any fits is"
+                "Every probe failed, and none for lack of memory: whether any candidate fits is"
                 " unknown."
             )
     elif has_no_results(answer):

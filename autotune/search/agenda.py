@@ -242,7 +242,7 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
 
     # 2. Of those that are estimated to be faster, choose the likeliest to fit.
     pool = view.refused_in(tier)
-    best = speed_of(contenders[0]) if contenders else 0.0
+    best = max(map(speed_of, contenders), default=0.0)
     if best > 0:
         threshold = np.log(best * (1 + MIN_GAIN))
         pool = pool[view.estimates.speed.mean[pool] > threshold]

@@ -22,12 +22,14 @@ def fastest_by_prediction(tier: Tier, view: TrialView) -> Candidate | None:
     """
     # 1. Faster than what fits already, by more than a prediction resolves.
     rates = view.problem.predicted_rates
+    if not rates:
+        return None
     contenders = view.contenders(tier)
     threshold = 0.0
     if contenders:
         threshold = speed_of(contenders[0]) * (1 + EQUAL_SPEED_SHARE)
     faster: list[Candidate] = []
-    for row in view.open_in(tier) if rates else ():
+    for row in view.open_in(tier):
         candidate = view.table.candidates[row]
         is_likely = view.estimates.fits[row] >= LIKELY_CHANCE
         if is_likely and rates.get(candidate.id, 0.0) > threshold:
@@ -61,4 +63,6 @@ def unconfirmed_choice(view: TrialView) -> Candidate | None:
         ratio = compare(fastest, baseline, view)
         if ratio is not None and ratio.low <= 1.0:
             choice = baseline
-    return None if view.is_confirmed(choice.candidate) else choice.candidate
+    if view.is_confirmed(choice.candidate):
+        return None
+    return choice.candidate

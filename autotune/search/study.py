@@ -333,7 +333,7 @@ def open_study(
         surrogate=surrogate,
         baseline=baseline,
         uses_surrogate=job.sampler == "value",
-        predicted_rates=_rates_of(predictions) if job.task.hardware.emulated else {},
+        predicted_rates=_rates_of(job, predictions),
         earlier=_of_other_studies(earlier, trial_storage.trials_of(study)),
     )
 
@@ -343,9 +343,11 @@ def open_study(
     return Study(writer, problem, distributions, sampler, predictions, claims, retry)
 
 
-def _rates_of(predictions: Mapping[str, Prediction]) -> dict[str, float]:
-    """Return the predicted speeds by candidate id, as far as they are known."""
-    rates = {}
+def _rates_of(job: Job, predictions: Mapping[str, Prediction]) -> dict[str, float]:
+    """Return the predicted speeds by candidate id; none where speed is measured."""
+    rates: dict[str, float] = {}
+    if not job.task.hardware.emulated:
+        return rates
     for candidate_id, prediction in predictions.items():
         if prediction.ranking_rate is not None:
             rates[candidate_id] = prediction.ranking_rate.value

@@ -8,18 +8,18 @@ import sys
 from pathlib import Path
 
 from autotune.cli.waiting import Waiting
-from autotune.core.progress import Progress, report, watched_by
+from autotune.core.progress import WorkProgress, report, watched_by
 from tests.cli.pseudo_terminal import lines, watched
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAM = """
 import time
 from autotune.cli.waiting import Waiting
-from autotune.core.progress import Progress, report
+from autotune.core.progress import WorkProgress, report
 from autotune.report import heartbeat
 heartbeat.SECONDS = 0.3
 with Waiting("tracing the training step") as waiting:
-    report(Progress(done=2, expected=5, unit="trace"))
+    report(WorkProgress(done=2, expected=5, unit="trace"))
     time.sleep(1.4)
     waiting.stop()
     print("fits", flush=True)
@@ -31,21 +31,21 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 def test_reports_reach_those_who_watch_and_nobody_else() -> None:
-    received: list[Progress] = []
-    done = Progress(done=1, expected=3, unit="trace")
+    received: list[WorkProgress] = []
+    done = WorkProgress(done=1, expected=3, unit="trace")
     report(done)
     with watched_by(received.append):
         report(done)
     report(done)
     assert received == [done]
     assert str(done) == "1 of 3 traces"
-    assert str(Progress(done=0, expected=1, unit="trace")) == "0 of 1 trace"
+    assert str(WorkProgress(done=0, expected=1, unit="trace")) == "0 of 1 trace"
 
 
 def test_the_line_says_what_and_how_far() -> None:
     with Waiting("predicting 3,024 candidates") as waiting:
         assert waiting.line() == "predicting 3,024 candidates"
-        report(Progress(done=2, expected=5, unit="trace"))
+        report(WorkProgress(done=2, expected=5, unit="trace"))
         assert waiting.line() == "predicting 3,024 candidates, 2 of 5 traces"
 
 

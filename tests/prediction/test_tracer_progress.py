@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.errors import CannotPredict
-from autotune.core.progress import Progress, watched_by
+from autotune.core.progress import WorkProgress, watched_by
 from autotune.prediction.tracer import TracerPool
 from tests.prediction.test_tracer_pool import make, spec
 
 
 def test_every_announced_trace_is_counted_and_a_failed_one_too() -> None:
-    received: list[Progress] = []
+    received: list[WorkProgress] = []
     tracers = TracerPool(make, most=1)
     with watched_by(received.append):
         tracers.expect([spec(allocations=2), spec(allocations=3), spec(do="untraceable")])

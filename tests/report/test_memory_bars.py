@@ -26,7 +26,13 @@ def drawn(prediction: Prediction) -> list[str]:
 def with_phases(backward: dict[str, int]) -> Prediction:
     phases = []
     for name, parts in (("forward", FORWARD), ("backward", backward)):
-        phases.append(PhasePrediction(name=name, peak_bytes=gib(20), seconds=None, parts=parts))  # type: ignore[arg-type]
+        phase = PhasePrediction(
+            name=name,  # type: ignore[arg-type]
+            peak_bytes=gib(20),
+            seconds=None,
+            parts=parts,
+        )
+        phases.append(phase)
     return replace(
         PREDICTION, phases=tuple(phases), peak_memory_bytes=gib(20), breakdown=dict(backward)
     )

@@ -59,7 +59,8 @@ def search(
 
 
 def predicted(job: Job, machine: Machine, **oracle: float) -> Mapping[str, Prediction]:
-    return Oracle(machine=machine, **oracle).screen(legal_candidates(job, TRAINER))  # type: ignore[arg-type]
+    oracle_of_machine = Oracle(machine=machine, **oracle)  # type: ignore[arg-type]
+    return oracle_of_machine.screen(legal_candidates(job, TRAINER))
 
 
 def fastest_that_fits(job: Job, machine: Machine) -> float:

@@ -117,7 +117,7 @@ def headline(answer: AnswerDocument) -> str:
                     else "no probe ended in time."
                 )
             ),
-            "failed": "No candidate ran to its end, and none for lack of memory.",
+            "failed": "Every probe failed, and none for lack of memory.",
             "interrupted": "Interrupted before anything was found that fits.",
         }.get(answer.status, f"Nothing fits into {limit}.")
     word = answer.basis.capitalize()
@@ -136,6 +136,8 @@ def _against(answer: AnswerDocument, speed: float | None) -> str:
     base = answer.baseline
     if base is None or speed is None:
         return ""
+    if answer.recommendation and answer.recommendation.knobs == base.knobs:
+        return ". It is the baseline"
     if base.fits is False or (base.outcome is not None and base.outcome != "ok"):
         unfit = base.outcome is None or base.outcome.startswith("oom_")
         return "; the baseline does not fit" if unfit else f"; the baseline ended in {base.outcome}"

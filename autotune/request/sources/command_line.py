@@ -326,11 +326,13 @@ def _hardware_choice(flags: Flags) -> HardwareChoice:
         executor=flags.executor,
         address=flags.address,
         slots=positive("--slots", flags.slots),
-        memory_limit=None if flags.memory_limit is None else _memory_limit(flags.memory_limit),
+        memory_limit=_memory_limit(flags.memory_limit),
     )
 
 
-def _memory_limit(text: str) -> MemoryLimit:
+def _memory_limit(text: str | None) -> MemoryLimit | None:
+    if text is None:
+        return None
     share = parse_share(text)
     if share is not None:
         return MemoryLimit(text=text, share=share)

@@ -229,7 +229,6 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
     first = next(base.parameters())
     settings: dict[str, Any] = {
         "dtype": _dtype_name(first),
-        "trained_dtype": _dtype_name(trainable[0]) if trainable else None,
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
         "parameters": sum(map(_numel, parameters)),
@@ -238,6 +237,8 @@ def _model_settings(trainer: Any) -> dict[str, Any]:
         "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
         "use_peft": has_adapter,
     }
+    if trainable:
+        settings["trained_dtype"] = _dtype_name(trainable[0])
     if has_adapter:
         adapter = next(iter(model.peft_config.values()))
         settings |= {
