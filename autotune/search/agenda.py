@@ -113,8 +113,8 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
         finalist = next_confirmation(view, budget.seconds)
         if finalist is not None:
             step = _probe("confirm", finalist, view)
-        elif _is_baseline_due(view):
-            comparison = _probe("baseline", view.baseline, view)
+        elif view.open_baseline is not None:
+            comparison = _probe("baseline", view.open_baseline, view)
             if _leaves_confirmation(comparison, view, budget):
                 step = comparison
 
@@ -124,10 +124,9 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
 
 def _probe(
     purpose: Purpose,
-    candidate: Candidate | None,
+    candidate: Candidate,
     view: TrialView,
 ) -> NextProbe:
-    assert candidate is not None
     return NextProbe(purpose=purpose, pool=view.table.rows_of([candidate]))
 
 
@@ -135,17 +134,14 @@ def _search_within(budget: RemainingBudget, view: TrialView) -> NextProbe | Sear
     """Return the next probe of the search, or its end."""
     if _every_probe_fails_alike(view):
         return SearchEnd(proven="not proven infeasible")
-    if _is_baseline_due(view) and not view.problem.predicted_rates:
-        step: NextProbe | SearchEnd = _probe("baseline", view.baseline, view)
+    baseline = view.open_baseline
+    if baseline is not None and not view.problem.predicted_rates:
+        step: NextProbe | SearchEnd = _probe("baseline", baseline, view)
     else:
         step = _search(view)
     if isinstance(step, NextProbe) and not _leaves_confirmation(step, view, budget):
         return SearchEnd(proven="budget spent")
     return step
-
-
-def _is_baseline_due(view: TrialView) -> bool:
-    return view.baseline is not None and view.is_open(view.baseline)
 
 
 # 1. Every probe fails in the same way.

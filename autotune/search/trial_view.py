@@ -222,6 +222,13 @@ class TrialView:
     def is_open(self, candidate: Candidate) -> bool:
         return bool(self._open[self.table.row_by_id[candidate.id]])
 
+    @property
+    def open_baseline(self) -> Candidate | None:
+        """Return the baseline if it is still to be measured."""
+        if self.baseline is None or not self.is_open(self.baseline):
+            return None
+        return self.baseline
+
     def open_in(self, tier: Tier) -> IndexArray:
         return self._in_tier(tier, self._open)
 

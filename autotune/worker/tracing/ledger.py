@@ -17,7 +17,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-PARTS = (
+from ..protocol import Result
+
+TRACED_PARTS = (
     "weights",
     "adapters",
     "gradients",
@@ -29,7 +31,7 @@ PARTS = (
     "kv_cache",
     "communication",
 )
-_PART_NUMBERS = {part: number for number, part in enumerate(PARTS)}
+_PART_NUMBERS = {part: number for number, part in enumerate(TRACED_PARTS)}
 
 
 class Ledger:
@@ -40,7 +42,7 @@ class Ledger:
         self.sizes: list[int] = []
         self.parts: list[int] = []
         self.events: list[int] = []
-        self.marks: list[dict[str, Any]] = []
+        self.marks: list[Result] = []
         self.live = 0
         self.peak = 0
         self.streams: dict[int, int] = {}
@@ -96,9 +98,6 @@ class Ledger:
         if self.phase in ("score", "forward", "backward") and self.sizes:
             self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
 
-    def part_of(self, number: int) -> str:
-        return PARTS[self.parts[number]]
-
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
         self.parts[number] = _PART_NUMBERS[part]
@@ -107,11 +106,11 @@ class Ledger:
         """End the trace: later frees are not part of the step."""
         self.closed = True
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Result:
         return {
             "sizes": self.sizes,
             "parts": self.parts,
-            "part_names": list(PARTS),
+            "part_names": list(TRACED_PARTS),
             "events": self.events,
             "marks": self.marks,
             "streams": self.streams,
@@ -157,7 +156,7 @@ class Ledger:
                 added = (total - before) * repeats
                 counter[key] = before + type(total)(added)
 
-    def work(self) -> list[dict[str, Any]]:
+    def work(self) -> list[Result]:
         """Return the work of each phase of the last step."""
         return [
             {

@@ -430,8 +430,8 @@ class Tracker(TorchDispatchMode):  # type: ignore[misc]
             return
         self._add(operand_storage, entry.number, entry.size)
         if result_key in self._live:
-            part = self._part or self.ledger.part_of(entry.number)
-            self._live[result_key].number = self.ledger.allocate(entry.size, part)
+            number = self.ledger.allocate(entry.size, self._part or "activations")
+            self._live[result_key].number = number
 
 
 _INTERMEDIATE_FILES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py")
