@@ -106,8 +106,10 @@ class Waiting:
         return ", ".join(parts)
 
     def _moving_line(self) -> str:
-        turn = int((time.monotonic() - self._began) * SIGNS_PER_SECOND)
-        return f"{SIGNS[turn % len(SIGNS)]} {self.line()}"
+        seconds = time.monotonic() - self._began
+        turn = int(seconds * SIGNS_PER_SECOND)
+        sign = SIGNS[turn % len(SIGNS)]
+        return f"{sign} {self.line()}"
 
 
 class Terminal:

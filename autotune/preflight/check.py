@@ -70,9 +70,9 @@ class Preflight:
     elapsed_seconds: float
 
     def __repr__(self) -> str:
-        config = self.job.task.workload.config_file
+        verdict = self.proof.trial.verdict
         status = self.status.replace("_", " ")
-        return f"<Preflight of {config}: {status}; {self.proof.trial.verdict.why}>"
+        return f"<Preflight: {status}; {verdict.why}>"
 
     @property
     def fits(self) -> bool | None:

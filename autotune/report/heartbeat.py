@@ -24,7 +24,11 @@ class Heartbeat:
     def start(self) -> None:
         self._ended.clear()
         self.postpone()
-        self._thread = threading.Thread(target=self._run, name="heartbeat", daemon=True)
+        self._thread = threading.Thread(
+            target=self._run,
+            name="heartbeat",
+            daemon=True,
+        )
         self._thread.start()
 
     def postpone(self) -> None:
@@ -45,4 +49,5 @@ class Heartbeat:
                     self._action()
 
     def _remaining(self) -> float:
-        return max(0.0, self._last + self._seconds - time.monotonic())
+        due = self._last + self._seconds
+        return max(0.0, due - time.monotonic())

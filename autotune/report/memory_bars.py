@@ -61,29 +61,38 @@ def show_memory(console: Console, prediction: Prediction) -> None:
 
 
 def _phase_bar(phase: PhasePrediction) -> Bar:
-    live, peak = phase.live_bytes, phase.peak_bytes
+    peak = phase.peak_bytes
+    live: float = peak.value
+    live_text = ""
+    if phase.live_bytes is not None:
+        live = phase.live_bytes
+        live_text = format_bytes(live)
     return Bar(
         label=phase.name,
-        live=peak.value if live is None else live,
+        live=live,
         size=peak.value,
         high=peak.high,
-        figures=("" if live is None else format_bytes(live), format_bytes(peak.value)),
+        figures=(live_text, format_bytes(peak.value)),
     )
 
 
 def _part_bars(breakdown: Mapping[str, int]) -> list[Bar]:
     bars = []
-    for name, size in sorted(breakdown.items(), key=lambda part: -part[1]):
-        if size:
-            bars.append(
-                Bar(
-                    label=name.replace("_", " "),
-                    live=0 if name == "fragmentation" else size,
-                    size=size,
-                    high=size,
-                    figures=("", format_bytes(size)),
-                )
-            )
+    for name in sorted(breakdown, key=breakdown.__getitem__, reverse=True):
+        size = breakdown[name]
+        if not size:
+            continue
+        live = size
+        if name == "fragmentation":
+            live = 0
+        bar = Bar(
+            label=name.replace("_", " "),
+            live=live,
+            size=size,
+            high=size,
+            figures=("", format_bytes(size)),
+        )
+        bars.append(bar)
     return bars
 
 
@@ -91,11 +100,16 @@ def _logits_elsewhere(prediction: Prediction) -> str | None:
     """Return where the logits are largest, if they are not in memory at the peak."""
     if not prediction.breakdown or prediction.breakdown.get(LOGITS):
         return None
-    sizes = {phase.name: phase.parts.get(LOGITS, 0) for phase in prediction.phases}
-    largest = max(sizes, key=lambda name: sizes[name], default=None)
-    if largest is None or not sizes[largest]:
+    largest = 0
+    place = ""
+    for phase in prediction.phases:
+        size = phase.parts.get(LOGITS, 0)
+        if size > largest:
+            largest = size
+            place = phase.name
+    if not largest:
         return "logits: none at the peak of any phase"
-    return f"logits: none at this peak, {format_bytes(sizes[largest])} at that of {largest}"
+    return f"logits: none at this peak, {format_bytes(largest)} at that of {place}"
 
 
 class _Picture:
@@ -108,8 +122,11 @@ class _Picture:
         limit: float,
     ) -> None:
         self._console = console
-        self._top = max([limit, *(bar.high for bar in bars)])
-        self._label = max([LABEL, *(len(bar.label) + 1 for bar in bars)])
+        self._top = limit
+        self._label = LABEL
+        for bar in bars:
+            self._top = max(self._top, bar.high)
+            self._label = max(self._label, len(bar.label) + 1)
         width = console.width - self._label - 2 * FIGURE - 5
         self._width = max(10, min(WIDEST_BAR, width))
         self._limit = self._columns(limit)
@@ -120,8 +137,12 @@ class _Picture:
 
     def print_bars(self, bars: list[Bar]) -> None:
         for bar in bars:
-            live, size, high = map(self._columns, (bar.live, bar.size, bar.high))
-            drawn = LIVE * live + KEPT * (size - live) + UNSURE * (high - size)
+            live = self._columns(bar.live)
+            size = self._columns(bar.size)
+            high = self._columns(bar.high)
+            drawn = LIVE * live
+            drawn += KEPT * (size - live)
+            drawn += UNSURE * (high - size)
             cells = list(drawn.ljust(self._width + 1))
             cells[min(self._limit, self._width)] = LIMIT
             self._print(bar.label, "".join(cells), bar.figures)
@@ -135,5 +156,7 @@ class _Picture:
         drawn: str,
         figures: tuple[str, ...],
     ) -> None:
-        cells = "".join(f" {figure:>{FIGURE}}" for figure in figures)
-        self._console.print(f"  {label:<{self._label}}{drawn}{cells}", soft_wrap=True)
+        line = f"  {label:<{self._label}}{drawn}"
+        for figure in figures:
+            line += f" {figure:>{FIGURE}}"
+        self._console.print(line, soft_wrap=True)

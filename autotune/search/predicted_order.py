@@ -24,31 +24,31 @@ def fastest_by_prediction(tier: Tier, view: TrialView) -> Candidate | None:
     rates = view.problem.predicted_rates
     if not rates:
         return None
-    contenders = view.contenders(tier)
-    threshold = 0.0
-    if contenders:
-        threshold = speed_of(contenders[0]) * (1 + EQUAL_SPEED_SHARE)
+    best = max(map(speed_of, view.contenders(tier)), default=0.0)
+    threshold = best * (1 + EQUAL_SPEED_SHARE)
     faster: list[Candidate] = []
     for row in view.open_in(tier):
         candidate = view.table.candidates[row]
-        is_likely = view.estimates.fits[row] >= LIKELY_CHANCE
-        if is_likely and rates.get(candidate.id, 0.0) > threshold:
+        rate = rates.get(candidate.id, 0.0)
+        chance = view.estimates.fits[row]
+        if chance >= LIKELY_CHANCE and rate > threshold:
             faster.append(candidate)
     if not faster:
         return None
 
     # 2. The baseline or the simplest of the fastest.
-    fastest = max(rates[candidate.id] for candidate in faster)
+    faster.sort(key=lambda candidate: rates[candidate.id], reverse=True)
+    fastest = rates[faster[0].id]
     equals = []
     for candidate in faster:
         if rates[candidate.id] >= (1 - EQUAL_SPEED_SHARE) * fastest:
             equals.append(candidate)
 
-    def order(candidate: Candidate) -> tuple[bool, tuple[int, ...], float]:
+    def order(candidate: Candidate) -> tuple[bool, tuple[int, ...]]:
         is_other = candidate != view.baseline
-        return is_other, complexity(candidate, view.baseline), -rates[candidate.id]
+        return is_other, complexity(candidate, view.baseline)
 
-    return min(equals, key=order)
+    return min(equals, key=order)  # among equally simple ones the fastest
 
 
 def unconfirmed_choice(view: TrialView) -> Candidate | None:

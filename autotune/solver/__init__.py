@@ -4,8 +4,6 @@ cheapest hardware that fits.
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,13 +37,13 @@ class SolveAnswer:
     document: dict[str, Any]  # content of `solve --json`
 
     def __repr__(self) -> str:
-        lines: Iterator[str] = iter(())
+        lines: list[str] = []
         if self.largest is not None:
-            lines = value_lines(self.largest)
+            lines = list(value_lines(self.largest))
         elif self.cheapest is not None:
-            lines = hardware_lines(self.cheapest)
-        _, verdict = itertools.islice(lines, 2)  # the first line says that nothing was measured
-        return f"<SolveAnswer, predicted: {verdict}>"
+            lines = list(hardware_lines(self.cheapest))
+        # The first line says that nothing was measured.
+        return f"<SolveAnswer, predicted: {' '.join(lines[1:2])}>"
 
 
 def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:

@@ -334,9 +334,10 @@ def _memory_limit(text: str | None) -> MemoryLimit | None:
     if text is None:
         return None
     share = parse_share(text)
-    if share is not None:
-        return MemoryLimit(text=text, share=share)
-    return MemoryLimit(text=text, size_bytes=parse_bytes(text))
+    if share is None:
+        size_bytes = parse_bytes(text)
+        return MemoryLimit(text=text, size_bytes=size_bytes)
+    return MemoryLimit(text=text, share=share)
 
 
 def _search_choice(flags: Flags) -> SearchChoice:
