@@ -17,9 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from ..protocol import Result
-
-TRACED_PARTS = (
+PARTS = (
     "weights",
     "adapters",
     "gradients",
@@ -31,7 +29,7 @@ TRACED_PARTS = (
     "kv_cache",
     "communication",
 )
-_PART_NUMBERS = {part: number for number, part in enumerate(TRACED_PARTS)}
+_PART_NUMBERS = {part: number for number, part in enumerate(PARTS)}
 
 
 class Ledger:
@@ -42,7 +40,7 @@ class Ledger:
         self.sizes: list[int] = []
         self.parts: list[int] = []
         self.events: list[int] = []
-        self.marks: list[Result] = []
+        self.marks: list[dict[str, Any]] = []
         self.live = 0
         self.peak = 0
         self.streams: dict[int, int] = {}
@@ -106,11 +104,11 @@ class Ledger:
         """End the trace: later frees are not part of the step."""
         self.closed = True
 
-    def as_json(self) -> Result:
+    def as_json(self) -> dict[str, Any]:
         return {
             "sizes": self.sizes,
             "parts": self.parts,
-            "part_names": list(TRACED_PARTS),
+            "part_names": list(PARTS),
             "events": self.events,
             "marks": self.marks,
             "streams": self.streams,
@@ -156,7 +154,7 @@ class Ledger:
                 added = (total - before) * repeats
                 counter[key] = before + type(total)(added)
 
-    def work(self) -> list[Result]:
+    def work(self) -> list[dict[str, Any]]:
         """Return the work of each phase of the last step."""
         return [
             {
