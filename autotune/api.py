@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from autotune.request.request_parser import RequestSources
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class RunAnswer:
     """Answer of `run`: a recommendation from measurements, or a forecast from predictions."""
 
@@ -48,6 +48,12 @@ class RunAnswer:
     recommendation: Recommendation | None  # None: nothing could be measured here
     forecast: Forecast | None  # None: measured
     document: Mapping[str, Any]  # content of `run --json` and recommendation.json
+
+    def __repr__(self) -> str:
+        from autotune.report.document_types import read_answer
+        from autotune.report.html.render import headline
+
+        return f"<RunAnswer: {headline(read_answer(self.document))}>"
 
     @property
     def winner(self) -> Candidate | None:
@@ -64,7 +70,7 @@ class RunAnswer:
         return tuple(Path(file) for file in recommended["files"]) if recommended else ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class PredictAnswer:
     """Answer of `predict`."""
 
@@ -73,6 +79,11 @@ class PredictAnswer:
     prediction: Prediction
     ways: tuple[WayToFit, ...]  # changes that make it fit, cheapest first; empty if it fits
     document: Mapping[str, Any]  # content of `predict --json`
+
+    def __repr__(self) -> str:
+        from autotune.report.verdict_text import verdict_text
+
+        return f"<PredictAnswer: {verdict_text(self.prediction)}>"
 
 
 # Run.

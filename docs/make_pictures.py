@@ -1,5 +1,5 @@
 """Pictures of docs/pictures and files of the example, from one real run of the demo: its terminal,
-report and dashboard.
+report and dashboard; and the fingerprint of the texts that they show.
 
 python docs/make_pictures.py
     # runs the demo (a few minutes), then creates all of them
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import hashlib
 import io
 import itertools
 import json
@@ -43,6 +44,11 @@ SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
 COLUMNS, LINES = 116, 400
 LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
 """Beginnings of the parts of the output that the picture contains."""
+
+FINGERPRINTS = PICTURES / "texts.json"
+"""Hashes of the texts of the program that the pictures show: a test compares them with those of
+today's program, so that a picture of other texts is noticed.
+"""
 
 LARGEST_BYTES = 300_000
 FLAGS = ("--no-sandbox", "--disable-gpu", "--force-device-scale-factor=1")
@@ -280,6 +286,24 @@ def _is_quiet(page: Page) -> None:
     page.wait_for_timeout(2500)
 
 
+def fingerprints() -> dict[str, str]:
+    """Return a hash of the words that a small search on a simulated machine shows, for the
+    terminal and for the page. Figures, paths and the order of the probes have no effect.
+    """
+    sys.path.insert(0, str(ROOT))
+    from tests.report.shown_texts import page_text, terminal_text
+
+    hashes = {}
+    for kind, text in (("terminal", terminal_text()), ("report", page_text())):
+        words = sorted(set(re.findall(r"[A-Za-z]{3,}", text)))
+        hashes[kind] = hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
+    return hashes
+
+
+def write_fingerprints() -> None:
+    FINGERPRINTS.write_text(json.dumps(fingerprints(), indent=2) + "\n")
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
@@ -296,6 +320,7 @@ def main() -> int:
         draw_terminal(written.read_bytes(), folder, PICTURES / TERMINAL)
         draw_pages(folder)
         renew_example(folder)
+        write_fingerprints()
     for picture in (PICTURES / name for name in NAMES):
         size = picture.stat().st_size
         print(f"{picture.relative_to(ROOT)}  {size / 1000:.0f} kB")

@@ -234,7 +234,7 @@ def test_the_prediction_that_a_page_shows_is_what_is_predicted(tmp_path: Path) -
         XDG_CACHE_HOME=str(tmp_path / "cache"),
     )
     assert done.code == 3, done.err
-    for beginning in ("does not fit", "The peak is in phase", "  backward"):
+    for beginning in ("does not fit", "  --set per_device", "  backward", "settings "):
         line = next(line for line in shown.text.splitlines() if line.startswith(beginning))
         assert line in done.out
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from autotune import catalog
 from autotune.catalog import KnownModel
-from autotune.core.errors import BadInput, UnknownName
+from autotune.core.errors import BadInput, UnknownName, suggestion
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.job import Model
 from autotune.core.units import MIB
@@ -98,9 +98,10 @@ def find_model(text: str) -> Model:
     raise BadInput(
         f"Model {hub_id!r} is neither in the catalogue nor in this machine's hub cache.",
         way_out=(
-            f"Fetch its shape with `hf download {hub_id} config.json`, give a local folder, or name"
-            " with --model the model that it was made from (`autotune show models`)."
-        ),
+            f"{suggestion(hub_id, _catalogued_ids())} Fetch its shape with"
+            f" `hf download {hub_id} config.json`, give a local folder, or name with --model the"
+            " model that it was made from (`autotune show models`)."
+        ).lstrip(),
     )
 
 
@@ -247,9 +248,13 @@ def short_names() -> dict[str, list[str]]:
     return names
 
 
+def _catalogued_ids() -> list[str]:
+    return list(itertools.chain.from_iterable(short_names().values()))
+
+
 def _hub_id(text: str) -> str:
     """Return the hub id in its own spelling, or the single id of a short name."""
-    ids = list(itertools.chain.from_iterable(short_names().values()))
+    ids = _catalogued_ids()
     lowered = text.lower()
     if "/" in text:
         for hub_id in ids:

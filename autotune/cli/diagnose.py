@@ -13,6 +13,7 @@ import click
 from autotune.cli.exit_codes import DONE, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.cli.output import text_columns
+from autotune.cli.waiting import Waiting
 from autotune.core.errors import BadInput
 
 if TYPE_CHECKING:
@@ -78,8 +79,11 @@ def command(
         )
     diagnosis, traps = None, None
     with interruptible():
-        if log is not None:
+        if log == "-":  # read while the training writes it
             diagnosis = _diagnosis(log, config, gpus, python)
+        elif log is not None:
+            with Waiting("reading the log"):
+                diagnosis = _diagnosis(log, config, gpus, python)
         if check:
             traps = _traps(python)
     click.echo(_json(diagnosis, traps) if as_json else _text(diagnosis, traps))

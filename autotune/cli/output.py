@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shutil
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, TextIO
 
 import click
 
-from autotune.core.units import counted
-
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.status import Status
-
-    from autotune.core.events import Event, JobStarted, Listener
 
 MIN_COLUMNS = 60
 DEFAULT_COLUMNS = 80
@@ -144,51 +137,6 @@ def _folded(line: str, columns: int) -> list[str]:
     return [*lines, line]
 
 
-class Waiting:
-    """Line with a moving sign: `with Waiting("reading the request") as waiting:
-    waiting.show("tracing")`.
-    """
-
-    def __init__(self, text: str) -> None:
-        self._text = text
-        self._status: Status | None = None
-
-    def __enter__(self) -> Waiting:
-        if sys.stderr.isatty():
-            self.show(self._text)
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.stop()
-
-    def show(self, text: str) -> None:
-        """Replace the line; nothing without a terminal."""
-        if not sys.stderr.isatty():
-            return
-        if self._status is None:
-            from rich.console import Console
-
-            self._status = Console(
-                file=sys.stderr,
-                markup=False,
-                highlight=False,
-                emoji=False,
-            ).status("")
-            self._status.start()
-        self._status.update(text)
-
-    def stop(self) -> None:
-        """Remove the line: output follows."""
-        if self._status is not None:
-            self._status.stop()
-            self._status = None
-
-
 def console(*, to_stderr: bool) -> Console:
     """Return a rich console: as wide as the terminal, or 120 columns for a pipe."""
     from rich.console import Console
@@ -204,55 +152,3 @@ def console(*, to_stderr: bool) -> Console:
         soft_wrap=not terminal,
         width=None if terminal else 120,
     )
-
-
-class Terminal:
-    """Listener for `autotune.run`, used as a context manager."""
-
-    def __init__(self, *, to_stderr: bool) -> None:
-        self.output = console(to_stderr=to_stderr)
-        self._open = contextlib.ExitStack()
-        self._started: JobStarted | None = None
-        self._progress: Listener | None = None
-
-    def __enter__(self) -> Terminal:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.quiet()
-
-    def quiet(self) -> None:
-        """Stop the progress display; later output stays on screen."""
-        self._progress = None
-        self._open.close()
-
-    def __call__(self, event: Event) -> None:
-        from autotune.core.events import JobStarted, Note
-
-        if isinstance(event, JobStarted):
-            self.quiet()
-            self._started = event
-            self.show(event)
-            if event.job.mode == "predict":
-                candidates = counted(len(event.candidates), "candidate")
-                self._open.enter_context(Waiting(f"predicting {candidates}"))
-        elif self._started is None or self._started.job.mode == "predict":
-            if isinstance(event, Note):
-                say(event.text, sys.stderr)
-        else:
-            if self._progress is None:
-                from autotune.report.job_text import Progress
-
-                self._progress = self._open.enter_context(Progress(self._started.job.space))
-            self._progress(event)
-
-    def show(self, event: JobStarted) -> None:
-        """Show the parsed job."""
-        from autotune.report.job_text import show_job
-
-        show_job(self.output, event.job, event.candidates, assumed=event.assumed, notes=event.notes)

@@ -9,12 +9,14 @@ import click
 
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
-from autotune.cli.output import Waiting, console
+from autotune.cli.output import console
+from autotune.cli.waiting import Waiting
 from autotune.request.flags import Flags, PredictOptions
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from autotune.api import PredictAnswer
     from autotune.core.events import Event, JobStarted
 
 EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
@@ -51,28 +53,28 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     """
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
-    from autotune.report.forecast_text import check_document, show_check, show_ways
+    from autotune.report.check_text import check_document, show_check
 
     request = Flags(**flags)
     if check:
         check_can_emulate(request)
     output = console(to_stderr=as_json)
-    with interruptible(), Waiting("predicting: the training step is traced") as waiting:
-        answer = predict_flags(request, listener=_PredictionDisplay(output, waiting))
-    prediction, document = answer.prediction, dict(answer.document)
-    if not prediction.fits:
-        show_ways(output, answer.ways)
+    with interruptible(), Waiting("tracing the training step") as waiting:
+        display = _PredictionDisplay(output, waiting)
+        answer = predict_flags(request, listener=display)
+    display.show_rest(answer)
+    document = dict(answer.document)
     if check:
         with interruptible(), Waiting("emulating the configuration"):
-            document["check"] = check_document(prediction, emulate_flags(request))
+            document["check"] = check_document(answer.prediction, emulate_flags(request))
         show_check(output, document["check"])
     if as_json:
         print(json.dumps(document))
-    return EXIT_CODES[prediction.fits]
+    return EXIT_CODES[answer.prediction.fits]
 
 
 class _PredictionDisplay:
-    """Shows the prediction at once: ways to make it fit take longer to compute."""
+    """Shows the verdict at once: changes that make it fit take longer to compute."""
 
     def __init__(self, output: Console, waiting: Waiting) -> None:
         self._output = output
@@ -81,19 +83,31 @@ class _PredictionDisplay:
 
     def __call__(self, event: Event) -> None:
         from autotune.core.events import CandidatePredicted, JobStarted
-        from autotune.report.forecast_text import show_prediction
+        from autotune.report.prediction_text import show_verdict
 
         if isinstance(event, JobStarted):
             self._started = event
-        elif isinstance(event, CandidatePredicted) and self._started is not None:
+        elif isinstance(event, CandidatePredicted):
             self._waiting.stop()
-            show_prediction(
-                self._output,
-                self._started.job,
-                event.candidate,
-                event.prediction,
-                assumed=self._started.assumed,
-                notes=self._started.notes,
-            )
+            show_verdict(self._output, event.prediction)
             if not event.prediction.fits:
                 self._waiting.show("predicting changes that make it fit")
+
+    def show_rest(self, answer: PredictAnswer) -> None:
+        """Show the advice, the evidence, and what was predicted."""
+        from autotune.report.prediction_text import show_basis, show_evidence, show_ways
+
+        assert self._started is not None
+        if not answer.prediction.fits:
+            show_ways(self._output, answer.ways)
+        self._output.print()
+        show_evidence(self._output, answer.prediction)
+        self._output.print()
+        show_basis(
+            self._output,
+            answer.job,
+            answer.candidate,
+            answer.prediction,
+            assumed=self._started.assumed,
+            notes=self._started.notes,
+        )

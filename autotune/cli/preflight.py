@@ -15,7 +15,8 @@ import click
 
 from autotune.cli.exit_codes import DONE, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import as_json_option, declared_option
-from autotune.cli.output import Terminal, say
+from autotune.cli.output import say
+from autotune.cli.waiting import Terminal
 from autotune.core.errors import BadInput
 from autotune.core.units import format_bytes, format_seconds
 from autotune.request.flags import Flags

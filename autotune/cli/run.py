@@ -51,7 +51,7 @@ torchrun train.py --bs {batch}
     """
     # Imported here so that --help answers at once.
     from autotune.api import run_flags
-    from autotune.cli.output import Terminal
+    from autotune.cli.waiting import Terminal
 
     with interruptible(), Terminal(to_stderr=as_json) as terminal:
         answer = run_flags(Flags(**flags), listener=terminal)
@@ -76,7 +76,7 @@ def _show(output: Console, answer: RunAnswer) -> None:
     job, document = answer.job, answer.document
     confirm_with = document["confirm_with"]
     if answer.forecast is not None:
-        show_forecast(output, job, answer.forecast, document, confirm_with=confirm_with)
+        show_forecast(output, answer.forecast, document, confirm_with=confirm_with)
     elif answer.recommendation is not None:
         files = [*map(str, answer.files), str(job.out / PAGE)]
         show_answer(output, job, answer.recommendation, files, confirm_with or "")

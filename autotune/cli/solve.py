@@ -11,7 +11,8 @@ import click
 
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
-from autotune.cli.output import Waiting, console
+from autotune.cli.output import console
+from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted, Predicting
 from autotune.request.flags import Flags, SolveOptions
 

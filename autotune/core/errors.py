@@ -23,6 +23,8 @@ from collections.abc import Iterable
 
 from autotune.core.installation import pip_requirement
 
+MAX_CHOICES = 6  # choices that a message lists if none is near
+
 
 class AutotuneError(Exception):
     """Base of all exceptions that autotune raises on purpose."""
@@ -48,16 +50,24 @@ class UnknownName(BadInput):
         *,
         listing: str = "",
     ) -> None:
-        sentences = [_suggestion(name, sorted(set(choices)))]
+        sentences = [suggestion(name, choices)]
         if listing:
             sentences.append(f"`{listing}` lists them all.")
         way_out = " ".join(sentences).strip()
         super().__init__(f"Unknown {kind} {name!r:.100}.", way_out=way_out)
 
 
-def _suggestion(name: str, choices: list[str]) -> str:
-    """Return a question with the choices nearest to the name; empty if there are none."""
-    nearest = difflib.get_close_matches(name, choices, n=3, cutoff=0.4) or choices[:6]
+def suggestion(name: str, choices: Iterable[str]) -> str:
+    """Return a question with the choices nearest to the name, or a few choices; empty if there
+    are none.
+    """
+    by_lower_case: dict[str, str] = {}
+    for choice in sorted(choices):
+        by_lower_case[choice.lower()] = choice
+    matches = difflib.get_close_matches(name.lower(), by_lower_case, n=3, cutoff=0.4)
+    if not matches and len(by_lower_case) <= MAX_CHOICES:
+        matches = list(by_lower_case)
+    nearest = list(map(by_lower_case.__getitem__, matches))
     if not nearest:
         return ""
     *first, last = map(repr, nearest)

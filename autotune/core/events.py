@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from autotune.core.answer import Purpose, Recommendation, Trial
+from autotune.core.answer import PredictedCandidate, Purpose, Recommendation, Trial
 from autotune.core.job import Job
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
@@ -20,6 +20,13 @@ class JobStarted:
     candidates: tuple[Candidate, ...]  # all legal candidates; for `predict` the one in question
     assumed: tuple[str, ...]
     notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BestPredicted:
+    """Best candidate by prediction, before the first probe."""
+
+    best: PredictedCandidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,6 +87,7 @@ class Note:
 
 Event: TypeAlias = (
     JobStarted
+    | BestPredicted
     | CandidatesPruned
     | ProbeStarted
     | ProbeEnded

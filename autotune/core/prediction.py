@@ -63,6 +63,13 @@ class Estimate:
             high=min(self.high, limit),
         )
 
+    def at_least(self, limit: float) -> Estimate:
+        return Estimate(
+            value=max(self.value, limit),
+            low=max(self.low, limit),
+            high=max(self.high, limit),
+        )
+
     def scaled(self, factor: float) -> Estimate:
         return Estimate(
             value=self.value * factor,
@@ -97,6 +104,15 @@ class PhasePrediction:
     seconds: Estimate | None  # per generation cycle; None: no speed known for this hardware
     parts: Mapping[str, int] = field(default_factory=dict)  # sum: `peak_bytes.value`
 
+    @property
+    def live_bytes(self) -> int | None:
+        """Bytes in use at the phase's own peak: torch's cache keeps more, which an earlier phase
+        needed. None where the parts are not known.
+        """
+        if not self.parts:
+            return None
+        return sum(self.parts.values()) - self.parts.get("fragmentation", 0)
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineFit:
@@ -128,6 +144,8 @@ class Prediction:
     depends_on: tuple[str, ...] = ()  # facts that would decide it, in words
     failure: str | None = None  # the engine's own error message, if it would refuse to start
     limit_bytes: int
+    # Memory that decides: the limit, or what CUDA offers of the device. None: the limit
+    usable_bytes: Estimate | None = None
     peak_memory_bytes: Estimate  # device memory (NVML) per GPU, worst rank, at the longest rows
     peak_memory_bytes_at_lengths: Estimate | None = None  # at the lengths given; None: none given
     fits_at_lengths: bool | None = None
@@ -166,9 +184,21 @@ class Prediction:
         return self.tokens_per_second_at_lengths or self.tokens_per_second
 
     @property
+    def deciding_limit(self) -> Estimate:
+        """Memory that the peak is compared with."""
+        return self.usable_bytes or Estimate.exactly(self.limit_bytes)
+
+    @property
     def margin_bytes(self) -> Estimate:
-        """Limit minus peak."""
-        return Estimate.exactly(self.limit_bytes) - self.peak_memory_bytes
+        """Deciding limit minus peak. Its interval agrees with the verdict: torch may fill all of
+        the memory, and the step fits nevertheless.
+        """
+        margin = self.deciding_limit - self.peak_memory_bytes
+        if self.fits:
+            return margin.at_least(0)
+        if self.fits is False and self.failure is None:
+            return margin.at_most(0)
+        return margin
 
     @property
     def peak_phase(self) -> PhasePrediction | None:

@@ -17,7 +17,14 @@ _NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,18})?", re.ASCII)
 _FACTORS = {None: 1, "K": KIB, "M": MIB, "G": GIB, "T": TIB}
 _MAX_DIGITS = 18
 
-_DURATION = re.compile(r"(?:(\d+)h)?\s*(?:(\d+)m)?\s*(?:(\d+(?:\.\d+)?)s?)?", re.IGNORECASE)
+_AMOUNT = r"(\d+(?:\.\d+)?)\s*"
+_DURATION = re.compile(
+    rf"(?:{_AMOUNT}h(?:rs?|ours?)?)?\s*"
+    rf"(?:{_AMOUNT}m(?:ins?|inutes?)?)?\s*"
+    rf"(?:{_AMOUNT}s(?:ecs?|econds?)?)?",
+    re.IGNORECASE | re.ASCII,
+)
+_PERCENT = re.compile(rf"{_AMOUNT}%", re.ASCII)
 
 
 def parse_bytes(text: str) -> int:
@@ -47,9 +54,27 @@ def format_bytes(count: int | float) -> str:
     return f"{count:.0f} B"
 
 
+def parse_share(text: str) -> float | None:
+    """Parse `"95%"` into 0.95; None for a text without a percent sign."""
+    if not text.rstrip().endswith("%"):
+        return None
+    match = _PERCENT.fullmatch(text.strip())
+    share = 0.0
+    if match is not None and len(match[1]) <= _MAX_DIGITS:
+        share = float(match[1]) / 100
+    if not 0 < share <= 1:
+        raise BadInput(f"{text!r} is not a share above zero.", way_out="Write it like 95%.")
+    return share
+
+
 def parse_seconds(text: str) -> float:
-    """Parse `"5m"`, `"1h30m"`, `"90s"` or `"90"` into seconds."""
+    """Parse `"5m"`, `"20min"`, `"0.5h"`, `"1h30m"` or `"90s"` into seconds."""
     duration = text.strip()
+    if _NUMBER.fullmatch(duration) and float(duration) > 0:
+        raise BadInput(
+            f"{text!r} has no unit.",
+            way_out=f"Did you mean {duration}m? Write it like 20m, 1h30m or 90s.",
+        )
     match = _DURATION.fullmatch(duration)
     total = 0.0
     if match is not None and duration and len(text) <= 3 * _MAX_DIGITS:

@@ -28,7 +28,7 @@ class Advice:
     """None without a configuration, or where nothing can be predicted."""
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Diagnosis:
     """First failure of a log."""
 
@@ -58,6 +58,9 @@ class Diagnosis:
     """Framework that the log names, and whose names the remedies have; None: trl, or unknown."""
 
     row: str | None = None  # row of the failure table that decided it
+
+    def __repr__(self) -> str:
+        return f"<Diagnosis: {_verdict(self)}>"
 
 
 def as_document(diagnosis: Diagnosis) -> dict[str, Any]:

@@ -301,6 +301,7 @@ def _prediction(
         depends_on=depends_on,
         failure=failure,
         limit_bytes=inputs.limit_bytes,
+        usable_bytes=room,
         peak_memory_bytes=total,
         training_devices=composition.ranks if joins_server(composition) else None,
         torch_peak_allocated_bytes=whole_bytes(_torch_allocated(scene) + in_torch),
@@ -311,7 +312,7 @@ def _prediction(
         engine=start.cache,
         effective=trace.effective,
         assumptions=(
-            *_assumed(inputs, total, room, startup, retried=retried),
+            *_assumed(inputs, total, startup, retried=retried),
             *composition.notes,
             *trace.notes,
         ),
@@ -353,7 +354,6 @@ def _room(inputs: PredictionInput) -> Estimate:
 def _assumed(
     inputs: PredictionInput,
     peak: Estimate,
-    room: Estimate,
     startup: str | None,
     *,
     retried: bool,
@@ -368,10 +368,6 @@ def _assumed(
             f"{inputs.hardware.name} is not in the catalogue: its CUDA context is known only"
             " roughly"
         )
-    if room.value < device_bytes and room.low < peak.high:
-        by_driver = room.low < room.high  # the driver's part alone is uncertain; a limit is exact
-        less = f"CUDA offers {format_bytes(device_bytes - room.value)} less than the device has"
-        yield less if by_driver else "the limit is below what the device has"
     if retried:
         yield (
             "torch may reserve up to the limit, empty its cache and retry: slower, without failure"

@@ -21,6 +21,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.errors import CannotPredict, ProbeError, TrainingEnvironmentError
+from autotune.core.progress import WorkProgress, report
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
 from autotune.prediction.trace_cache import TraceCache, key_of
@@ -308,6 +309,9 @@ class TracerPool:
         self._queue: deque[Work] = deque()
         self._change = threading.Condition()
         self._closing = False
+        # For the display of progress.
+        self._submitted = 0
+        self._finished = 0
 
     @property
     def traced(self) -> int:
@@ -355,6 +359,7 @@ class TracerPool:
                     self._move_first(future)
                 return future
             future = self._requested[key] = Future()
+            self._submitted += 1
             if first:
                 self._queue.appendleft((specification, future))
             else:
@@ -403,6 +408,17 @@ class TracerPool:
                 future.set_result(worker.tracer.trace(specification))
             except BaseException as error:  # raised again in the thread that needs the trace
                 future.set_exception(error)
+            self._count_finished()
+
+    def _count_finished(self) -> None:
+        with self._change:
+            self._finished += 1
+            progress = WorkProgress(
+                done=self._finished,
+                expected=self._submitted,
+                unit="trace",
+            )
+        report(progress)
 
 
 @dataclass

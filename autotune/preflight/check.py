@@ -56,7 +56,7 @@ MAX_PROBE_TRIES = 2  # attempts after faults of the machine
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class Preflight:
     """Result of a preflight: proof, and the configuration to train with."""
 
@@ -68,6 +68,11 @@ class Preflight:
     tuned: RunAnswer | None  # search for another configuration; None: not needed or not requested
     use: Path | None  # file to train with: the configuration or the tuned one; None: nothing fits
     elapsed_seconds: float
+
+    def __repr__(self) -> str:
+        verdict = self.proof.trial.verdict
+        status = self.status.replace("_", " ")
+        return f"<Preflight: {status}; {verdict.why}>"
 
     @property
     def fits(self) -> bool | None:

@@ -33,6 +33,7 @@ class PartRow(msgspec.Struct, frozen=True, kw_only=True):
 class PhasePredictionRow(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     peak_bytes: IntervalRow | None = None
+    live_bytes: float | None = None
     seconds: IntervalRow | None = None
     breakdown: tuple[PartRow, ...] = ()
 
@@ -57,6 +58,7 @@ class PredictionRow(msgspec.Struct, frozen=True, kw_only=True):
     peak_memory_bytes_at_lengths: IntervalRow | None = None
     fits_at_lengths: bool | None = None
     limit_bytes: float | None = None
+    usable_bytes: IntervalRow | None = None
     margin_bytes: IntervalRow | None = None
     torch_peak_allocated_bytes: IntervalRow | None = None
     torch_peak_reserved_bytes: IntervalRow | None = None

@@ -106,6 +106,7 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "peak_memory_bytes_at_lengths": interval(prediction.peak_memory_bytes_at_lengths),
         "fits_at_lengths": prediction.fits_at_lengths,
         "limit_bytes": prediction.limit_bytes,
+        "usable_bytes": interval(prediction.deciding_limit),
         "margin_bytes": interval(prediction.margin_bytes),
         "torch_peak_allocated_bytes": interval(prediction.torch_peak_allocated_bytes),
         "torch_peak_reserved_bytes": interval(prediction.torch_peak_reserved_bytes),
@@ -133,6 +134,7 @@ def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
     return {
         "name": phase.name,
         "peak_bytes": interval(phase.peak_bytes),
+        "live_bytes": phase.live_bytes,
         "seconds": interval(phase.seconds, 3),
         "breakdown": _part_rows(phase.parts),
     }

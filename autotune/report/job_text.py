@@ -11,11 +11,20 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.core.answer import Trial
 from autotune.core.dataset import RowLengths
-from autotune.core.events import CandidatesPruned, Event, Note, ProbeEnded, ProbeStarted
+from autotune.core.events import (
+    BestPredicted,
+    CandidatesPruned,
+    Event,
+    Note,
+    ProbeEnded,
+    ProbeStarted,
+)
 from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.units import counted, format_bytes, format_seconds
+from autotune.report.heartbeat import Heartbeat
+from autotune.report.verdict_text import verdict_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -190,6 +199,7 @@ class Progress:
             soft_wrap=not target.isatty(),
         )
         self._live: Live | None = None
+        self._heartbeat = Heartbeat(self._print_running)
         self._probes = 0
         self._line = ""
         self._running: dict[int, int] = {}  # running trials -> probe number on this display
@@ -207,6 +217,8 @@ class Progress:
                 transient=True,
             )
             self._live.start()
+        else:
+            self._heartbeat.start()
         return self
 
     def __exit__(
@@ -218,9 +230,14 @@ class Progress:
         if self._live is not None:
             self._live.stop()
             self._live = None
+        else:
+            self._heartbeat.stop()
 
     def __call__(self, event: Event) -> None:
         match event:
+            case BestPredicted(best=best):
+                self._print(f"best by prediction: {self._short(best.candidate)}")
+                self._print(f"  predicted: {verdict_text(best.prediction)}")
             case CandidatesPruned():
                 self._set_deadline(event.budget_seconds)
                 resumed = ""
@@ -269,14 +286,23 @@ class Progress:
         return " ".join(moving) or "the only candidate"
 
     def _print(self, text: str) -> None:
+        self._heartbeat.postpone()
         print_line(self._console, text)
+
+    def _print_running(self) -> None:
+        """Print what runs, for a log in which nothing else appeared for a while."""
+        running = self._line.partition(":")[0] or "choosing the next candidate"
+        self._print(f"  ... {running} [{_left(self._seconds_left())}]")
 
     def _set_deadline(self, seconds_left: float) -> None:
         self._deadline = self._console.get_time() + seconds_left
 
+    def _seconds_left(self) -> float:
+        return max(0.0, (self._deadline or 0.0) - self._console.get_time())
+
     def _status(self) -> str:
-        seconds_left = max(0.0, (self._deadline or 0.0) - self._console.get_time())
-        parts = [self._line or "choosing the next candidate", self._best, _left(seconds_left)]
+        line = self._line or "choosing the next candidate"
+        parts = [line, self._best, _left(self._seconds_left())]
         line = " · ".join(filter(None, parts))
         width = self._console.width - 1
         if len(line) > width:

@@ -125,7 +125,7 @@ def best_so_far_listener(
             except BadInput as error:
                 listener(Note(text=f"The best so far was not written: {error}"))
             else:
-                listener(Note(text=f"  written into {event.job.out}: works, and the best so far"))
+                listener(Note(text=f"  best so far, written into {event.job.out}"))
 
     return receive
 

@@ -24,8 +24,8 @@ from autotune.report.answer_document import (
 )
 from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_lines, describe_models
-from autotune.report.forecast_text import show_ways_of_baseline
 from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
+from autotune.report.prediction_text import show_ways_of_baseline
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -64,7 +64,7 @@ def show_answer(
         f"{counted(counts.probed, 'probe')} of {counted(counts.candidates, 'candidate')} in"
         f" {format_seconds(answer.elapsed_seconds)}: {counts.out_of_memory} out of memory,"
         f" {counts.failed} failed, {counts.implied} pruned by implication, {counts.screened}"
-        f" screened, {counts.loads} loads. Result: {answer.proven}."
+        f" screened, {counted(counts.loads, 'load')}. Result: {answer.proven}."
     )
     if confirm_with:
         console.print(f"Emulated, nothing was measured. Confirm it on the target: {confirm_with}")
@@ -315,7 +315,7 @@ def _show_nothing_fits(
             )
         else:
             console.print(
-                "No candidate ran to its end, and none for lack of memory: whether any fits is"
+                "Every probe failed, and none for lack of memory: whether any candidate fits is"
                 " unknown."
             )
     elif has_no_results(answer):

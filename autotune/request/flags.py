@@ -130,7 +130,7 @@ class CommonOptions(TypedDict, total=False):
             metavar="SIZE",
             help=(
                 "Memory limit per GPU; on a CPU for all ranks together. Default: the whole device."
-                " Example: 38G."
+                " Examples: 38G, 95%."
             ),
         ),
     ]

@@ -83,18 +83,20 @@ def job_notes(
     trainer: Trainer,
     config: UserConfig | None,
 ) -> Iterator[str]:
-    """Yield the deviations from what one would expect."""
+    """Yield the deviations from what one would expect, the most important one first."""
+    # 1. Other hardware or settings than the user's file has.
     hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
-    if lengths is not None:
-        yield lengths_note(lengths)
+    if config is not None and config.processes not in (None, hardware.count):
+        yield (
+            f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
+            f" num_processes {config.processes}"
+        )
+    yield from _basis_notes(flags, job, trainer)
     if config is not None:
         yield from config.notes
-        if config.processes not in (None, hardware.count):
-            yield (
-                f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
-                f" num_processes {config.processes}"
-            )
-    yield from _basis_notes(flags, job, trainer)
+    # 2. What the figures hold for.
+    if lengths is not None:
+        yield lengths_note(lengths)
     if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
         yield SEVERAL_GPUS
     gpu = gpu_of(hardware)
@@ -121,12 +123,14 @@ def _basis_notes(
             f"{hardware}: memory is emulated, speed is predicted, nothing is measured"
             " (docs/emulated-gpus.md)"
         )
+    elif flags.hardware.mode != "auto":
+        return  # as requested
     elif not hardware.here:
         yield (
             f"{hardware} is not on this machine: everything that follows is predicted, nothing is"
             " measured"
         )
-    elif job.mode == "predict" and flags.hardware.mode == "auto":
+    elif job.mode == "predict":
         yield (
             f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is"
             " predicted"

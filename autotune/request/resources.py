@@ -96,6 +96,8 @@ def measuring_mode(
 def memory_limit(limit: MemoryLimit | None, hardware: Hardware) -> int:
     if limit is None:
         return hardware.memory_bytes
+    if limit.size_bytes is None:
+        return int(limit.share * hardware.memory_bytes)
     if limit.size_bytes > hardware.memory_bytes:
         memory = f"the memory of one {hardware.name}"
         if hardware.memory_is_shared:

@@ -85,7 +85,8 @@ class MemoryLimit:
     """Limit of --memory-limit."""
 
     text: str  # as typed
-    size_bytes: int
+    size_bytes: int | None = None  # None: a share
+    share: float = 1.0  # of the device's memory
 
 
 @dataclass(frozen=True, kw_only=True)

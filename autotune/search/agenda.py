@@ -27,6 +27,9 @@ further state, a killed study continues at the same point.
     6. At the end: confirm the finalists, one at a time [confirm] (`confirmation`).
     7. Steps 6 and the end wait until no other probe is pending.
 
+On emulated GPUs speed is predicted (`predicted_order`). Step 3a measures the fastest candidate by
+prediction that is likely to fit, and ends with the first that does. Step 2 comes last.
+
 The agenda names a pool of candidates; the sampler chooses the one to measure (`acquisition`).
 Optuna's own samplers do not model speed. For them step 3a is replaced: all open candidates of the
 tier, one load after the other, until MAX_PROBES_WITHOUT_GAIN.
@@ -45,6 +48,7 @@ from autotune.core.measurement import Outcome
 from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.confirmation import PROBES_PER_CONFIRMATION, next_confirmation
+from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
@@ -109,6 +113,10 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
         finalist = next_confirmation(view, budget.seconds)
         if finalist is not None:
             step = _probe("confirm", finalist, view)
+        elif view.open_baseline is not None:
+            comparison = _probe("baseline", view.open_baseline, view)
+            if _leaves_confirmation(comparison, view, budget):
+                step = comparison
 
     needs_all_results = isinstance(step, SearchEnd) or step.purpose == "confirm"
     return Wait() if view.pending and needs_all_results else step
@@ -126,8 +134,9 @@ def _search_within(budget: RemainingBudget, view: TrialView) -> NextProbe | Sear
     """Return the next probe of the search, or its end."""
     if _every_probe_fails_alike(view):
         return SearchEnd(proven="not proven infeasible")
-    if view.baseline is not None and view.is_open(view.baseline):
-        step: NextProbe | SearchEnd = _probe("baseline", view.baseline, view)
+    baseline = view.open_baseline
+    if baseline is not None and not view.problem.predicted_rates:
+        step: NextProbe | SearchEnd = _probe("baseline", baseline, view)
     else:
         step = _search(view)
     if isinstance(step, NextProbe) and not _leaves_confirmation(step, view, budget):
@@ -168,8 +177,13 @@ def _search(view: TrialView) -> NextProbe | SearchEnd:
     fitting_tier = view.tier_of_choice()
     plausible = PLAUSIBLE_CHANCE if fitting_tier is None else REMOTE_CHANCE
     for tier in view.tiers:
+        fastest = fastest_by_prediction(tier, view)
+        if fastest is not None:
+            return _probe("search", fastest, view)
         if tier is fitting_tier:
             end = SearchEnd(proven="no better candidate possible")
+            if view.problem.predicted_rates:
+                return end
             return _inside(tier, view) or _refused(tier, view) or end
         step = _whether_fits(tier, view, plausible)
         if step is not None:
@@ -225,8 +239,9 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
 
     # 2. Of those that are estimated to be faster, choose the likeliest to fit.
     pool = view.refused_in(tier)
-    if contenders:
-        threshold = np.log(speed_of(contenders[0]) * (1 + MIN_GAIN))
+    best = max(map(speed_of, contenders), default=0.0)
+    if best > 0:
+        threshold = np.log(best * (1 + MIN_GAIN))
         pool = pool[view.estimates.speed.mean[pool] > threshold]
     chances = view.estimates.fits[pool]
     if not len(pool) or chances.max() < MIN_REFUSED_CHANCE:

@@ -19,6 +19,7 @@ import numpy as np
 from autotune.catalog import complexity
 from autotune.core.answer import Trial
 from autotune.core.space import Candidate
+from autotune.search.predicted_order import unconfirmed_choice
 from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView, speed_of
@@ -43,6 +44,8 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
     """Return the next candidate to confirm within the remaining seconds; None at the end."""
     if view.tier_of_choice() is None:
         return None
+    if view.problem.predicted_rates:
+        return unconfirmed_choice(view)
     finalists = _finalists(view)
 
     rival = _unclear_rival(view, seconds)

@@ -83,6 +83,22 @@ def forecast(
     )
 
 
+def best_predicted(
+    job: Job,
+    candidates: Sequence[Candidate],
+    baseline: Candidate | None,
+    predictions: Mapping[str, Prediction],
+) -> PredictedCandidate | None:
+    """Return the fastest candidate that surely fits, of the most preferred tier in which any
+    does; None without one.
+    """
+    for tier in tiers_of(job.space, candidates):
+        fitting = _fastest_first(_predicted_members(tier, predictions), baseline)
+        if fitting:
+            return fitting[0]
+    return None
+
+
 def _predicted_members(
     tier: Tier, predictions: Mapping[str, Prediction]
 ) -> list[PredictedCandidate]:

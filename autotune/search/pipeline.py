@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from autotune.core.answer import Recommendation, Trial
-from autotune.core.events import BestChanged, Event, Listener, Note, ProbeEnded
+from autotune.core.events import BestChanged, BestPredicted, Event, Listener, Note, ProbeEnded
 from autotune.core.files import sqlite_url
 from autotune.core.job import Job
 from autotune.core.measurement import Outcome
@@ -22,6 +22,7 @@ from autotune.probe.executors.base import Executor
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.advice import ways_to_fit
 from autotune.search.conclusion import conclude
+from autotune.search.forecast_search import best_predicted
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.probe_cost import probe_cost
 from autotune.search.record import Record
@@ -143,6 +144,9 @@ class _Searcher:
         baseline = baseline_candidate(job, self.trainer)
         predicted = [*candidates, baseline] if baseline else candidates
         predictions = predict_candidates(job, self.trainer, predicted)
+        best = best_predicted(job, candidates, baseline, predictions)
+        if best is not None:
+            self.listener(BestPredicted(best=best))
         _show_cost(job, predictions.values(), self.listener, self.clock)
 
         # 2. Use the user's earlier measurements.

@@ -333,6 +333,7 @@ def open_study(
         surrogate=surrogate,
         baseline=baseline,
         uses_surrogate=job.sampler == "value",
+        predicted_rates=_rates_of(job, predictions),
         earlier=_of_other_studies(earlier, trial_storage.trials_of(study)),
     )
 
@@ -340,6 +341,17 @@ def open_study(
     distributions = distributions_of(job.space, baseline)
     sampler = stock_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
     return Study(writer, problem, distributions, sampler, predictions, claims, retry)
+
+
+def _rates_of(job: Job, predictions: Mapping[str, Prediction]) -> dict[str, float]:
+    """Return the predicted speeds by candidate id; none where speed is measured."""
+    rates: dict[str, float] = {}
+    if not job.task.hardware.emulated:
+        return rates
+    for candidate_id, prediction in predictions.items():
+        if prediction.ranking_rate is not None:
+            rates[candidate_id] = prediction.ranking_rate.value
+    return rates
 
 
 def _of_other_studies(earlier: Sequence[Trial], recorded: Sequence[Trial]) -> tuple[Trial, ...]:

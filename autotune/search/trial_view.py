@@ -20,8 +20,8 @@ from __future__ import annotations
 
 import statistics
 from collections import Counter
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -104,6 +104,8 @@ class SearchProblem:
     baseline: Candidate | None
     # False for Optuna's own samplers, which choose within the tier by themselves
     uses_surrogate: bool = True
+    # Predicted tokens per second by candidate id, where no speed is measured: on emulated GPUs
+    predicted_rates: Mapping[str, float] = field(default_factory=dict)
     # Trials of other studies on the same model, versions and hardware: evidence, not counted as
     # measured here
     earlier: tuple[Trial, ...] = ()
@@ -219,6 +221,13 @@ class TrialView:
 
     def is_open(self, candidate: Candidate) -> bool:
         return bool(self._open[self.table.row_by_id[candidate.id]])
+
+    @property
+    def open_baseline(self) -> Candidate | None:
+        """Return the baseline if it is still to be measured."""
+        if self.baseline is None or not self.is_open(self.baseline):
+            return None
+        return self.baseline
 
     def open_in(self, tier: Tier) -> IndexArray:
         return self._in_tier(tier, self._open)

@@ -16,11 +16,18 @@ from autotune.solver.cheapest_hardware import (
     CheapestHardware,
     find_cheapest_hardware,
     hardware_document,
+    hardware_lines,
 )
-from autotune.solver.largest_value import GPUS, LargestValue, find_largest_value, value_document
+from autotune.solver.largest_value import (
+    GPUS,
+    LargestValue,
+    find_largest_value,
+    value_document,
+    value_lines,
+)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SolveAnswer:
     """Answer of `solve`."""
 
@@ -28,6 +35,15 @@ class SolveAnswer:
     largest: LargestValue | None = None  # None: hardware was solved for
     cheapest: CheapestHardware | None = None  # None: a setting was solved for
     document: dict[str, Any]  # content of `solve --json`
+
+    def __repr__(self) -> str:
+        lines: list[str] = []
+        if self.largest is not None:
+            lines = list(value_lines(self.largest))
+        elif self.cheapest is not None:
+            lines = list(hardware_lines(self.cheapest))
+        # The first line says that nothing was measured.
+        return f"<SolveAnswer, predicted: {' '.join(lines[1:2])}>"
 
 
 def solve(setting: str, *, listener: Listener = ignore_events, **options: Any) -> SolveAnswer:

@@ -22,6 +22,7 @@ from autotune.core.space import Candidate, setting_text
 from autotune.core.units import format_bytes
 from autotune.prediction.service import open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row
+from autotune.report.verdict_text import need_text
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import RequestSources, SettingName, setting_name
 
@@ -417,10 +418,7 @@ def _next_lines(answer: LargestValue) -> Iterator[str]:
 
 
 def margin_text(prediction: Prediction) -> str:
-    peak = prediction.peak_memory_bytes
-    margin = prediction.margin_bytes
-    need = (
-        f"{format_bytes(peak.value)} ({format_bytes(peak.low)} to {format_bytes(peak.high)}) of"
-        f" {format_bytes(prediction.limit_bytes)}"
-    )
-    return f"{need}, at least {format_bytes(margin.low)} left" if prediction.fits else need
+    need = need_text(prediction)
+    if not prediction.fits:
+        return need
+    return f"{need}, at least {format_bytes(prediction.margin_bytes.low)} left"

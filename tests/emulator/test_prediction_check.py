@@ -13,7 +13,7 @@ import pytest
 from autotune.catalog import constant
 from autotune.core.measurement import Failure, Outcome
 from autotune.core.units import GIB
-from autotune.report.forecast_text import check_document
+from autotune.report.check_text import check_document
 from tests.cli.command import autotune, shape_only
 from tests.report.answers import answered
 from tests.report.test_forecast import PREDICTION

@@ -28,7 +28,7 @@ def test_a_new_best_is_written_and_reported_before_the_search_continues() -> Non
     assert (
         isinstance(heard[0], BestChanged)
         and isinstance(heard[1], Note)
-        and "the best so far" in heard[1].text
+        and "best so far" in heard[1].text
     )
     head = head_lines(best_so_far().job, written[0])
     assert head[0].startswith("BEST SO FAR") and "still missing" in head[1]

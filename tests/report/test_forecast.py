@@ -19,7 +19,8 @@ from autotune.core.units import GIB
 from autotune.report.answer_document import document as answer_document
 from autotune.report.answer_document import prediction_document
 from autotune.report.document_rows import prediction_row
-from autotune.report.forecast_text import show_forecast, show_prediction, show_ways
+from autotune.report.forecast_text import show_forecast
+from autotune.report.prediction_text import show_basis, show_evidence, show_verdict, show_ways
 from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space
 
@@ -107,23 +108,25 @@ def shown(
         markup=False,
         emoji=False,
     )
-    show_prediction(console, job, CANDIDATE, prediction, assumed=("global batch 64",))
+    show_verdict(console, prediction)
     if not prediction.fits:
         show_ways(console, ways)
+    show_evidence(console, prediction)
+    show_basis(console, job, CANDIDATE, prediction, assumed=("global batch 64",))
     return stream.getvalue()
 
 
 def test_the_answer_its_size_and_its_reason(job: Job) -> None:
     text = shown(job, PREDICTION, ways=(WAY,))
     assert "predicted, nothing was measured" in text and "trl 1.16.0" in text
-    assert (
-        "does not fit: 50 GiB (48 GiB to 53 GiB) of 40 GiB; 10 GiB too much, at least 8 GiB" in text
+    assert text.startswith(
+        "does not fit: 50 GiB (48 to 53) of 40 GiB; 10 GiB too much, at least 8 GiB\n"
     )
-    assert "The peak is in phase backward" in text
+    assert "at the peak (backward)" in text
     assert (
         "--set batch=4" in text
         and "0.83 times the speed" in text
-        and "leaves 10 GiB free, at least 9 GiB" in text
+        and "10 GiB left, at least 9 GiB" in text
     )
     assert "global batch 64" in text and "prompts are as long as allowed" in text
     assert "1,000 tokens/s (500 to 2,000)" in text and "backward 75%" in text
@@ -163,7 +166,7 @@ def test_both_peaks_are_shown_where_lengths_are_given(job: Job) -> None:
     )
     text = shown(job, prediction)
     assert "does not fit: 50 GiB" in text
-    assert "At the lengths given: fits, 20 GiB (19 GiB to 22 GiB)." in text
+    assert "At the lengths given: fits, 20 GiB (19 to 22)." in text
     row = prediction_row(prediction)
     assert (
         row["peak_memory_bytes_at_lengths"]["value"] == 20 * GIB and row["fits_at_lengths"] is True
@@ -201,7 +204,7 @@ def test_pictures_fit_the_terminal(job: Job, width: int) -> None:
 
 
 def test_what_fits_and_what_depends(job: Job) -> None:
-    assert "fits: 30 GiB (29 GiB to 31 GiB) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(
+    assert "fits: 30 GiB (29 to 31) of 40 GiB; 10 GiB left, at least 9 GiB" in shown(
         job, WAY.prediction
     )
     undecided = replace(
@@ -291,7 +294,7 @@ def test_a_predicted_recommendation_is_marked_everywhere(job: Job) -> None:
         highlight=False,
         markup=False,
     )
-    show_forecast(console, job, _forecast(), document, confirm_with="autotune run --mode probe")
+    show_forecast(console, _forecast(), document, confirm_with="autotune run --mode probe")
     text = stream.getvalue()
     assert text.startswith("Predicted, nothing was measured.")
     assert "To confirm it, where the hardware is: autotune run --mode probe" in text
@@ -304,7 +307,7 @@ def test_an_end_by_the_budget_is_reported(job: Job) -> None:
     assert document["stopped_by"] == "budget" and document["counts"]["predicted"] == 10
     assert answer_document(job, _forecast(), [], confirm_with="x")["stopped_by"] is None
     stream = io.StringIO()
-    show_forecast(Console(file=stream, width=200), job, ended, document, confirm_with="x")
+    show_forecast(Console(file=stream, width=200), ended, document, confirm_with="x")
     assert "--budget ended it: 10 of 15,360 candidates" in stream.getvalue()
     without = _forecast(
         winner=None,

@@ -141,7 +141,7 @@ def test_a_larger_budget_is_suggested_only_if_candidates_are_undecided() -> None
 
 def test_failures_are_not_called_a_lack_of_memory() -> None:
     text = _shown(answered(900, everything_crashes=True))
-    assert text.startswith("No candidate ran to its end, and none for lack of memory")
+    assert text.startswith("Every probe failed, and none for lack of memory")
     assert "Nothing fits" not in text
 
 

@@ -112,6 +112,27 @@ def labelled(answer: AnswerDocument) -> Iterator[tuple[str, RecommendationRow | 
         yield f"runner-up {number}", row
 
 
+def told_apart(
+    label: str,
+    row: RecommendationRow | CandidateRow,
+    answer: AnswerDocument,
+) -> str:
+    """Return the label with the settings in which the candidate differs from the recommendation."""
+    best = answer.recommendation
+    if best is None or row is best:
+        return label
+    differing = [name for name in moving_knobs(answer) if _differs(name, row.knobs, best.knobs)]
+    return f"{label}: {named(row.knobs, differing)}" if differing else label
+
+
+def _differs(
+    name: str,
+    knobs: Mapping[str, Any],
+    other_knobs: Mapping[str, Any],
+) -> bool:
+    return name in knobs and knobs[name] != other_knobs.get(name)
+
+
 def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return a candidate's moving knobs as text."""
     texts = [f"{name}={setting_text(knobs[name])}" for name in names if name in knobs]

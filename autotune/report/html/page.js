@@ -4,6 +4,15 @@ const pen = document.createElement("canvas").getContext("2d");
 pen.font = "13px system-ui, sans-serif";
 const widthOf = (texts) => Math.max(0, ...texts.map((text) => pen.measureText(text).width));
 
+/* The text, cut to a width in pixels. */
+function fitted(text, room) {
+  pen.font = "600 13px system-ui, sans-serif";
+  let shown = text;
+  while (shown && pen.measureText(shown === text ? text : shown + "…").width > room) shown = shown.slice(0, -1);
+  pen.font = "13px system-ui, sans-serif";
+  return shown === text ? text : shown + "…";
+}
+
 function add(parent, name, attributes, text) {
   const node = document.createElementNS("http://www.w3.org/2000/svg", name);
   for (const [key, value] of Object.entries(attributes || {})) node.setAttribute(key, value);
@@ -137,7 +146,7 @@ function panel(svg, figure, { suffix, left, top, width, height }) {
   }
   if (y.slots) y.slots.forEach((slot, at) => {
     const middle = y0 + (at + 0.5) * y.step * (y1 - y0) + 4;
-    if (slot.heading) label({ x: left, y: middle, "font-weight": 600 }, slot.label, "ytick");
+    if (slot.heading) add(label({ x: left, y: middle, "font-weight": 600 }, fitted(slot.label, width - 4), "ytick"), "title", {}, slot.label);
     else label({ x: x0 - 6, y: middle, "text-anchor": "end" }, slot.label, "ytick");
   });
   else if (!hidden) for (const [share, text] of y.ticks) {
@@ -203,11 +212,27 @@ document.addEventListener("pointerover", (event) => {
   note.style.top = `${event.pageY + 14}px`;
 });
 
+/* Copies the text of another element; where the clipboard is refused, it is selected instead. */
+for (const button of document.querySelectorAll("[data-copies]")) button.addEventListener("click", async () => {
+  const source = document.getElementById(button.dataset.copies), all = document.createRange();
+  try {
+    await navigator.clipboard.writeText(source.textContent);
+    button.textContent = "Copied";
+  } catch {
+    all.selectNodeContents(source);
+    getSelection().removeAllRanges();
+    getSelection().addRange(all);
+    button.textContent = document.execCommand("copy") ? "Copied" : "Selected";
+  }
+  setTimeout(() => { button.textContent = "Copy"; }, 2000);
+});
+
 function drawAll() {
   Object.keys(FIGURES).forEach(draw);
   document.body.dataset.drawn = Object.keys(FIGURES).length;
 }
 let known = 0;
 new ResizeObserver(() => {
-  if (document.documentElement.clientWidth !== known) { known = document.documentElement.clientWidth; drawAll(); }
+  const width = document.documentElement.clientWidth;
+  if (width > 100 && width !== known) { known = width; drawAll(); }  // not before the page has its size
 }).observe(document.documentElement);

@@ -25,6 +25,7 @@ from autotune.report.html.charts import (
     laid_out,
     moving_knobs,
     named,
+    told_apart,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ class ComparedCandidate:
     """Candidate of the chart."""
 
     label: str
+    heading: str  # the label with the settings that differ from the recommendation's
     says: str
     measured: Mapping[str, float]  # peak by phase; may be empty
     parts: Mapping[str, Mapping[str, float]]  # predicted bytes by phase and part; may be empty
@@ -66,6 +68,7 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
             shown.append(
                 ComparedCandidate(
                     label=label,
+                    heading=told_apart(label, row, answer),
                     says=named(row.knobs, names),
                     measured=row.phase_peak_bytes,
                     parts=parts,
@@ -104,7 +107,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
             for part, size in bytes_by_part.items():
                 at = parts.setdefault(part, [])
                 if size:
-                    at.append((candidate.label, phase, size))
+                    at.append((candidate.heading, phase, size))
     for number, (part, at) in enumerate(parts.items()):
         figure.add_trace(
             Bar(
@@ -119,7 +122,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     for candidate in shown:
         for phase in PHASES:
             if phase in candidate.measured:
-                measured.append((candidate.label, phase, candidate.measured[phase]))
+                measured.append((candidate.heading, phase, candidate.measured[phase]))
     if measured and parts:
         marker = {
             "color": "#ffffff",
@@ -204,7 +207,7 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
             if seconds > 0:
                 cycle_seconds[phase] = seconds / timed.timed_cycles
         says = named(row.knobs, names)
-        shown.append((label, says, cycle_seconds))
+        shown.append((told_apart(label, row, answer), says, cycle_seconds))
         by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
         rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
     if not shown:
@@ -237,7 +240,7 @@ def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figu
         if any(seconds):
             figure.add_trace(
                 Bar(
-                    y=labels,
+                    y=[labels, ["cycle"] * len(shown)],
                     x=seconds,
                     name=phase,
                     orientation="h",

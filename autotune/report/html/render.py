@@ -15,6 +15,7 @@ from autotune.report.candidate_types import IntervalRow
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
 from autotune.report.html.charts import (
+    Drawing,
     gib,
     labelled,
     moving_knobs,
@@ -61,14 +62,15 @@ def render(document: Mapping[str, Any]) -> str:
     drawings, figures = [], {}
     for draw in _DRAWN:
         drawing = draw(answer)
-        drawings.append(drawing)
         if drawing.figure is not None:
+            drawings.append(drawing)
             figures[drawing.id] = _safe_in_script(drawing.figure.to_json())
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
         drawings=drawings,
         figures=figures,
+        settings=settings_yaml(answer),
         name=lambda knobs: named(knobs, names),
         names=names,
         peaks=two_peaks(answer),
@@ -77,6 +79,26 @@ def render(document: Mapping[str, Any]) -> str:
         style=(_HERE / "page.css").read_text(encoding="utf-8"),
         script=(_HERE / "page.js").read_text(encoding="utf-8"),
     )
+
+
+def _json_of(drawing: Drawing) -> str:
+    assert drawing.figure is not None
+    text: str = drawing.figure.to_json()
+    return text
+
+
+def settings_yaml(answer: AnswerDocument) -> str:
+    """Return the recommended knobs as YAML, ready to be copied; empty without a recommendation."""
+    import yaml
+
+    if answer.recommendation is None:
+        return ""
+    knobs = {}
+    for name, value in answer.recommendation.knobs.items():
+        if value is not None:
+            knobs[name] = value
+    text: str = yaml.safe_dump(knobs, sort_keys=False)
+    return text
 
 
 def _safe_in_script(text: str) -> str:
@@ -109,7 +131,7 @@ def _without_recommendation(answer: AnswerDocument, limit: str) -> str:
         case "undecided":
             return "Can't be decided: no probe ended in time."
         case "failed":
-            return "No candidate ran to its end, and none for lack of memory."
+            return "Every probe failed, and none for lack of memory."
         case "interrupted":
             return "Interrupted before anything was found that fits."
     return f"Nothing fits into {limit}."
@@ -120,6 +142,8 @@ def _against(answer: AnswerDocument, speed: float | None) -> str:
     base = answer.baseline
     if base is None or speed is None:
         return ""
+    if answer.recommendation and answer.recommendation.knobs == base.knobs:
+        return ". It is the baseline"
     if base.fits is False or (base.outcome is not None and base.outcome != "ok"):
         if base.outcome is None or base.outcome.startswith("oom_"):
             return "; the baseline does not fit"
@@ -142,8 +166,6 @@ PANEL_PIXELS = 440  # height limit of optuna-dashboard's panels
 
 def markdown(document: Mapping[str, Any]) -> str:
     """Return the recommendation, its changes, and its settings as YAML."""
-    import yaml
-
     answer = read_answer(document)
     parts = [f"**{headline(answer)}**"]
     if answer.changes:
@@ -154,8 +176,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             rows.append(_row(change.name, before, after, change.why))
         parts.append("\n".join(rows))
     if answer.recommendation is not None:
-        settings = yaml.safe_dump(dict(answer.recommendation.knobs), sort_keys=False)
-        parts.append(f"```yaml\n{settings}```")
+        parts.append(f"```yaml\n{settings_yaml(answer)}```")
     parts.append(f"Ended because: {answer.proven}.")
     return "\n\n".join(parts)
 

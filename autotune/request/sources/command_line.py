@@ -9,7 +9,7 @@ import re
 from pathlib import Path
 
 from autotune.core.errors import BadInput
-from autotune.core.units import parse_bytes, parse_seconds
+from autotune.core.units import parse_bytes, parse_seconds, parse_share
 from autotune.frameworks.command import NAME as COMMAND
 from autotune.request.assignments import parse_holds, parse_searches
 from autotune.request.flags import DEFAULTS, Flags, option_name
@@ -320,17 +320,24 @@ def _image_size(flags: Flags) -> tuple[int, int] | None:
 
 
 def _hardware_choice(flags: Flags) -> HardwareChoice:
-    limit = None
-    if flags.memory_limit is not None:
-        limit = MemoryLimit(text=flags.memory_limit, size_bytes=parse_bytes(flags.memory_limit))
     return HardwareChoice(
         gpus=flags.gpus,
         mode=flags.mode,
         executor=flags.executor,
         address=flags.address,
         slots=positive("--slots", flags.slots),
-        memory_limit=limit,
+        memory_limit=_memory_limit(flags.memory_limit),
     )
+
+
+def _memory_limit(text: str | None) -> MemoryLimit | None:
+    if text is None:
+        return None
+    share = parse_share(text)
+    if share is None:
+        size_bytes = parse_bytes(text)
+        return MemoryLimit(text=text, size_bytes=size_bytes)
+    return MemoryLimit(text=text, share=share)
 
 
 def _search_choice(flags: Flags) -> SearchChoice:

@@ -203,7 +203,21 @@ def _trainer_settings(trainer: Any) -> Arguments:
     # accelerate wraps the optimizer.
     optimizer = getattr(trainer.optimizer, "optimizer", trainer.optimizer)
     settings["optimizer_class"] = type(optimizer).__name__
+    settings["optimizer_state_dtype"] = _state_dtype(optimizer)
     return settings
+
+
+def _state_dtype(optimizer: Any) -> str | None:
+    """Return the precision of the optimizer's state, of its first tensor that is no counter."""
+    for state in getattr(optimizer, "state", {}).values():
+        for value in state.values():
+            if hasattr(value, "dtype") and value.dim():
+                return _dtype_name(value)
+    return None
+
+
+def _dtype_name(tensor: Any) -> str:
+    return str(tensor.dtype).removeprefix("torch.")
 
 
 def _model_settings(trainer: Any) -> Arguments:
@@ -214,7 +228,7 @@ def _model_settings(trainer: Any) -> Arguments:
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     first = next(base.parameters())
     settings: Arguments = {
-        "dtype": str(first.dtype).removeprefix("torch."),
+        "dtype": _dtype_name(first),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
         "parameters": sum(map(_numel, parameters)),
@@ -223,6 +237,8 @@ def _model_settings(trainer: Any) -> Arguments:
         "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
         "use_peft": has_adapter,
     }
+    if trainable:
+        settings["trained_dtype"] = _dtype_name(trainable[0])
     if has_adapter:
         adapter = next(iter(model.peft_config.values()))
         settings |= {

@@ -1,0 +1,194 @@
+"""Terminal output of one prediction: verdict, changes that make it fit, memory, speed, settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from autotune.core.answer import WayToFit
+from autotune.core.job import Job
+from autotune.core.measurement import Phase
+from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
+from autotune.core.space import Candidate, setting_text
+from autotune.report.document_rows import FITS_IN_WORDS
+from autotune.report.job_text import describe_job, print_line, show_notes
+from autotune.report.memory_bars import show_memory
+from autotune.report.verdict_text import margin_text, rate_text, size_text, verdict_text
+from autotune.search.advice import as_flags
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+TRACED_PACKAGES = ("trl", "transformers", "peft", "torch")
+# Shardings that train on float32 copies of half-precision weights (DeepSpeed, accelerate's FSDP1)
+WITH_MASTERS = ("zero1", "zero2", "zero3", "fsdp1")
+
+
+# 1. The verdict, and the changes that make it fit.
+
+
+def show_verdict(console: Console, prediction: Prediction) -> None:
+    """Print whether it fits, with the figures that decide."""
+    print_line(console, verdict_text(prediction))
+    for fact in prediction.depends_on:
+        print_line(console, f"  depends on {fact}")
+    shorter = prediction.peak_memory_bytes_at_lengths
+    if shorter is not None:
+        verdict = FITS_IN_WORDS[prediction.fits_at_lengths]
+        print_line(console, f"At the lengths given: {verdict}, {size_text(shorter)}.")
+
+
+def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
+    """Print the changes that make the candidate of `predict` fit."""
+    if not ways:
+        console.print("No change of one or two settings makes it surely fit.")
+        return
+    console.print("Changes that make it fit, the cheapest first:")
+    _list_ways(console, ways, flag="--set")
+
+
+def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
+    """Print the changes that make the baseline of `run` fit, where nothing that was searched
+    does.
+    """
+    if ways:
+        console.print("Predicted changes that make the baseline fit, the cheapest first:")
+        _list_ways(console, ways, flag="--hold")
+
+
+def _list_ways(
+    console: Console,
+    ways: Sequence[WayToFit],
+    flag: str,
+) -> None:
+    for way in ways:
+        effects = [margin_text(way.prediction)]
+        if way.speed_ratio is not None:
+            effects.append(f"{way.speed_ratio:.2f} times the speed")
+        if way.learning:
+            effects.append("changes what is learned")
+        console.print(f"  {as_flags(way.change, flag)}")
+        console.print(f"      {', '.join(effects)}")
+
+
+# 2. The evidence.
+
+
+def show_evidence(console: Console, prediction: Prediction) -> None:
+    """Print memory by phase and part, speed, and the engine's cache."""
+    show_memory(console, prediction)
+    allocated = size_text(prediction.torch_peak_allocated_bytes)
+    reserved = size_text(prediction.torch_peak_reserved_bytes)
+    print_line(console, f"torch    {allocated} allocated, {reserved} reserved")
+    for line in _speed_lines(prediction):
+        print_line(console, line)
+    if prediction.engine is not None:
+        print_line(console, _engine_line(prediction.engine))
+
+
+def _speed_lines(prediction: Prediction) -> Iterator[str]:
+    if prediction.tokens_per_second is None:
+        yield "speed    unknown for this hardware until a measurement on it"
+        return
+    seconds: dict[Phase, Estimate] = {}
+    for phase in prediction.phases:
+        if phase.seconds is not None:
+            seconds[phase.name] = phase.seconds
+    rows = "completions" if "rollout" in seconds else "rows"
+    rate = rate_text(prediction.tokens_per_second)
+    yield f"speed    {rate} at the longest {rows}; {_shares(seconds)}"
+    if prediction.tokens_per_second_at_lengths is not None:
+        rate = rate_text(prediction.tokens_per_second_at_lengths)
+        yield f"         {rate} at the lengths given; {_shares(prediction.seconds_at_lengths)}"
+    if prediction.pipeline is not None:
+        waited = seconds["rollout"].value if "rollout" in seconds else 0.0
+        yield _pipeline_line(prediction.pipeline, waited)
+
+
+def _pipeline_line(times: PipelineTimes, waited_seconds: float) -> str:
+    """Return the times of engines on GPUs of their own, and of the training that they feed."""
+    waits = "the engines wait for training"
+    if waited_seconds >= 0.1:
+        waits = f"training waits {waited_seconds:,.1f} s for completions"
+    sides = f"generation {_seconds(times.generation)} and training {_seconds(times.training)}"
+    return f"pipeline {sides} per batch, on GPUs of their own; {waits}"
+
+
+def _engine_line(engine: EngineFit) -> str:
+    cache = (
+        f"engine   KV cache {size_text(engine.kv_cache_bytes)}: {engine.kv_cache_tokens:,} tokens"
+    )
+    return f"{cache}, {engine.concurrency:.1f} sequences of the longest length at a time"
+
+
+def _seconds(estimate: Estimate) -> str:
+    return f"{estimate.value:,.1f} s ({estimate.low:,.1f} to {estimate.high:,.1f})"
+
+
+def _shares(seconds: Mapping[Phase, Estimate]) -> str:
+    total = sum(spent.value for spent in seconds.values())
+    shares = []
+    for name, spent in seconds.items():
+        if spent.value >= 0.005 * total > 0:
+            shares.append(f"{name} {spent.value / total:.0%}")
+    return ", ".join(shares)
+
+
+# 3. What was predicted: settings, assumptions, notes.
+
+
+def show_basis(
+    console: Console,
+    job: Job,
+    candidate: Candidate,
+    prediction: Prediction,
+    *,
+    assumed: Sequence[str] = (),
+    notes: Sequence[str] = (),
+) -> None:
+    """Print what the figures hold for; each assumption and note once."""
+    print_line(console, f"job      {describe_job(job)}")
+    print_line(console, f"settings {knobs_text(candidate.knobs)}")
+    precisions = precision_text(candidate, prediction)
+    if precisions:
+        print_line(console, f"         {precisions}")
+    print_line(console, f"basis    predicted, nothing was measured; {_traced_text(prediction)}")
+    assumptions = dict.fromkeys((*assumed, *prediction.assumptions))
+    if assumptions:
+        print_line(console, f"assumed  {'; '.join(assumptions)}")
+    show_notes(console, job, [note for note in dict.fromkeys(notes) if note not in assumptions])
+
+
+def _traced_text(prediction: Prediction) -> str:
+    versions = []
+    for name in TRACED_PACKAGES:
+        if name in prediction.versions:
+            versions.append(f"{name} {prediction.versions[name]}")
+    if prediction.basis == "generic":
+        return f"a plain Hugging Face step replaces the framework's own ({' '.join(versions)})"
+    return f"traced from the training step of {' '.join(versions)}"
+
+
+def precision_text(candidate: Candidate, prediction: Prediction) -> str:
+    """Return the precision of weights and optimizer states, as far as the trainer stated them."""
+    effective = prediction.effective
+    states = effective.get("optimizer_state_dtype")
+    sharding = candidate.knobs.get("sharding")
+    half_precision = candidate.settings.get("bf16") or candidate.settings.get("fp16")
+    if states and sharding in WITH_MASTERS and half_precision:
+        states = "float32, with float32 copies of the trained weights"
+    parts = []
+    for label, dtype in (
+        ("weights", effective.get("dtype")),
+        ("trained weights", effective.get("trained_dtype")),
+        ("optimizer states", states),
+    ):
+        if dtype:
+            parts.append(f"{label} {dtype}")
+    return ", ".join(parts)
+
+
+def knobs_text(knobs: Mapping[str, Any]) -> str:
+    """Return `name=value` of every knob that is set."""
+    stated = {name: value for name, value in knobs.items() if value is not None}
+    return " ".join(f"{name}={setting_text(value)}" for name, value in stated.items())
