@@ -37,6 +37,7 @@ class TransformersTrainer(Launched):
     trace_adapter = STAND_IN
     watch = OF_TRANSFORMERS
     measures_rows = True
+    batch_is_per_gpu = True
     equivalent_settings: Mapping[str, tuple[str, ...]] = {ACCUMULATION: ("global_batch",)}
 
     def __init__(self, method: str) -> None:
@@ -48,6 +49,8 @@ class TransformersTrainer(Launched):
         self.defaults = {**common_defaults, **self.facts.defaults[method]}
         self.canonical = self.facts.canonical[method]
         self.requires = self.facts.requires
+        self.release = self.facts.version
+        self.decides_memory = self.facts.decides_memory.get(method, ())
         self.needs = tuple(self.facts.requires)
 
     @abstractmethod
@@ -83,7 +86,7 @@ class TransformersTrainer(Launched):
         settings |= self.derived(settings, task)
 
         # 2. The accumulation that makes the requested global batch.
-        if ACCUMULATION not in stated and task.workload.global_batch:
+        if stated.get(ACCUMULATION) is None and task.workload.global_batch:
             steps = task.workload.global_batch // self._rows(settings, task)
             settings[ACCUMULATION] = max(1, steps)
 

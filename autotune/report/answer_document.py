@@ -292,6 +292,7 @@ def prediction_document(
     prediction: Prediction,
     ways: Sequence[WayToFit],
     *,
+    origins: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     unknown: Sequence[FactVariant] = (),
 ) -> dict[str, Any]:
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
@@ -301,6 +302,7 @@ def prediction_document(
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
+        "origins": dict(origins),
         "ways_to_fit": [way_row(way) for way in ways],
         "unknown": [
             {"facts": dict(variant.facts), **prediction_row(variant.prediction)}

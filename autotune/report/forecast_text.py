@@ -7,11 +7,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune import frameworks
 from autotune.core.answer import Forecast, PredictedCandidate, WayToFit
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Phase
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate, setting_text
+from autotune.core.space import Candidate, KnobValue, setting_text
 from autotune.core.units import GIB, format_bytes
 from autotune.report.answer_document import differing_knobs
 from autotune.report.document_rows import FITS_IN_WORDS
@@ -50,13 +51,23 @@ def show_prediction(
     if prediction.basis == "generic":
         basis = f"a plain Hugging Face step replaces the framework's own ({versions})"
     console.print(describe_job(job))
-    print_line(console, f"settings {_knobs(candidate.knobs)}")
+    print_line(console, f"settings {_knobs(_deciding(job, candidate))}")
     print_line(console, f"basis    predicted, nothing was measured; {basis}")
     for assumption in dict.fromkeys((*assumed, *prediction.assumptions)):
         print_line(console, f"assumed  {assumption}")
     show_notes(console, job, notes)
     console.print()
     _show_figures(console, prediction)
+
+
+def _deciding(job: Job, candidate: Candidate) -> dict[str, KnobValue]:
+    """Return the knobs, and what else decides the memory of this framework."""
+    workload = job.task.workload
+    shown = {name: value for name, value in candidate.knobs.items() if value is not None}
+    for name in frameworks.trainer(workload.framework, workload.method).decides_memory:
+        if name in candidate.settings:
+            shown.setdefault(name, candidate.settings[name])
+    return shown
 
 
 def show_forecast(

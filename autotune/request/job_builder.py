@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
-from autotune.request.notes import assumptions, exported_note, job_notes
+from autotune.request.notes import assumptions, exported_note, job_notes, other_gpus
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.precedence import (
     ACCUMULATION,
@@ -135,15 +135,17 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
     # 4. Notes for the reader.
     config = None if sources.file is None else sources.file.config
+    assumed = [*_other_gpus(sources, settings)]
+    assumed += assumptions(flags, job, trainer, config, settings.tuning)
     if sources.exported is not None:
         notes.append(exported_note(sources.exported))
     notes += [*image_notes, *job_notes(flags, job, trainer, config)]
     notes += _share_notes(sources, settings, job)
-    _refuse_illegal_file(job, trainer, settings.of_file)
+    _refuse_illegal_file(job, trainer, settings.of_file, () if config is None else config.assumed)
     return ParsedRequest(
         job=job,
         trainer=trainer,
-        assumed=tuple(assumptions(flags, job, trainer, config, settings.tuning)),
+        assumed=tuple(assumed),
         notes=tuple(notes),
         named=settings.named,
         whole_space=sources.space,
@@ -178,7 +180,7 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     # 1. A script names framework and method itself.
     file: UserFile | None = None
     if choice is not None and choice.flag == "--from-command":
-        file = reader.once(read_launch_script, choice)
+        file = reader.once(read_launch_script, choice, flags.settings.named)
     elif choice is not None and choice.flag == "--script":
         file = reader.once(read_training_script, choice, python, hardware, training.method)
 
@@ -248,8 +250,9 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
         return file.made_model
     name = flags.model.name or (None if file is None else file.model)
     if name is None:
+        reason = "" if file is None else file.why_no_model
         raise BadInput(
-            "No model was named.",
+            reason or "No model was named.",
             way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
         )
     model = model_lookup.find_model(name)
@@ -314,6 +317,18 @@ def _with_shares_of_limit(
             origin=origin,
         )
     return settings
+
+
+def _other_gpus(sources: Sources, settings: MergedSettings) -> Iterator[str]:
+    if sources.file is not None:
+        trainer, held = sources.trainer, values_of(settings.held)
+        ranks = trainer.ranks(_completed(trainer, held), sources.hardware.count)
+        yield from other_gpus(sources.file.script_gpus, ranks, trainer)
+
+
+def _completed(trainer: Trainer, held: Mapping[str, KnobValue]) -> dict[str, Any]:
+    """Return the held settings with the framework's defaults below them."""
+    return {**{name: setting.default for name, setting in trainer.fields().items()}, **held}
 
 
 def _share_notes(
@@ -463,9 +478,12 @@ def _global_batch(
         stated = file.config.settings
     micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
     accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
+    completed = _completed(trainer, held)
+    if accumulation is None:
+        alone = {**completed, MICRO_BATCH: micro_batch}
+        accumulation = trainer.default_accumulation(alone, sources.hardware.count)
     if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
         return None
-    completed: dict[str, Any] = {**defaults, **held}
     ranks = trainer.ranks(completed, sources.hardware.count)
     return micro_batch * accumulation * ranks * trainer.completions_each
 
@@ -503,6 +521,7 @@ def _refuse_illegal_file(
     job: Job,
     trainer: Trainer,
     of_file: HeldSettings,
+    assumed: tuple[str, ...],
 ) -> None:
     """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
     knobs that the search has yet to set: if the merged settings are illegal, only the file alone
@@ -517,6 +536,8 @@ def _refuse_illegal_file(
     reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
         raise IllegalConfiguration(
-            f"{task.workload.config_file} can't be trained as it is: {reason}",
-            way_out="Correct it and run again.",
+            " ".join(
+                [f"{task.workload.config_file} can't be trained as it is: {reason}", *assumed]
+            ),
+            way_out="Correct it, or change it with --set, and run again.",
         )

@@ -9,6 +9,7 @@ from autotune.core.job import Hardware, Job
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.probe.device_report import gpu_notes
 from autotune.request.origins import HeldSetting
@@ -30,6 +31,8 @@ def assumptions(
     """Yield the values that no flag states."""
     workload = job.task.workload
     source = " (as the configuration has it)" if config else ""
+    if config is not None:
+        yield from config.assumed
     if not tuning.is_stated:
         yield f"{TUNING_NAMES[workload.tuning]}{_assumed_rank(flags, job)}{source}"
     if flags.settings.global_batch is None and workload.global_batch is not None:
@@ -48,6 +51,24 @@ def assumptions(
     stated = workload.held.keys() | workload.user_settings.keys()
     if targets is not None and "lora_target_modules" not in stated:
         yield f"adapter on {targets} layers"
+
+
+def other_gpus(
+    script: ScriptGpus | None,
+    ranks: int,
+    trainer: Trainer,
+) -> Iterator[str]:
+    """Yield the difference between the script's number of GPUs and those that train by --gpus."""
+    if script is None or script.count == ranks:
+        return
+    ratio = script.count / ranks
+    scaled = f"batches of all GPUs stay as written, {ratio:.3g} times as much for each GPU"
+    if trainer.batch_is_per_gpu:
+        scaled = f"the batch of each GPU stays as written, 1/{ratio:.3g} of the whole batch"
+    yield (
+        f"{counted(ranks, 'GPU')} for training by --gpus, although the script has"
+        f" {script.count} ({script.stated}): {scaled}"
+    )
 
 
 def _assumed_rank(flags: FlagValues, job: Job) -> str:

@@ -24,6 +24,7 @@ def asked(
     ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **held: Any
 ) -> tuple[Any, Candidate, Task]:
     trainer: Any = frameworks.trainer("swift", "grpo")
+    held = {"use_vllm": True, "vllm_mode": "colocate", **held}
     task = make_task(
         ranks,
         "cuda",

@@ -244,7 +244,8 @@ def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
         for what in ("param", "optimizer")
     }
     trainer, candidate, task = asked("verl", "ppo", settings=everything)
-    assert trainer.compose(candidate, task)["critic"].awake == ()
+    critic = trainer.compose(candidate, task)["critic"]
+    assert critic.offloads_weights and critic.state_bytes_per_weight == 0
     assert "critic" not in asked("verl")[0].compose(*asked("verl")[1:])
 
 
