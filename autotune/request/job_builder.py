@@ -135,17 +135,17 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
     # 4. Notes for the reader.
     config = None if sources.file is None else sources.file.config
-    assumed = [*_other_gpus(sources, settings)]
-    assumed += assumptions(flags, job, trainer, config, settings.tuning)
     if sources.exported is not None:
         notes.append(exported_note(sources.exported))
     notes += [*image_notes, *job_notes(flags, job, trainer, config)]
     notes += _share_notes(sources, settings, job)
-    _refuse_illegal_file(job, trainer, settings.of_file, () if config is None else config.assumed)
+    of_script = tuple(_about_script(sources, settings))
+    _refuse_illegal_file(job, trainer, settings.of_file, of_script)
+    assumed = assumptions(flags, job, trainer, config, settings.tuning)
     return ParsedRequest(
         job=job,
         trainer=trainer,
-        assumed=tuple(assumed),
+        assumed=(*of_script, *assumed),
         notes=tuple(notes),
         named=settings.named,
         whole_space=sources.space,
@@ -319,11 +319,13 @@ def _with_shares_of_limit(
     return settings
 
 
-def _other_gpus(sources: Sources, settings: MergedSettings) -> Iterator[str]:
+def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
+    """Yield how the answer differs from a launch script as it would run."""
     if sources.file is not None:
         trainer, held = sources.trainer, values_of(settings.held)
         ranks = trainer.ranks(_completed(trainer, held), sources.hardware.count)
         yield from other_gpus(sources.file.script_gpus, ranks, trainer)
+        yield from sources.file.config.assumed
 
 
 def _completed(trainer: Trainer, held: Mapping[str, KnobValue]) -> dict[str, Any]:
@@ -521,7 +523,7 @@ def _refuse_illegal_file(
     job: Job,
     trainer: Trainer,
     of_file: HeldSettings,
-    assumed: tuple[str, ...],
+    of_script: tuple[str, ...],
 ) -> None:
     """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
     knobs that the search has yet to set: if the merged settings are illegal, only the file alone
@@ -535,9 +537,8 @@ def _refuse_illegal_file(
     file_task = replace(task, workload=replace(task.workload, held=values_of(of_file)))
     reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
+        differences = "".join(f" {line}." for line in of_script)
         raise IllegalConfiguration(
-            " ".join(
-                [f"{task.workload.config_file} can't be trained as it is: {reason}", *assumed]
-            ),
+            f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out="Correct it, or change it with --set, and run again.",
         )

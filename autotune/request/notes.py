@@ -31,8 +31,6 @@ def assumptions(
     """Yield the values that no flag states."""
     workload = job.task.workload
     source = " (as the configuration has it)" if config else ""
-    if config is not None:
-        yield from config.assumed
     if not tuning.is_stated:
         yield f"{TUNING_NAMES[workload.tuning]}{_assumed_rank(flags, job)}{source}"
     if flags.settings.global_batch is None and workload.global_batch is not None:
