@@ -37,7 +37,7 @@ from autotune.request.assignments import parse_value  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "results" / "launches"
 RULE = yaml.safe_load((FOLDER / "rule.yaml").read_text())
-SECONDS = 600
+SECONDS = 300
 
 PRINT_WORDS = r"""
 command_not_found_handle() { printf '%s\0' "$@"; printf '\1\0'; return 0; }

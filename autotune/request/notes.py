@@ -59,10 +59,11 @@ def other_gpus(
     """Yield the difference between the script's number of GPUs and those that train by --gpus."""
     if script is None or script.count == ranks:
         return
-    ratio = script.count / ranks
-    scaled = f"batches of all GPUs stay as written, {ratio:.3g} times as much for each GPU"
+    scaled = f"the batch stays, {script.count / ranks:.3g} times as much of it for each GPU"
     if trainer.batch_is_per_gpu:
-        scaled = f"the batch of each GPU stays as written, 1/{ratio:.3g} of the whole batch"
+        scaled = (
+            f"each GPU's batch stays, and all of them make {ranks / script.count:.3g} times as much"
+        )
     yield (
         f"{counted(ranks, 'GPU')} for training by --gpus, although the script has"
         f" {script.count} ({script.stated}): {scaled}"
