@@ -109,7 +109,7 @@ class OpenRlhf(StandIn):
             score_tokens = ceil_divided(score_rows * longest, ring)
 
         serves = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
-        others = sum(_gpus_of(values, section) for section in self._sections_apart(values))
+        gpus_apart = sum(_gpus_of(values, section) for section in self._sections_apart(values))
         stated_prompt = count_of(values.settings, "max_prompt_length")
         return {
             "tokens": tokens,
@@ -125,8 +125,8 @@ class OpenRlhf(StandIn):
             "longest_row": stated_prompt + values.count(LONGEST_COMPLETION),
             "policy": policy_gpus,
             "serves": serves,
-            "others": others,
-            "uses": ranks + others + serves,
+            "apart": gpus_apart,
+            "uses": ranks + gpus_apart + serves,
         }
 
     def _sections_apart(self, values: Values) -> list[str]:

@@ -7,6 +7,7 @@ from typing import Any
 
 from autotune.core.space import Candidate
 from autotune.frameworks.base import Field
+from autotune.frameworks.launch_commands import launch_kinds
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.origins import Source
 
@@ -39,13 +40,19 @@ def _origins_of_settings(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     trainer = request.trainer
     fields = trainer.fields()
+    of_hardware = set()
+    for kind in launch_kinds():
+        if kind.framework == trainer.name:
+            of_hardware.update(kind.follows_hardware)
     for name, value in candidate.settings.items():
         origin = request.origin(name)
         source, place, line = SOURCE_NAMES[origin.source], origin.place, origin.line
         if source == "default":
             place = f"{trainer.name} {trainer.release}".strip()
-            if not _is_default(fields.get(name), value):
-                source, place = DERIVED, "other settings, and --gpus"
+            if name in of_hardware:
+                source, place = DERIVED, "--gpus"
+            elif not _is_default(fields.get(name), value):
+                source, place = DERIVED, "other settings"
         yield name, {"source": source, "place": place, "line": line}
 
 

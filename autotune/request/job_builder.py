@@ -20,7 +20,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
-from autotune.request.notes import assumptions, exported_note, job_notes, other_gpus
+from autotune.request.notes import assumptions, difference_of_gpus, exported_note, job_notes
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.precedence import (
     ACCUMULATION,
@@ -293,7 +293,7 @@ def _merge_settings(
         defaults=defaults,
         of_file=of_file,
         of_flags=of_flags,
-        held=held_settings(of_file, of_flags),
+        held=held_settings(of_file, of_flags, frozenset() if file is None else file.unread),
         named=named,
     )
 
@@ -322,9 +322,10 @@ def _with_shares_of_limit(
 def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
     """Yield how the answer differs from a launch script as it would run."""
     if sources.file is not None:
-        trainer, held = sources.trainer, values_of(settings.held)
-        ranks = trainer.ranks(_completed(trainer, held), sources.hardware.count)
-        yield from other_gpus(sources.file.script_gpus, ranks, trainer)
+        trainer = sources.trainer
+        completed = _completed(trainer, values_of(settings.held))
+        ranks = trainer.ranks(completed, sources.hardware.count)
+        yield from difference_of_gpus(sources.file.script_gpus, ranks, trainer)
         yield from sources.file.config.assumed
 
 
@@ -476,14 +477,14 @@ def _global_batch(
     # 2. Their product.
     held = values_of(settings.held)
     stated: Mapping[str, KnobValue] = held
-    if file is not None and not has_own_parts:
+    if file is not None and not has_own_parts and MICRO_BATCH not in file.unread:
         stated = file.config.settings
     micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
     accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
     completed = _completed(trainer, held)
     if accumulation is None:
-        alone = {**completed, MICRO_BATCH: micro_batch}
-        accumulation = trainer.default_accumulation(alone, sources.hardware.count)
+        of_file = {**completed, MICRO_BATCH: micro_batch}
+        accumulation = trainer.default_accumulation(of_file, sources.hardware.count)
     if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
         return None
     ranks = trainer.ranks(completed, sources.hardware.count)

@@ -51,7 +51,7 @@ def assumptions(
         yield f"adapter on {targets} layers"
 
 
-def other_gpus(
+def difference_of_gpus(
     script: ScriptGpus | None,
     ranks: int,
     trainer: Trainer,

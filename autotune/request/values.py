@@ -167,5 +167,6 @@ class UserFile:
     weights: Weights | None = None
     trainer: Trainer | None = None  # of a script, which decides it; None: that of the method
     launch: LaunchScript | None = None
+    unread: frozenset[str] = frozenset()  # settings that it states, and that flags state instead
     script_gpus: ScriptGpus | None = None  # of a launch script; None: it does not say
     script: UserScript | None = None

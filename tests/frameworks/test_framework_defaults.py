@@ -6,10 +6,12 @@ stand here, read in the release (file of `swift/`).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from autotune.core.errors import IllegalConfiguration
 from autotune.frameworks.base import Field, plain_default
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
@@ -67,11 +69,16 @@ def request_of(folder: Path, text: str, model: str | None = None) -> ParsedReque
     )
 
 
-def expected_default(name: str, fields: dict[str, Field]) -> object:
+def expected_default(
+    name: str,
+    fields: dict[str, Field],
+    stated: Mapping[str, object],
+) -> object:
+    """Return the default in the field list; where that is another setting, the value of it."""
     follows = fields[name].follows
-    if follows is not None:
-        return expected_default(follows, fields)
-    return plain_default(fields[name])
+    if follows is None:
+        return plain_default(fields[name])
+    return stated[follows] if follows in stated else expected_default(follows, fields, stated)
 
 
 @pytest.mark.parametrize("launch", MINIMAL)
@@ -83,7 +90,7 @@ def test_every_setting_of_a_minimal_launch_has_its_default(launch: str, tmp_path
     for name, value in candidate_of_job(request).settings.items():
         if name in stated or name in FOLLOWING[launch] or name not in fields:
             continue
-        assert value == expected_default(name, fields), name
+        assert value == expected_default(name, fields, stated), name
         checked += 1
     assert checked >= 10
 
@@ -95,7 +102,9 @@ def test_every_knob_of_a_minimal_launch_has_its_default(launch: str, tmp_path: P
     stated = request.job.task.workload.stated
     for name, value in candidate_of_job(request).knobs.items():
         if value is not None and name in fields and name not in stated:
-            assert value == expected_default(name, fields) or name in FOLLOWING[launch], name
+            assert value == expected_default(name, fields, stated) or name in FOLLOWING[launch], (
+                name
+            )
 
 
 OF_SWIFT = {
@@ -149,15 +158,11 @@ def test_sft_of_ms_swift_accumulates_sixteen_rows(tmp_path: Path) -> None:
 
 def test_a_mode_is_needed_with_vllm(tmp_path: Path) -> None:
     """ms-swift raises ValueError without it (arguments/rlhf_args.py)."""
-    from autotune.core.errors import IllegalConfiguration
-
     with pytest.raises(IllegalConfiguration, match="use_vllm=true needs vllm_mode"):
         request_of(tmp_path, f"{SWIFT} --num_generations 4 --use_vllm true")
 
 
 def test_a_micro_batch_that_verl_requires_is_not_made_up(tmp_path: Path) -> None:
-    from autotune.core.errors import IllegalConfiguration
-
     text = f"{VERL} algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     with pytest.raises(IllegalConfiguration, match="ppo_micro_batch_size_per_gpu must be set"):
         request_of(tmp_path, text)

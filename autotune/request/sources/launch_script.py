@@ -68,9 +68,13 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
-def read_launch_script(choice: FileChoice, given: frozenset[str] = frozenset()) -> UserFile:
-    """Read the script and its one training command. `given`: settings that flags state, under
-    autotune's or the framework's names; the script's values of them are not needed.
+def read_launch_script(
+    choice: FileChoice, stated_by_flags: frozenset[str] = frozenset()
+) -> UserFile:
+    """Read the script and its one training command.
+
+    `stated_by_flags`: settings under autotune's or the framework's names, whose values in the
+    script are not needed.
     """
     text = read_text(
         Path(choice.path).expanduser(),
@@ -80,11 +84,13 @@ def read_launch_script(choice: FileChoice, given: frozenset[str] = frozenset()) 
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
     kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
-    given |= {trainer.canonical[name] for name in given if name in trainer.canonical}
+    stated_by_flags |= {
+        trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
+    }
     if launch.framework == "trl":
-        config, origins = _trl_config(launch, trainer.fields(), given)
+        config, origins = _trl_config(launch, trainer.fields(), stated_by_flags)
     else:
-        config, origins = _framework_config(launch, kind, trainer, given)
+        config, origins = _framework_config(launch, kind, trainer, stated_by_flags)
     return UserFile(
         framework=launch.framework,
         method=launch.method,
@@ -94,6 +100,7 @@ def read_launch_script(choice: FileChoice, given: frozenset[str] = frozenset()) 
         config=config,
         origins=origins,
         launch=launch,
+        unread=stated_by_flags & launch.stated.keys() - config.settings.keys(),
         script_gpus=trainer.script_gpus(launch),
         trainer=trainer,
     )
@@ -129,12 +136,12 @@ def _framework_config(
     launch: LaunchScript,
     kind: LaunchKind,
     trainer: Trainer,
-    given: frozenset[str],
+    stated_by_flags: frozenset[str],
 ) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    split = _split(launch, kind, fields, given)
+    split = _split(launch, kind, fields, stated_by_flags)
     if split.outputs:
         names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
         raise BadInput(
@@ -192,17 +199,19 @@ def _split(
     launch: LaunchScript,
     kind: LaunchKind,
     fields: Mapping[str, Field],
-    given: frozenset[str],
+    stated_by_flags: frozenset[str],
 ) -> _StatedSplit:
     split = _StatedSplit()
     for name, stated in launch.stated.items():
-        if name in kind.follows_hardware or name == kind.model or name in given:
+        if name in kind.follows_hardware or name == kind.model:
             continue
         if name.startswith(kind.kept):
             split.kept.append(name)
         elif name not in fields:
             is_ours = kind.sections != () and name.startswith(kind.sections)
             (split.unknown if is_ours else split.kept).append(name)
+        elif name in stated_by_flags and not _is_readable(stated, fields[name]):
+            continue
         elif not is_known(stated):
             split.outputs[name] = (
                 f"line {stated.line}: {name} is the output of a command, which is not run"
@@ -216,6 +225,10 @@ def _split(
             if value is not None or "null" in fields[name].kinds:
                 split.settings[name] = value
     return split
+
+
+def _is_readable(stated: StatedSetting, setting: Field | None) -> bool:
+    return is_known(stated) and not lacks_value(stated, setting)
 
 
 def _has_default(setting: Field) -> bool:
@@ -280,7 +293,7 @@ def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
 def _trl_config(
     launch: LaunchScript,
     fields: Mapping[str, Field],
-    given: frozenset[str],
+    stated_by_flags: frozenset[str],
 ) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
     content: dict[str, object] = {}
@@ -300,7 +313,8 @@ def _trl_config(
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
         present_name = former_keys().present_name(name, fields)
-        if {name, present_name} & given:
+        is_stated_by_flag = {name, present_name} & stated_by_flags
+        if is_stated_by_flag and not _is_readable(stated, fields.get(present_name)):
             continue
         if lacks_value(stated, fields.get(present_name)):
             raise without_value(launch.path, name, stated)
