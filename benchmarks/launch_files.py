@@ -162,7 +162,8 @@ def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
         answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
         if "error" not in answer:
             return answer
-        return str(answer["error"])
+        error = answer["error"]
+        return f"{error['what']} {error['way_out']}".strip()
     return " ".join(run.stderr.split())[-600:] or f"exit code {run.returncode}"
 
 
@@ -239,6 +240,13 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join([*lines, ""])
 
 
+def _write(rows: Sequence[Row], folder: Path) -> None:
+    document = {"machine": machine.facts({}), "rows": [asdict(row) for row in rows]}
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "launches.json").write_text(json.dumps(document, indent=1) + "\n")
+    (folder / "launches.md").write_text(table(rows))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("clones", type=Path)
@@ -252,13 +260,9 @@ def main() -> None:
                 continue
             row = try_script(script, Path(folder))
             rows.append(row)
+            _write(rows, options.out)
             print(f"{row.outcome:15} {row.seconds:5.0f} s  {row.path}", flush=True)
             print(f"{'':22} {row.verdict or row.reason} {' '.join(row.misread)}", flush=True)
-    if not options.names:
-        document = {"machine": machine.facts({}), "rows": [asdict(row) for row in rows]}
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / "launches.json").write_text(json.dumps(document, indent=1) + "\n")
-        (options.out / "launches.md").write_text(table(rows))
 
 
 if __name__ == "__main__":

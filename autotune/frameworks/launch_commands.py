@@ -178,9 +178,11 @@ def find_launch(
 def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
     """Return the setting that a word names, as it is spelled in the script."""
     name, equals, _ = word.text.partition("=")
-    if kind.dotted:
-        return name.lstrip("+") if equals else None
-    return name[2:].replace("-", "_") if name.startswith("--") else None
+    if kind.dotted and equals:
+        return name.lstrip("+")
+    if not kind.dotted and name.startswith("--"):
+        return name[2:].replace("-", "_")
+    return None
 
 
 def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
@@ -411,13 +413,16 @@ def _options(
                 line=option.line,
                 span=span,
                 option=option.span,
-                unset=_unset_of(option, *values),
+                unset=_unset_of(option, values),
             ),
         )
 
 
-def _unset_of(*words: Word) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(itertools.chain.from_iterable(word.unset for word in words)))
+def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
+    names = list(option.unset)
+    for value in values:
+        names += value.unset
+    return tuple(dict.fromkeys(names))
 
 
 def is_known(setting: StatedSetting) -> bool:

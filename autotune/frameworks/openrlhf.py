@@ -133,7 +133,9 @@ class OpenRlhf(StandIn):
         """Return the models with GPUs of their own, besides the policy."""
         if values.is_on("train.colocate_all"):
             return []
-        sections = ["critic"] if self.method == "ppo" else []
+        sections = []
+        if self.method == "ppo":
+            sections.append("critic")
         has_reference = values.fraction("algo.kl.init_coef") > 0
         if has_reference and not values.is_on("train.colocate_actor_ref"):
             sections.append("ref")

@@ -91,8 +91,10 @@ def refuse_untraced(
 def _modelled_instead(row: Untraced, name: str) -> str:
     if row.unmodelled is not None:
         return f"Give {name} another value with --set."
-    values = [value for value in row.modelled if value is not None]
-    return f"Predict it without: --set {name}={as_word(values[0]) if values else 'null'}."
+    for value in row.modelled:
+        if value is not None:
+            return f"Predict it without: --set {name}={as_word(value)}."
+    return f"Predict it without: --set {name}=null."
 
 
 def texts_that_apply(

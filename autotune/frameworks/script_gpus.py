@@ -28,7 +28,10 @@ def gpus_of_settings(launch: LaunchScript, defaults: Mapping[str, int]) -> Scrip
 
 def gpus_of_variables(launch: LaunchScript, defaults: Mapping[str, int]) -> ScriptGpus | None:
     """Return the product of variables that the script sets for its command."""
-    texts = {name: launch.environment[name] for name in defaults if name in launch.environment}
+    texts = {}
+    for name in defaults:
+        if name in launch.environment:
+            texts[name] = launch.environment[name]
     return _product(texts, defaults)
 
 

@@ -15,9 +15,8 @@ def lacks_value(stated: StatedSetting, field: Field | None) -> bool:
     """Return True if an unset variable leaves the value empty, or a number incomplete."""
     if not stated.unset:
         return False
-    kinds = () if field is None else field.kinds
     if stated.text is None:
-        return "bool" not in kinds or "str" in kinds
+        return field is None or "bool" not in field.kinds or "str" in field.kinds
     if not stated.text.strip():
         return True
     return stated.text.strip().lstrip("-").isdecimal()
@@ -25,17 +24,20 @@ def lacks_value(stated: StatedSetting, field: Field | None) -> bool:
 
 def without_value(path: str, name: str, stated: StatedSetting) -> BadInput:
     """Return the error about a setting that needs a variable."""
-    verb = "is" if len(stated.unset) == 1 else "are"
     return BadInput(
-        f"{path}, line {stated.line}: {name} has no value, since {variables(stated)} {verb} not"
-        " set.",
+        f"{path}, line {stated.line}: {name} has no value. Not set: {variables(stated)}.",
         way_out=f"Give it: {ways_to_give(name, stated)}.",
     )
 
 
 def variables(stated: StatedSetting) -> str:
     """Return the unset variables in words; arguments of the script have numbers."""
-    names = [f"argument {name}" if name.isdecimal() else f"${name}" for name in stated.unset]
+    names = []
+    for name in stated.unset:
+        if name.isdecimal():
+            names.append(f"argument {name}")
+        else:
+            names.append(f"${name}")
     return " and ".join(names)
 
 

@@ -63,11 +63,11 @@ def show_prediction(
 def _deciding(job: Job, candidate: Candidate) -> dict[str, KnobValue]:
     """Return the knobs, and what else decides the memory of this framework."""
     workload = job.task.workload
-    shown = {name: value for name, value in candidate.knobs.items() if value is not None}
-    for name in frameworks.trainer(workload.framework, workload.method).decides_memory:
-        if name in candidate.settings:
-            shown.setdefault(name, candidate.settings[name])
-    return shown
+    trainer = frameworks.trainer(workload.framework, workload.method)
+    deciding = dict(candidate.knobs)
+    for name in trainer.decides_memory:
+        deciding.setdefault(name, candidate.settings.get(name))
+    return deciding
 
 
 def show_forecast(

@@ -180,7 +180,7 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     # 1. A script names framework and method itself.
     file: UserFile | None = None
     if choice is not None and choice.flag == "--from-command":
-        file = reader.once(read_launch_script, choice, flags.settings.named)
+        file = reader.once(read_launch_script, choice, flags.settings.stated_by_flags)
     elif choice is not None and choice.flag == "--script":
         file = reader.once(read_training_script, choice, python, hardware, training.method)
 
@@ -329,9 +329,12 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
         yield from sources.file.config.assumed
 
 
-def _completed(trainer: Trainer, held: Mapping[str, KnobValue]) -> dict[str, Any]:
-    """Return the held settings with the framework's defaults below them."""
-    return {**{name: setting.default for name, setting in trainer.fields().items()}, **held}
+def _completed(trainer: Trainer, settings: Mapping[str, KnobValue]) -> dict[str, Any]:
+    """Return the settings with the framework's defaults below them."""
+    completed: dict[str, Any] = {}
+    for name, field_ in trainer.fields().items():
+        completed[name] = field_.default
+    return completed | dict(settings)
 
 
 def _share_notes(

@@ -66,7 +66,7 @@ class SettingChoice:
     global_batch: int | None = None
 
     @property
-    def named(self) -> frozenset[str]:
+    def stated_by_flags(self) -> frozenset[str]:
         """Settings that flags name, under autotune's or the framework's names."""
         return frozenset().union(self.hold, self.set, self.own, self.searched, self.unknown)
 
