@@ -166,6 +166,11 @@ class Trainer(Protocol):
     decides_memory: tuple[str, ...] = ()
     """Settings that a prediction prints besides the knobs, so that a reader can check them."""
 
+    assumed_defaults: Mapping[str, str] = {}
+    """Settings whose default here stands in for one that follows from the model or the data -> what
+    the framework takes.
+    """
+
     batch_is_per_gpu: bool = False
     """True: settings state each GPU's batch; False: they state the batch of all GPUs."""
 

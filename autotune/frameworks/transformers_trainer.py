@@ -50,6 +50,7 @@ class TransformersTrainer(Launched):
         self.canonical = self.facts.canonical[method]
         self.requires = self.facts.requires
         self.release = self.facts.version
+        self.assumed_defaults = self.facts.assumed_defaults
         self.decides_memory = self.facts.decides_memory.get(method, ())
         self.needs = tuple(self.facts.requires)
 

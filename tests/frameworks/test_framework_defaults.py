@@ -31,6 +31,9 @@ MINIMAL = {
         " --train.colocate_all --actor.num_gpus_per_node 4 --vllm.num_engines 4"
     ),
     "skyrl": (f"python -m skyrl.train.entrypoints.main_base trainer.policy.model.path={MODEL}"),
+    "prime-rl": (
+        f"uv run rl --model.name {MODEL} --orchestrator.batch-size 64 --orchestrator.group-size 8"
+    ),
     "open-reasoner-zero": "python -m playground.orz_7b_ppo",
 }
 """Launches with no more settings than the framework itself needs."""
@@ -43,6 +46,12 @@ FOLLOWING = {
         "trainer.placement.policy_num_gpus_per_node",
         "trainer.placement.ref_num_gpus_per_node",
         "generator.inference_engine.num_engines",
+    },
+    "prime-rl": {
+        "deployment.num_infer_gpus",
+        "deployment.num_train_gpus",
+        "deployment.gpus_per_node",
+        "inference.enable_lora",
     },
     "open-reasoner-zero": {
         "total_num_nodes",
@@ -140,6 +149,16 @@ def test_ms_swift_generates_without_vllm_unless_it_is_stated(tmp_path: Path) -> 
     for name, value in {**OF_SWIFT, "num_generations": 4}.items():
         assert settings[name] == value, name
     assert not settings.keys() & OF_SWIFT_WITH_VLLM.keys(), "they have no effect without vLLM"
+
+
+def test_a_default_that_follows_from_the_model_is_said(tmp_path: Path) -> None:
+    """`max_length` is None: the model's longest row (template/base.py), 32,768 tokens here."""
+    text = f"{SWIFT} --num_generations 4"
+    (line,) = [line for line in request_of(tmp_path, text).assumed if "max_length" in line]
+    assert line.startswith("max_length=2048 where swift takes the model's longest row")
+    assert not any(
+        "max_length" in line for line in request_of(tmp_path, f"{text} --max_length 1024").assumed
+    )
 
 
 def test_ms_swifts_engine_has_its_own_defaults(tmp_path: Path) -> None:

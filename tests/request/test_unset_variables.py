@@ -103,6 +103,13 @@ def test_a_product_with_an_unset_factor_is_no_number(tmp_path: Path) -> None:
     assert any("$NODES" in line for line in request.assumed)
 
 
+def test_a_shell_script_behind_script_is_a_launch_script(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(f"{VERL} {MICRO_BATCH}=$1\n")
+    flags = Flags(script=str(script), arguments=("4",), gpus="8xA100-80G", mode="predict")
+    assert settings_of(parse_request(flags))[MICRO_BATCH] == 4
+
+
 def test_an_alternative_needs_no_variable(tmp_path: Path) -> None:
     request = request_of(tmp_path, f"{VERL} {MICRO_BATCH}=2 {PARALLEL}=${{TP:-4}}\n")
     assert settings_of(request)[PARALLEL] == 4

@@ -22,7 +22,7 @@ from autotune.core.space import KnobValue, setting_text
 from autotune.core.units import MIB, counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
-from autotune.frameworks.base import Field, Trainer
+from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import (
     LaunchKind,
@@ -153,7 +153,7 @@ def _framework_config(
         settings=split.settings,
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
-        assumed=tuple(_assumed(launch, split, trainer)),
+        assumed=tuple(_assumed(launch, split, trainer, stated_by_flags)),
     )
     return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
 
@@ -239,6 +239,7 @@ def _assumed(
     launch: LaunchScript,
     split: _StatedSplit,
     trainer: Trainer,
+    stated_by_flags: frozenset[str],
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
     for name in split.lacking:
@@ -248,6 +249,13 @@ def _assumed(
             f"{value} (the default of {launch.framework}): line {stated.line} needs"
             f" {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
         )
+    fields = trainer.fields()
+    for name, default in trainer.assumed_defaults.items():
+        if name in fields and name not in split.settings and name not in stated_by_flags:
+            yield (
+                f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
+                f" {default}: --set {name}=VALUE gives it"
+            )
     if split.unknown:
         places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
         yield (
