@@ -51,6 +51,7 @@ set -r
 HARDWARE = frozenset(name for kind in launch_kinds() for name in kind.follows_hardware)
 """Settings that follow --gpus, whatever the script states."""
 
+VERDICTS = {"fits:": True, "does not fit:": False, "can't be decided:": None}
 ANSWERED, HELPED, REFUSED = "as given", "after one flag", "refused"
 
 
@@ -133,11 +134,15 @@ def try_script(script: Script, folder: Path) -> Row:
         row.outcome = HELPED
     else:
         row.outcome = ANSWERED
-    peak = answer["peak_memory_bytes"]
-    row.verdict = f"{answer['fits']}: {format_bytes(peak['value'])}"
+    row.verdict = answer.get("verdict") or _verdict(answer)
     variables = [word for word in row.added.split() if _is_variable(word)]
     row.misread = tuple(differences(answer, bash_settings(file, variables), row.added))
     return row
+
+
+def _verdict(answer: Mapping[str, Any]) -> str:
+    words = {fits: beginning for beginning, fits in VERDICTS.items()}
+    return f"{words[answer['fits']]} {format_bytes(answer['peak_memory_bytes']['value'])}"
 
 
 def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
@@ -156,8 +161,8 @@ def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
             timeout=SECONDS,
             cwd=file.parent,
         )
-    except subprocess.TimeoutExpired:
-        return f"no answer in {SECONDS} s"
+    except subprocess.TimeoutExpired as slow:
+        return _answer_before_its_changes(slow.stderr)
     if run.stdout.strip():
         answer: dict[str, Any] = json.loads(run.stdout.splitlines()[-1])
         if "error" not in answer:
@@ -165,6 +170,16 @@ def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
         error = answer["error"]
         return f"{error['what']} {error['way_out']}".strip()
     return " ".join(run.stderr.split())[-600:] or f"exit code {run.returncode}"
+
+
+def _answer_before_its_changes(output: bytes | str | None) -> dict[str, Any] | str:
+    """Return the verdict, which is printed before the changes that would make it fit."""
+    text = output.decode(errors="replace") if isinstance(output, bytes) else output or ""
+    for line in text.splitlines():
+        for beginning, fits in VERDICTS.items():
+            if line.startswith(beginning):
+                return {"fits": fits, "verdict": line, "settings": {}}
+    return f"no answer in {SECONDS} s"
 
 
 def _is_variable(word: str) -> bool:

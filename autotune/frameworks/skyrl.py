@@ -36,7 +36,7 @@ MICRO_BATCH = "trainer.micro_train_batch_size_per_gpu"
 SCORE_MICRO_BATCH = "trainer.micro_forward_batch_size_per_gpu"
 TOKEN_BUDGET = "trainer.max_tokens_per_microbatch"
 COLOCATED, ENGINES = f"{PLACEMENT}.colocate_all", f"{ENGINE}.num_engines"
-POLICY_GPUS, NODES = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
+POLICY_GPUS, POLICY_NODES = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
 TENSOR_PARALLEL = f"{ENGINE}.tensor_parallel_size"
 ENGINE_SIZES = (
     ENGINES,
@@ -54,7 +54,7 @@ class SkyRl(StandIn):
         colocated = launch.stated.get(COLOCATED)
         if colocated is not None and colocated.text == "false":
             return None
-        return gpus_of_settings(launch, {POLICY_GPUS: 1, NODES: 1})
+        return gpus_of_settings(launch, {POLICY_GPUS: 1, POLICY_NODES: 1})
 
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""
@@ -73,7 +73,7 @@ class SkyRl(StandIn):
             engines = values.count(ENGINES, unstated=max(1, gpus // 2 // parallel))
             training_gpus = max(1, gpus - engines * parallel)
         expandable = values.is_on("trainer.use_expandable_segments")
-        nodes = max(1, values.count(NODES))
+        nodes = max(1, values.count(POLICY_NODES))
         per_node = training_gpus if training_gpus % nodes else training_gpus // nodes
         return {
             "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}",
@@ -86,7 +86,7 @@ class SkyRl(StandIn):
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         longest = sum(self.lengths(values))
-        ranks = max(1, values.count(NODES) * values.count(POLICY_GPUS))
+        ranks = max(1, values.count(POLICY_NODES) * values.count(POLICY_GPUS))
         sequence = max(1, values.count(f"{POLICY}.sequence_parallel_size"))
         groups = max(1, ranks // sequence)
         generations = values.count("generator.n_samples_per_prompt")

@@ -55,7 +55,7 @@ TOKEN_BUDGET = f"{ACTOR}.ppo_max_token_len_per_gpu"
 SCORE_TOKEN_BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 SEQUENCE_PARALLEL = f"{ACTOR}.ulysses_sequence_parallel_size"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-NODES = "trainer.nnodes"
+TRAINING_NODES = "trainer.nnodes"
 TRAINING_GPUS, SERVER_GPUS = "trainer.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
@@ -74,7 +74,7 @@ class Verl(StandIn):
             self.decides_memory = (*self.facts.core, *CRITIC_SETTINGS)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
-        return gpus_of_settings(launch, {TRAINING_GPUS: 8, NODES: 1})
+        return gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})
 
     def derived(self, values: Values, task: Task) -> Settings:
         derived: dict[str, KnobValue] = {
@@ -238,7 +238,7 @@ def _placement(values: Values, task: Task) -> Settings:
             return {TRAINING_GPUS: gpus}
         if gpus % nodes:
             nodes = 1
-        return {TRAINING_GPUS: gpus // nodes, NODES: nodes}
+        return {TRAINING_GPUS: gpus // nodes, TRAINING_NODES: nodes}
     serves = values.count(SERVER_GPUS, unstated=max(1, gpus // 2))
     return {
         TRAINING_GPUS: max(1, gpus - serves),
@@ -251,7 +251,7 @@ def _placement(values: Values, task: Task) -> Settings:
 
 def _script_nodes(launch: LaunchScript | None) -> int:
     """Return the nodes of a launch script, on which GPUs are divided alike."""
-    stated = None if launch is None else launch.stated.get(NODES)
+    stated = None if launch is None else launch.stated.get(TRAINING_NODES)
     if stated is None or stated.text is None or not stated.text.isdecimal():
         return 1
     return max(1, int(stated.text))
