@@ -573,8 +573,8 @@ class _Shell:
             elif not child.type.endswith("_redirect"):
                 expanded = self._words_of(child)
                 if command_words and not expanded:
-                    missing = (*command_words[-1].unset, *self.expansion.unset)
-                    command_words[-1] = replace(command_words[-1], unset=missing)
+                    missing = (*command_words[-1].missing, *self.expansion.unset)
+                    command_words[-1] = replace(command_words[-1], missing=missing)
                 command_words += expanded
         if not command_words:
             self.variables.update(own)
@@ -751,6 +751,7 @@ class _Shell:
                     line=line,
                     span=None,
                     unset=word.unset,
+                    missing=word.missing,
                 )
                 for word in command.words
             )

@@ -36,10 +36,8 @@ class Word:
     text: str
     line: int
     span: tuple[int, int] | None
-    unset: tuple[str, ...] = ()
-    """Variables without a value: empty in the text, or whole words behind this one that are not
-    there.
-    """
+    unset: tuple[str, ...] = ()  # variables without a value, empty in the text
+    missing: tuple[str, ...] = ()  # those that would have been the words behind it
 
 
 Value: TypeAlias = str | list[Word] | dict[str, str]

@@ -420,6 +420,8 @@ def _options(
 
 def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
     names = list(option.unset)
+    if not values:
+        names += option.missing
     for value in values:
         names += value.unset
     return tuple(dict.fromkeys(names))

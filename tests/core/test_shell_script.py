@@ -166,7 +166,9 @@ def test_an_unset_variable_is_named() -> None:
         'launch --tp $TP --dp=${DP} "${PP:-2}" ${HOME}', environment={"HOME": "/"}
     )
     unset = {word.text: word.unset for word in launch.words if word.unset}
-    assert unset == {"--tp": ("TP",), "--dp=": ("DP",)}
+    assert unset == {"--dp=": ("DP",)}
+    missing = {word.text: word.missing for word in launch.words if word.missing}
+    assert missing == {"--tp": ("TP",)}, "a word that is not there"
     (launch,) = commands_of('launch --tp "$TP"')
     assert launch.words[-1].unset == ("TP",)
 

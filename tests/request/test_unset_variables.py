@@ -90,6 +90,14 @@ def test_a_word_that_vanishes_names_its_variable(tmp_path: Path) -> None:
     assert any("$LENGTH" in line for line in request.assumed)
 
 
+def test_further_arguments_that_vanish_concern_no_setting(tmp_path: Path) -> None:
+    """`$EXTRA` behind a complete option is nothing that the option needs."""
+    text = f"{SWIFT} --num_generations 8 --max_completion_length 256 $EXTRA"
+    request = request_of(tmp_path, text)
+    assert settings_of(request)["max_completion_length"] == 256
+    assert not any("$EXTRA" in line for line in request.assumed)
+
+
 def test_a_variable_that_is_empty_by_another_names_that_one(tmp_path: Path) -> None:
     text = f"TP=$ROLLOUT_TP_SIZE\n{VERL} {MICRO_BATCH}=2 {PARALLEL}=$TP\n"
     assert any("$ROLLOUT_TP_SIZE" in line for line in request_of(tmp_path, text).assumed)
