@@ -253,7 +253,11 @@ class _OtherModel:
             return model_shape.shape(model_lookup.find_model(self.resident.model).config)
         except BadInput as error:
             raise CannotPredict(
-                f"The {self.resident.role} model's size decides, and is not known: {error.what}"
+                f"The {self.resident.role} model's size decides, and is not known: {error.what}",
+                way_out=(
+                    f"Fetch its shape with `hf download {self.resident.model} config.json`, or"
+                    " --set the setting that names it to a known model of its size."
+                ),
             ) from error
 
     def _scale(self) -> float:

@@ -7,6 +7,7 @@ the value. Here the variable is named, with the ways to give it.
 from __future__ import annotations
 
 from autotune.core.errors import BadInput
+from autotune.core.shell_words import UNKNOWN
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 
@@ -17,9 +18,8 @@ def lacks_value(stated: StatedSetting, field: Field | None) -> bool:
         return False
     if stated.text is None:
         return field is None or "bool" not in field.kinds or "str" in field.kinds
-    if not stated.text.strip():
-        return True
-    return stated.text.strip().lstrip("-").isdecimal()
+    text = stated.text.strip()
+    return not text or UNKNOWN in text or text.lstrip("-").isdecimal()
 
 
 def without_value(path: str, name: str, stated: StatedSetting) -> BadInput:

@@ -255,7 +255,12 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
             reason or "No model was named.",
             way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
         )
-    model = model_lookup.find_model(name)
+    try:
+        model = model_lookup.find_model(name)
+    except BadInput as error:
+        if file is None or flags.model.name or not file.why_no_model:
+            raise
+        raise BadInput(f"{file.why_no_model} {error.what}", way_out=error.way_out) from error
     if flags.model.weights == "real" and not model_lookup.has_weights(model.folder):
         raise BadInput(
             f"--weights real needs the weights of {model.name} on this machine, and only its shape"

@@ -161,7 +161,7 @@ class UserFile:
     framework: str | None = None  # None: the file names none
     method: str | None = None
     model: str | None = None  # name; None: the file names none
-    why_no_model: str = ""  # reason for it, if the file has one
+    why_no_model: str = ""  # reason for it, or for one that is not found; empty: none
     made_model: Model | None = None  # of a training script, which names it or makes it itself
     tuning: Tuning | None = None  # None: it follows from the settings
     weights: Weights | None = None

@@ -130,6 +130,18 @@ def test_its_turn_brings_weights_and_moments_beside_a_policy_that_stays() -> Non
     assert 0 < waits <= stays
 
 
+def test_a_critic_of_unknown_size_names_its_file() -> None:
+    with pytest.raises(CannotPredict, match="critic model's size decides") as refused:
+        held(critic(model="nobody/unknown"))
+    assert "hf download nobody/unknown config.json" in refused.value.way_out
+
+
+def test_a_known_model_of_its_size_replaces_it(tmp_path: Path) -> None:
+    text = "critic.ppo_micro_batch_size_per_gpu=2 critic.model.path=nobody/unknown"
+    name = "critic.model.path=Qwen/Qwen2.5-1.5B-Instruct"
+    assert critic_of(tmp_path, text, set=(name,)).model == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
 def test_a_policy_that_waits_too_leaves_no_excess() -> None:
     """Both turns have weights, moments, gradients and activations; the policy's has logits too."""
     resident = critic(

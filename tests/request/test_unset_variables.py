@@ -109,6 +109,8 @@ def test_a_product_with_an_unset_factor_is_no_number(tmp_path: Path) -> None:
     request = request_of(tmp_path, text)
     assert settings_of(request)["data.train_batch_size"] == 1024, "verl's default"
     assert any("$NODES" in line for line in request.assumed)
+    text = text.replace("$((NODES * 128))", "$((${NODES} * 128))")
+    assert any("$NODES" in line for line in request_of(tmp_path, text).assumed)
 
 
 def test_a_shell_script_behind_script_is_a_launch_script(tmp_path: Path) -> None:
@@ -137,6 +139,9 @@ def test_a_model_by_an_unset_variable(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"line 1: model needs \$MODEL_NAME, not set") as refused:
         request_of(tmp_path, text)
     assert "--model" in refused.value.way_out
+    in_folder = text.replace("$MODEL_NAME", "$ROOT/no-such-model")
+    with pytest.raises(BadInput, match=r"needs \$ROOT, not set. There is no folder"):
+        request_of(tmp_path, in_folder)
     model = request_of(tmp_path, text, model="Qwen2.5-0.5B-Instruct").job.task.workload.model
     assert model.name == "Qwen/Qwen2.5-0.5B-Instruct"
 

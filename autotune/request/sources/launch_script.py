@@ -114,9 +114,9 @@ def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
 
 
 def _why_no_model(launch: LaunchScript, kind: LaunchKind) -> str:
-    """Return why the script names no model, if its variables are the reason."""
+    """Return why the script names no model that exists, if its variables may be the reason."""
     stated = launch.stated.get(kind.model)
-    if stated is None or stated.text or not stated.unset:
+    if stated is None or not stated.unset:
         return ""
     return f"{launch.path}, line {stated.line}: {kind.model} needs {variables(stated)}, not set."
 
@@ -212,14 +212,14 @@ def _split(
             (split.unknown if is_ours else split.kept).append(name)
         elif name in stated_by_flags and not _is_readable(stated, fields[name]):
             continue
-        elif not is_known(stated):
-            split.outputs[name] = (
-                f"line {stated.line}: {name} is the output of a command, which is not run"
-            )
         elif lacks_value(stated, fields[name]):
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
+        elif not is_known(stated):
+            split.outputs[name] = (
+                f"line {stated.line}: {name} is the output of a command, which is not run"
+            )
         else:
             value = stated_value(stated, fields[name])
             if value is not None or "null" in fields[name].kinds:
