@@ -546,7 +546,11 @@ def _refuse_illegal_file(
     file_task = replace(task, workload=replace(task.workload, held=values_of(of_file)))
     reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
-        differences = "".join(f" {line}." for line in of_script)
+        differences = ""
+        for line in of_script:
+            setting, equals, _ = line.partition("=")
+            if not equals or " " in setting or setting in reason:
+                differences += f" {line}."
         raise IllegalConfiguration(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out="Correct it, or change it with --set, and run again.",
