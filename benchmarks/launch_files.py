@@ -168,7 +168,8 @@ def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
         if "error" not in answer:
             return answer
         error = answer["error"]
-        return f"{error['what']} {error['way_out']}".strip()
+        sentence = f"{error['what']} {error['way_out']}".strip()
+        return sentence.replace(f"{file.parent}/", "")
     return " ".join(run.stderr.split())[-600:] or f"exit code {run.returncode}"
 
 
@@ -239,6 +240,7 @@ def table(rows: Sequence[Row]) -> str:
         "# Public launch scripts as they are",
         "",
         f"{len(rows)} scripts by rule.yaml on {RULE['gpus']}: {summary}; {misread} misread.",
+        "Seconds are those of the script as given, on a machine with other work.",
         "",
         "| script | outcome | answer, or reason | seconds |",
         "|---|---|---|---:|",

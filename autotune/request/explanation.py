@@ -40,7 +40,7 @@ def _origins_of_settings(
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     trainer = request.trainer
     fields = trainer.fields()
-    of_hardware = set()
+    of_hardware: set[str] = set()
     for kind in launch_kinds():
         if kind.framework == trainer.name:
             of_hardware.update(kind.follows_hardware)
