@@ -92,12 +92,11 @@ class Verl(StandIn):
             return derived
 
         micro_batch = _rows(values, task, MICRO_BATCH)
-        if not micro_batch:
-            return derived
+        if not micro_batch or task.workload.launch is not None:
+            return derived  # verl has no defaults of the following, and requires them
         if values.settings.get(f"{ROLLOUT}.log_prob_micro_batch_size") is None:
             derived[f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"] = micro_batch
         if self.method == "ppo" and values.settings.get(CRITIC_MICRO_BATCH) is None:
-            # verl requires it, and has no default.
             derived[f"{CRITIC_MICRO_BATCH}_per_gpu"] = micro_batch
         return derived
 
@@ -153,6 +152,7 @@ class Verl(StandIn):
             "between_syncs": _prompts_between_syncs(values),
             "sequence_budget": budget * sequence,
             "row_tokens": ceil_divided(longest, sequence),
+            "critic_micro": _rows(values, task, CRITIC_MICRO_BATCH),
             "critic_row_tokens": ceil_divided(longest, critic_sequence(values)),
             "engine_gpus": values.count(f"{ROLLOUT}.tensor_model_parallel_size") * replicas,
         }

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.core.composition import Resident
-from autotune.core.errors import CannotPredict
+from autotune.core.errors import CannotPredict, IllegalConfiguration
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -59,6 +59,13 @@ def test_its_offload_is_its_own_in_both_spellings(section: str, tmp_path: Path) 
 def test_its_micro_batch_scales_its_activations(tmp_path: Path) -> None:
     assert critic_of(tmp_path, "critic.ppo_micro_batch_size_per_gpu=8").activation_scale == 4
     assert critic_of(tmp_path, "critic.ppo_micro_batch_size_per_gpu=1").activation_scale == 0.5
+
+
+def test_a_micro_batch_that_verl_requires_is_not_that_of_the_policy(tmp_path: Path) -> None:
+    name = "critic.ppo_micro_batch_size_per_gpu"
+    with pytest.raises(IllegalConfiguration, match=f"{name} must be set"):
+        critic_of(tmp_path, "")
+    assert critic_of(tmp_path, "", set=(f"{name}=4",)).activation_scale == 2
 
 
 def test_its_token_budget_is_verls_default_and_twice_the_policys(tmp_path: Path) -> None:
