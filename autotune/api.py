@@ -322,6 +322,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
     from autotune.estimate.unknown_facts import FactVariant, agreed, worst
     from autotune.prediction.service import open_prediction_service
     from autotune.report.answer_document import prediction_document
+    from autotune.request.explanation import origins
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import read_sources
     from autotune.search.advice import ways_to_fit
@@ -365,6 +366,7 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         candidate,
         prediction,
         ways,
+        origins=origins(request, candidate),
         unknown=variants if worst_variant.facts else (),
     )
     return PredictAnswer(

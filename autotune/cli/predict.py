@@ -34,8 +34,13 @@ EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
     is_flag=True,
     help="Run the configuration on emulated GPUs too, and show both (needs a CUDA build of torch).",
 )
+@click.option(
+    "--explain",
+    is_flag=True,
+    help="List every setting with its origin: file and line, flag, variable or default.",
+)
 @as_json_option()
-def command(as_json: bool, check: bool, **flags: Any) -> int:
+def command(as_json: bool, check: bool, explain: bool, **flags: Any) -> int:
     """Trace the training step of the installed framework on fake tensors, and predict whether it
     fits, by which margin, the parts of its memory, and changes that would help. Nothing is
     measured, and no GPU is needed.
@@ -46,6 +51,7 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
       autotune predict --config train.yaml --gpus A100-80G --set per_device_train_batch_size=16
       autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3
       autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8
+      autotune predict --from-command launch.sh --gpus 8xH100-80G --explain
       autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python
 
     Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, or the limit is inside
@@ -54,6 +60,7 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
     # Imported here so that --help answers at once.
     from autotune.api import check_can_emulate, emulate_flags, predict_flags
     from autotune.report.check_text import check_document, show_check
+    from autotune.request.explanation import explained
 
     request = Flags(**flags)
     if check:
@@ -64,6 +71,10 @@ def command(as_json: bool, check: bool, **flags: Any) -> int:
         answer = predict_flags(request, listener=display)
     display.show_rest(answer)
     document = dict(answer.document)
+    if explain:
+        output.print()
+        for line in explained(document):
+            output.print(line, soft_wrap=True)
     if check:
         with interruptible(), Waiting("emulating the configuration"):
             document["check"] = check_document(answer.prediction, emulate_flags(request))

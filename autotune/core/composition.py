@@ -42,6 +42,8 @@ class Resident:
     # master copy for weights below float32; 0 where the state is offloaded while the policy trains
     state_bytes_per_weight: int = 8
     offloaded_bytes_per_weight: int = 0  # state on the device only during its own training turn
+    offloads_weights: bool = False  # weights on the device only during its own training turn
+    activation_scale: float = 1.0  # its activations, relative to a policy's of the same shape
     trains_concurrently: bool = False  # at the same time as the policy, with separate activations
 
 

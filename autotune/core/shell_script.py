@@ -470,7 +470,7 @@ class _Shell:
         if value_node is not None and value_node.type == "array":
             value = self._array(value_node)
         elif value_node is not None:
-            value = self._test_text(self.source.raw(value_node))
+            value = self._assigned(name, self.source.raw(value_node))
         if not certain:
             value = _unknown(value, node)
         name, index = _subscript(name)
@@ -480,6 +480,12 @@ class _Shell:
             value = _added(self.variables.get(name, ""), value)
         self.variables[name] = value
         return name, value
+
+    def _assigned(self, name: str, raw: str) -> str:
+        try:
+            return self.expansion.assigned(name, raw)
+        except NotClosed:
+            return UNKNOWN
 
     def _array(self, node: Node) -> Value:
         raws = [self.source.raw(child) for child in node.named_children if child.type != "comment"]
@@ -565,7 +571,11 @@ class _Shell:
                 own[name] = _as_text(value)
                 self.expansion.variables = before
             elif not child.type.endswith("_redirect"):
-                command_words += self._words_of(child)
+                expanded = self._words_of(child)
+                if command_words and not expanded:
+                    missing = (*command_words[-1].missing, *self.expansion.unset)
+                    command_words[-1] = replace(command_words[-1], missing=missing)
+                command_words += expanded
         if not command_words:
             self.variables.update(own)
             return True
@@ -741,6 +751,7 @@ class _Shell:
                     line=line,
                     span=None,
                     unset=word.unset,
+                    missing=word.missing,
                 )
                 for word in command.words
             )

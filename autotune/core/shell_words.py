@@ -37,6 +37,7 @@ class Word:
     line: int
     span: tuple[int, int] | None
     unset: tuple[str, ...] = ()  # variables without a value, empty in the text
+    missing: tuple[str, ...] = ()  # those that would have been the words behind it
 
 
 Value: TypeAlias = str | list[Word] | dict[str, str]
@@ -91,8 +92,24 @@ class Expansion:
     _unset: list[str] = field(
         default_factory=list
     )  # variables without a value, since the last word
+    _emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Variable that is empty -> variables without a value that made it so."""
 
     # Words.
+
+    @property
+    def unset(self) -> tuple[str, ...]:
+        """Variables without a value in the last word or assigned value."""
+        return tuple(dict.fromkeys(self._unset))
+
+    def assigned(self, name: str, raw: str) -> str:
+        """Return the text that an assignment gives a variable."""
+        self._unset.clear()
+        text = self.joined(raw)
+        self._emptied.pop(name, None)
+        if not text and self._unset:
+            self._emptied[name] = self.unset
+        return text
 
     def words(
         self,
@@ -125,6 +142,8 @@ class Expansion:
             self._unset.append(name)
             return ""
         value = self.variables[name]
+        if not value:
+            self._unset += self._emptied.get(name, ())
         if isinstance(value, str):
             return value
         if isinstance(value, dict):
@@ -158,7 +177,7 @@ class Expansion:
 
         # 2. Words. A whole item of an array keeps the place where it is written.
         filled = [index for index, parts in enumerate(fields) if parts]
-        unset = tuple(dict.fromkeys(self._unset))
+        unset = self.unset
         expanded = []
         for index in filled:
             is_item = len(fields[index]) == 1 and len(items[index]) == 1

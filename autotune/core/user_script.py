@@ -22,6 +22,7 @@ class StatedSetting:
     span: tuple[int, int] | None
     option: tuple[int, int] | None = None  # of the word `--name`
     prefix: str = ""  # `+` and `++` of Hydra
+    unset: tuple[str, ...] = ()  # variables without a value that the text needs
 
 
 @dataclass(frozen=True, kw_only=True)

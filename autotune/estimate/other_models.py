@@ -95,11 +95,22 @@ class _OtherModel:
             for phase in TRAINING:
                 yield phase, self._own_step()
         takes_turns = self.resident.trains and not self.resident.trains_concurrently
-        if self.differs and takes_turns:
+        if takes_turns and self._may_exceed_policy():
             yield from self._own_turn()
+
+    def _may_exceed_policy(self) -> bool:
+        """Return True if its turn may need more than the policy's."""
+        resident = self.resident
+        brings_state = resident.offloads_weights or resident.offloaded_bytes_per_weight > 0
+        return self.differs or brings_state or resident.activation_scale > 1
 
     def _standing(self, phase: Phase) -> Iterator[ModelPart]:
         """Yield what it holds in a phase in which it is awake, without a step of its own."""
+        for part, size in self._awake_parts(phase):
+            if part != "weights" or not self.resident.offloads_weights:
+                yield part, size
+
+    def _awake_parts(self, phase: Phase) -> Iterator[ModelPart]:
         if self.resident.weight_bytes is not None:
             yield "weights", self.resident.weight_bytes
         elif self.differs:
@@ -165,10 +176,12 @@ class _OtherModel:
             yield use.phase, _filled(parts, max(0, sum(parts.values()) - policy))
 
     def _parts_in_turn(self, use: PhaseUse) -> dict[str, int]:
+        if not self.differs:
+            return self._parts_like_policy(use)
         count = self._parameters()
         resident = self.resident
         weights = gradients = 0
-        if resident.awake == ():
+        if resident.awake == () or resident.offloads_weights:
             weights = self._in_dtype(count, "parameters")
         if use.phase in self.gradient_phases:
             gradients = self._in_dtype(count, "parameters", "gradients")
@@ -176,8 +189,27 @@ class _OtherModel:
             "weights": weights,
             "optimizer": self._state(count * resident.offloaded_bytes_per_weight),
             "gradients": gradients,
-            "activations": round(use.parts.get("activations", 0) * self._scale()),
+            "activations": self._activations(use),
         }
+
+    def _parts_like_policy(self, use: PhaseUse) -> dict[str, int]:
+        """Return the parts of a model of the policy's shape, which are the policy's own."""
+        resident, state = self.resident, self.used.resting.parts
+        parts = dict.fromkeys(("weights", "optimizer", "gradients"), 0)
+        if resident.awake == () or resident.offloads_weights:
+            parts["weights"] = state.get("weights", 0)
+        if self.policy.adapter_rank is not None:  # the critic has none, and trains in full
+            size = self.inventory.parameters * resident.offloaded_bytes_per_weight
+            parts["optimizer"] = self._state(size)
+        else:
+            parts["gradients"] = use.parts.get("gradients", 0)
+            if resident.offloaded_bytes_per_weight:
+                parts["optimizer"] = state.get("optimizer", 0)
+        return {**parts, "activations": self._activations(use)}
+
+    def _activations(self, use: PhaseUse) -> int:
+        scale = self._scale() * self.resident.activation_scale
+        return round(use.parts.get("activations", 0) * scale)
 
     def _training(self, count: int, phase: Phase) -> Iterator[ModelPart]:
         """Yield optimizer state and gradients of full training."""
@@ -194,7 +226,11 @@ class _OtherModel:
             return model_shape.shape(model_lookup.find_model(self.resident.model).config)
         except BadInput as error:
             raise CannotPredict(
-                f"The {self.resident.role} model's size decides, and is not known: {error.what}"
+                f"The {self.resident.role} model's size decides, and is not known: {error.what}",
+                way_out=(
+                    f"Fetch its shape with `hf download {self.resident.model} config.json`, or"
+                    " --set the setting that names it to a known model of its size."
+                ),
             ) from error
 
     def _scale(self) -> float:

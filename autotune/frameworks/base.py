@@ -20,6 +20,8 @@ from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
+from autotune.core.user_script import LaunchScript
+from autotune.frameworks.script_gpus import ScriptGpus
 
 Settings = Mapping[str, KnobValue]
 RequestPart = dict[str, object]
@@ -70,8 +72,7 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
     fields: dict[str, Field]
 
     def default_of(self, name: str) -> KnobValue:
-        default = self.fields[name].default
-        return default if isinstance(default, bool | int | float | str) else None
+        return plain_default(self.fields[name])
 
     def problem(self, name: str, value: KnobValue) -> str | None:
         """Return the problem of a value: a wrong type or an unknown choice."""
@@ -84,6 +85,12 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
         if field.choices and value not in field.choices:
             return f"{name}={value} is none of {', '.join(field.choices)}."
         return None
+
+
+def plain_default(field: Field) -> KnobValue:
+    """Return the default of a setting, None for one that is no plain value."""
+    default = field.default
+    return default if isinstance(default, bool | int | float | str) else None
 
 
 @cache
@@ -147,6 +154,7 @@ class Trainer(Protocol):
     space: str  # default search space
     measures: bool = True  # True if probes can run the framework; prediction does not require it
     requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
+    release: str = ""  # that is modelled; empty: the installed one
     reads_config: bool = False  # True if `--config` reads this framework's files
     reads_images: bool = False  # True if rows may have images
 
@@ -160,6 +168,17 @@ class Trainer(Protocol):
     own_settings: frozenset[str] = frozenset()
     """Settings of autotune that --hold and --set accept in addition to those of `fields`."""
 
+    decides_memory: tuple[str, ...] = ()
+    """Settings that a prediction prints besides the knobs, so that a reader can check them."""
+
+    assumed_defaults: Mapping[str, str] = {}
+    """Settings whose default here stands in for one that follows from the model or the data -> what
+    the framework takes.
+    """
+
+    batch_is_per_gpu: bool = False
+    """True: settings state each GPU's batch; False: they state the batch of all GPUs."""
+
     completions_each: int = 1
     """Completions per row of a micro-batch, for a global batch counted in completions; 0: no
     fixed number.
@@ -168,6 +187,14 @@ class Trainer(Protocol):
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes."""
         return gpus
+
+    def default_accumulation(self, settings: Settings, gpus: int) -> int | None:
+        """Return the micro-steps of settings that state none; None: the table has its default."""
+        return None
+
+    def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        """Return the GPUs that train by a launch script; None: it does not say."""
+        return None
 
     def trained_defaults(
         self,

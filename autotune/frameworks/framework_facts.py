@@ -114,6 +114,10 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     defaults: dict[str, dict[str, KnobValue]]
     """Settings that candidates state: `common`, and those of each method."""
 
+    assumed_defaults: dict[str, str] = {}  # as in `Trainer`
+    decides_memory: dict[str, tuple[str, ...]] = {}
+    """Method -> settings that a prediction prints besides the knobs."""
+
     canonical: dict[str, dict[str, str]]  # method -> autotune's flag -> setting
     implied: dict[str, dict[str, KnobValue]]  # value of `--tuning` -> settings
     batch_factors: str  # factors of the global batch, for a message

@@ -25,6 +25,7 @@ from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Field, as_word
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
+from autotune.frameworks.unset_variables import without_value
 
 MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
 ANY = "any"  # a module that runs several methods
@@ -74,6 +75,11 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     follows_hardware: tuple[str, ...] = ()
+    sections: tuple[str, ...] = ()
+    """Prefixes of settings that the framework's table lists completely: another one below them is
+    not known to the release.
+    """
+
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
 
     # Logs.
@@ -149,14 +155,9 @@ def find_launch(
     else:
         stated, shared = dict(_stated(training)), ()
 
-    # With a flag of an earlier release among these, added flags must be of that release too.
-    flags = set()
-    for word in training.arguments:
-        if word.text.startswith("--"):
-            flag, _, _ = word.text[2:].partition("=")
-            flags.add(flag.replace("-", "_"))
+    # With a name of an earlier release among these, added ones must be of that release too.
     former_flags: dict[str, str] = {}
-    if flags & kind.former.keys():
+    if any(_name_in_script(word, kind) in kind.former for word in training.arguments):
         former_flags = kind.former_flags
     return LaunchScript(
         path=path,
@@ -172,6 +173,16 @@ def find_launch(
         shared=shared,
         former=former_flags,
     )
+
+
+def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
+    """Return the setting that a word names, as it is spelled in the script."""
+    name, equals, _ = word.text.partition("=")
+    if kind.dotted and equals:
+        return name.lstrip("+")
+    if not kind.dotted and name.startswith("--"):
+        return name[2:].replace("-", "_")
+    return None
 
 
 def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
@@ -304,6 +315,8 @@ def _method(
         name = setting.text
     if name in kind.methods:
         return kind.methods[name]
+    if setting is not None and not name and setting.unset:
+        raise without_value(path, str(kind.chosen_by), setting)
 
     place = path
     if setting is not None:
@@ -330,12 +343,15 @@ def _stated(training: _Training) -> Iterator[tuple[str, StatedSetting]]:
         # Each option has one value: the script, which is the last word, may follow it.
         yield from _options(kind, training.launcher[:-1], most_values=1)
     if kind.dotted:
-        yield from _assignments(training.arguments)
+        yield from _assignments(kind, training.arguments)
     else:
         yield from _options(kind, training.arguments, most_values=len(training.arguments))
 
 
-def _assignments(arguments: Sequence[Word]) -> Iterator[tuple[str, StatedSetting]]:
+def _assignments(
+    kind: LaunchKind,
+    arguments: Sequence[Word],
+) -> Iterator[tuple[str, StatedSetting]]:
     """Yield the settings of Hydra's command line: `name=value`, `+name=value`, `++name=value`."""
     for word in arguments:
         full_name, equals, value = word.text.partition("=")
@@ -346,12 +362,13 @@ def _assignments(arguments: Sequence[Word]) -> Iterator[tuple[str, StatedSetting
         if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
             value = value[1:-1]
         yield (
-            name,
+            kind.former.get(name, name),
             StatedSetting(
                 text=value,
                 line=word.line,
                 span=word.span,
                 prefix=prefix,
+                unset=word.unset,
             ),
         )
 
@@ -376,6 +393,7 @@ def _options(
                 line=option.line,
                 span=None,
                 option=option.span,
+                unset=option.unset,
             )
             yield name, setting
             continue
@@ -395,8 +413,18 @@ def _options(
                 line=option.line,
                 span=span,
                 option=option.span,
+                unset=_unset_of(option, values),
             ),
         )
+
+
+def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
+    names = list(option.unset)
+    if not values:
+        names += option.missing
+    for value in values:
+        names += value.unset
+    return tuple(dict.fromkeys(names))
 
 
 def is_known(setting: StatedSetting) -> bool:
@@ -519,9 +547,8 @@ def _argument(
     word = shlex.quote(as_word(value))
     if launch.dotted:
         stated = launch.stated.get(name)
-        if stated is None:
-            return f"{name}={word}"
-        return f"{stated.prefix}{name}={word}"
+        prefix = "" if stated is None else stated.prefix
+        return f"{prefix}{launch.former.get(name, name)}={word}"
     if launch.in_files:
         flag = name.replace("_", "-")
         if isinstance(value, bool):

@@ -21,7 +21,7 @@ from autotune.core.files import TO_BE_RUN, comment, write_atomically
 from autotune.core.job import Task
 from autotune.core.measurement import Phase, ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.base import KINDS, Field, Settings, Trainer
+from autotune.frameworks.base import KINDS, Field, Settings, Trainer, plain_default
 from autotune.frameworks.dataset_measurement import measure_rows
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.nvml import DEVICE_ORDER
@@ -194,8 +194,8 @@ class Launched(Trainer):
             name = knob.name
             if name not in fields or name in stated or self.is_implied(name, stated):
                 continue
-            default = fields[name].default
-            if isinstance(default, bool | int | float | str):
+            default = plain_default(fields[name])
+            if default is not None:
                 defaults[name] = default
         return defaults
 
@@ -226,12 +226,17 @@ class Launched(Trainer):
         return settings
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:
-        """Return the held values, completed by the first legal ones of the space."""
+        """Return the held values, completed by the first legal ones of the space; of a launch
+        script, by the framework's defaults.
+        """
+        fields = self.fields()
         names = [knob.name for knob in space.knobs]
         choices: list[tuple[KnobValue, ...]] = []
         for knob in space.knobs:
             if knob.name in task.workload.held_values:
                 choices.append((task.workload.held_values[knob.name],))
+            elif task.workload.launch is not None and knob.name in fields:
+                choices.append((plain_default(fields[knob.name]),))
             else:
                 choices.append(knob.choices)
         combinations = [

@@ -48,7 +48,9 @@ class OpenReasonerZero(StandIn):
             }
         else:
             derived |= {"use_grpo": True, "critic_pretrain": ""}
-        if "prompt_max_len" in values or "generate_max_len" in values:
+        # An experiment keeps its other lengths, whatever a script states of these two.
+        states_lengths = "prompt_max_len" in values or "generate_max_len" in values
+        if states_lengths and task.workload.launch is None:
             longest = sum(self.lengths(values))
             derived["packing_max_len"] = max(longest, values.count("packing_max_len"))
             derived["max_len"] = longest

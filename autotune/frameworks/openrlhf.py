@@ -12,11 +12,15 @@ Assumptions of the stand-in step:
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
 from typing import Any
 
+from autotune.catalog import model_lookup
 from autotune.core.composition import Role, SplitEngines
+from autotune.core.errors import CannotPredict
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
+from autotune.estimate import model_shape
 from autotune.frameworks.base import Settings, Values, ceil_divided, count_of
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
@@ -40,19 +44,20 @@ class OpenRlhf(StandIn):
         gpus = task.hardware.count
         parallel = max(1, values.count(TENSOR_PARALLEL))
         training_gpus, engines = gpus, gpus // parallel
+        sections = self._sections_apart(values)
         if not _shares_gpus(values):
             engines = values.count(ENGINES) or max(1, gpus // 2 // parallel)
-            training_gpus = max(1, gpus - engines * parallel)
+            training_gpus = _share(values, ["actor", *sections], gpus - engines * parallel)
             if training_gpus >= gpus:
                 engines = gpus // parallel
 
         derived: dict[str, KnobValue] = {
             "algo.advantage.estimator": ESTIMATORS[self.method],
-            "actor.num_gpus_per_node": training_gpus,
-            "ref.num_gpus_per_node": training_gpus,
             ENGINES: engines,
             "ds.lora.rank": self.lora_rank(values, task),
         }
+        for section in ("actor", "ref", *sections):
+            derived[f"{section}.num_gpus_per_node"] = training_gpus
         if task.workload.tuning == "qlora":
             derived["ds.load_in_4bit"] = True
         if values.is_on(HAS_TOKEN_BUDGET):
@@ -104,6 +109,7 @@ class OpenRlhf(StandIn):
             score_tokens = ceil_divided(score_rows * longest, ring)
 
         serves = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
+        gpus_apart = sum(_gpus_of(values, section) for section in self._sections_apart(values))
         stated_prompt = count_of(values.settings, "max_prompt_length")
         return {
             "tokens": tokens,
@@ -119,8 +125,25 @@ class OpenRlhf(StandIn):
             "longest_row": stated_prompt + values.count(LONGEST_COMPLETION),
             "policy": policy_gpus,
             "serves": serves,
-            "uses": ranks + serves,
+            "apart": gpus_apart,
+            "uses": ranks + gpus_apart + serves,
         }
+
+    def _sections_apart(self, values: Values) -> list[str]:
+        """Return the models with GPUs of their own, besides the policy."""
+        if values.is_on("train.colocate_all"):
+            return []
+        sections = []
+        if self.method == "ppo":
+            sections.append("critic")
+        has_reference = values.fraction("algo.kl.init_coef") > 0
+        if has_reference and not values.is_on("train.colocate_actor_ref"):
+            sections.append("ref")
+        has_reward = _reward_model(values) and not values.text("reward.remote_url")
+        shares_critic = self.method == "ppo" and values.is_on("train.colocate_critic_reward")
+        if has_reward and not shares_critic:
+            sections.append("reward")
+        return sections
 
     def composition(self, values: Values, task: Task) -> SpecFields:
         stage = values.count("ds.zero_stage")
@@ -150,6 +173,9 @@ class OpenRlhf(StandIn):
         else:
             composition["generation"] = "server"
             composition["split"] = self._split(values)
+        if self.method == "ppo" and not values.is_on("train.colocate_all"):
+            _refuse_larger_critic(values, task)
+            composition["shard_ranks"] = min(_policy_gpus(values), _critic_gpus(values)) or 1
         return composition
 
     def _split(self, values: Values) -> SplitEngines | None:
@@ -186,7 +212,7 @@ class OpenRlhf(StandIn):
         if not colocated:
             return models
 
-        reward = values.text("reward.model_name_or_path").split(",")[0]
+        reward = _reward_model(values)
         if reward and not values.text("reward.remote_url"):
             models.append(_frozen_model("reward", reward, "reward", values))
         if self.method == "ppo":
@@ -201,9 +227,53 @@ def _shares_gpus(values: Values) -> bool:
     return values.is_on("train.colocate_all") and not values.is_on("train.async_enable")
 
 
+def _share(
+    values: Values,
+    sections: Sequence[str],
+    gpus: int,
+) -> int:
+    """Return the GPUs of each model that states none, of those that the others leave."""
+    unstated = 0
+    for section in sections:
+        if f"{section}.num_gpus_per_node" in values:
+            gpus -= _gpus_of(values, section)
+        else:
+            unstated += 1
+    return max(1, gpus // max(1, unstated))
+
+
 def _policy_gpus(values: Values) -> int:
-    nodes = values.count("actor.num_nodes") or 1
-    return nodes * values.count("actor.num_gpus_per_node")
+    return _gpus_of(values, "actor")
+
+
+def _critic_gpus(values: Values) -> int:
+    return _gpus_of(values, "critic")
+
+
+def _gpus_of(values: Values, section: str) -> int:
+    nodes = values.count(f"{section}.num_nodes") or 1
+    return nodes * values.count(f"{section}.num_gpus_per_node")
+
+
+def _refuse_larger_critic(values: Values, task: Task) -> None:
+    """Refuse a critic on GPUs of its own that may need more than the policy: one of the policy's
+    size needs less, since it has no logits.
+    """
+    policy = task.workload.model
+    name = values.text("critic.model_name_or_path") or _reward_model(values) or policy.name
+    if name == policy.name:
+        return
+    critic_size = model_shape.shape(model_lookup.find_model(name).config).parameters
+    if critic_size > model_shape.shape(policy.config).parameters:
+        raise CannotPredict(
+            f"The critic {name} is larger than the policy and has GPUs of its own, which are not"
+            " modelled.",
+            way_out=f"Type --model {name}: the answer then holds for both.",
+        )
+
+
+def _reward_model(values: Values) -> str:
+    return values.text("reward.model_name_or_path").split(",")[0]
 
 
 def _frozen_model(

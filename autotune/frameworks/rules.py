@@ -83,8 +83,18 @@ def refuse_untraced(
             if not row.models(value):
                 reason = row.because.format(name=name, value=as_word(value))
                 raise CannotPredict(
-                    f"{reason}; the stand-in step of {framework} does not model it."
+                    f"{reason}; the stand-in step of {framework} does not model it.",
+                    way_out=_modelled_instead(row, name),
                 )
+
+
+def _modelled_instead(row: Untraced, name: str) -> str:
+    if row.unmodelled is not None:
+        return f"Give {name} another value with --set."
+    for value in row.modelled:
+        if value is not None:
+            return f"Predict it without: --set {name}={as_word(value)}."
+    return f"Predict it without: --set {name}=null."
 
 
 def texts_that_apply(

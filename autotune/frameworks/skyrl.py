@@ -24,8 +24,10 @@ from typing import Any
 
 from autotune.core.job import Task
 from autotune.core.space import Candidate
+from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings, Values, ceil_divided
 from autotune.frameworks.hydra_strings import without_references
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
@@ -34,6 +36,7 @@ MICRO_BATCH = "trainer.micro_train_batch_size_per_gpu"
 SCORE_MICRO_BATCH = "trainer.micro_forward_batch_size_per_gpu"
 TOKEN_BUDGET = "trainer.max_tokens_per_microbatch"
 COLOCATED, ENGINES = f"{PLACEMENT}.colocate_all", f"{ENGINE}.num_engines"
+POLICY_GPUS, POLICY_NODES = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
 TENSOR_PARALLEL = f"{ENGINE}.tensor_parallel_size"
 ENGINE_SIZES = (
     ENGINES,
@@ -46,6 +49,13 @@ PLAIN = re.compile(r"[A-Za-z_/.][\w/.@+-]*", re.ASCII)
 
 
 class SkyRl(StandIn):
+    def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        """Return the policy's GPUs; without colocation, the number of vLLM's depends on others."""
+        colocated = launch.stated.get(COLOCATED)
+        if colocated is not None and colocated.text == "false":
+            return None
+        return gpus_of_settings(launch, {POLICY_GPUS: 1, POLICY_NODES: 1})
+
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""
         if PLAIN.fullmatch(path):
@@ -63,19 +73,20 @@ class SkyRl(StandIn):
             engines = values.count(ENGINES, unstated=max(1, gpus // 2 // parallel))
             training_gpus = max(1, gpus - engines * parallel)
         expandable = values.is_on("trainer.use_expandable_segments")
+        nodes = max(1, values.count(POLICY_NODES))
+        per_node = training_gpus if training_gpus % nodes else training_gpus // nodes
         return {
             "PYTORCH_CUDA_ALLOC_CONF": f"expandable_segments:{expandable}",
             "trainer.algorithm.advantage_estimator": "grpo",
-            f"{PLACEMENT}.policy_num_gpus_per_node": training_gpus,
-            f"{PLACEMENT}.ref_num_gpus_per_node": training_gpus,
+            POLICY_GPUS: per_node,
+            f"{PLACEMENT}.ref_num_gpus_per_node": per_node,
             ENGINES: engines,
             f"{POLICY}.model.lora.rank": self.lora_rank(values, task),
         }
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         longest = sum(self.lengths(values))
-        gpus_per_node = values.count(f"{PLACEMENT}.policy_num_gpus_per_node")
-        ranks = max(1, values.count(f"{PLACEMENT}.policy_num_nodes") * gpus_per_node)
+        ranks = max(1, values.count(POLICY_NODES) * values.count(POLICY_GPUS))
         sequence = max(1, values.count(f"{POLICY}.sequence_parallel_size"))
         groups = max(1, ranks // sequence)
         generations = values.count("generator.n_samples_per_prompt")

@@ -99,6 +99,8 @@ class StandIn(Launched):
         self.requires = facts.requires
         self.watch = facts.watch
         self.canonical = facts.canonical
+        self.release = self.table.version
+        self.decides_memory = facts.core
         self.equivalent_settings = equivalent_settings
 
     # What a framework's file adds.
@@ -206,9 +208,9 @@ class StandIn(Launched):
         for name, value in task.workload.held_values.items():
             fixed[self.canonical.get(name, name)] = value
         fixed |= task.workload.held_values
-        defaults = {knob.name: self._default(knob, fixed) for knob in space.knobs}
+        defaults = {knob.name: self._default(knob, fixed, task) for knob in space.knobs}
         knobs = space.applicable(defaults)
-        if self.is_legal(knobs, task):
+        if task.workload.launch is not None or self.is_legal(knobs, task):
             return knobs
 
         for knob in space.knobs:
@@ -220,7 +222,12 @@ class StandIn(Launched):
                     return adjusted
         return knobs
 
-    def _default(self, knob: Knob, fixed: Settings) -> KnobValue:
+    def _default(
+        self,
+        knob: Knob,
+        fixed: Settings,
+        task: Task,
+    ) -> KnobValue:
         if knob.name in fixed:
             return fixed[knob.name]
         if self.is_implied(knob.name, fixed):
@@ -228,6 +235,8 @@ class StandIn(Launched):
         default = None
         if knob.name in self.table.fields:
             default = self.table.fields[knob.name].default
+        if task.workload.launch is not None and knob.name in self.table.fields:
+            return self.table.default_of(knob.name)
         for choice in knob.choices:
             # True == 1 in Python, so that types are compared too.
             if type(choice) is type(default) and choice == default:

@@ -56,6 +56,8 @@ class OtherModel:
     on_host: bool = False  # its memory is on the host in all phases
     state_bytes_per_weight: int = 8
     offloaded_bytes_per_weight: int = 0
+    offloads_weights: bool = False
+    activation_scale: float = 1.0
     trains_concurrently: bool = False
 
 
@@ -232,6 +234,8 @@ def _other_resident(
         awake=() if model.on_host else None,
         state_bytes_per_weight=model.state_bytes_per_weight,
         offloaded_bytes_per_weight=model.offloaded_bytes_per_weight,
+        offloads_weights=model.offloads_weights,
+        activation_scale=model.activation_scale,
         trains_concurrently=model.trains_concurrently,
     )
 

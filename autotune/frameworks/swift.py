@@ -22,9 +22,13 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, KnobValue
+from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import (
+    ACCUMULATION,
+    MICRO_BATCH,
     Settings,
     as_word,
+    ceil_divided,
     count_of,
     ddp_options,
     gptq_bits,
@@ -39,8 +43,10 @@ from autotune.frameworks.launched_run import (
     probe_steps,
     synthetic_texts,
 )
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
-from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
+from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS
+from autotune.frameworks.transformers_trainer import TransformersTrainer as Base
 
 OF_THE_SERVER = (
     "vllm_gpu_memory_utilization",
@@ -64,6 +70,7 @@ OFFLOADED = {
 }
 """Part of the policy -> setting that moves it to the host during a rollout."""
 
+ROWS_OF_STEP = 16  # of SFT, which make the accumulation unless it is stated
 COMMANDS = {"sft": "sft", "grpo": "rlhf"}
 PORT = "8000"
 
@@ -73,10 +80,13 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-class Swift(TransformersTrainer):
+class Swift(Base):
     """Method of ms-swift."""
 
     name = "swift"
+
+    def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""
@@ -85,9 +95,17 @@ class Swift(TransformersTrainer):
         return max(1, gpus - count_of(settings, "server_gpus"))
 
     def derived(self, settings: Settings, task: Task) -> Settings:
+        derived: dict[str, KnobValue] = {}
         if task.hardware.kind == "cpu" and "torch_dtype" not in self.held_settings(task):
-            return {"torch_dtype": "float32"}
-        return {}
+            derived["torch_dtype"] = "float32"
+        if settings.get(ACCUMULATION) is None:
+            derived[ACCUMULATION] = self.default_accumulation(settings, task.hardware.count)
+        return derived
+
+    def default_accumulation(self, settings: Settings, gpus: int) -> int | None:
+        """Return as many micro-steps as make 16 rows (`swift/trainers/arguments.py`)."""
+        rows = count_of(settings, MICRO_BATCH) * self.ranks(settings, gpus)
+        return ceil_divided(ROWS_OF_STEP, max(1, rows))
 
     def lengths(self, settings: Settings) -> tuple[int, int]:
         """Return the longest prompt and completion: vLLM ends a completion at its window."""

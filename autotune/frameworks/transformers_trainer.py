@@ -38,6 +38,7 @@ class TransformersTrainer(Launched):
     trace_adapter = STAND_IN
     watch = OF_TRANSFORMERS
     measures_rows = True
+    batch_is_per_gpu = True
     equivalent_settings: Mapping[str, tuple[str, ...]] = {ACCUMULATION: ("global_batch",)}
 
     def __init__(self, method: str) -> None:
@@ -49,6 +50,9 @@ class TransformersTrainer(Launched):
         self.defaults = {**common_defaults, **self.facts.defaults[method]}
         self.canonical = self.facts.canonical[method]
         self.requires = self.facts.requires
+        self.release = self.facts.version
+        self.assumed_defaults = self.facts.assumed_defaults
+        self.decides_memory = self.facts.decides_memory.get(method, ())
         self.needs = tuple(self.facts.requires)
 
     @abstractmethod
@@ -84,7 +88,7 @@ class TransformersTrainer(Launched):
         settings |= self.derived(settings, task)
 
         # 2. The accumulation that makes the requested global batch.
-        if ACCUMULATION not in stated and task.workload.global_batch:
+        if stated.get(ACCUMULATION) is None and task.workload.global_batch:
             steps = task.workload.global_batch // self._rows(settings, task)
             settings[ACCUMULATION] = max(1, steps)
 

@@ -29,9 +29,18 @@ from autotune.core.composition import SplitEngines
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.core.units import MIB
+from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings, Values, ceil_divided
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import OtherModel, SpecFields
+from autotune.frameworks.stand_in_step import SpecFields
+from autotune.frameworks.verl_critic import (
+    CRITIC_MICRO_BATCH,
+    CRITIC_SETTINGS,
+    critic_of,
+    critic_sequence,
+    dtype_of,
+)
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -41,18 +50,15 @@ FSDP = f"{ACTOR}.fsdp_config"
 
 PROMPTS, MINI_PROMPTS = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
-CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
 HAS_TOKEN_BUDGET = f"{ACTOR}.use_dynamic_bsz"
 TOKEN_BUDGET = f"{ACTOR}.ppo_max_token_len_per_gpu"
 SCORE_TOKEN_BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 SEQUENCE_PARALLEL = f"{ACTOR}.ulysses_sequence_parallel_size"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
+TRAINING_NODES = "trainer.nnodes"
 TRAINING_GPUS, SERVER_GPUS = "trainer.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"
 TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
-MOMENTS = 8
-"""Bytes per weight of Adam's two moments in float32; trained weights are float32 themselves."""
-
 BYPASS = {
     "algorithm.rollout_correction.bypass_mode": True,
     f"{ACTOR}.use_kl_loss": False,
@@ -60,10 +66,16 @@ BYPASS = {
 }
 """Values with which the engine's log-probabilities are used, without a pass for them."""
 
-SHORT_DTYPES = ("bf16", "bfloat16")
-
 
 class Verl(StandIn):
+    def __init__(self, name: str, method: str) -> None:
+        super().__init__(name, method)
+        if method == "ppo":
+            self.decides_memory = (*self.facts.core, *CRITIC_SETTINGS)
+
+    def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        return gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})
+
     def derived(self, values: Values, task: Task) -> Settings:
         derived: dict[str, KnobValue] = {
             "algorithm.adv_estimator": ESTIMATORS[self.method],
@@ -71,6 +83,8 @@ class Verl(StandIn):
             f"{ROLLOUT}.name": "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(values, task),
         }
+        if self.method == "ppo":
+            derived |= {name: values.value(name) for name in CRITIC_SETTINGS}
         if task.workload.global_batch and _is_separate(values):
             derived[PROMPTS] = _prompts_between_syncs(values)
         if values.is_on(HAS_TOKEN_BUDGET):
@@ -78,12 +92,11 @@ class Verl(StandIn):
             return derived
 
         micro_batch = _rows(values, task, MICRO_BATCH)
-        if not micro_batch:
-            return derived
+        if not micro_batch or task.workload.launch is not None:
+            return derived  # verl has no defaults of the following, and requires them
         if values.settings.get(f"{ROLLOUT}.log_prob_micro_batch_size") is None:
             derived[f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu"] = micro_batch
         if self.method == "ppo" and values.settings.get(CRITIC_MICRO_BATCH) is None:
-            # verl requires it, and has no default.
             derived[f"{CRITIC_MICRO_BATCH}_per_gpu"] = micro_batch
         return derived
 
@@ -139,6 +152,8 @@ class Verl(StandIn):
             "between_syncs": _prompts_between_syncs(values),
             "sequence_budget": budget * sequence,
             "row_tokens": ceil_divided(longest, sequence),
+            "critic_micro": _rows(values, task, CRITIC_MICRO_BATCH),
+            "critic_row_tokens": ceil_divided(longest, critic_sequence(values)),
             "engine_gpus": values.count(f"{ROLLOUT}.tensor_model_parallel_size") * replicas,
         }
 
@@ -150,14 +165,16 @@ class Verl(StandIn):
             "sharded_by": sharded_by,
             "options": _sharding_options(values, uses_fsdp2),
             "shard_ranks": max(0, values.count(f"{FSDP}.fsdp_size")),
-            "held_dtype": _dtype(values, f"{FSDP}.model_dtype"),
+            "held_dtype": dtype_of(values, f"{FSDP}.model_dtype"),
             "mixed": sharded_by == "fsdp2",
             **_losses(values),
             **self._generation(values),
             **self._sync(values, sharded_by),
         }
         if self.method == "ppo":
-            composition["other_models"] = (_critic(values, task),)
+            composition["other_models"] = (
+                critic_of(values, task, self.sizes(values, task), sum(self.lengths(values))),
+            )
         return composition
 
     def _generation(self, values: Values) -> SpecFields:
@@ -207,30 +224,6 @@ class Verl(StandIn):
         }
 
 
-def _critic(values: Values, task: Task) -> OtherModel:
-    """Return the critic. It leaves the device only if all of critic and policy is offloaded."""
-    is_offloaded = True
-    for section in (FSDP, "critic.fsdp"):
-        offloads_weights = values.is_on(f"{section}.param_offload")
-        if not offloads_weights or not values.is_on(f"{section}.optimizer_offload"):
-            is_offloaded = False
-    model = task.workload.model.name
-    if "critic.model.path" in values:
-        model = values.text("critic.model.path") or model
-    return OtherModel(
-        role="critic",
-        model=model,
-        dtype=_dtype(values, "critic.fsdp.model_dtype"),
-        trains=True,
-        on_host=is_offloaded,
-        offloaded_bytes_per_weight=MOMENTS if is_offloaded else 0,
-    )
-
-
-def _dtype(values: Values, name: str) -> str:
-    return "bfloat16" if values.text(name) in SHORT_DTYPES else "float32"
-
-
 def _is_separate(values: Values) -> bool:
     """Return True if the engines have GPUs of their own."""
     return values.text(TRAINER_MODE) == "separate_async"
@@ -240,7 +233,12 @@ def _placement(values: Values, task: Task) -> Settings:
     """Return the GPUs that train, and those that generate where they are others."""
     gpus = task.hardware.count
     if not _is_separate(values):
-        return {TRAINING_GPUS: gpus}
+        nodes = _script_nodes(task.workload.launch)
+        if nodes == 1:
+            return {TRAINING_GPUS: gpus}
+        if gpus % nodes:
+            nodes = 1
+        return {TRAINING_GPUS: gpus // nodes, TRAINING_NODES: nodes}
     serves = values.count(SERVER_GPUS, unstated=max(1, gpus // 2))
     return {
         TRAINING_GPUS: max(1, gpus - serves),
@@ -249,6 +247,14 @@ def _placement(values: Values, task: Task) -> Settings:
         f"{ROLLOUT}.checkpoint_engine.backend": "nccl",
         "actor_rollout_ref.hybrid_engine": False,
     }
+
+
+def _script_nodes(launch: LaunchScript | None) -> int:
+    """Return the nodes of a launch script, on which GPUs are divided alike."""
+    stated = None if launch is None else launch.stated.get(TRAINING_NODES)
+    if stated is None or stated.text is None or not stated.text.isdecimal():
+        return 1
+    return max(1, int(stated.text))
 
 
 def _ranks(values: Values, task: Task) -> int:
@@ -279,7 +285,7 @@ def _rows(
 
 def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:
     reshards = values.is_on(f"{FSDP}.reshard_after_forward")
-    weight_bytes = 2 if _dtype(values, f"{FSDP}.model_dtype") == "bfloat16" else 4
+    weight_bytes = 2 if dtype_of(values, f"{FSDP}.model_dtype") == "bfloat16" else 4
     options: dict[str, object] = {
         "sharding_strategy": "FULL_SHARD" if reshards else "SHARD_GRAD_OP"
     }

@@ -308,6 +308,7 @@ def prediction_document(
     prediction: Prediction,
     ways: Sequence[WayToFit],
     *,
+    origins: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     unknown: Sequence[FactVariant] = (),
 ) -> dict[str, Any]:
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
@@ -320,6 +321,7 @@ def prediction_document(
         "schema": SCHEMA,
         **prediction_row(prediction),
         "settings": dict(candidate.settings),
+        "origins": dict(origins),
         "ways_to_fit": list(map(way_row, ways)),
         "unknown": variants,
         "question": job_row(job),

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from autotune import frameworks
 from autotune.core.answer import WayToFit
 from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
-from autotune.core.space import Candidate, setting_text
+from autotune.core.space import Candidate, KnobValue, setting_text
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.job_text import describe_job, print_line, show_notes
 from autotune.report.memory_bars import show_memory
@@ -148,7 +149,7 @@ def show_basis(
 ) -> None:
     """Print what the figures hold for; each assumption and note once."""
     print_line(console, f"job      {describe_job(job)}")
-    print_line(console, f"settings {knobs_text(candidate.knobs)}")
+    print_line(console, f"settings {knobs_text(_deciding(job, candidate))}")
     precisions = precision_text(candidate, prediction)
     if precisions:
         print_line(console, f"         {precisions}")
@@ -186,6 +187,16 @@ def precision_text(candidate: Candidate, prediction: Prediction) -> str:
         if dtype:
             parts.append(f"{label} {dtype}")
     return ", ".join(parts)
+
+
+def _deciding(job: Job, candidate: Candidate) -> dict[str, KnobValue]:
+    """Return the knobs, and what else decides the memory of this framework."""
+    workload = job.task.workload
+    trainer = frameworks.trainer(workload.framework, workload.method)
+    deciding = dict(candidate.knobs)
+    for name in trainer.decides_memory:
+        deciding.setdefault(name, candidate.settings.get(name))
+    return deciding
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Trainer
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
-from autotune.request.notes import assumptions, exported_note, job_notes
+from autotune.request.notes import assumptions, difference_of_gpus, exported_note, job_notes
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.precedence import (
     ChosenTuning,
@@ -137,11 +137,13 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         notes.append(exported_note(sources.exported))
     notes += [*image_notes, *job_notes(flags, job, trainer, config)]
     notes += _share_notes(sources, settings, job)
-    _refuse_illegal_file(job, trainer, settings.of_file)
+    of_script = tuple(_about_script(sources, settings))
+    _refuse_illegal_file(job, trainer, settings.of_file, of_script)
+    assumed = assumptions(flags, job, trainer, config, settings.tuning)
     return ParsedRequest(
         job=job,
         trainer=trainer,
-        assumed=tuple(assumptions(flags, job, trainer, config, settings.tuning)),
+        assumed=(*of_script, *assumed),
         notes=tuple(notes),
         named=settings.named,
         whole_space=sources.space,
@@ -176,7 +178,7 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     # 1. A script names framework and method itself.
     file: UserFile | None = None
     if choice is not None and choice.flag == "--from-command":
-        file = reader.once(read_launch_script, choice)
+        file = reader.once(read_launch_script, choice, flags.settings.stated_by_flags)
     elif choice is not None and choice.flag == "--script":
         file = reader.once(read_training_script, choice, python, hardware, training.method)
 
@@ -246,11 +248,17 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
         return file.made_model
     name = flags.model.name or (None if file is None else file.model)
     if name is None:
+        reason = "" if file is None else file.why_no_model
         raise BadInput(
-            "No model was named.",
+            reason or "No model was named.",
             way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
         )
-    model = model_lookup.find_model(name)
+    try:
+        model = model_lookup.find_model(name)
+    except BadInput as error:
+        if file is None or flags.model.name or not file.why_no_model:
+            raise
+        raise BadInput(f"{file.why_no_model} {error.what}", way_out=error.way_out) from error
     if flags.model.weights == "real" and not model_lookup.has_weights(model.folder):
         raise BadInput(
             f"--weights real needs the weights of {model.name} on this machine, and only its shape"
@@ -288,7 +296,9 @@ def _merge_settings(
         defaults=defaults,
         of_file=of_file,
         of_flags=of_flags,
-        held_settings=held_settings(of_file, of_flags),
+        held_settings=held_settings(
+            of_file, of_flags, frozenset() if file is None else file.unread
+        ),
         named=named,
     )
 
@@ -312,6 +322,24 @@ def _with_shares_of_limit(
             origin=origin,
         )
     return settings
+
+
+def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
+    """Yield how the answer differs from a launch script as it would run."""
+    if sources.file is not None:
+        trainer = sources.trainer
+        completed = _completed(trainer, values_of(settings.held_settings))
+        ranks = trainer.ranks(completed, sources.hardware.count)
+        yield from difference_of_gpus(sources.file.script_gpus, ranks, trainer)
+        yield from sources.file.config.assumed
+
+
+def _completed(trainer: Trainer, settings: Mapping[str, KnobValue]) -> dict[str, Any]:
+    """Return the settings with the framework's defaults below them."""
+    completed: dict[str, Any] = {}
+    for name, field_ in trainer.fields().items():
+        completed[name] = field_.default
+    return completed | dict(settings)
 
 
 def _share_notes(
@@ -460,13 +488,16 @@ def _global_batch(
     # 2. Their product.
     held_values = values_of(settings.held_settings)
     stated: Mapping[str, KnobValue] = held_values
-    if file is not None and not has_own_parts:
+    if file is not None and not has_own_parts and MICRO_BATCH not in file.unread:
         stated = file.config.settings
     micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
     accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
+    completed = _completed(trainer, held_values)
+    if accumulation is None:
+        of_file = {**completed, MICRO_BATCH: micro_batch}
+        accumulation = trainer.default_accumulation(of_file, sources.hardware.count)
     if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
         return None
-    completed: dict[str, Any] = {**defaults, **held_values}
     ranks = trainer.ranks(completed, sources.hardware.count)
     return micro_batch * accumulation * ranks * trainer.completions_each
 
@@ -504,6 +535,7 @@ def _refuse_illegal_file(
     job: Job,
     trainer: Trainer,
     of_file: HeldSettings,
+    of_script: tuple[str, ...],
 ) -> None:
     """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
     knobs that the search has yet to set: if the merged settings are illegal, only the file alone
@@ -517,7 +549,12 @@ def _refuse_illegal_file(
     file_task = replace(task, workload=replace(task.workload, held_values=values_of(of_file)))
     reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
     if reason is not None:
+        differences = ""
+        for line in of_script:
+            setting, equals, _ = line.partition("=")
+            if not equals or " " in setting or setting in reason:
+                differences += f" {line}."
         raise IllegalConfiguration(
-            f"{task.workload.config_file} can't be trained as it is: {reason}",
-            way_out="Correct it and run again.",
+            f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
+            way_out="Correct it, or change it with --set, and run again.",
         )

@@ -9,6 +9,7 @@ from autotune.core.job import Hardware, Job
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.machine.hardware_detection import gpu_of
 from autotune.probe.device_report import gpu_notes
@@ -49,6 +50,25 @@ def assumptions(
     stated = workload.held_values.keys() | workload.user_settings.keys()
     if targets is not None and "lora_target_modules" not in stated:
         yield f"adapter on {targets} layers"
+
+
+def difference_of_gpus(
+    script: ScriptGpus | None,
+    ranks: int,
+    trainer: Trainer,
+) -> Iterator[str]:
+    """Yield the difference between the script's number of GPUs and those that train by --gpus."""
+    if script is None or script.count == ranks:
+        return
+    scaled = f"the batch stays, {script.count / ranks:.3g} times as much of it for each GPU"
+    if trainer.batch_is_per_gpu:
+        scaled = (
+            f"each GPU's batch stays, and all of them make {ranks / script.count:.3g} times as much"
+        )
+    yield (
+        f"{counted(ranks, 'GPU')} for training by --gpus, although the script has"
+        f" {script.count} ({script.stated}): {scaled}"
+    )
 
 
 def _assumed_rank(flags: FlagValues, job: Job) -> str:

@@ -199,12 +199,16 @@ def settings_of_file(
     return merged([*settings, *tuning.settings.values()])
 
 
-def held_settings(file: HeldSettings, flags: HeldSettings) -> HeldSettings:
+def held_settings(
+    file: HeldSettings,
+    flags: HeldSettings,
+    unread: frozenset[str] = frozenset(),
+) -> HeldSettings:
     """Return all held settings. A micro-batch of a flag drops the file's accumulation, which made
-    the file's global batch with the file's micro-batch.
+    the file's global batch with the file's micro-batch, unless that is unread.
     """
     of_file = dict(file)
-    if MICRO_BATCH in flags and ACCUMULATION not in flags:
+    if MICRO_BATCH in flags.keys() - unread and ACCUMULATION not in flags:
         of_file.pop(ACCUMULATION, None)
     return merged([*of_file.values(), *flags.values()])
 

@@ -105,6 +105,8 @@ def space_around(
             choices[knob.name] = (value,)
         elif _is_number(value):
             choices[knob.name] = _choices_with(knob, value)
+        elif isinstance(value, bool) and value not in knob.choices:
+            choices[knob.name] = (*knob.choices, value)
     return space.with_choices(choices)
 
 

@@ -11,6 +11,7 @@ from autotune.core.job import ExecutorName, Mode, Model, SamplerName, TrackerNam
 from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, Rewards, UserScript
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.request.origins import HeldSettings, Origin
 
@@ -63,6 +64,11 @@ class SettingChoice:
     searched: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     unknown: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
     global_batch: int | None = None
+
+    @property
+    def stated_by_flags(self) -> frozenset[str]:
+        """Settings that flags name, under autotune's or the framework's names."""
+        return frozenset().union(self.hold, self.set, self.own, self.searched, self.unknown)
 
     def names(self, setting: str) -> bool:
         """Return True if a flag names this setting of the framework."""
@@ -156,9 +162,12 @@ class UserFile:
     framework: str | None = None  # None: the file names none
     method: str | None = None
     model: str | None = None  # name; None: the file names none
+    why_no_model: str = ""  # reason for it, or for one that is not found; empty: none
     made_model: Model | None = None  # of a training script, which names it or makes it itself
     tuning: Tuning | None = None  # None: it follows from the settings
     weights: Weights | None = None
     trainer: Trainer | None = None  # of a script, which decides it; None: that of the method
     launch: LaunchScript | None = None
+    unread: frozenset[str] = frozenset()  # settings that it states, and that flags state instead
+    script_gpus: ScriptGpus | None = None  # of a launch script; None: it does not say
     script: UserScript | None = None

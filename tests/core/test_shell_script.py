@@ -167,6 +167,8 @@ def test_an_unset_variable_is_named() -> None:
     )
     unset = {word.text: word.unset for word in launch.words if word.unset}
     assert unset == {"--dp=": ("DP",)}
+    missing = {word.text: word.missing for word in launch.words if word.missing}
+    assert missing == {"--tp": ("TP",)}, "a word that is not there"
     (launch,) = commands_of('launch --tp "$TP"')
     assert launch.words[-1].unset == ("TP",)
 

@@ -131,6 +131,7 @@ MODEL=${MODEL:-Qwen/Qwen2.5-7B-Instruct}
 ACTOR=(
     actor_rollout_ref.actor.ppo_mini_batch_size=256
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4
+    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4
 )
 python3 -m verl.trainer.main_ppo \\
     algorithm.adv_estimator=grpo data.train_batch_size=1024 \\

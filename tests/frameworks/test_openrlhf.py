@@ -50,7 +50,7 @@ def test_lengths_make_the_longest_row() -> None:
         ({"actor.num_gpus_per_node": 16}, "8 by --gpus: the policy has 16"),
         (
             {"train.colocate_all": False, "actor.num_gpus_per_node": 4, "vllm.num_engines": 6},
-            "4 + 6 of 8 by --gpus",
+            "4 + 1 + 6 of 8 by --gpus",  # the reference has a GPU of its own
         ),
         ({"rollout.n_samples_per_prompt": 1}, "must be above 1"),
         ({"train.micro_batch_size": 5}, "not divisible by"),
@@ -88,7 +88,13 @@ def test_every_model_is_a_process_of_its_own() -> None:
     assert composed().processes == 3  # policy, reference, engine
     assert composed(settings={"algo.kl.init_coef": 0.0}).processes == 2
     assert composed("ppo").processes == 4
-    apart = composed(settings={"train.colocate_all": False, "actor.num_gpus_per_node": 4})
+    apart = composed(
+        settings={
+            "train.colocate_all": False,
+            "actor.num_gpus_per_node": 4,
+            "algo.kl.init_coef": 0.0,
+        }
+    )
     assert (apart.processes, apart.ranks, apart.generation) == (1, 4, "server")
 
 
@@ -153,8 +159,13 @@ def test_an_asynchronous_run_has_vllm_on_gpus_of_its_own_whatever_is_colocated()
 
 
 def test_engines_of_their_own_leave_the_policy_the_other_gpus() -> None:
-    composition = composed(settings={"train.colocate_all": False, "vllm.num_engines": 4})
+    apart = {"train.colocate_all": False, "vllm.num_engines": 4}
+    composition = composed(settings={**apart, "train.colocate_actor_ref": True})
     assert (composition.ranks, composition.split.gpus) == (4, 4)
+    composition = composed(settings=apart)
+    assert (composition.ranks, composition.split.gpus) == (2, 4), (
+        "the reference has as many as the policy"
+    )
 
 
 @pytest.mark.parametrize(

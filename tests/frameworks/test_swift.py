@@ -66,12 +66,23 @@ def refusal(method: str, **about: Any) -> str:
         ("grpo", {"num_generations": 1}, "at least 2"),
         (
             "grpo",
-            {"vllm_enable_lora": True, "tuning": "full", "gradient_accumulation_steps": 4},
+            {
+                "use_vllm": True,
+                "vllm_mode": "colocate",
+                "vllm_enable_lora": True,
+                "tuning": "full",
+                "gradient_accumulation_steps": 4,
+            },
             "full tuning has none",
         ),
         (
             "grpo",
-            {"sleep_level": 1, "vllm_mode": "server", "gradient_accumulation_steps": 8},
+            {
+                "use_vllm": True,
+                "sleep_level": 1,
+                "vllm_mode": "server",
+                "gradient_accumulation_steps": 8,
+            },
             "vllm_mode=colocate",
         ),
         ("sft", {"deepspeed": "zero9"}, "deepspeed must be one of"),

@@ -24,6 +24,7 @@ def case_of(
     ranks: int = 4, tuning: str = "lora", model: Any = MODEL, **settings_held: Any
 ) -> tuple[Any, Candidate, Task]:
     trainer: Any = frameworks.trainer("swift", "grpo")
+    settings_held = {"use_vllm": True, "vllm_mode": "colocate", **settings_held}
     task = make_task(
         ranks,
         "cuda",

@@ -250,7 +250,8 @@ def test_ppo_brings_a_critic_that_stays_unless_all_is_offloaded() -> None:
         for state in ("param", "optimizer")
     }
     trainer, candidate, task = case_of("verl", "ppo", settings=everything)
-    assert trainer.compose(candidate, task)["critic"].awake == ()
+    critic = trainer.compose(candidate, task)["critic"]
+    assert critic.offloads_weights and critic.state_bytes_per_weight == 0
     assert "critic" not in case_of("verl")[0].compose(*case_of("verl")[1:])
 
 

@@ -35,6 +35,8 @@ from autotune.probe.message_validation import valid_messages
 from autotune.report.html.render import read_document as read_answer
 from autotune.report.html.render import render
 from autotune.request.assignments import parse_holds, parse_searches
+from autotune.request.sources.launch_script import read_launch_script
+from autotune.request.values import FileChoice
 from autotune.search import study_export
 from autotune.worker.protocol import Message
 from tests.fuzz import mutate
@@ -218,6 +220,30 @@ _STUDY = json.dumps(
     }
 )
 
+_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+_LAUNCHES = [
+    (
+        "set -x\nTP=${1:-2}\nARGS=(\n  data.train_batch_size=$((4 * 8))  # rows\n)\n"
+        'if [ -z "$N" ]; then N=8; fi\n'
+        f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={_MODEL} \\\n"
+        '  algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=$N "${ARGS[@]}" \\\n'
+        '  actor_rollout_ref.rollout.tensor_model_parallel_size=$TP "$@"\n'
+    ),
+    (
+        "while [[ $# -gt 0 ]]; do case $1 in --model) M=$2; shift 2;; *) shift;; esac; done\n"
+        f"NPROC_PER_NODE=4 swift rlhf --rlhf_type grpo --model ${{M:-{_MODEL}}} \\\r\n"
+        "  --num_generations ${9..} --max_length $(echo 10 | tr -d 0) --deepspeed zero2\r\n"
+    ),
+    "A=xxxxxxxxxx\n" + "A=$A$A$A$A\n" * 20 + "swift sft --model $A\n",
+    "swift sft " + "word " * 20_000 + "\n",
+    f"python -m skyrl.train.entrypoints.main_base trainer.policy.model.path={_MODEL} x=$٣\n",
+]
+
+
+def _launch(path: Path) -> None:
+    read_launch_script(FileChoice(flag="--from-command", path=str(path)))
+
+
 PARSERS: dict[str, Parser] = {
     "sizes": Parser(
         inputs=30_000,
@@ -263,6 +289,11 @@ PARSERS: dict[str, Parser] = {
         inputs=2_000,
         make=_files([_CONFIG, _CONFIG, chain(12, "list"), chain(12, "merge")], ".yaml"),
         read=read_document,
+    ),
+    "launch scripts": Parser(
+        inputs=1_000,
+        make=_files(_LAUNCHES, ".sh"),
+        read=_launch,
     ),
     "models": Parser(
         inputs=3_000,

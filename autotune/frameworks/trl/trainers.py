@@ -36,6 +36,17 @@ from autotune.frameworks.trl.user_config import TRAINED
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128
 LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
+DECIDES_MEMORY = (
+    *LENGTH_SETTINGS,
+    "max_length",
+    "per_device_train_batch_size",
+    "gradient_checkpointing",
+    "sharding",
+    "use_vllm",
+    "vllm_mode",
+    "vllm_gpu_memory_utilization",
+    "vllm_tensor_parallel_size",
+)
 
 
 class TrlGrpo(Trainer):
@@ -51,6 +62,7 @@ class TrlGrpo(Trainer):
         name: name for name in (*LENGTH_SETTINGS, "num_generations", "lora_r")
     }
     own_settings = OWN_SETTINGS
+    decides_memory: tuple[str, ...] = DECIDES_MEMORY
     reads_config = True
     reads_images = True
     script: ClassVar[bool] = False

@@ -84,6 +84,7 @@ class UserConfig:
     # Plain values of GRPOConfig and ModelConfig, for `Workload.held_values`
     settings: Mapping[str, KnobValue]
     notes: tuple[str, ...] = ()  # former keys, and what became of them
+    assumed: tuple[str, ...] = ()  # what stands in for values that the file does not give
     # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml
     moved: Mapping[str, object] = field(default_factory=dict)
     processes: int | None = None  # ranks of the user's accelerate file

@@ -38,6 +38,7 @@ PATTERN_GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 SPEED_GROUPS = frozenset({"tokens_per_second", "tokens", "tokens_so_far"})
 
 SHELLS = ("bash", "sh")  # programs whose command line names a launch script
+SHELL_SUFFIXES = (".sh", ".bash")
 DEFAULT_BUDGET_S = 1200.0
 
 FLAG_OF_SETTING = {
@@ -103,7 +104,11 @@ def flag_values(flags: Flags) -> FlagValues:
 
 
 def _with_launch_script(flags: Flags) -> Flags:
-    """Return `-- bash run.sh WORDS` as `--from-command run.sh -- WORDS`."""
+    """Return `-- bash run.sh WORDS` and `--script run.sh -- WORDS` as `--from-command run.sh --
+    WORDS`.
+    """
+    if flags.script is not None and Path(flags.script).suffix in SHELL_SUFFIXES:
+        return flags.replace(from_command=flags.script, script=None)
     if not flags.arguments or flags.script or flags.from_command or flags.config:
         return flags
     shell, *words = flags.arguments

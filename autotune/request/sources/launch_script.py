@@ -18,11 +18,11 @@ from autotune.core.errors import BadInput
 from autotune.core.files import read_text
 from autotune.core.job import Tuning
 from autotune.core.shell_script import commands_of
-from autotune.core.space import KnobValue
+from autotune.core.space import KnobValue, setting_text
 from autotune.core.units import MIB, counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
-from autotune.frameworks.base import Field, Trainer
+from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import (
     LaunchKind,
@@ -34,6 +34,12 @@ from autotune.frameworks.launch_commands import (
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.frameworks.unset_variables import (
+    lacks_value,
+    variables,
+    ways_to_give,
+    without_value,
+)
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
 from autotune.request.values import FileChoice, UserFile
@@ -62,8 +68,14 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
-def read_launch_script(choice: FileChoice) -> UserFile:
-    """Read the script and its one training command."""
+def read_launch_script(
+    choice: FileChoice, stated_by_flags: frozenset[str] = frozenset()
+) -> UserFile:
+    """Read the script and its one training command.
+
+    `stated_by_flags`: settings under autotune's or the framework's names, whose values in the
+    script are not needed.
+    """
     text = read_text(
         Path(choice.path).expanduser(),
         largest_bytes=MAX_SCRIPT_BYTES,
@@ -72,18 +84,24 @@ def read_launch_script(choice: FileChoice) -> UserFile:
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
     kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
+    stated_by_flags |= {
+        trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
+    }
     if launch.framework == "trl":
-        config, origins = _trl_config(launch, trainer.fields())
+        config, origins = _trl_config(launch, trainer.fields(), stated_by_flags)
     else:
-        config, origins = _framework_config(launch, kind, trainer)
+        config, origins = _framework_config(launch, kind, trainer, stated_by_flags)
     return UserFile(
         framework=launch.framework,
         method=launch.method,
         model=config.model or _model(launch, kind),
+        why_no_model=_why_no_model(launch, kind),
         tuning=None if launch.framework == "trl" else _tuning(launch, kind),
         config=config,
         origins=origins,
         launch=launch,
+        unread=stated_by_flags & launch.stated.keys() - config.settings.keys(),
+        script_gpus=trainer.script_gpus(launch),
         trainer=trainer,
     )
 
@@ -93,6 +111,14 @@ def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
     if stated is None or not is_known(stated):
         return None
     return stated.text or None
+
+
+def _why_no_model(launch: LaunchScript, kind: LaunchKind) -> str:
+    """Return why the script names no model that exists, if its variables may be the reason."""
+    stated = launch.stated.get(kind.model)
+    if stated is None or not stated.unset:
+        return ""
+    return f"{launch.path}, line {stated.line}: {kind.model} needs {variables(stated)}, not set."
 
 
 def _origin(launch: LaunchScript, stated: StatedSetting) -> Origin:
@@ -110,22 +136,24 @@ def _framework_config(
     launch: LaunchScript,
     kind: LaunchKind,
     trainer: Trainer,
+    stated_by_flags: frozenset[str],
 ) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    split = _split(launch, kind, fields)
+    split = _split(launch, kind, fields, stated_by_flags)
     if split.outputs:
+        names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
         raise BadInput(
-            f"{launch.path}: {'; '.join(split.outputs)}.",
-            way_out="Write its value, or give it with --hold NAME=VALUE.",
+            f"{launch.path}: {'; '.join(split.outputs.values())}.",
+            way_out=f"Write its value, or give it: {names}.",
         )
-    notes = tuple(_notes(launch, split, trainer))
     config = UserConfig(
         path=Path(launch.path),
         settings=split.settings,
         rest={},
-        notes=notes,
+        notes=tuple(_notes(launch, split, trainer)),
+        assumed=tuple(_assumed(launch, split, trainer, stated_by_flags)),
     )
     return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
 
@@ -161,22 +189,35 @@ class _StatedSplit:
 
     settings: dict[str, KnobValue] = field(default_factory=dict)  # held
     kept: list[str] = field(default_factory=list)  # names that stay in the script, not considered
-    outputs: list[str] = field(default_factory=list)  # values that only a run of it can yield
+    unknown: list[str] = field(default_factory=list)  # names that are not known for the release
+    lacking: list[str] = field(default_factory=list)  # names without a value: by default
+    # Name -> why its value is only known by a run of the script
+    outputs: dict[str, str] = field(default_factory=dict)
 
 
 def _split(
     launch: LaunchScript,
     kind: LaunchKind,
     fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
 ) -> _StatedSplit:
     split = _StatedSplit()
     for name, stated in launch.stated.items():
         if name in kind.follows_hardware or name == kind.model:
             continue
-        if name not in fields or name.startswith(kind.kept):
+        if name.startswith(kind.kept):
             split.kept.append(name)
+        elif name not in fields:
+            is_ours = kind.sections != () and name.startswith(kind.sections)
+            (split.unknown if is_ours else split.kept).append(name)
+        elif name in stated_by_flags and not _is_readable(stated, fields[name]):
+            continue
+        elif lacks_value(stated, fields[name]):
+            if not _has_default(fields[name]):
+                raise without_value(launch.path, name, stated)
+            split.lacking.append(name)
         elif not is_known(stated):
-            split.outputs.append(
+            split.outputs[name] = (
                 f"line {stated.line}: {name} is the output of a command, which is not run"
             )
         else:
@@ -184,6 +225,43 @@ def _split(
             if value is not None or "null" in fields[name].kinds:
                 split.settings[name] = value
     return split
+
+
+def _is_readable(stated: StatedSetting, setting: Field | None) -> bool:
+    return is_known(stated) and not lacks_value(stated, setting)
+
+
+def _has_default(setting: Field) -> bool:
+    return setting.default is not None or setting.follows is not None
+
+
+def _assumed(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+    stated_by_flags: frozenset[str],
+) -> Iterator[str]:
+    """Yield what the answer rests on besides the script's own values."""
+    for name in split.lacking:
+        stated, default = launch.stated[name], trainer.fields()[name].default
+        value = name if default is None else f"{name}={setting_text(default)}"
+        yield (
+            f"{value} (the default of {launch.framework}): line {stated.line} needs"
+            f" {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
+        )
+    fields = trainer.fields()
+    for name, default in trainer.assumed_defaults.items():
+        if name in fields and name not in split.settings and name not in stated_by_flags:
+            yield (
+                f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
+                f" {default}: --set {name}=VALUE gives it"
+            )
+    if split.unknown:
+        places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
+        yield (
+            f"no effect on memory of settings that are not known for {launch.framework}"
+            f" {trainer.release}: {', '.join(places)}"
+        )
 
 
 def _notes(
@@ -221,7 +299,9 @@ def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
 
 
 def _trl_config(
-    launch: LaunchScript, fields: Mapping[str, Field]
+    launch: LaunchScript,
+    fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
 ) -> tuple[UserConfig, dict[str, Origin]]:
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
     content: dict[str, object] = {}
@@ -240,6 +320,12 @@ def _trl_config(
     for name, stated in launch.stated.items():
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
+        present_name = former_keys().present_name(name, fields)
+        is_stated_by_flag = {name, present_name} & stated_by_flags
+        if is_stated_by_flag and not _is_readable(stated, fields.get(present_name)):
+            continue
+        if lacks_value(stated, fields.get(present_name)):
+            raise without_value(launch.path, name, stated)
         if is_known(stated):
             content[name] = _trl_value(stated, fields.get(name))
             places[(name,)] = (stated.line, 1)

@@ -1,0 +1,51 @@
+"""Settings of a launch script without a value, because a variable of the shell is not set.
+
+bash replaces such a variable by nothing. A framework then stops, or takes the words behind it for
+the value. Here the variable is named, with the ways to give it.
+"""
+
+from __future__ import annotations
+
+from autotune.core.errors import BadInput
+from autotune.core.shell_words import UNKNOWN
+from autotune.core.user_script import StatedSetting
+from autotune.frameworks.base import Field
+
+
+def lacks_value(stated: StatedSetting, field: Field | None) -> bool:
+    """Return True if an unset variable leaves the value empty, or a number incomplete."""
+    if not stated.unset:
+        return False
+    if stated.text is None:
+        return field is None or "bool" not in field.kinds or "str" in field.kinds
+    text = stated.text.strip()
+    return not text or UNKNOWN in text or text.lstrip("-").isdecimal()
+
+
+def without_value(path: str, name: str, stated: StatedSetting) -> BadInput:
+    """Return the error about a setting that needs a variable."""
+    return BadInput(
+        f"{path}, line {stated.line}: {name} has no value. Not set: {variables(stated)}.",
+        way_out=f"Give it: {ways_to_give(name, stated)}.",
+    )
+
+
+def variables(stated: StatedSetting) -> str:
+    """Return the unset variables in words; arguments of the script have numbers."""
+    names = []
+    for name in stated.unset:
+        if name.isdecimal():
+            names.append(f"argument {name}")
+        else:
+            names.append(f"${name}")
+    return " and ".join(names)
+
+
+def ways_to_give(name: str, stated: StatedSetting) -> str:
+    """Return the ways to give the value: the variable, and the setting itself."""
+    names = [name for name in stated.unset if not name.isdecimal()]
+    setting = f"--hold {name}=VALUE"
+    if not names:
+        return f"the script's arguments behind --, or {setting}"
+    assignments = " ".join(f"{variable}=VALUE" for variable in names)
+    return f"{assignments} autotune ..., or {setting}"

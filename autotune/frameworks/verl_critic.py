@@ -1,0 +1,102 @@
+"""Critic of verl's PPO: a model like the policy with one value per token, trained by turns with it.
+
+Its engine offloads weights and moments as its own settings say (`critic.fsdp`), whatever the
+policy's say: after an update of the policy the critic's state comes back, and the policy's stays
+unless it is offloaded too. Its activations are those of the policy for as many tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.errors import CannotPredict
+from autotune.core.job import Task
+from autotune.frameworks.base import Values, ceil_divided
+from autotune.frameworks.stand_in_step import OtherModel
+
+CRITIC, POLICY_MODEL = "critic", "actor_rollout_ref.model.path"
+CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
+CRITIC_SETTINGS = (
+    f"{CRITIC}.fsdp.param_offload",
+    f"{CRITIC}.fsdp.optimizer_offload",
+    f"{CRITIC}.fsdp.model_dtype",
+    f"{CRITIC}.model.enable_gradient_checkpointing",
+    f"{CRITIC}.use_dynamic_bsz",
+    f"{CRITIC}.ppo_max_token_len_per_gpu",
+)
+MOMENTS = 8
+"""Bytes per weight of Adam's two moments in float32; trained weights are float32 themselves."""
+
+SHORT_DTYPES = ("bf16", "bfloat16")
+
+
+def critic_of(
+    values: Values,
+    task: Task,
+    sizes: Mapping[str, int],
+    longest: int,
+) -> OtherModel:
+    """Return the critic. What it offloads is on the device for its own update only. `sizes`: those
+    of the policy; `longest`: tokens of a row.
+    """
+    _refuse_unlike_critic(values)
+    offloads_moments = values.is_on("critic.fsdp.optimizer_offload")
+    return OtherModel(
+        role="critic",
+        model=_model(values, task),
+        dtype=dtype_of(values, "critic.fsdp.model_dtype"),
+        trains=True,
+        offloads_weights=values.is_on("critic.fsdp.param_offload"),
+        state_bytes_per_weight=0 if offloads_moments else MOMENTS,
+        offloaded_bytes_per_weight=MOMENTS if offloads_moments else 0,
+        activation_scale=_critic_tokens(values, sizes["ranks"], longest) / sizes["tokens"],
+    )
+
+
+def _model(values: Values, task: Task) -> str:
+    """Return the critic's model; one that a script names like its policy's is the policy's."""
+    policy, launch = task.workload.model.name, task.workload.launch
+    stated = values.text("critic.model.path") if "critic.model.path" in values else ""
+    if launch is None or POLICY_MODEL not in launch.stated:
+        return stated or policy
+    is_the_same = launch.stated[POLICY_MODEL].text == stated
+    return policy if is_the_same or not stated else stated
+
+
+def _refuse_unlike_critic(values: Values) -> None:
+    """Refuse a critic whose activations are not in proportion to the policy's."""
+    name = f"{CRITIC}.model.enable_gradient_checkpointing"
+    policy_name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    if values.is_on(policy_name) and not values.is_on(name):
+        raise CannotPredict(
+            f"{name}=false: the critic keeps all activations, and {policy_name}=true: the policy's"
+            " step, which is traced in place of its own, does not.",
+            way_out=f"Give both the same value: --set {name}=true, or --set {policy_name}=false.",
+        )
+
+
+def _critic_tokens(
+    values: Values,
+    ranks: int,
+    longest: int,
+) -> int:
+    """Return the tokens of the critic's micro-batch on one GPU."""
+    sequence = critic_sequence(values)
+    groups = max(1, ranks // sequence)
+    if values.is_on(f"{CRITIC}.use_dynamic_bsz"):
+        mini_rows = values.count(f"{CRITIC}.ppo_mini_batch_size") * values.count(
+            "actor_rollout_ref.rollout.n"
+        )
+        mini_tokens = ceil_divided(mini_rows, groups) * longest // sequence
+        return max(1, min(values.count(f"{CRITIC}.ppo_max_token_len_per_gpu"), mini_tokens))
+    per_gpu = values.count(f"{CRITIC_MICRO_BATCH}_per_gpu")
+    rows = per_gpu or values.count(CRITIC_MICRO_BATCH) // groups or 1
+    return max(1, ceil_divided(rows * longest, sequence))
+
+
+def critic_sequence(values: Values) -> int:
+    return max(1, values.count(f"{CRITIC}.ulysses_sequence_parallel_size"))
+
+
+def dtype_of(values: Values, name: str) -> str:
+    return "bfloat16" if values.text(name) in SHORT_DTYPES else "float32"

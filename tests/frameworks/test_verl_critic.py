@@ -1,0 +1,160 @@
+"""verl's critic counts with its own offload, its own micro-batch and its own checkpointing, in the
+spellings of every release.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.composition import Resident
+from autotune.core.errors import CannotPredict, IllegalConfiguration
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
+from tests.estimate.test_other_models import critic, held
+
+PPO = (
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    " critic.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+    " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
+)
+
+
+def request_of(folder: Path, text: str, **flags: Any) -> ParsedRequest:
+    script = folder / "run.sh"
+    script.write_text(f"{PPO} {text}\n")
+    return parse_request(
+        Flags(
+            from_command=str(script),
+            gpus="8xA100-80G",
+            mode="predict",
+            **flags,
+        )
+    )
+
+
+def critic_of(folder: Path, text: str, **flags: Any) -> Resident:
+    request = request_of(folder, text, **flags)
+    candidate = candidate_of_job(request)
+    return request.trainer.compose(candidate, request.job.task)["critic"]
+
+
+@pytest.mark.parametrize("section", ["critic.model.fsdp_config", "critic.fsdp"])
+def test_its_offload_is_its_own_in_both_spellings(section: str, tmp_path: Path) -> None:
+    stays = critic_of(tmp_path, "critic.ppo_micro_batch_size_per_gpu=2")
+    assert (stays.offloads_weights, stays.state_bytes_per_weight) == (False, 8)
+    waits = critic_of(
+        tmp_path,
+        f"critic.ppo_micro_batch_size_per_gpu=2 {section}.param_offload=True"
+        f" {section}.optimizer_offload=True",
+    )
+    assert (waits.offloads_weights, waits.state_bytes_per_weight) == (True, 0)
+    assert waits.offloaded_bytes_per_weight == 8, "two moments in float32"
+
+
+def test_its_micro_batch_scales_its_activations(tmp_path: Path) -> None:
+    assert critic_of(tmp_path, "critic.ppo_micro_batch_size_per_gpu=8").activation_scale == 4
+    assert critic_of(tmp_path, "critic.ppo_micro_batch_size_per_gpu=1").activation_scale == 0.5
+
+
+def test_a_micro_batch_that_verl_requires_is_not_that_of_the_policy(tmp_path: Path) -> None:
+    name = "critic.ppo_micro_batch_size_per_gpu"
+    with pytest.raises(IllegalConfiguration, match=f"{name} must be set"):
+        critic_of(tmp_path, "")
+    assert critic_of(tmp_path, "", set=(f"{name}=4",)).activation_scale == 2
+
+
+def test_its_token_budget_is_verls_default_and_twice_the_policys(tmp_path: Path) -> None:
+    """32,768 and 16,384 tokens; rows of 1,024 and 256 prompts on 8 GPUs fill both."""
+    resident = critic_of(tmp_path, "actor_rollout_ref.actor.use_dynamic_bsz=True")
+    assert resident.activation_scale == 2
+
+
+def test_a_critic_that_keeps_its_activations_is_refused_with_ways_that_work(
+    tmp_path: Path,
+) -> None:
+    name = "critic.model.enable_gradient_checkpointing"
+    text = f"critic.ppo_micro_batch_size_per_gpu=2 {name}=False"
+    with pytest.raises(CannotPredict) as refused:
+        critic_of(tmp_path, text)
+    policy_name = "actor_rollout_ref.model.enable_gradient_checkpointing"
+    assert f"--set {name}=true" in refused.value.way_out
+    assert f"--set {policy_name}=false" in refused.value.way_out
+    critic_of(tmp_path, text, set=(f"{name}=true",))
+    critic_of(tmp_path, text, set=(f"{policy_name}=false",))
+
+
+def test_its_model_follows_another_policy_only_where_both_were_one(tmp_path: Path) -> None:
+    text = "critic.ppo_micro_batch_size_per_gpu=2"
+    other = critic_of(tmp_path, text, model="Qwen2.5-1.5B-Instruct")
+    assert other.model == "Qwen/Qwen2.5-1.5B-Instruct", "the script names one model for both"
+
+
+def test_its_settings_are_stated_and_none_is_left_out(tmp_path: Path) -> None:
+    text = "critic.ppo_micro_batch_size_per_gpu=2 critic.model.fsdp_config.param_offload=True"
+    request = request_of(tmp_path, text)
+    assert candidate_of_job(request).settings["critic.fsdp.param_offload"] is True
+    assert not any("critic" in line for line in (*request.notes, *request.assumed))
+
+
+# Its memory: a critic of the policy's shape.
+
+
+def turn_bytes(resident: Resident) -> int:
+    """Return what the critic adds to the policy's optimizer step."""
+    parts = held(resident)["optimizer"]
+    return sum(size for part, size in parts.items() if part.startswith("critic_"))
+
+
+def test_an_offloaded_critic_is_on_the_device_in_its_own_turn_alone() -> None:
+    resident = critic(
+        state_bytes_per_weight=0,
+        offloaded_bytes_per_weight=8,
+        offloads_weights=True,
+    )
+    assert "critic_weights" not in held(resident).get("rollout", {})
+    assert "critic_optimizer" not in held(resident).get("rollout", {})
+    stays = held(critic())["rollout"]
+    assert stays["critic_weights"] > 0 and stays["critic_optimizer"] > 0
+
+
+def test_its_turn_brings_weights_and_moments_beside_a_policy_that_stays() -> None:
+    """Its turn has weights, moments, gradients and activations; the policy's own turn has
+    gradients, activations and logits more than what stays.
+    """
+    stays = turn_bytes(critic())
+    waits = turn_bytes(
+        critic(
+            state_bytes_per_weight=0,
+            offloaded_bytes_per_weight=8,
+            offloads_weights=True,
+        )
+    )
+    assert 0 < waits <= stays
+
+
+def test_a_critic_of_unknown_size_names_its_file() -> None:
+    with pytest.raises(CannotPredict, match="critic model's size decides") as refused:
+        held(critic(model="nobody/unknown"))
+    assert "hf download nobody/unknown config.json" in refused.value.way_out
+
+
+def test_a_known_model_of_its_size_replaces_it(tmp_path: Path) -> None:
+    text = "critic.ppo_micro_batch_size_per_gpu=2 critic.model.path=nobody/unknown"
+    name = "critic.model.path=Qwen/Qwen2.5-1.5B-Instruct"
+    assert critic_of(tmp_path, text, set=(name,)).model == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_a_policy_that_waits_too_leaves_no_excess() -> None:
+    """Both turns have weights, moments, gradients and activations; the policy's has logits too."""
+    resident = critic(
+        state_bytes_per_weight=0,
+        offloaded_bytes_per_weight=8,
+        offloads_weights=True,
+    )
+    parts = held(resident, offloaded_in_rollout=("weights", "optimizer")).get("optimizer", {})
+    assert not any(size for part, size in parts.items() if part.startswith("critic_"))

@@ -1,0 +1,63 @@
+"""A script for another number of GPUs than --gpus says so, and its nodes share the GPUs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.request.job_builder import candidate_of_job
+from tests.request.test_unset_variables import MICRO_BATCH, SWIFT, VERL, request_of
+
+
+def lines_about_gpus(folder: Path, text: str) -> list[str]:
+    return [line for line in request_of(folder, text).assumed if "although the script has" in line]
+
+
+def test_a_script_for_eight_nodes(tmp_path: Path) -> None:
+    text = f"{VERL} {MICRO_BATCH}=2 trainer.nnodes=8 trainer.n_gpus_per_node=8\n"
+    (line,) = lines_about_gpus(tmp_path, text)
+    assert line.startswith("8 GPUs for training by --gpus, although the script has 64")
+    assert "trainer.n_gpus_per_node=8 x trainer.nnodes=8" in line
+    assert "8 times as much of it for each GPU" in line, "64 / 8"
+
+
+def test_nodes_of_the_script_divide_the_gpus(tmp_path: Path) -> None:
+    """verl multiplies both: 8 GPUs on two nodes are 4 on each."""
+    text = f"{VERL} {MICRO_BATCH}=2 trainer.nnodes=2\n"
+    settings = candidate_of_job(request_of(tmp_path, text)).settings
+    assert settings["trainer.n_gpus_per_node"] == 4 and settings["trainer.nnodes"] == 2
+
+
+def test_as_many_gpus_are_no_difference(tmp_path: Path) -> None:
+    assert not lines_about_gpus(tmp_path, f"{VERL} {MICRO_BATCH}=2 trainer.n_gpus_per_node=8\n")
+    assert not lines_about_gpus(tmp_path, f"{VERL} {MICRO_BATCH}=2\n")
+
+
+def test_a_batch_of_each_gpu_stays(tmp_path: Path) -> None:
+    """ms-swift's batch is that of a GPU: with twice as many GPUs the whole batch is twice as
+    large.
+    """
+    text = f"NPROC_PER_NODE=4 {SWIFT} --num_generations 8\n"
+    (line,) = lines_about_gpus(tmp_path, text)
+    assert "8 GPUs for training by --gpus, although the script has 4" in line
+    assert "NPROC_PER_NODE=4 x NNODES=1" in line and "all of them make 2 times as much" in line
+
+
+def test_gpus_of_a_server_do_not_train(tmp_path: Path) -> None:
+    text = f"NPROC_PER_NODE=7 {SWIFT} --num_generations 7 --use_vllm true --vllm_mode server\n"
+    assert not lines_about_gpus(tmp_path, text), "of 8 GPUs one is the server's"
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_skyrl_divides_the_gpus_among_its_nodes(tmp_path: Path, nodes: int) -> None:
+    text = (
+        "python -m skyrl.train.entrypoints.main_base"
+        " trainer.policy.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+        f" trainer.placement.policy_num_nodes={nodes}"
+        " trainer.placement.policy_num_gpus_per_node=8\n"
+    )
+    request = request_of(tmp_path, text)
+    settings = candidate_of_job(request).settings
+    assert settings["trainer.placement.policy_num_gpus_per_node"] == 8 // nodes
+    assert len([line for line in request.assumed if "although" in line]) == nodes - 1

@@ -1,0 +1,134 @@
+"""Each way out that a refusal of a launch script names is taken, and works."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
+from tests.request.test_unset_variables import MICRO_BATCH, PARALLEL, SWIFT, VERL
+
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+FLAG = re.compile(r"--(set|hold|tuning|model|num-generations) ?([\w.=/-]*\w)?")
+SKYRL = f"python -m skyrl.train.entrypoints.main_base trainer.policy.model.path={MODEL}"
+OPENRLHF = (
+    f"python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path {MODEL}"
+    " --algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 8 --train.colocate_all"
+    " --actor.num_gpus_per_node 4 --vllm.num_engines 4"
+)
+STARTS = {
+    "verl": f"{VERL} {MICRO_BATCH}=2",
+    "swift": f"{SWIFT} --num_generations 8",
+    "skyrl": SKYRL,
+    "openrlhf": OPENRLHF,
+}
+
+
+def predicted(folder: Path, text: str, **flags: Any) -> ParsedRequest:
+    """Return the request of a launch that can be predicted, to its trace."""
+    script = folder / "run.sh"
+    script.write_text(f"{text}\n")
+    request = parse_request(
+        Flags(
+            from_command=str(script),
+            gpus="4xA100-80G",
+            mode="predict",
+            **flags,
+        )
+    )
+    candidate = candidate_of_job(request)
+    request.trainer.trace_request(candidate, request.job.task)
+    return request
+
+
+def flags_of(way_out: str, value: str) -> dict[str, Any]:
+    """Return the first flag that the sentence names; `value`: for the word VALUE."""
+    match = FLAG.search(way_out)
+    assert match is not None, way_out
+    name, operand = match.groups()
+    operand = (operand or value).replace("VALUE", value)
+    if name in ("set", "hold"):
+        return {name: (operand,)}
+    return {name.replace("-", "_"): int(operand) if operand.isdigit() else operand}
+
+
+@pytest.mark.parametrize(
+    ("framework", "added", "words", "value"),
+    [
+        ("verl", f"{PARALLEL}=$(nproc)", "is the output of a command", "4"),
+        ("verl", "actor_rollout_ref.model.use_liger=True", "changes the memory", ""),
+        ("verl", "actor_rollout_ref.rollout.name=trtllm", "neither vLLM nor SGLang", ""),
+        ("verl", "actor_rollout_ref.actor.strategy=megatron", "another sharding", ""),
+        ("verl", "reward_model.enable=True", "another model in a separate engine", ""),
+        ("verl", "actor_rollout_ref.rollout.n=1", "set --num-generations", "8"),
+        (
+            "verl",
+            f"{PARALLEL}=3",
+            "not divisible",
+            f"{PARALLEL}=4",
+        ),
+        ("swift", "--per_device_train_batch_size $(nproc)", "is the output of a command", "8"),
+        ("swift", "--use_liger_kernel true", "computes the loss without logits", ""),
+        ("swift", "--sequence_parallel_size 2", "divides a row among GPUs", ""),
+        ("swift", "--reward_model x", "another model on the GPUs", ""),
+        ("swift", "--deepspeed zero9", "deepspeed must be one of", "deepspeed=zero2"),
+        ("swift", "--use_vllm true", "needs vllm_mode", "vllm_mode=colocate"),
+        ("skyrl", "trainer.policy.fsdp_config.cpu_offload=true", "changes the memory", ""),
+        ("skyrl", "generator.max_turns=6", "several turns", ""),
+        ("skyrl", "generator.inference_engine.backend=sglang", "is not vLLM", ""),
+        ("openrlhf", "--ds.use_liger_kernel", "changes the memory", ""),
+        ("openrlhf", "--ds.tensor_parallel_size 2", "splits every layer", ""),
+        ("openrlhf", "--actor.optim muon", "another state than Adam", ""),
+        ("openrlhf", "--ds.zero_stage 0", "stores gradients", "ds.zero_stage=2"),
+    ],
+)
+def test_the_flag_of_the_message_leads_on(
+    framework: str,
+    added: str,
+    words: str,
+    value: str,
+    tmp_path: Path,
+) -> None:
+    text = f"{STARTS[framework]} {added}"
+    if framework == "swift":
+        text = text.replace("--num_generations 8", "--num_generations 4")
+    with pytest.raises(BadInput, match=re.escape(words)) as refused:
+        predicted(tmp_path, text)
+    way_out = refused.value.way_out
+    if "VALUE" not in way_out and "=" not in way_out and not value.count("="):
+        way_out = refused.value.what
+    predicted(tmp_path, text, **flags_of(way_out, value))
+
+
+def test_a_tuning_that_the_message_names(tmp_path: Path) -> None:
+    text = f"{STARTS['verl']} actor_rollout_ref.model.lora_rank=16"
+    with pytest.raises(BadInput, match="add --tuning lora") as refused:
+        predicted(tmp_path, text, tuning="full")
+    predicted(tmp_path, text, **flags_of(refused.value.what, ""))
+
+
+def test_as_many_gpus_as_the_message_names(tmp_path: Path) -> None:
+    text = OPENRLHF.replace("--vllm.num_engines 4", "--vllm.num_engines 8").replace(
+        "--actor.num_gpus_per_node 4", "--actor.num_gpus_per_node 8"
+    )
+    with pytest.raises(BadInput, match=r"the policy has 8.*give as many GPUs"):
+        predicted(tmp_path, text)
+    script = tmp_path / "run.sh"
+    flags = Flags(from_command=str(script), gpus="8xA100-80G", mode="predict")
+    assert candidate_of_job(parse_request(flags)).settings["vllm.num_engines"] == 8
+
+
+def test_gpus_of_a_skyrl_script_are_in_its_refusal(tmp_path: Path) -> None:
+    """Batches that are divided for the script's own GPUs: the refusal names their number."""
+    text = (
+        f"{SKYRL} trainer.placement.policy_num_gpus_per_node=3 trainer.policy_mini_batch_size=3"
+        " trainer.train_batch_size=3 trainer.micro_train_batch_size_per_gpu=5"
+    )
+    with pytest.raises(BadInput, match="although the script has 3"):
+        predicted(tmp_path, text)
