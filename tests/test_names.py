@@ -74,7 +74,6 @@ STILL_SHARED = frozenset(
         "EXCERPT_CHARACTERS",
         "FIGURE",
         "FOLDER",
-        "Flags",
         "GRACE_SECONDS",
         "GROUPS",
         "INTERVAL_SECONDS",
