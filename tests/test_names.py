@@ -63,7 +63,6 @@ STILL_SHARED = frozenset(
         "ENGINES",
         "ESTIMATORS",
         "FIGURE",
-        "Flags",
         "IN_FLIGHT",
         "LENGTHS",
         "MAX_CACHED",

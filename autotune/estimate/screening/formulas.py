@@ -123,7 +123,7 @@ class Basis:
                 break
             solved, errors = solve(matrix[:, terms], examples[rows].T)
             is_solved = errors <= tolerances[rows]
-            coefficients[np.ix_(rows[is_solved], terms)] = solved[is_solved]
+            coefficients[np.ix_(rows[is_solved], np.array(terms))] = solved[is_solved]
             is_exact[rows[is_solved]] = True
         return coefficients, is_exact
 
@@ -135,7 +135,7 @@ class Basis:
             solved, errors = solve(matrix[:, terms], examples.T)
             is_closer = errors < least_errors * (1 - EXACT)
             coefficients[is_closer] = 0.0
-            coefficients[np.ix_(is_closer, terms)] = solved[is_closer]
+            coefficients[np.ix_(is_closer, np.array(terms))] = solved[is_closer]
             least_errors[is_closer] = errors[is_closer]
         return coefficients
 

@@ -99,7 +99,8 @@ def request_at(
 
 def _group_size(requested: int, batch: int) -> int:
     """Return the group size asked for if it divides the batch, else the smallest divisor."""
-    for size in (requested, *range(2, batch + 1)):
-        if batch % size == 0:
-            return size
+    if batch % requested:
+        for size in range(2, batch + 1):
+            if batch % size == 0:
+                return size
     return requested

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -418,7 +418,7 @@ def _gathered_bytes(trace: Trace) -> float:
     """Return the bytes of all weights in the precision of their products: float32 weights under
     mixed precision are cast before they are gathered, quantised ones are not.
     """
-    products: Counter[str] = Counter()
+    products: dict[str, float] = defaultdict(float)
     for work in trace.work:
         for dtype, flops in work.flops.items():
             if not dtype.startswith(ATTENTION):

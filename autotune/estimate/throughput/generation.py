@@ -289,7 +289,7 @@ def _share(
     if gpu.tflops.get(dtype, float32) == float32:  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")
     of_best = efficiency("matmul_share")
-    best = efficiency("best_matmul_share")
+    best: Estimate = efficiency("best_matmul_share")
     if gpu.matmul_share is not None:
         best = Estimate.exactly(gpu.matmul_share)
     return Estimate(
