@@ -16,6 +16,7 @@ class FormerKeys(msgspec.Struct, frozen=True):
     renamed: dict[str, str]
     values: dict[str, dict[str, str]]
     left_out: dict[str, str]
+    model_names: tuple[str, ...]
 
     def present_name(self, name: str, accepted: Mapping[str, object]) -> str:
         """Return the present name of a key; the name itself if it is none of the former ones."""
