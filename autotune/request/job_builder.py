@@ -180,7 +180,10 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     if choice is not None and choice.flag == "--from-command":
         file = reader.once(read_launch_script, choice)
     elif choice is not None and choice.flag == "--script":
-        file = reader.once(read_training_script, choice, python, hardware, training.method)
+        is_predicted = flags.hardware.mode == "predict" or not hardware.here
+        file = reader.once(
+            read_training_script, choice, python, hardware, training.method, is_predicted
+        )
 
     # 2. The trainer, and its space.
     space = None if training.space is None else space_files.load_space(training.space)

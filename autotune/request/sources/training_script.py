@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeGuard
 
@@ -13,8 +13,10 @@ from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model
 from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection, UserScript
+from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
+from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_trainer import script_trainer
@@ -42,8 +44,12 @@ def read_training_script(
     python: Path,
     hardware: Hardware,
     method: str | None,
+    is_predicted: bool = False,
 ) -> UserFile:
-    """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated."""
+    """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated.
+
+    `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
+    """
     script = look_at(
         choice.path,
         choice.arguments,
@@ -51,6 +57,7 @@ def read_training_script(
         hardware=hardware,
         rewards=choice.rewards,
         method=method,
+        replaces_absent=is_predicted,
     )
     inspection = script.look
     trainer = frameworks.trainer("trl", inspection.method)
@@ -113,7 +120,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
 
     # 3. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
-        settings["max_prompt_length"] = _longest_prompt(inspection.prompts)
+        settings["max_prompt_length"] = _longest_prompt(inspection)
     return UserConfig(
         path=Path(script.path),
         settings=settings,
@@ -122,8 +129,18 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     )
 
 
-def _longest_prompt(prompts: Mapping[str, int] | None) -> int:
-    return max(prompts.values()) if prompts else DEFAULT_PROMPT_LENGTH
+def _longest_prompt(inspection: ScriptInspection) -> int:
+    """Return the longest prompt of the rows, at most the script's limit of a former release."""
+    limit = _former_limit(inspection)
+    if inspection.prompts:
+        longest = max(inspection.prompts.values())
+        return longest if limit is None else min(limit, longest)
+    return limit or DEFAULT_PROMPT_LENGTH
+
+
+def _former_limit(inspection: ScriptInspection) -> int | None:
+    limit = read_scalar(str(inspection.former.get("max_prompt_length")))
+    return limit if isinstance(limit, int) else None
 
 
 def _is_plain(value: object) -> TypeGuard[KnobValue]:
@@ -168,7 +185,10 @@ def _notes(script: UserScript) -> Iterator[str]:
             f"rewards are not called (--rewards skip): {', '.join(inspection.rewards)}; neither"
             " their time nor their memory is measured"
         )
-    if inspection.prompts is None and inspection.method in PROMPTED:
+    yield from _former_notes(inspection)
+    yield from _absent_notes(inspection)
+    is_limited = _former_limit(inspection) is not None
+    if inspection.prompts is None and inspection.method in PROMPTED and not is_limited:
         reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
         yield (
             f"the script's prompt lengths could not be determined{reason}:"
@@ -179,3 +199,36 @@ def _notes(script: UserScript) -> Iterator[str]:
             "the script's rollout_func decides how long completions get: the certificate contains"
             " their lengths"
         )
+
+
+def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield what became of the arguments of former releases, in a copy of the call."""
+    former = former_keys()
+    renamed: list[str] = []
+    removed: dict[str, list[str]] = {}
+    for name, value in inspection.former.items():
+        if name in former.renamed:
+            renamed.append(f"{name} as {former.renamed[name]}")
+        elif name in former.left_out:
+            removed.setdefault(former.left_out[name], []).append(name)
+        else:
+            yield f"{name}={value} limits the prompts, as in TRL before 1.0"
+    if renamed:
+        yield f"arguments of an earlier release are read under present names: {', '.join(renamed)}"
+    for reason, names in removed.items():
+        yield f"left out of the call: {', '.join(names)} ({reason})"
+
+
+ABSENT = {
+    "dataset": "rows that cannot be read here are taken at the longest lengths",
+    "tokenizer": "tokenizers that are not here are replaced",
+    "package": "packages that are not installed here are replaced by placeholders",
+}
+"""Kind of a part that was replaced -> sentence."""
+
+
+def _absent_notes(inspection: ScriptInspection) -> Iterator[str]:
+    for kind, sentence in ABSENT.items():
+        names = inspection.absent.get(kind)
+        if names:
+            yield f"{sentence}: {', '.join(names)}"

@@ -2,9 +2,16 @@
 
     python autotune/worker look < REQUEST
 
-The request:
+The request, one line:
 
-    {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
+    {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
+     "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
+     "absent": true,
+     "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
+
+With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
+packages. A config is asked for by one line, {"config_of": name}, and answered by one, the config or
+null.
 
 The answer:
 
@@ -16,7 +23,8 @@ The answer:
      "adapter": {...} | null, "optimizers": bool, "rewards": [names], "callbacks": [names],
      "special": [names], "rows": n | null, "prompts": {percentile: tokens} | null,
      "trainer_place": place, "train_place": place | null, "config_place": place | null,
-     "ended_by": name | null, "modules": [files of the user's own]}
+     "ended_by": name | null, "modules": [files of the user's own],
+     "former": {former name: value}, "absent": {kind of part: [names]}}
 
 or, if the script reaches no trainer:
 
@@ -36,13 +44,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from .. import dataset_sizes
-from ..protocol import Settings
+from ..protocol import Request, Settings
 from ..tracing.patching import attribute, swapped
+from . import absent_data, absent_models, absent_packages, named_gpus
+from .former_arguments import FormerArguments
 from .methods import METHODS
-from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
+from .script_capture import (
+    CapturedCall,
+    CapturedTrainer,
+    ScriptFailed,
+    catch,
+    defaults_of,
+    is_library,
+)
 from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
@@ -69,14 +86,23 @@ def main() -> None:
     # stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
-        request = json.load(sys.stdin)
+        request = json.loads(sys.stdin.readline())
+        former = FormerArguments(request.get("former") or {})
+        absent = AbsentParts()
         try:
             without_vllm()
-            with _accepted_as_on(request.get("device")):
-                captured = catch(request["script"], request["arguments"], request.get("method"))
-                answer = describe(captured)
+            with _accepted_as_on(request.get("device")), absent.replaced(request, real):
+                captured = catch(
+                    request["script"],
+                    request["arguments"],
+                    request.get("method"),
+                    former,
+                )
+                answer = describe(captured, absent)
+                answer["former"] = _json_values(former.given)
         except ScriptFailed as failure:
             answer = {"error": _describe_failure(failure)}
+        answer["absent"] = absent.names
         sys.stdout.flush()
         json.dump(answer, real, default=str)
         real.flush()
@@ -103,6 +129,39 @@ def _supported(*_: Any, **__: Any) -> bool:
     return True
 
 
+class AbsentParts:
+    """Parts of the script that were replaced, by kind."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+
+    def report(self, kind: str, name: str) -> None:
+        names = self.names.setdefault(kind, [])
+        if name not in names:
+            names.append(name)
+
+    @contextmanager
+    def replaced(self, request: Request, channel: TextIO) -> Iterator[None]:
+        """Replace what is not here, if the request allows it."""
+        if not request.get("absent"):
+            yield
+            return
+
+        def config_of(name: str) -> Any:
+            channel.write(json.dumps({"config_of": name}) + "\n")
+            channel.flush()
+            return json.loads(sys.stdin.readline())
+
+        with ExitStack() as stack:
+            stack.enter_context(absent_data.placeholders(self.report))
+            stack.enter_context(absent_models.without_weights(config_of, self.report))
+            script = Path(request["script"])
+            stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
+            if request.get("gpus"):
+                stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
+            yield
+
+
 def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
     cause, log = failure.__cause__, ""
     if cause is not None:
@@ -111,7 +170,7 @@ def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
     return {"kind": failure.kind, "text": str(failure), "log": log, **failure.facts}
 
 
-def describe(captured: CapturedTrainer) -> dict[str, Any]:
+def describe(captured: CapturedTrainer, absent: AbsentParts) -> dict[str, Any]:
     arguments, configuration = captured.arguments, _configuration(captured)
     settings = configuration.settings
     json_settings = _json_values(settings)
@@ -132,7 +191,7 @@ def describe(captured: CapturedTrainer) -> dict[str, Any]:
         "rewards": [_reward_name(reward) for reward in rewards],
         "callbacks": [_class_name(callback) for callback in callbacks],
         "special": [name for name in SPECIAL if arguments.get(name)],
-        **_data(captured),
+        **_data(captured, rows_are_real="dataset" not in absent.names),
         "trainer_place": _place(captured.place),
         "train_place": _place(captured.train_place),
         "config_place": _place(configuration.place),
@@ -230,10 +289,12 @@ def _adapter(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 # Data.
 
 
-def _data(captured: CapturedTrainer) -> dict[str, Any]:
+def _data(captured: CapturedTrainer, *, rows_are_real: bool) -> dict[str, Any]:
     """Return the number of rows, and the length of prompts; None if only the trainer can know."""
     source = captured.arguments.get("train_dataset")
     result: dict[str, Any] = {"rows": None, "prompts": None}
+    if not rows_are_real:
+        return result
     if source is not None and hasattr(source, "__len__"):  # not a stream
         result["rows"] = len(source)
     try:
