@@ -59,17 +59,30 @@ def look_at(
     rewards: Rewards,
     method: str | None = None,
     replaces_absent: bool = False,
+    environment: Mapping[str, str] | None = None,
+    ranks: int | None = None,
 ) -> UserScript:
     """Run the script up to its trainer in the training environment. Raises BadInput without one.
 
-    `replaces_absent`: what is not here is replaced, and no model gets its weights.
+    `replaces_absent`: what is not here is replaced, and no model gets its weights. `environment`:
+    variables of the script's launch. `ranks`: its processes; None: as many as GPUs.
     """
     if not Path(path).is_file():
         raise BadInput(
             f"--script {path} is no file.",
             way_out="Give the path of the Python script that you train with.",
         )
-    answer, log = _run(path, arguments, python, hardware, method, replaces_absent)
+    request = {
+        "script": path,
+        "arguments": list(arguments),
+        "method": method,
+        "device": hardware.kind,
+        "ranks": ranks or (hardware.count if replaces_absent else None),
+        "former": former_table(),
+        "absent": replaces_absent,
+        "gpus": None if hardware.here else _gpus(hardware),
+    }
+    answer, log = _run(request, python, environment or {})
     if "error" in answer:
         absent = answer.get("absent", {})
         raise _refusal(path, python, answer["error"], log, absent.get("package", ()))
@@ -99,24 +112,12 @@ def _fingerprint(files: Iterable[str]) -> str:
 
 
 def _run(
-    path: str,
-    arguments: tuple[str, ...],
+    request: Mapping[str, object],
     python: Path,
-    hardware: Hardware,
-    method: str | None,
-    replaces_absent: bool,
+    environment: Mapping[str, str],
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
-    worker = Path(autotune.worker.__file__).parent
-    request = {
-        "script": path,
-        "arguments": list(arguments),
-        "method": method,
-        "device": hardware.kind,
-        "former": former_table(),
-        "absent": replaces_absent,
-        "gpus": None if hardware.here else _gpus(hardware),
-    }
+    worker, path = Path(autotune.worker.__file__).parent, request["script"]
     with tempfile.TemporaryFile("w+") as log:
         try:
             process = subprocess.Popen(
@@ -125,7 +126,7 @@ def _run(
                 stdout=subprocess.PIPE,
                 stderr=log,
                 text=True,
-                env=without_side_effects(os.environ),
+                env=without_side_effects({**os.environ, **environment}),
             )
         except OSError as error:
             raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
@@ -227,7 +228,7 @@ def _refusal(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
             " --python."
         )
-    if kind == "crashed" and packages:
+    if kind == "crashed" and packages and not text.startswith("ValueError"):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
             f" ({', '.join(packages)}): name another interpreter with --python."
@@ -235,7 +236,7 @@ def _refusal(
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
     if kind == "crashed":
         return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text}.",
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
             way_out=f"Check that `python {path}` trains. {separator}",
         )
     if kind == "ended":
@@ -286,10 +287,18 @@ def _odd_trainer(path: str, problem: str) -> BadInput:
     )
 
 
+def _no_model(path: str, trainer: str) -> BadInput:
+    return BadInput(
+        f"{path} passes no model to its {trainer}.",
+        way_out=f"Give its arguments: --script {path} -- --model_name_or_path MODEL ...",
+    )
+
+
 _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "two_trainers": _two_trainers,
     "other_trainer": _other_trainer,
     "odd_trainer": _odd_trainer,
+    "no_model": _no_model,
 }
 
 

@@ -22,6 +22,7 @@ from autotune.frameworks.base import Field
 from autotune.frameworks.trl.field_list import accelerate_options, is_plain
 from autotune.frameworks.trl.field_list import fields as trl_fields
 from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.settings import DEEPSPEED, FSDP_VERSIONS, OWN_SETTINGS
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
@@ -400,7 +401,8 @@ def _refuse_misread(
 ) -> None:
     """Refuse an unknown key that is probably a typing error, and a block with settings in it."""
     choices = [*accepted, *accelerate_options(), *UNTOUCHED]
-    if difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
+    likely = difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY)
+    if likely and not likely[0].startswith(SIDE_EFFECTS):
         raise _error_at(document, name, UnknownName("key", name, choices))
     if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
         hidden = sorted(DECISIVE.intersection(value))[0]

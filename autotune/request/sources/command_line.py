@@ -6,6 +6,7 @@ Command line and Python API meet here: both hand over the same `Flags`.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from autotune.core.errors import BadInput
@@ -38,6 +39,8 @@ PATTERN_GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 SPEED_GROUPS = frozenset({"tokens_per_second", "tokens", "tokens_so_far"})
 
 SHELLS = ("bash", "sh")  # programs whose command line names a launch script
+LAUNCH = re.compile(r"trl|accelerate|torchrun|deepspeed|uv|poetry|python[\d.]*")
+"""Programs that start a training on a command line of their own."""
 DEFAULT_BUDGET_S = 1200.0
 
 FLAG_OF_SETTING = {
@@ -116,8 +119,15 @@ def _with_launch_script(flags: Flags) -> Flags:
     return flags.replace(from_command=words[0], arguments=tuple(words[1:]))
 
 
+def _is_launch(flags: Flags) -> bool:
+    """Return True if the words behind two dashes start a training themselves."""
+    if not flags.arguments or flags.script or flags.from_command or flags.config:
+        return False
+    return LAUNCH.fullmatch(Path(flags.arguments[0]).name) is not None
+
+
 def _refuse_for_framework(flags: Flags) -> None:
-    if flags.arguments and not flags.script and not flags.from_command:
+    if flags.arguments and not flags.script and not flags.from_command and not _is_launch(flags):
         raise BadInput(
             "A command of your own needs --framework command.", way_out=f"Write: {EXAMPLE}"
         )
@@ -239,6 +249,13 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             path=flags.script,
             arguments=flags.arguments,
             rewards=flags.rewards,
+        )
+    if _is_launch(flags):
+        text = shlex.join(flags.arguments)
+        return FileChoice(
+            flag="--from-command",
+            path="command.sh",
+            text=text,
         )
     return FileChoice(flag="--config", path=flags.config) if flags.config else None
 

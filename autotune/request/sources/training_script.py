@@ -58,6 +58,8 @@ def read_training_script(
         rewards=choice.rewards,
         method=method,
         replaces_absent=is_predicted,
+        environment=dict(choice.environment),
+        ranks=choice.ranks,
     )
     inspection = script.look
     trainer = frameworks.trainer("trl", inspection.method)
@@ -222,6 +224,7 @@ def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
 ABSENT = {
     "dataset": "rows that cannot be read here are taken at the longest lengths",
     "tokenizer": "tokenizers that are not here are replaced",
+    "name": "names that this release lacks are replaced by placeholders",
     "package": "packages that are not installed here are replaced by placeholders",
 }
 """Kind of a part that was replaced -> sentence."""

@@ -54,7 +54,7 @@ class AbsentModels:
 
         return loaded
 
-    def built(self, auto_class: Any, name: Any, **options: Any) -> Any:
+    def built(self, model_class: Any, name: Any, **options: Any) -> Any:
         """Build the model on the device `meta`."""
         import torch
         from transformers import AutoConfig
@@ -63,8 +63,10 @@ class AbsentModels:
             name, trust_remote_code=bool(options.get("trust_remote_code"))
         )
         dtype = _dtype(options.get("dtype", options.get("torch_dtype")), config)
+        is_auto = hasattr(model_class, "from_config")
+        build = model_class.from_config if is_auto else model_class._from_config
         with torch.device("meta"):
-            model = auto_class.from_config(config, dtype=dtype)
+            model = build(config, dtype=dtype)
         model.config._name_or_path = str(name)
         attention = options.get("attn_implementation")
         if attention is not None:
@@ -118,13 +120,21 @@ def without_weights(
         def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
             return absent.built(cls, name, **options)
 
-        stack.enter_context(
-            attribute(_BaseAutoModelClass, "from_pretrained", classmethod(from_pretrained))
-        )
+        for owner in (transformers.PreTrainedModel, *_with_subclasses(_BaseAutoModelClass)):
+            if "from_pretrained" in vars(owner):
+                stack.enter_context(
+                    attribute(owner, "from_pretrained", classmethod(from_pretrained))
+                )
         for name in ("to", "cuda"):
             moved = _without_device(getattr(torch.nn.Module, name))
             stack.enter_context(attribute(torch.nn.Module, name, moved))
         yield
+
+
+def _with_subclasses(owner: Any) -> Iterator[Any]:
+    yield owner
+    for subclass in owner.__subclasses__():
+        yield from _with_subclasses(subclass)
 
 
 def _without_device(move: Callable[..., Any]) -> Callable[..., Any]:

@@ -16,6 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..tracing.patching import attribute
+
 REQUIRED = frozenset(
     {
         "torch",
@@ -96,14 +98,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = fullname.partition(".")[0]
         if name in self._replaced:
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        if name in REQUIRED or name != fullname or not self._is_asked_by_user():
+        if fullname in REQUIRED or not self._is_asked_by_user():
             return None
-        folder = _folder_of(name, self._script)
+        folder = _folder_of(name, self._script) if fullname == name else None
         if folder is not None and str(folder) not in sys.path:
             sys.path.append(str(folder))
             return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
-        self._replaced.add(name)
-        self._report("package", name)
+        self._replaced.add(fullname)
+        self._report("package", fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def _is_asked_by_user(self) -> bool:
@@ -130,6 +132,29 @@ def _folder_of(name: str, script: Path) -> Path | None:
             if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
                 return folder
     return None
+
+
+@contextmanager
+def former_names(
+    library: Any,
+    is_library: Callable[[str], bool],
+    report: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Give the user's files placeholders for names that this release of the library lacks."""
+    find = type(library).__getattr__
+
+    def found(module: Any, name: str) -> Any:
+        try:
+            return find(module, name)
+        except AttributeError:
+            is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
+            if module is not library or name.startswith("__") or not is_of_user:
+                raise
+            report("name", f"{library.__name__}.{name}")
+            return Anything()
+
+    with attribute(type(library), "__getattr__", found):
+        yield
 
 
 @contextmanager

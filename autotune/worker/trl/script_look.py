@@ -5,8 +5,8 @@
 The request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
+     "ranks": n | null, "absent": true,
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
-     "absent": true,
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
 With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
@@ -28,13 +28,15 @@ The answer:
 
 or, if the script reaches no trainer:
 
-    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer",
+    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
+               | "no_model",
                "text": ..., "line": n, "log": ...}}
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import itertools
 import json
 import os
@@ -91,7 +93,8 @@ def main() -> None:
         absent = AbsentParts()
         try:
             without_vllm()
-            with _accepted_as_on(request.get("device")), absent.replaced(request, real):
+            accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
+            with accepted, absent.replaced(request, real):
                 captured = catch(
                     request["script"],
                     request["arguments"],
@@ -110,10 +113,10 @@ def main() -> None:
 
 
 @contextmanager
-def _accepted_as_on(device: str | None) -> Iterator[None]:
+def _accepted_as_on(device: str | None, ranks: int | None) -> Iterator[None]:
     """Let transformers accept settings of a GPU on a machine without one: bf16 is TRL's default.
 
-    Nothing runs on the device: the script ends at its trainer."""
+    Nothing runs on the device: the script ends at its trainer. Batches are those of all ranks."""
     import torch
     from transformers import training_args
 
@@ -122,6 +125,11 @@ def _accepted_as_on(device: str | None) -> Iterator[None]:
             for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
                 stack.enter_context(swapped(vars(training_args), name, _supported))
             stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
+        if ranks is not None:
+            world_size = property(lambda _: ranks)
+            stack.enter_context(
+                attribute(training_args.TrainingArguments, "world_size", world_size)
+            )
         yield
 
 
@@ -157,6 +165,11 @@ class AbsentParts:
             stack.enter_context(absent_models.without_weights(config_of, self.report))
             script = Path(request["script"])
             stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
+            stack.enter_context(
+                absent_packages.former_names(
+                    importlib.import_module("trl"), is_library, self.report
+                )
+            )
             if request.get("gpus"):
                 stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
             yield
@@ -172,6 +185,8 @@ def _describe_failure(failure: ScriptFailed) -> dict[str, Any]:
 
 def describe(captured: CapturedTrainer, absent: AbsentParts) -> dict[str, Any]:
     arguments, configuration = captured.arguments, _configuration(captured)
+    if arguments.get("model") is None:
+        raise ScriptFailed("no_model", captured.trainer_class.__name__)
     settings = configuration.settings
     json_settings = _json_values(settings)
     callbacks = [*dataset_sizes.listed(arguments.get("callbacks")), *captured.callbacks]
