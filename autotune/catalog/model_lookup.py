@@ -82,7 +82,7 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local_model(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        assumed = _assumed_model(text, folder.parts)
+        assumed = None if "://" in text else _assumed_model(text, folder.parts)
         if assumed is None:
             raise _no_folder(text, folder)
         return assumed

@@ -122,6 +122,15 @@ def test_a_fine_tune_has_the_shape_of_the_longest_known_name_in_it(hub_id: str, 
 
 
 @pytest.mark.parametrize(
+    "folder", ["/data/models/Qwen2.5-7B", "./out/Qwen2.5-7B-sft/checkpoint-500"]
+)
+def test_a_folder_that_is_not_here_has_the_shape_of_its_name(folder: str) -> None:
+    model = find_model(folder)
+    assert model.config == find_model("Qwen2.5-7B").config and model.folder is None
+    assert "Qwen/Qwen2.5-7B assumed by the name; --model names another" in model.origin
+
+
+@pytest.mark.parametrize(
     "hub_id",
     [
         "someone/Qwen2.5-7B-mine-GPTQ",  # stored otherwise: another memory

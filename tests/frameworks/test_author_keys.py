@@ -1,4 +1,4 @@
-"""Keys of an author's own dataclass in TRL's file: kept and listed, unless they are typing errors."""
+"""Keys of an author's own dataclass in TRL's file: kept and listed, or typing errors."""
 
 from __future__ import annotations
 
@@ -55,8 +55,14 @@ def test_a_typing_error_is_no_key_of_the_author(typed: str, meant: str, tmp_path
     assert f"'{meant}'" in refusal.value.way_out
 
 
+@pytest.mark.parametrize("name", ["dataset", "eval_step", "log_step"])
+def test_a_key_near_one_of_the_data_or_the_outputs_is_listed(name: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"beta: 0.1\n{name}: 2\n")
+    assert config.notes == (f"not read, because TRL has no such setting: {name}",)
+
+
 def test_a_setting_inside_the_authors_block_is_not_overlooked(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="line 2, .*num_generations is inside trainer") as refusal:
+    with pytest.raises(BadInput, match=r"line 2, .*num_generations is inside trainer") as refusal:
         read(tmp_path, "beta: 0.1\ntrainer:\n  num_generations: 8\n  run: one\n")
     assert "--script train.py -- --config" in refusal.value.way_out
 

@@ -399,10 +399,14 @@ def _refuse_misread(
     value: object,
     accepted: Mapping[str, Field],
 ) -> None:
-    """Refuse an unknown key that is probably a typing error, and a block with settings in it."""
-    choices = [*accepted, *accelerate_options(), *UNTOUCHED]
-    likely = difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY)
-    if likely and not likely[0].startswith(SIDE_EFFECTS):
+    """Refuse an unknown key that is probably a typing error of a setting that a training depends
+    on, and a block with such settings in it.
+    """
+    choices = []
+    for key, field in accepted.items():
+        if field.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
+            choices.append(key)
+    if difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
         raise _error_at(document, name, UnknownName("key", name, choices))
     if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
         hidden = sorted(DECISIVE.intersection(value))[0]
