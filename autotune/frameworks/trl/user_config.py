@@ -403,8 +403,8 @@ def _refuse_misread(
     on, and a block with such settings in it.
     """
     choices = []
-    for key, field in accepted.items():
-        if field.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
+    for key, setting in accepted.items():
+        if setting.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
             choices.append(key)
     if difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
         raise _error_at(document, name, UnknownName("key", name, choices))

@@ -102,12 +102,14 @@ def without_weights(
     report: Callable[[str, str], None],
 ) -> Iterator[None]:
     """Replace transformers' loaders of configs, tokenizers and models."""
+    import huggingface_hub
     import torch
     import transformers
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     absent = AbsentModels(look_up, report)
     with ExitStack() as stack:
+        stack.enter_context(attribute(huggingface_hub, "login", lambda *_, **__: None))
         for name, kind in (
             ("AutoConfig", "config"),
             ("AutoTokenizer", "tokenizer"),

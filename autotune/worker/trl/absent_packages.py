@@ -92,11 +92,11 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._script = script
         self._is_library = is_library
         self._report = report
-        self._replaced: set[str] = set()
+        self._replaced: set[str] = set()  # names with a dot behind them
 
     def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
         name = fullname.partition(".")[0]
-        if name in self._replaced:
+        if f"{fullname}.".startswith(tuple(self._replaced)):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if fullname in REQUIRED or not self._is_asked_by_user():
             return None
@@ -104,15 +104,20 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         if folder is not None and str(folder) not in sys.path:
             sys.path.append(str(folder))
             return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
-        self._replaced.add(fullname)
+        self._replaced.add(f"{fullname}.")
         self._report("package", fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
     def _is_asked_by_user(self) -> bool:
-        """Return True if the nearest frame outside of the import system is the user's."""
+        """Return True if the nearest frame outside of the import system is the user's.
+
+        `from package import name` tries a module of that name as well, which is none.
+        """
         frame: Any = sys._getframe(1)
         while frame is not None:
             file = frame.f_code.co_filename
+            if frame.f_code.co_name == "_handle_fromlist":
+                return False
             if file != __file__ and not file.startswith("<frozen importlib"):
                 return not self._is_library(file)
             frame = frame.f_back

@@ -7,7 +7,6 @@ covered; objects have the former names as attributes too.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
@@ -130,24 +129,28 @@ def _translating(former: FormerArguments, construct: Callable[..., None]) -> Cal
 def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
     """Yield the replaced methods of the parsers of flags and of YAML files."""
     from transformers import HfArgumentParser
+    from trl import TrlParser
 
-    parse = HfArgumentParser.parse_args_into_dataclasses
+    # TRL's parser has both as methods of its own, in some releases.
+    for owner in (HfArgumentParser, TrlParser):
+        if "parse_args_into_dataclasses" in vars(owner):
+            parse = owner.parse_args_into_dataclasses
+            yield owner, "parse_args_into_dataclasses", _parsing(former, parse)
+    set_defaults = TrlParser.set_defaults_with_config
 
+    @functools.wraps(set_defaults)
+    def set_present(parser: Any, **stated: Any) -> Any:
+        names = {action.dest for action in parser._actions}
+        return set_defaults(parser, **former.present(names, stated))
+
+    yield TrlParser, "set_defaults_with_config", set_present
+
+
+def _parsing(former: FormerArguments, parse: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(parse)
     def parse_present(parser: Any, args: Any = None, *rest: Any, **options: Any) -> Any:
         words = sys.argv[1:] if args is None else args
         known = parser._option_string_actions
         return parse(parser, former.present_flags(known, words), *rest, **options)
 
-    yield HfArgumentParser, "parse_args_into_dataclasses", parse_present
-    with contextlib.suppress(ImportError):
-        from trl import TrlParser
-
-        set_defaults = TrlParser.set_defaults_with_config
-
-        @functools.wraps(set_defaults)
-        def set_present(parser: Any, **stated: Any) -> Any:
-            names = {action.dest for action in parser._actions}
-            return set_defaults(parser, **former.present(names, stated))
-
-        yield TrlParser, "set_defaults_with_config", set_present
+    return parse_present
