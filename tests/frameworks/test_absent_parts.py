@@ -182,8 +182,9 @@ def test_batches_are_those_of_all_ranks(tmp_path: Path, cards: Hardware) -> None
     source = FORMER_CALL.replace("num_generations=8", "num_generations=12")
     source = source.replace("torch.cuda.device_count()", "6")
     assert look(tmp_path, source, cards, ranks=2).raw["num_generations"] == 12
-    with pytest.raises(BadInput, match="must be divisible by num_generations"):
+    with pytest.raises(BadInput, match="must be divisible by num_generations") as refusal:
         look(tmp_path, source, cards, ranks=1)
+    assert "--gpus names another number" in refusal.value.way_out
 
 
 def test_a_crash_behind_a_placeholder_names_the_package(tmp_path: Path, cards: Hardware) -> None:

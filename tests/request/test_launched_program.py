@@ -79,7 +79,7 @@ def test_two_trainings_are_refused_with_their_lines() -> None:
 
 
 def test_an_argument_that_only_a_run_can_tell_is_refused() -> None:
-    with pytest.raises(BadInput, match="line 1: an argument .* output of a command"):
+    with pytest.raises(BadInput, match=r"line 1: an argument .* output of a command"):
         program('torchrun train.py --out "$(mktemp -d)"')
 
 

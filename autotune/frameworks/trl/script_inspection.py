@@ -234,6 +234,11 @@ def _refusal(
             f" ({', '.join(packages)}): name another interpreter with --python."
         )
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
+    if kind == "crashed" and "divisible" in text:
+        return BadInput(
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+            way_out="Batches are those of one process for each GPU: --gpus names another number.",
+        )
     if kind == "crashed":
         return BadInput(
             f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
