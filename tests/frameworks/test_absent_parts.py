@@ -17,6 +17,8 @@ from autotune.core.job import Hardware
 from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.machine.hardware_detection import hardware
+from autotune.request.flags import Flags
+from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
 pytestmark = pytest.mark.slow
@@ -197,3 +199,36 @@ def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards:
     with pytest.raises(BadInput, match="passes no model to its GRPOTrainer") as refusal:
         look(tmp_path, PARSER.replace("assert", "#"), cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out
+
+
+def test_another_model_is_taken_for_one_that_is_not_known(tmp_path: Path, cards: Hardware) -> None:
+    """Qwen2.5-7B has 28 layers of 3584; DeepSpeed's file says ZeRO-3."""
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    source = FORMER_CALL.replace("Qwen/Qwen2.5-1.5B-Instruct", "nobody/my-own")
+    source = source.replace("warmup_ratio=0.1", f'deepspeed="{tmp_path}/ds.json"')
+    with pytest.raises(BadInput, match="loads nobody/my-own, of which no shape") as refusal:
+        look(tmp_path, source, cards)
+    assert "--model NAME" in refusal.value.way_out
+    model = look(tmp_path, source, cards, model="Qwen/Qwen2.5-7B").model
+    assert model.config is not None
+    assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (28, 3584)
+
+
+def test_a_deepspeed_file_of_the_call_is_the_sharding(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    source = FORMER_CALL.replace("warmup_ratio=0.1", 'deepspeed="ds.json"')
+    (tmp_path / "train.py").write_text(source)
+    flags = Flags(
+        script="train.py",
+        gpus="8xH100",
+        mode="predict",
+        model="Qwen/Qwen2.5-7B-mine",
+    )
+    request = parse_request(flags)
+    assert request.job.task.workload.held["sharding"] == "zero3"
+    assert request.job.task.workload.held["max_prompt_length"] == 256
+    model = request.job.task.workload.model
+    assert model.config["num_hidden_layers"] == 28 and "assumed by the name" in model.origin

@@ -61,11 +61,13 @@ def look_at(
     replaces_absent: bool = False,
     environment: Mapping[str, str] | None = None,
     ranks: int | None = None,
+    model: str | None = None,
 ) -> UserScript:
     """Run the script up to its trainer in the training environment. Raises BadInput without one.
 
     `replaces_absent`: what is not here is replaced, and no model gets its weights. `environment`:
-    variables of the script's launch. `ranks`: its processes; None: as many as GPUs.
+    variables of the script's launch. `ranks`: its processes; None: as many as GPUs. `model`: one
+    that is taken for the script's own where that is not here.
     """
     if not Path(path).is_file():
         raise BadInput(
@@ -82,7 +84,7 @@ def look_at(
         "absent": replaces_absent,
         "gpus": None if hardware.here else _gpus(hardware),
     }
-    answer, log = _run(request, python, environment or {})
+    answer, log = _run(request, python, environment or {}, model)
     if "error" in answer:
         absent = answer.get("absent", {})
         raise _refusal(path, python, answer["error"], log, absent.get("package", ()))
@@ -94,7 +96,7 @@ def look_at(
         look=look,
         fingerprint=_fingerprint(look.modules),
     )
-    _refuse_unsupported(script)
+    _refuse_unsupported(script, is_predicted=replaces_absent)
     return script
 
 
@@ -115,6 +117,7 @@ def _run(
     request: Mapping[str, object],
     python: Path,
     environment: Mapping[str, str],
+    model: str | None,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
     worker, path = Path(autotune.worker.__file__).parent, request["script"]
@@ -132,7 +135,7 @@ def _run(
             raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
         timer = threading.Timer(TIMEOUT_S, process.kill)
         timer.start()
-        answer = _converse(process, request)
+        answer = _converse(process, request, model)
         timer.cancel()
         log.seek(0)
         printed = log.read()
@@ -151,7 +154,11 @@ def _run(
     )
 
 
-def _converse(process: subprocess.Popen[str], request: Mapping[str, Any]) -> Any:
+def _converse(
+    process: subprocess.Popen[str],
+    request: Mapping[str, Any],
+    model: str | None,
+) -> Any:
     """Return the worker's answer, after the configs that it asks for; None without an answer."""
     assert process.stdin is not None and process.stdout is not None
     answer = None
@@ -164,7 +171,7 @@ def _converse(process: subprocess.Popen[str], request: Mapping[str, Any]) -> Any
             except ValueError:
                 return None
             if "config_of" in answer:
-                config = _config_of(str(answer["config_of"]))
+                config = _config_of(model or str(answer["config_of"]))
                 process.stdin.write(json.dumps(config) + "\n")
                 process.stdin.flush()
                 answer = None
@@ -299,18 +306,26 @@ def _no_model(path: str, trainer: str) -> BadInput:
     )
 
 
+def _unknown_model(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} loads {name}, of which no shape is known here.",
+        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
+    )
+
+
 _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "two_trainers": _two_trainers,
     "other_trainer": _other_trainer,
     "odd_trainer": _odd_trainer,
     "no_model": _no_model,
+    "unknown_model": _unknown_model,
 }
 
 
 # 3. Scripts whose training cannot be tuned.
 
 
-def _refuse_unsupported(script: UserScript) -> None:
+def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:
     look = script.look
     if look.optimizers:
         raise BadInput(
@@ -318,7 +333,8 @@ def _refuse_unsupported(script: UserScript) -> None:
             " model and cannot be rebuilt.",
             way_out="Name it with optim= in the configuration, and leave optimizers= out.",
         )
-    for name in ("deepspeed", "fsdp"):
+    # A prediction reads DeepSpeed's configuration; a probe could not launch it.
+    for name in ("fsdp",) if is_predicted else ("deepspeed", "fsdp"):
         if look.raw.get(name) or name in look.left:
             raise BadInput(
                 f"{script.path} sets {name} in its configuration, and autotune shards models"

@@ -71,7 +71,10 @@ FRAMEWORK_FLAGS = (
 )
 """Flags for known frameworks; a command contains these values itself."""
 
-SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values a script contains
+SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
+"""Flags whose values a script contains. A prediction may have another model: the script's own may
+not be here.
+"""
 
 
 def flag_values(flags: Flags) -> FlagValues:
@@ -146,7 +149,8 @@ def _refuse_for_framework(flags: Flags) -> None:
                 f"--script is for scripts that build a trainer of TRL, not for {flags.framework}.",
                 way_out="For any other program: --framework command -- COMMAND.",
             )
-        _refuse_two_definitions(flags, SCRIPT_FLAGS, "--script")
+        names = SCRIPT_FLAGS[1:] if flags.mode == "predict" else SCRIPT_FLAGS
+        _refuse_two_definitions(flags, names, "--script")
     elif flags.rewards != "real":
         raise BadInput(
             "--rewards is about a script of your own.",
@@ -242,6 +246,7 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             flag="--from-command",
             path=str(flags.from_command),
             arguments=flags.arguments,
+            model=flags.model,
         )
     if flags.script is not None:
         return FileChoice(
@@ -249,6 +254,7 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             path=flags.script,
             arguments=flags.arguments,
             rewards=flags.rewards,
+            model=flags.model,
         )
     if _is_launch(flags):
         text = shlex.join(flags.arguments)
@@ -256,6 +262,7 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             flag="--from-command",
             path="command.sh",
             text=text,
+            model=flags.model,
         )
     return FileChoice(flag="--config", path=flags.config) if flags.config else None
 

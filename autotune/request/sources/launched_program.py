@@ -17,7 +17,6 @@ from autotune.core.errors import BadInput
 from autotune.core.files import read_text
 from autotune.core.job import Hardware
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word, commands_of
-from autotune.core.space import KnobValue
 from autotune.core.units import MIB
 from autotune.frameworks.launch_commands import starts_framework
 from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerate, read_deepspeed
@@ -91,6 +90,7 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
             path=str(file),
             arguments=tuple(word.text for word in arguments),
             environment=tuple(sorted(command.environment.items())),
+            model=choice.model,
         )
         yield LaunchedProgram(
             choice=script,
@@ -177,25 +177,19 @@ def read_launched_program(
 def _launch_settings(program: LaunchedProgram) -> LaunchFile:
     """Return ranks and sharding of the launcher's words and of its file."""
     options = dict(_options(program.launcher))
-    settings: dict[str, KnobValue] = {}
-    processes, notes = None, ()
+    launch = LaunchFile(settings={})
     if "--config_file" in options:
         launch = read_accelerate(_beside(program, options["--config_file"]))
-        settings, processes, notes = dict(launch.settings), launch.processes, launch.notes
     if "--deepspeed_config_file" in options:
-        launch = read_deepspeed(_beside(program, options["--deepspeed_config_file"]))
-        settings, notes = dict(launch.settings), (*notes, *launch.notes)
+        deepspeed = read_deepspeed(_beside(program, options["--deepspeed_config_file"]))
+        launch = replace(deepspeed, processes=launch.processes)
     elif "--zero_stage" in options:
         stage = {"stage": options["--zero_stage"]}
-        settings |= read_deepspeed({"zero_optimization": stage}).settings
+        launch = replace(launch, settings=read_deepspeed({"zero_optimization": stage}).settings)
     for name in PROCESSES:
         if options.get(name, "").isdigit():
-            processes = int(options[name])
-    return LaunchFile(
-        settings=settings,
-        processes=processes,
-        notes=notes,
-    )
+            launch = replace(launch, processes=int(options[name]))
+    return launch
 
 
 def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:

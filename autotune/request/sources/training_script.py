@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TypeGuard
 
@@ -22,6 +22,7 @@ from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
+from autotune.frameworks.trl.user_launch_files import read_deepspeed
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
@@ -60,6 +61,7 @@ def read_training_script(
         replaces_absent=is_predicted,
         environment=dict(choice.environment),
         ranks=choice.ranks,
+        model=choice.model,
     )
     inspection = script.look
     trainer = frameworks.trainer("trl", inspection.method)
@@ -68,7 +70,7 @@ def read_training_script(
     return UserFile(
         framework="trl",
         method=inspection.method,
-        made_model=_model(inspection),
+        made_model=_model(inspection, choice.model),
         weights="real" if inspection.model.given else None,
         config=config,
         origins=dict.fromkeys(config.settings, origin),
@@ -100,7 +102,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     settings: dict[str, KnobValue] = {}
     passed_on: dict[str, object] = {}
     for name, value in stated.items():
-        if name not in fields:
+        if name not in fields or name == "deepspeed":
             continue
         if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
             settings[name] = value
@@ -120,7 +122,13 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         if _is_plain(value):
             settings[name] = value
 
-    # 3. The longest prompt of the script's data: TRL has no limit of its own.
+    # 3. The sharding of a DeepSpeed configuration, which replaces the launcher's.
+    source = inspection.raw.get("deepspeed")
+    if source:
+        content = source if isinstance(source, Mapping) else Path(str(source))
+        settings.update(read_deepspeed(content).settings)
+
+    # 4. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
         settings["max_prompt_length"] = _longest_prompt(inspection)
     return UserConfig(
@@ -149,9 +157,14 @@ def _is_plain(value: object) -> TypeGuard[KnobValue]:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _model(inspection: ScriptInspection) -> Model:
-    """Look up the model by name; a model that the script builds has its own shape."""
+def _model(inspection: ScriptInspection, other_name: str | None) -> Model:
+    """Look up the model by name; a model that the script builds has its own shape.
+
+    `other_name`: the model of --model, in place of the script's.
+    """
     model = inspection.model
+    if other_name is not None:
+        return model_lookup.find_model(other_name)
     if not model.given:
         return model_lookup.find_model(str(model.name))
     folder = None

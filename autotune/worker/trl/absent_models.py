@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing.patching import attribute
+from .script_capture import ScriptFailed
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
 QUANTISED = ("load_in_4bit", "load_in_8bit")
@@ -48,7 +49,7 @@ class AbsentModels:
             except (OSError, ValueError, ImportError):
                 folder = self.folder(str(name))
                 if folder is None:
-                    raise
+                    raise ScriptFailed("unknown_model", str(name)) from None
                 self._report(kind, str(name))
                 return load(folder, **_plain(options))
 
@@ -110,6 +111,10 @@ def without_weights(
     absent = AbsentModels(look_up, report)
     with ExitStack() as stack:
         stack.enter_context(attribute(huggingface_hub, "login", lambda *_, **__: None))
+        # No model is partitioned while it is built: there is one process here.
+        stack.enter_context(
+            attribute(transformers.modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
+        )
         for name, kind in (
             ("AutoConfig", "config"),
             ("AutoTokenizer", "tokenizer"),

@@ -36,7 +36,7 @@ class FormerArguments:
                 arguments[name] = value
                 continue
             self.given[name] = value
-            present_name = self._renamed.get(name)
+            present_name = self._renamed.get(name, name)
             if present_name in accepted and present_name not in stated:
                 arguments[present_name] = value
         return arguments

@@ -29,7 +29,7 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model",
+               | "no_model" | "unknown_model",
                "text": ..., "line": n, "log": ...}}
 """
 
