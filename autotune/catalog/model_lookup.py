@@ -181,7 +181,7 @@ def _base_of_fetched_adapter(hub_id: str) -> Model | None:
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "adapter_config.json").write_bytes(content)
         base = _base_of_adapter(Path(scratch))
-    if base is None:
+    if base is None or base == hub_id:
         return None
     model = find_model(base)
     return replace(
