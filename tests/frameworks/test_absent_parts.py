@@ -179,6 +179,16 @@ def test_a_parser_reads_former_names_and_the_authors_own(
     assert inspection.config_place.maker == "TrlParser.parse_args_and_config"
 
 
+def test_lengths_by_another_tokenizer_are_none(tmp_path: Path, cards: Hardware) -> None:
+    source = FORMER_CALL.replace("rows = rows.map(", "rows.map(")
+    source = source.replace("train_dataset=rows", 'train_dataset=[{"prompt": "a b"}] * 64')
+    source = source.replace('load_dataset("nobody/no-such-rows", "main")["train"]', "list")
+    source = source.replace("rows.map(", "(lambda *_: None)(")
+    inspection = look(tmp_path, source, cards)
+    assert inspection.rows == 64 and inspection.prompts is None
+    assert "its tokenizer is not here" in str(inspection.prompts_why)
+
+
 def test_batches_are_those_of_all_ranks(tmp_path: Path, cards: Hardware) -> None:
     """1 row x 6 steps on one rank is no whole number of groups of 12; on two ranks it is."""
     source = FORMER_CALL.replace("num_generations=8", "num_generations=12")

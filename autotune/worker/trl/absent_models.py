@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,9 @@ from ..tracing.patching import attribute
 from .script_capture import ScriptFailed
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
+LOADERS = {"AutoConfig": "config", "AutoTokenizer": "tokenizer", "AutoProcessor": "tokenizer"}
+"""Class of transformers -> what it loads."""
+
 QUANTISED = ("load_in_4bit", "load_in_8bit")
 
 
@@ -45,13 +48,16 @@ class AbsentModels:
 
         def loaded(name: Any, *args: Any, **options: Any) -> Any:
             try:
-                return load(name, *args, **options)
+                # Without its files, a tokenizer of some classes is built empty.
+                if str(name) not in self._folders:
+                    return load(name, *args, **options)
             except (OSError, ValueError, ImportError):
-                folder = self.folder(str(name))
-                if folder is None:
-                    raise ScriptFailed("unknown_model", str(name)) from None
-                self._report(kind, str(name))
-                return load(folder, **_plain(options))
+                pass  # nothing of that name is here
+            folder = self.folder(str(name))
+            if folder is None:
+                raise ScriptFailed("unknown_model", str(name))
+            self._report(kind, str(name))
+            return load(folder, **_plain(options))
 
         return loaded
 
@@ -115,14 +121,12 @@ def without_weights(
         stack.enter_context(
             attribute(transformers.modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
         )
-        for name, kind in (
-            ("AutoConfig", "config"),
-            ("AutoTokenizer", "tokenizer"),
-            ("AutoProcessor", "tokenizer"),
-        ):
+        for name, kind in LOADERS.items():
             owner = getattr(transformers, name)
-            load = staticmethod(absent.loaded(owner.from_pretrained, kind))
-            stack.enter_context(attribute(owner, "from_pretrained", load))
+            load = absent.loaded(owner.from_pretrained, kind)
+            if kind == "tokenizer":
+                load = _behind_config(load)
+            stack.enter_context(attribute(owner, "from_pretrained", staticmethod(load)))
 
         def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
             return absent.built(cls, name, **options)
@@ -136,6 +140,18 @@ def without_weights(
             moved = _without_device(getattr(torch.nn.Module, name))
             stack.enter_context(attribute(torch.nn.Module, name, moved))
         yield
+
+
+def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loader of a tokenizer that looks for the model's config first."""
+    from transformers import AutoConfig
+
+    def loaded(name: Any, *args: Any, **options: Any) -> Any:
+        with suppress(OSError, ValueError, ImportError, ScriptFailed):
+            AutoConfig.from_pretrained(name, trust_remote_code=options.get("trust_remote_code"))
+        return load(name, *args, **options)
+
+    return loaded
 
 
 def _with_subclasses(owner: Any) -> Iterator[Any]:

@@ -206,7 +206,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> dict[str, Any]:
         "rewards": [_reward_name(reward) for reward in rewards],
         "callbacks": [_class_name(callback) for callback in callbacks],
         "special": [name for name in SPECIAL if arguments.get(name)],
-        **_data(captured, rows_are_real="dataset" not in absent.names),
+        **_data(captured, absent),
         "trainer_place": _place(captured.place),
         "train_place": _place(captured.train_place),
         "config_place": _place(configuration.place),
@@ -304,16 +304,20 @@ def _adapter(arguments: Mapping[str, Any]) -> dict[str, Any] | None:
 # Data.
 
 
-def _data(captured: CapturedTrainer, *, rows_are_real: bool) -> dict[str, Any]:
+def _data(captured: CapturedTrainer, absent: AbsentParts) -> dict[str, Any]:
     """Return the number of rows, and the length of prompts; None if only the trainer can know."""
     source = captured.arguments.get("train_dataset")
     result: dict[str, Any] = {"rows": None, "prompts": None}
-    if not rows_are_real:
+    if "dataset" in absent.names:
         return result
     if source is not None and hasattr(source, "__len__"):  # not a stream
         result["rows"] = len(source)
     try:
-        result["prompts"] = _prompt_lengths(captured, source)
+        prompts = _prompt_lengths(captured, source)
+        # Lengths by a synthetic tokenizer mean nothing.
+        if prompts is not None and "tokenizer" in absent.names:
+            raise LookupError("its tokenizer is not here")
+        result["prompts"] = prompts
     except Exception as error:  # a dataset in a form that only the trainer supports
         result["prompts_why"] = f"{type(error).__name__}: {error}"[:300]
     return result
