@@ -18,6 +18,7 @@ from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.machine.hardware_detection import hardware
 from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
@@ -209,6 +210,27 @@ def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards:
     with pytest.raises(BadInput, match="passes no model to its GRPOTrainer") as refusal:
         look(tmp_path, PARSER.replace("assert", "#"), cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out
+
+
+def test_the_adapters_modules_are_those_of_the_script(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their number decides the adapter's size."""
+    monkeypatch.chdir(tmp_path)
+    adapter = "peft_config=LoraConfig(r=8, target_modules=['q_proj', 'down_proj']),\n    train_"
+    call = FORMER_CALL.replace("train_dataset", adapter + "dataset")
+    source = "from peft import LoraConfig" + call
+    (tmp_path / "train.py").write_text(source)
+    flags = Flags(
+        script="train.py",
+        gpus="8xH100",
+        mode="predict",
+    )
+    request = parse_request(flags)
+    task = request.job.task
+    candidate = candidate_of_job(request)
+    adapter_request: Any = request.trainer.load_request(candidate, task)["adapter"]
+    assert sorted(adapter_request["lora_target_modules"]) == ["down_proj", "q_proj"]
 
 
 def test_another_model_is_taken_for_one_that_is_not_known(tmp_path: Path, cards: Hardware) -> None:

@@ -121,6 +121,8 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     for name, value in (adapter or {}).items():
         if _is_plain(value):
             settings[name] = value
+        else:
+            passed_on[name] = value  # the list of adapted modules
 
     # 3. The sharding of a DeepSpeed configuration, which replaces the launcher's.
     source = inspection.raw.get("deepspeed")
