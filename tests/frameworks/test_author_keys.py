@@ -72,6 +72,21 @@ def test_a_file_without_any_key_of_trl_is_refused(tmp_path: Path) -> None:
         read(tmp_path, "corpus: one\nepisodes: 4\n")
 
 
+@pytest.mark.parametrize(
+    ("key", "program"), [("finetuning_type: lora", "LLaMA-Factory"), ("sequence_len: 8", "axolotl")]
+)
+def test_a_file_of_another_program_is_not_read_as_trls(
+    key: str, program: str, tmp_path: Path
+) -> None:
+    """`finetuning_type: lora` left unread would be full fine-tuning."""
+    with pytest.raises(BadInput, match=f"line 2, .* is a setting of {program}"):
+        read(tmp_path, f"learning_rate: 1.0e-5\n{key}\n", "sft")
+
+
+def test_the_rank_has_another_name(tmp_path: Path) -> None:
+    assert read(tmp_path, "lora_rank: 8\n").settings == {"lora_r": 8}
+
+
 def test_a_file_of_another_method_names_it(tmp_path: Path) -> None:
     text = "learning_rate: 1.0e-5\npacking: true\nmax_length: 4096\n"
     with pytest.raises(BadInput, match="packing, max_length: settings of sft") as refusal:

@@ -19,6 +19,7 @@ class FormerKeys(msgspec.Struct, frozen=True):
     left_out: dict[str, str]
     model_names: tuple[str, ...]
     moved: dict[str, KnobValue]
+    foreign: dict[str, str]
 
     def present_name(self, name: str, accepted: Mapping[str, object]) -> str:
         """Return the present name of a key; the name itself if it is none of the former ones."""

@@ -145,6 +145,7 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
     """Check each key of a file and assign it to its consumer."""
     _refuse_launch_configuration(document)
+    _refuse_other_program(document)
     split = _SplitKeys(document, method)
     errors: list[BadInput] = []
     for key, value in document.content.items():
@@ -179,6 +180,17 @@ def _refuse_launch_configuration(document: Document) -> None:
                     f"Name it in TRL's file: `{setting}: {document.path.name}`. Or hold its"
                     " sharding: --hold sharding=zero3."
                 ),
+            )
+
+
+def _refuse_other_program(document: Document) -> None:
+    """Refuse a file of a program whose settings have other names and defaults."""
+    for key, program in former_keys().foreign.items():
+        if key in document.content:
+            raise document.error(
+                (key,),
+                f"{key} is a setting of {program}, and not of TRL.",
+                way_out="Give the training with flags (--model, --tuning, --set), or TRL's file.",
             )
 
 
@@ -277,7 +289,7 @@ class _SplitKeys:
             notes.append(f"read under present names: {', '.join(self._renamed)}")
         if self._of_author:
             listed = ", ".join(self._of_author)
-            notes.append(f"not read, because TRL has no such setting: {listed}")
+            notes.insert(0, f"not read, because TRL has no such setting: {listed}")
         for reason, names in self._left_out.items():
             notes.append(f"left out of the written file: {', '.join(names)} ({reason})")
         settings = dict(self._settings)
