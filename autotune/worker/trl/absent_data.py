@@ -63,8 +63,23 @@ class _Row(dict[str, Any]):
         return self[key]
 
 
+USUAL_COLUMNS = (
+    "prompt",
+    "completion",
+    "messages",
+    "text",
+    "chosen",
+    "rejected",
+    "label",
+    "question",
+    "answer",
+    "problem",
+    "solution",
+)
+
+
 class _Columns(list[str]):
-    """Names of columns: no list of them, but each is there."""
+    """Names of columns: the usual ones are listed, and each other is there as well."""
 
     def __contains__(self, name: object) -> bool:
         return True
@@ -73,7 +88,7 @@ class _Columns(list[str]):
 class PlaceholderRows:
     """Dataset, or mapping of splits, with every column: each change of it returns the same."""
 
-    column_names = features = _Columns()
+    column_names = features = _Columns(USUAL_COLUMNS)
     num_rows = ROWS
 
     def __len__(self) -> int:

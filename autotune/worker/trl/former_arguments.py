@@ -131,8 +131,8 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Callable[..., 
     from transformers import HfArgumentParser
     from trl import TrlParser
 
-    # TRL's parser has both as methods of its own, in some releases.
-    for owner in (HfArgumentParser, TrlParser):
+    # Some releases of TRL have a copy of transformers' parser.
+    for owner in {HfArgumentParser, *TrlParser.__mro__}:
         if "parse_args_into_dataclasses" in vars(owner):
             parse = owner.parse_args_into_dataclasses
             yield owner, "parse_args_into_dataclasses", _parsing(former, parse)
