@@ -39,7 +39,7 @@ PATTERN_GROUPS = ("tokens_per_second", "tokens", "tokens_so_far", "seconds")
 SPEED_GROUPS = frozenset({"tokens_per_second", "tokens", "tokens_so_far"})
 
 SHELLS = ("bash", "sh")  # programs whose command line names a launch script
-LAUNCH = re.compile(r"trl|accelerate|torchrun|deepspeed|uv|poetry|python[\d.]*")
+LAUNCH_PROGRAM = re.compile(r"trl|accelerate|torchrun|deepspeed|uv|poetry|python[\d.]*")
 """Programs that start a training on a command line of their own."""
 DEFAULT_BUDGET_S = 1200.0
 
@@ -126,7 +126,7 @@ def _is_launch(flags: Flags) -> bool:
     """Return True if the words behind two dashes start a training themselves."""
     if not flags.arguments or flags.script or flags.from_command or flags.config:
         return False
-    return LAUNCH.fullmatch(Path(flags.arguments[0]).name) is not None
+    return LAUNCH_PROGRAM.fullmatch(Path(flags.arguments[0]).name) is not None
 
 
 def _refuse_for_framework(flags: Flags) -> None:

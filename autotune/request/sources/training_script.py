@@ -236,7 +236,7 @@ def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
         yield f"left out of the call: {', '.join(names)} ({reason})"
 
 
-ABSENT = {
+REPLACED_PARTS = {
     "dataset": "rows that cannot be read here are taken at the longest lengths",
     "tokenizer": "tokenizers that are not here are replaced",
     "name": "names that this release lacks are replaced by placeholders",
@@ -246,7 +246,7 @@ ABSENT = {
 
 
 def _absent_notes(inspection: ScriptInspection) -> Iterator[str]:
-    for kind, sentence in ABSENT.items():
+    for kind, sentence in REPLACED_PARTS.items():
         names = inspection.absent.get(kind)
         if names:
             yield f"{sentence}: {', '.join(names)}"

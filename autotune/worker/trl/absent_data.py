@@ -16,7 +16,7 @@ ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
 
 # Functions of `datasets` that read rows, and those that join several datasets.
-READERS = ("load_dataset", "load_from_disk")
+ROW_READERS = ("load_dataset", "load_from_disk")
 JOINERS = ("concatenate_datasets", "interleave_datasets")
 
 
@@ -128,7 +128,7 @@ def placeholders(report: Callable[[str, str], None]) -> Iterator[None]:
     import datasets
 
     with ExitStack() as stack:
-        for name in READERS:
+        for name in ROW_READERS:
             read = _reader(getattr(datasets, name), report)
             stack.enter_context(attribute(datasets, name, read))
         for name in JOINERS:

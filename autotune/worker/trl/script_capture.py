@@ -25,7 +25,7 @@ from . import former_arguments
 from .former_arguments import FormerArguments
 from .methods import METHODS
 
-WORKER = str(Path(__file__).parents[1])
+WORKER_FOLDER = str(Path(__file__).parents[1])
 
 
 class CaptureDone(BaseException):
@@ -414,7 +414,7 @@ def is_library(file: str) -> bool:
     return (
         "site-packages" in file
         or "dist-packages" in file
-        or file.startswith((sys.base_prefix + "/lib/python", "<frozen", WORKER))
+        or file.startswith((sys.base_prefix + "/lib/python", "<frozen", WORKER_FOLDER))
     )
 
 
