@@ -71,7 +71,7 @@ class Anything:
         return False
 
 
-class _Placeholder(types.ModuleType):
+class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
@@ -122,7 +122,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return False
 
     def create_module(self, spec: Any) -> types.ModuleType:
-        return _Placeholder(spec.name)
+        return _AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
         """Do nothing: the module has every name."""
