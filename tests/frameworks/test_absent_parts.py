@@ -77,6 +77,7 @@ class Config(GRPOConfig):
     bonus: float = 0.5
 
 
+assert Mine.__dataclass_fields__["dataset_id_or_path"].type is str
 mine, arguments, model = TrlParser((Mine, Config, ModelConfig)).parse_args_and_config()
 assert mine.dataset_id_or_path == "nobody/rows" and arguments.bonus == 0.25
 assert model.torch_dtype == "bfloat16" and model.trust_remote_code is False
@@ -176,7 +177,7 @@ def test_a_parser_reads_former_names_and_the_authors_own(
     limits: Mapping[str, object] = inspection.former
     assert str(limits["max_prompt_length"]) == "300" and "torch_dtype" in limits
     assert inspection.config_place is not None
-    assert inspection.config_place.line == 17
+    assert inspection.config_place.line == 18
     assert inspection.config_place.maker == "TrlParser.parse_args_and_config"
 
 
@@ -208,7 +209,7 @@ def test_a_crash_behind_a_placeholder_names_the_package(tmp_path: Path, cards: H
 
 def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards: Hardware) -> None:
     with pytest.raises(BadInput, match="passes no model to its GRPOTrainer") as refusal:
-        look(tmp_path, PARSER.replace("assert", "#"), cards)
+        look(tmp_path, PARSER.replace("\nassert mine", "\n# "), cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out
 
 

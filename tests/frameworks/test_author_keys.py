@@ -93,3 +93,8 @@ def test_a_file_of_another_method_names_it(tmp_path: Path) -> None:
         read(tmp_path, text)
     assert "--method sft" in refusal.value.way_out
     assert read(tmp_path, text, "sft").settings["max_length"] == 4096
+
+
+def test_the_type_of_an_output_setting_is_left_to_trl(tmp_path: Path) -> None:
+    config = read(tmp_path, "beta: 0.1\nresume_from_checkpoint: false\n")
+    assert config.settings["beta"] == 0.1

@@ -167,7 +167,9 @@ def _run(
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules["__main__"] = main
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+        # Annotations are the script's own: this file's `from __future__` must not apply to it.
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        exec(code, main.__dict__)
     except CaptureDone:
         pass
     except SystemExit as ended:
