@@ -209,7 +209,7 @@ def test_a_crash_behind_a_placeholder_names_the_package(tmp_path: Path, cards: H
 
 def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards: Hardware) -> None:
     with pytest.raises(BadInput, match="passes no model to its GRPOTrainer") as refusal:
-        look(tmp_path, PARSER.replace("\nassert mine", "\n# "), cards)
+        look(tmp_path, PARSER.replace("\nassert m", "\n# m"), cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out
 
 
