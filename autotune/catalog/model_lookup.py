@@ -14,7 +14,7 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -83,7 +83,10 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local_model(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        raise _no_folder(text, folder)
+        assumed = None if "://" in text else _assumed_model(text, folder.parts)
+        if assumed is None:
+            raise _no_folder(text, folder)
+        return assumed
 
     # 2. A name.
     hub_id = _hub_id(text)
@@ -91,7 +94,7 @@ def find_model(text: str) -> Model:
         _cached_model(hub_id)
         or _catalogued_model(hub_id)
         or _fetched_model(hub_id)
-        or _assumed_model(hub_id)
+        or _assumed_model(hub_id, [_short(hub_id)])
     )
     if model is not None:
         return model
@@ -125,13 +128,11 @@ def _local_model(text: str, folder: Path) -> Model:
 
 
 def _no_folder(text: str, folder: Path) -> BadInput:
-    alternative = "a hub id or a name of `autotune show models`"
-    namesakes = short_names().get(folder.name.lower(), [])
-    if len(namesakes) == 1:
-        alternative = f"--model {namesakes[0]}, if it is that one"
     return BadInput(
         f"There is no folder {text!r}.",
-        way_out=f"Give a folder with config.json, or {alternative}.",
+        way_out=(
+            "Give a folder with config.json, or a hub id or a name of `autotune show models`."
+        ),
     )
 
 
@@ -162,7 +163,7 @@ def _catalogued_model(hub_id: str) -> Model | None:
 def _fetched_model(hub_id: str) -> Model | None:
     content = fetched_config(hub_id)
     if content is None:
-        return None
+        return _base_of_fetched_adapter(hub_id)
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_bytes(content)
         config = _config(Path(scratch))
@@ -174,6 +175,24 @@ def _fetched_model(hub_id: str) -> Model | None:
     )
 
 
+def _base_of_fetched_adapter(hub_id: str) -> Model | None:
+    """Return the base model of a repository that has an adapter and no config.json."""
+    content = fetched_config(hub_id, "adapter_config.json")
+    if content is None:
+        return None
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "adapter_config.json").write_bytes(content)
+        base = _base_of_adapter(Path(scratch))
+    if base is None or base == hub_id:
+        return None
+    model = find_model(base)
+    return replace(
+        model,
+        name=hub_id,
+        origin=f"{model.origin}, base {base} of the adapter",
+    )
+
+
 # Words of a name for weights that are stored otherwise than the original's: memory differs.
 _QUANTISED = re.compile(
     r"gptq|awq|bnb|gguf|ggml|exl2|marlin|fp8|fp4|nf4|mxfp4|nvfp4|int[48]|[48]bit|w[48]a\d+",
@@ -181,11 +200,11 @@ _QUANTISED = re.compile(
 )
 
 
-def _assumed_model(hub_id: str) -> Model | None:
-    """Return the shape of the catalogued model whose name this one contains, the longest first:
-    `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B.
+def _assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
+    """Return the shape of the catalogued model whose name these parts contain, the longest first:
+    `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B, and so has a folder that is not here.
     """
-    name = _words(_short(hub_id))
+    name = _words("-".join(parts))
     if any(_QUANTISED.fullmatch(word) for word in name):
         return None
     best: tuple[int, KnownModel] | None = None
@@ -198,7 +217,7 @@ def _assumed_model(hub_id: str) -> Model | None:
         return None
     _, closest = best
     return Model(
-        name=hub_id,
+        name=full_name,
         config=closest.config,
         folder=None,
         origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
@@ -389,14 +408,14 @@ def stay_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
-def fetched_config(hub_id: str) -> bytes | None:
-    """Return the text of the model's config.json; None offline, without an answer, or if it is
-    too large.
+def fetched_config(hub_id: str, file: str = "config.json") -> bytes | None:
+    """Return the text of the model's config.json, or of another file; None offline, without an
+    answer, or if it is too large.
     """
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
     if _is_offline() or not endpoint.startswith(("http://", "https://")):
         return None
-    url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/config.json"
+    url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/{file}"
     try:
         with urllib.request.urlopen(urllib.request.Request(url), timeout=FETCH_TIMEOUT_S) as answer:
             text: bytes = answer.read(MAX_FETCHED_BYTES + 1)

@@ -114,6 +114,9 @@ class ScriptInspection:
     ended_by: str | None  # trainer method that the script calls before `train`
     modules: tuple[str, ...]  # the script and the user's own files that it imports
     prompts_why: str | None = None
+    former: Mapping[str, Any] = field(default_factory=dict)  # arguments of former releases
+    # Parts that were replaced, by kind: dataset, tokenizer, config, package
+    absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

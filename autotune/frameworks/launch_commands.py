@@ -210,6 +210,11 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
     return trainings[0]
 
 
+def starts_framework(command: SimpleCommand) -> bool:
+    """Return True if the command is a training of a known framework."""
+    return _training_in(command) is not None
+
+
 def _training_in(command: SimpleCommand) -> _Training | None:
     texts = [word.text for word in command.words]
     for index in range(len(texts)):

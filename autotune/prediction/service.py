@@ -20,6 +20,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
+from autotune.estimate.model_shape import shape
 from autotune.estimate.predictor import memory, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
@@ -175,8 +176,8 @@ class PredictionService:
             point = point_of(request)._replace(prompt=prompt, completion=completion)
             shorter = request_at(request, point, None)
             rank, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
-            shape = replace(composition, prompt_length=prompt, completion_length=completion)
-            rank = replace(rank, composition=shape)
+            fullest = replace(composition, prompt_length=prompt, completion_length=completion)
+            rank = replace(rank, composition=fullest)
             at_lengths = memory(rank, stage_of(rank))
         return replace(
             longest,
@@ -199,10 +200,8 @@ class PredictionService:
         """Return the rank that reserves most in this candidate's context, which decides where
         blocks lie, and its step there.
         """
-        hidden = self._task.workload.model.config.get("hidden_size")
-        sharding = Sharding.of(
-            request["sharding"], hidden_size=hidden if isinstance(hidden, int) else None
-        )
+        hidden_size = shape(self._task.workload.model.config).hidden
+        sharding = Sharding.of(request["sharding"], hidden_size=hidden_size)
         ranks = []
         for rank_trace in compared_ranks(trace, sharding):
             rank = self._input(candidate, rank_trace.trace, rank_trace.host_bytes)

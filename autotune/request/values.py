@@ -51,6 +51,10 @@ class FileChoice:
     path: str
     arguments: tuple[str, ...] = ()  # of a script
     rewards: Rewards = "real"  # of a training script
+    text: str | None = None  # command line that was given in place of a launch script
+    environment: tuple[tuple[str, str], ...] = ()  # variables of a training script's launch
+    ranks: int | None = None  # processes of its launch; None: not stated
+    model: str | None = None  # that a prediction takes in place of the training script's own
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -66,6 +66,21 @@ def test_an_unknown_hub_id_is_fetched_and_the_answer_says_so(hub: Hub) -> None:
     assert hub.paths == ["/nobody/new-1b/resolve/main/config.json"]
 
 
+def test_an_adapter_has_the_shape_of_its_base_model(hub: Hub) -> None:
+    adapter = {"base_model_name_or_path": "Qwen/Qwen2.5-7B", "r": 16}
+    path = "/nobody/adapter/resolve/main/adapter_config.json"
+    hub.answers[path] = json.dumps(adapter).encode()
+    model = find_model("nobody/adapter")
+    assert model.config == find_model("Qwen/Qwen2.5-7B").config
+    assert (model.name, model.origin) == (
+        "nobody/adapter",
+        "catalogue, base Qwen/Qwen2.5-7B of the adapter",
+    )
+    hub.answers[path] = b'{"base_model_name_or_path": "nobody/adapter"}'
+    with pytest.raises(BadInput, match="neither in the catalogue"):
+        find_model("nobody/adapter")
+
+
 def test_a_known_model_is_not_asked_for(hub: Hub) -> None:
     assert find_model("Qwen/Qwen2.5-7B").origin == "catalogue"
     assert hub.paths == []

@@ -88,8 +88,6 @@ def test_a_folder_that_is_no_model(tmp_path: Path, content: str | None) -> None:
 def test_a_folder_that_is_not_there() -> None:
     with pytest.raises(BadInput, match="no folder"):
         find_model("./nowhere/model")
-    with pytest.raises(BadInput, match=r"--model Qwen/Qwen2\.5-7B, if it is that one"):
-        find_model("/data/models/Qwen2.5-7B")
 
 
 def test_the_hub_cache_comes_before_the_catalogue(empty_cache: Path) -> None:
@@ -121,6 +119,15 @@ def test_a_fine_tune_has_the_shape_of_the_longest_known_name_in_it(hub_id: str, 
     assert model.name == hub_id
     assert model.config == find_model(base).config
     assert model.origin == f"shape of {base} assumed by the name; --model names another"
+
+
+@pytest.mark.parametrize(
+    "folder", ["/data/models/Qwen2.5-7B", "./out/Qwen2.5-7B-sft/checkpoint-500"]
+)
+def test_a_folder_that_is_not_here_has_the_shape_of_its_name(folder: str) -> None:
+    model = find_model(folder)
+    assert model.config == find_model("Qwen2.5-7B").config and model.folder is None
+    assert "Qwen/Qwen2.5-7B assumed by the name; --model names another" in model.origin
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ from functools import cache
 
 import msgspec
 
+from autotune.core.space import KnobValue
 from autotune.core.yaml_document import packaged_table
 
 
@@ -16,6 +17,9 @@ class FormerKeys(msgspec.Struct, frozen=True):
     renamed: dict[str, str]
     values: dict[str, dict[str, str]]
     left_out: dict[str, str]
+    model_names: tuple[str, ...]
+    moved: dict[str, KnobValue]
+    foreign: dict[str, str]
 
     def present_name(self, name: str, accepted: Mapping[str, object]) -> str:
         """Return the present name of a key; the name itself if it is none of the former ones."""

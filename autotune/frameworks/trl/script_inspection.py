@@ -6,22 +6,30 @@ training.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import signal
 import subprocess
-from collections.abc import Callable, Iterable, Mapping
+import tempfile
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
 import autotune.worker
+from autotune.catalog import model_lookup
 from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.job import Hardware
 from autotune.core.secrets import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
+from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.user_config import ENFORCED
+from autotune.machine import hardware_detection
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 SUPPORTED_TRAINERS = (
@@ -50,16 +58,36 @@ def look_at(
     hardware: Hardware,
     rewards: Rewards,
     method: str | None = None,
+    replaces_absent: bool = False,
+    environment: Mapping[str, str] | None = None,
+    ranks: int | None = None,
+    model: str | None = None,
 ) -> UserScript:
-    """Run the script up to its trainer in the training environment. Raises BadInput without one."""
+    """Run the script up to its trainer in the training environment. Raises BadInput without one.
+
+    `replaces_absent`: what is not here is replaced, and no model gets its weights. `environment`:
+    variables of the script's launch. `ranks`: its processes; None: as many as GPUs. `model`: one
+    that is taken for the script's own where that is not here.
+    """
     if not Path(path).is_file():
         raise BadInput(
             f"--script {path} is no file.",
             way_out="Give the path of the Python script that you train with.",
         )
-    answer, log = _run(path, arguments, python, hardware, method)
+    request = {
+        "script": path,
+        "arguments": list(arguments),
+        "method": method,
+        "device": hardware.kind,
+        "ranks": ranks or (hardware.count if replaces_absent else None),
+        "former": former_table(),
+        "absent": replaces_absent,
+        "gpus": None if hardware.here else _gpus(hardware),
+    }
+    answer, log = _run(request, python, environment or {}, model)
     if "error" in answer:
-        raise _refusal(path, python, answer["error"], log)
+        absent = answer.get("absent", {})
+        raise _refusal(path, python, answer["error"], log, absent.get("package", ()))
     look = msgspec.convert(answer, ScriptInspection, strict=False)
     script = UserScript(
         path=path,
@@ -68,7 +96,7 @@ def look_at(
         look=look,
         fingerprint=_fingerprint(look.modules),
     )
-    _refuse_unsupported(script)
+    _refuse_unsupported(script, is_predicted=replaces_absent)
     return script
 
 
@@ -86,46 +114,98 @@ def _fingerprint(files: Iterable[str]) -> str:
 
 
 def _run(
-    path: str,
-    arguments: tuple[str, ...],
+    request: Mapping[str, object],
     python: Path,
-    hardware: Hardware,
-    method: str | None,
+    environment: Mapping[str, str],
+    model: str | None,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
-    worker = Path(autotune.worker.__file__).parent
-    request = {
-        "script": path,
-        "arguments": list(arguments),
-        "method": method,
-        "device": hardware.kind,
-    }
-    try:
-        process = subprocess.run(
-            [str(python), str(worker), "look"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=TIMEOUT_S,
-            check=False,
-            env=without_side_effects(os.environ),
-        )
-    except OSError as error:
-        raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
-    except subprocess.TimeoutExpired as error:
+    worker, path = Path(autotune.worker.__file__).parent, request["script"]
+    with tempfile.TemporaryFile("w+") as log:
+        try:
+            process = subprocess.Popen(
+                [str(python), str(worker), "look"],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                text=True,
+                env=without_side_effects({**os.environ, **environment}),
+            )
+        except OSError as error:
+            raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
+        timer = threading.Timer(TIMEOUT_S, process.kill)
+        timer.start()
+        answer = _converse(process, request, model)
+        timer.cancel()
+        log.seek(0)
+        printed = log.read()
+    if answer is not None:
+        return answer, printed
+    if not timer.is_alive() and process.returncode == -signal.SIGKILL:
         raise BadInput(
             f"{path} did not reach its trainer within {TIMEOUT_S:.0f} s.",
             way_out="Let it prepare its data once, and run again.",
-        ) from error
+        )
+    status = process.returncode
+    end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
+    raise BadInput(
+        f"{path} {end} before it built a trainer{_last_line(printed)}",
+        way_out=f"Check that `python {path}` trains, then try again.",
+    )
+
+
+def _converse(
+    process: subprocess.Popen[str],
+    request: Mapping[str, Any],
+    model: str | None,
+) -> Any:
+    """Return the worker's answer, after the configs that it asks for; None without an answer."""
+    assert process.stdin is not None and process.stdout is not None
+    answer = None
+    with process, contextlib.suppress(BrokenPipeError):
+        process.stdin.write(json.dumps(request) + "\n")
+        process.stdin.flush()
+        for line in process.stdout:
+            try:
+                answer = json.loads(line)
+            except ValueError:
+                return None
+            if "config_of" in answer:
+                config = _config_of(model or str(answer["config_of"]))
+                process.stdin.write(json.dumps(config) + "\n")
+                process.stdin.flush()
+                answer = None
+    return answer
+
+
+def _config_of(name: str) -> Mapping[str, object] | None:
+    """Return the config of a model by its name; None if no shape is known."""
     try:
-        return json.loads(process.stdout), process.stderr
-    except ValueError:
-        status = process.returncode
-        end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-        raise BadInput(
-            f"{path} {end} before it built a trainer{_last_line(process.stderr)}",
-            way_out=f"Check that `python {path}` trains, then try again.",
-        ) from None
+        return model_lookup.find_model(name).config
+    except BadInput:
+        return None
+
+
+def former_table() -> Mapping[str, object]:
+    """Return the arguments of former releases, as the worker maps them."""
+    former = former_keys()
+    return {
+        "renamed": former.renamed,
+        "removed": [*former.left_out, *ENFORCED],
+        "moved": former.moved,
+    }
+
+
+def _gpus(hardware: Hardware) -> Mapping[str, object] | None:
+    gpu = hardware_detection.gpu_of(hardware)
+    if gpu is None or gpu.compute_capability is None:
+        return None
+    return {
+        "count": hardware.count,
+        "name": gpu.name,
+        "capability": [int(part) for part in gpu.compute_capability.split(".")],
+        "memory_bytes": hardware.memory_bytes,
+    }
 
 
 def _last_line(log: str) -> str:
@@ -145,6 +225,7 @@ def _refusal(
     python: Path,
     error: Mapping[str, Any],
     log: str,
+    packages: Sequence[str],
 ) -> Exception:
     kind = str(error["kind"])
     text = str(error["text"])
@@ -154,10 +235,20 @@ def _refusal(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
             " --python."
         )
+    if kind == "crashed" and packages and not text.startswith("ValueError"):
+        return TrainingEnvironmentError(
+            f"{path} stops{place}: {text}. {python} lacks packages that it imports"
+            f" ({', '.join(packages)}): name another interpreter with --python."
+        )
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
+    if kind == "crashed" and "divisible" in text:
+        return BadInput(
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+            way_out="Batches are those of one process for each GPU: --gpus names another number.",
+        )
     if kind == "crashed":
         return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text}.",
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
             way_out=f"Check that `python {path}` trains. {separator}",
         )
     if kind == "ended":
@@ -208,17 +299,33 @@ def _odd_trainer(path: str, problem: str) -> BadInput:
     )
 
 
+def _no_model(path: str, trainer: str) -> BadInput:
+    return BadInput(
+        f"{path} passes no model to its {trainer}.",
+        way_out=f"Give its arguments: --script {path} -- --model_name_or_path MODEL ...",
+    )
+
+
+def _unknown_model(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} loads {name}, of which no shape is known here.",
+        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
+    )
+
+
 _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "two_trainers": _two_trainers,
     "other_trainer": _other_trainer,
     "odd_trainer": _odd_trainer,
+    "no_model": _no_model,
+    "unknown_model": _unknown_model,
 }
 
 
 # 3. Scripts whose training cannot be tuned.
 
 
-def _refuse_unsupported(script: UserScript) -> None:
+def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:
     look = script.look
     if look.optimizers:
         raise BadInput(
@@ -226,7 +333,8 @@ def _refuse_unsupported(script: UserScript) -> None:
             " model and cannot be rebuilt.",
             way_out="Name it with optim= in the configuration, and leave optimizers= out.",
         )
-    for name in ("deepspeed", "fsdp"):
+    # A prediction reads DeepSpeed's configuration; a probe could not launch it.
+    for name in ("fsdp",) if is_predicted else ("deepspeed", "fsdp"):
         if look.raw.get(name) or name in look.left:
             raise BadInput(
                 f"{script.path} sets {name} in its configuration, and autotune shards models"

@@ -13,6 +13,7 @@ from autotune.core.space import Candidate
 from autotune.core.user_script import UserScript
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.script_files import write_files
+from autotune.frameworks.trl.script_inspection import former_table
 
 
 def script_trainer(inner: Trainer, script: UserScript) -> Trainer:
@@ -70,6 +71,7 @@ class _ScriptTrainer:
                 "method": script.look.method,
                 "gives_model": script.look.model.given,
                 "rewards": script.rewards,
+                "former": former_table(),
             },
         }
 

@@ -1,7 +1,12 @@
-"""User's own TRL YAML: every key is checked and assigned to its consumer."""
+"""User's own TRL YAML: every key is checked and assigned to its consumer.
+
+A key that TRL lacks belongs to a dataclass of the author's script: it is kept and listed. One that
+is nearly a key of TRL is refused as a typing error.
+"""
 
 from __future__ import annotations
 
+import difflib
 import functools
 import operator
 from collections.abc import Mapping
@@ -17,6 +22,7 @@ from autotune.frameworks.base import Field
 from autotune.frameworks.trl.field_list import accelerate_options, is_plain
 from autotune.frameworks.trl.field_list import fields as trl_fields
 from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.settings import DEEPSPEED, FSDP_VERSIONS, OWN_SETTINGS
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
@@ -55,6 +61,26 @@ TRAINED = (
     "num_iterations",
 )
 """Settings that decide what is learned, besides the learning knobs of a space."""
+
+METHODS_OF_FILES = ("grpo", "sft", "dpo", "reward", "kto", "rloo")
+"""Methods with a command of TRL, the usual ones first."""
+
+LIKELY = 0.87
+"""Least similarity of a typing error to the key that was meant: a missing ending counts as well."""
+
+DECISIVE = frozenset(
+    {
+        *TRAINED,
+        "model_name_or_path",
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "gradient_checkpointing",
+        "learning_rate",
+        "lora_r",
+        "use_vllm",
+    }
+)
+"""Settings that may not be overlooked inside a block that TRL does not read."""
 
 ENFORCED = frozenset({"max_prompt_length"})
 """Settings of TRL before 1.0 that autotune enforces itself."""
@@ -95,7 +121,11 @@ class UserConfig:
 
     @property
     def model(self) -> str | None:
-        return self._text("model_name_or_path")
+        """Return TRL's setting, else the one of the author's own dataclass."""
+        for name in ("model_name_or_path", *former_keys().model_names):
+            if self._text(name):
+                return self._text(name)
+        return None
 
     @property
     def dataset(self) -> str | None:
@@ -116,7 +146,8 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
     """Check each key of a file and assign it to its consumer."""
     _refuse_launch_configuration(document)
-    split = _SplitKeys(document, trl_fields(method))
+    _refuse_other_program(document)
+    split = _SplitKeys(document, method)
     errors: list[BadInput] = []
     for key, value in document.content.items():
         try:
@@ -125,7 +156,9 @@ def split_document(document: Document, method: str = "grpo") -> UserConfig:
             errors.append(error)
     if len(errors) == 1:
         raise errors[0]
-    if errors:
+    if not errors:
+        split.refuse_foreign_file()
+    else:
         listed = "\n".join(f"  {error.what} {error.way_out}" for error in errors)
         raise BadInput(
             f"{document.path}: {len(errors)} settings are wrong.\n{listed}\n",
@@ -151,12 +184,24 @@ def _refuse_launch_configuration(document: Document) -> None:
             )
 
 
+def _refuse_other_program(document: Document) -> None:
+    """Refuse a file of a program whose settings have other names and defaults."""
+    for key, program in former_keys().foreign.items():
+        if key in document.content:
+            raise document.error(
+                (key,),
+                f"{key} is a setting of {program}, and not of TRL.",
+                way_out="Give the training with flags (--model, --tuning, --set), or TRL's file.",
+            )
+
+
 class _SplitKeys:
     """Keys of a file, assigned one after the other."""
 
-    def __init__(self, document: Document, accepted: Mapping[str, Field]) -> None:
+    def __init__(self, document: Document, method: str) -> None:
         self._document = document
-        self._accepted = accepted
+        self._method = method
+        self._accepted = trl_fields(method)
         self._settings: dict[str, KnobValue] = {}
         self._rest: dict[str, object] = {}
         self._moved: dict[str, object] = {}
@@ -164,6 +209,7 @@ class _SplitKeys:
         self._launch_notes: list[str] = []
         self._renamed: list[str] = []
         self._left_out: dict[str, list[str]] = {}  # reason -> keys
+        self._of_author: list[str] = []
 
     def add(self, key: object, stated: object) -> None:
         """Assign one key. Raises BadInput if it is wrong."""
@@ -187,12 +233,38 @@ class _SplitKeys:
         if name in LAUNCH_FILES and value is not None and not is_ready_made:
             self._add_launch_file(name, value)
             return
-        # 3. Settings, and everything else.
+        # 3. Keys of the author's own script.
+        if not _is_known(name, self._accepted):
+            _refuse_misread(self._document, name, value, self._accepted)
+            self._of_author.append(name)
+            self._rest[name] = value
+            return
+        # 4. Settings, and everything else.
         checked = _checked(self._document, str(key), name, value, self._accepted)
         if self._is_tunable(name) and is_plain(checked):
             self._settings[name] = checked
         else:
             self._rest[name] = checked
+
+    def refuse_foreign_file(self) -> None:
+        """Refuse a file none of whose keys is TRL's, and one of another method."""
+        if not self._of_author:
+            return
+        place, listed = (self._of_author[0],), ", ".join(self._of_author[:4])
+        if len(self._of_author) == len(self._document.content):
+            raise self._document.error(
+                place,
+                f"none of its keys is TRL's ({listed}).",
+                way_out=_own_script(self._document),
+            )
+        for method in METHODS_OF_FILES:
+            other = trl_fields(method)
+            if all(name in other for name in self._document.content):
+                raise self._document.error(
+                    place,
+                    f"{listed}: settings of {method}, and not of {self._method}.",
+                    way_out=f"Add --method {method}.",
+                )
 
     def _add_launch_file(self, name: str, value: object) -> None:
         launch = _launch_file(self._document, name, value)
@@ -216,6 +288,9 @@ class _SplitKeys:
         notes = list(self._launch_notes)
         if self._renamed:
             notes.append(f"read under present names: {', '.join(self._renamed)}")
+        if self._of_author:
+            listed = ", ".join(self._of_author)
+            notes.insert(0, f"not read, because TRL has no such setting: {listed}")
         for reason, names in self._left_out.items():
             notes.append(f"left out of the written file: {', '.join(names)} ({reason})")
         settings = dict(self._settings)
@@ -318,6 +393,47 @@ def _error_at(
 # 2. Settings.
 
 
+def _is_known(name: str, accepted: Mapping[str, Field]) -> bool:
+    """Return True for keys of TRL, of autotune and of `accelerate launch`."""
+    if name in accepted or name in UNTOUCHED or name in ENFORCED or name in OWN_SETTINGS:
+        return True
+    if name.startswith("parallelism_config"):
+        return True
+    return _is_of_launcher(name)
+
+
+def _is_of_launcher(name: str) -> bool:
+    return name.replace("-", "_") in accelerate_options() and name not in trl_fields()
+
+
+def _refuse_misread(
+    document: Document,
+    name: str,
+    value: object,
+    accepted: Mapping[str, Field],
+) -> None:
+    """Refuse an unknown key that is probably a typing error of a setting that a training depends
+    on, and a block with such settings in it.
+    """
+    choices = []
+    for key, setting in accepted.items():
+        if setting.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
+            choices.append(key)
+    if difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
+        raise _error_at(document, name, UnknownName("key", name, choices))
+    if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
+        hidden = sorted(DECISIVE.intersection(value))[0]
+        raise document.error(
+            (name,),
+            f"{hidden} is inside {name}, where TRL does not read it.",
+            way_out=_own_script(document),
+        )
+
+
+def _own_script(document: Document) -> str:
+    return f"Give the script that reads this file: --script train.py -- --config {document.path}"
+
+
 def _checked(
     document: Document,
     key: str,
@@ -348,11 +464,7 @@ def _checked(
     if name in OWN_SETTINGS:
         way_out = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
         raise document.error((name,), f"{name}: not a setting of TRL.", way_out=way_out)
-    # 3. Options of `accelerate launch`.
-    if name.replace("-", "_") in accelerate_options() and name not in trl_fields():
-        return value
-    choices = [*accepted, *accelerate_options(), *UNTOUCHED]
-    raise _error_at(document, name, UnknownName("key", name, choices))
+    return value  # an option of `accelerate launch`
 
 
 def _converted(
@@ -372,6 +484,8 @@ def _converted(
     try:
         checked = msgspec.convert(value, accepted_type, strict=strict)
     except msgspec.ValidationError as error:
+        if name.startswith(SIDE_EFFECTS):  # without an effect on a step: TRL's parser decides
+            return value
         expected = " or ".join(field.kinds)
         raise document.error(
             (key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value."

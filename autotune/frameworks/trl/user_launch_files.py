@@ -76,7 +76,7 @@ def read_accelerate(path: Path) -> LaunchFile:
     if not isinstance(processes, int):
         processes = None
     launch = LaunchFile(settings={}, processes=processes)
-    kind = str(content.get("distributed_type", "NO")).upper()
+    kind = str(content.get("distributed_type") or "NO").upper()  # YAML reads `NO` as false
     if kind == "DEEPSPEED":
         options = _mapping(content.get("deepspeed_config"))
         if options.get("deepspeed_config_file"):

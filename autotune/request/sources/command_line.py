@@ -6,6 +6,7 @@ Command line and Python API meet here: both hand over the same `Flags`.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from autotune.core.errors import BadInput
@@ -39,6 +40,8 @@ SPEED_GROUPS = frozenset({"tokens_per_second", "tokens", "tokens_so_far"})
 
 SHELLS = ("bash", "sh")  # programs whose command line names a launch script
 SHELL_SUFFIXES = (".sh", ".bash")
+LAUNCH_PROGRAM = re.compile(r"trl|accelerate|torchrun|deepspeed|uv|poetry|python[\d.]*")
+"""Programs that start a training on a command line of their own."""
 DEFAULT_BUDGET_S = 1200.0
 
 FLAG_OF_SETTING = {
@@ -69,7 +72,10 @@ FRAMEWORK_FLAGS = (
 )
 """Flags for known frameworks; a command contains these values itself."""
 
-SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")  # flags whose values a script contains
+SCRIPT_FLAGS = ("model", "config", "dataset", "tuning")
+"""Flags whose values a script contains. A prediction may have another model: the script's own may
+not be here.
+"""
 
 
 def flag_values(flags: Flags) -> FlagValues:
@@ -121,8 +127,15 @@ def _with_launch_script(flags: Flags) -> Flags:
     return flags.replace(from_command=words[0], arguments=tuple(words[1:]))
 
 
+def _is_launch(flags: Flags) -> bool:
+    """Return True if the words behind two dashes start a training themselves."""
+    if not flags.arguments or flags.script or flags.from_command or flags.config:
+        return False
+    return LAUNCH_PROGRAM.fullmatch(Path(flags.arguments[0]).name) is not None
+
+
 def _refuse_for_framework(flags: Flags) -> None:
-    if flags.arguments and not flags.script and not flags.from_command:
+    if flags.arguments and not flags.script and not flags.from_command and not _is_launch(flags):
         raise BadInput(
             "A command of your own needs --framework command.", way_out=f"Write: {EXAMPLE}"
         )
@@ -141,7 +154,8 @@ def _refuse_for_framework(flags: Flags) -> None:
                 f"--script is for scripts that build a trainer of TRL, not for {flags.framework}.",
                 way_out="For any other program: --framework command -- COMMAND.",
             )
-        _refuse_two_definitions(flags, SCRIPT_FLAGS, "--script")
+        names = SCRIPT_FLAGS[1:] if flags.mode == "predict" else SCRIPT_FLAGS
+        _refuse_two_definitions(flags, names, "--script")
     elif flags.rewards != "real":
         raise BadInput(
             "--rewards is about a script of your own.",
@@ -237,6 +251,7 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             flag="--from-command",
             path=str(flags.from_command),
             arguments=flags.arguments,
+            model=flags.model,
         )
     if flags.script is not None:
         return FileChoice(
@@ -244,6 +259,15 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             path=flags.script,
             arguments=flags.arguments,
             rewards=flags.rewards,
+            model=flags.model,
+        )
+    if _is_launch(flags):
+        text = shlex.join(flags.arguments)
+        return FileChoice(
+            flag="--from-command",
+            path="command.sh",
+            text=text,
+            model=flags.model,
         )
     return FileChoice(flag="--config", path=flags.config) if flags.config else None
 

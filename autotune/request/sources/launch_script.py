@@ -15,11 +15,10 @@ import yaml
 
 from autotune import frameworks
 from autotune.core.errors import BadInput
-from autotune.core.files import read_text
 from autotune.core.job import Tuning
 from autotune.core.shell_script import commands_of
 from autotune.core.space import KnobValue, setting_text
-from autotune.core.units import MIB, counted
+from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field, Trainer, plain_default
@@ -42,9 +41,8 @@ from autotune.frameworks.unset_variables import (
 )
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
+from autotune.request.sources.launched_program import launch_text
 from autotune.request.values import FileChoice, UserFile
-
-MAX_SCRIPT_BYTES = MIB
 
 LAUNCHER_ONLY = frozenset(
     {
@@ -76,11 +74,7 @@ def read_launch_script(
     `stated_by_flags`: settings under autotune's or the framework's names, whose values in the
     script are not needed.
     """
-    text = read_text(
-        Path(choice.path).expanduser(),
-        largest_bytes=MAX_SCRIPT_BYTES,
-        way_out="Give the shell script that starts the training.",
-    )
+    text = launch_text(choice)
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
     kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)

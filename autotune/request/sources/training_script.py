@@ -13,13 +13,16 @@ from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model
 from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection, UserScript
+from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
+from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import TRAINED, UserConfig
+from autotune.frameworks.trl.user_launch_files import read_deepspeed
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
@@ -42,8 +45,12 @@ def read_training_script(
     python: Path,
     hardware: Hardware,
     method: str | None,
+    is_predicted: bool = False,
 ) -> UserFile:
-    """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated."""
+    """Inspect the script as it is on the hardware. `method`: that of its trainer, if stated.
+
+    `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
+    """
     script = look_at(
         choice.path,
         choice.arguments,
@@ -51,6 +58,10 @@ def read_training_script(
         hardware=hardware,
         rewards=choice.rewards,
         method=method,
+        replaces_absent=is_predicted,
+        environment=dict(choice.environment),
+        ranks=choice.ranks,
+        model=choice.model,
     )
     inspection = script.look
     trainer = frameworks.trainer("trl", inspection.method)
@@ -59,7 +70,7 @@ def read_training_script(
     return UserFile(
         framework="trl",
         method=inspection.method,
-        made_model=_model(inspection),
+        made_model=_model(inspection, choice.model),
         weights="real" if inspection.model.given else None,
         config=config,
         origins=dict.fromkeys(config.settings, origin),
@@ -91,7 +102,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     settings: dict[str, KnobValue] = {}
     passed_on: dict[str, object] = {}
     for name, value in stated.items():
-        if name not in fields:
+        if name not in fields or name == "deepspeed":
             continue
         if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
             settings[name] = value
@@ -110,10 +121,18 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     for name, value in (adapter or {}).items():
         if _is_plain(value):
             settings[name] = value
+        else:
+            passed_on[name] = value  # the list of adapted modules
 
-    # 3. The longest prompt of the script's data: TRL has no limit of its own.
+    # 3. The sharding of a DeepSpeed configuration, which replaces the launcher's.
+    source = inspection.raw.get("deepspeed")
+    if source:
+        content = source if isinstance(source, Mapping) else Path(str(source))
+        settings.update(read_deepspeed(content).settings)
+
+    # 4. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
-        settings["max_prompt_length"] = _longest_prompt(inspection.prompts)
+        settings["max_prompt_length"] = _longest_prompt(inspection)
     return UserConfig(
         path=Path(script.path),
         settings=settings,
@@ -122,17 +141,32 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     )
 
 
-def _longest_prompt(prompts: Mapping[str, int] | None) -> int:
-    return max(prompts.values()) if prompts else DEFAULT_PROMPT_LENGTH
+def _longest_prompt(inspection: ScriptInspection) -> int:
+    """Return the longest prompt of the rows, at most the script's limit of a former release."""
+    limit = _former_limit(inspection)
+    if inspection.prompts:
+        longest = max(inspection.prompts.values())
+        return longest if limit is None else min(limit, longest)
+    return limit or DEFAULT_PROMPT_LENGTH
+
+
+def _former_limit(inspection: ScriptInspection) -> int | None:
+    limit = read_scalar(str(inspection.former.get("max_prompt_length")))
+    return limit if isinstance(limit, int) else None
 
 
 def _is_plain(value: object) -> TypeGuard[KnobValue]:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _model(inspection: ScriptInspection) -> Model:
-    """Look up the model by name; a model that the script builds has its own shape."""
+def _model(inspection: ScriptInspection, other_name: str | None) -> Model:
+    """Look up the model by name; a model that the script builds has its own shape.
+
+    `other_name`: the model of --model, in place of the script's.
+    """
     model = inspection.model
+    if other_name is not None:
+        return model_lookup.find_model(other_name)
     if not model.given:
         return model_lookup.find_model(str(model.name))
     folder = None
@@ -168,7 +202,10 @@ def _notes(script: UserScript) -> Iterator[str]:
             f"rewards are not called (--rewards skip): {', '.join(inspection.rewards)}; neither"
             " their time nor their memory is measured"
         )
-    if inspection.prompts is None and inspection.method in PROMPTED:
+    yield from _former_notes(inspection)
+    yield from _absent_notes(inspection)
+    is_limited = _former_limit(inspection) is not None
+    if inspection.prompts is None and inspection.method in PROMPTED and not is_limited:
         reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
         yield (
             f"the script's prompt lengths could not be determined{reason}:"
@@ -179,3 +216,37 @@ def _notes(script: UserScript) -> Iterator[str]:
             "the script's rollout_func decides how long completions get: the certificate contains"
             " their lengths"
         )
+
+
+def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield what became of the arguments of former releases, in a copy of the call."""
+    former = former_keys()
+    renamed: list[str] = []
+    removed: dict[str, list[str]] = {}
+    for name, value in inspection.former.items():
+        if name in former.renamed:
+            renamed.append(f"{name} as {former.renamed[name]}")
+        elif name in former.left_out:
+            removed.setdefault(former.left_out[name], []).append(name)
+        else:
+            yield f"{name}={value} limits the prompts, as in TRL before 1.0"
+    if renamed:
+        yield f"arguments of an earlier release are read under present names: {', '.join(renamed)}"
+    for reason, names in removed.items():
+        yield f"left out of the call: {', '.join(names)} ({reason})"
+
+
+REPLACED_PARTS = {
+    "dataset": "rows that cannot be read here are taken at the longest lengths",
+    "tokenizer": "tokenizers that are not here are replaced",
+    "name": "names that this release lacks are replaced by placeholders",
+    "package": "packages that are not installed here are replaced by placeholders",
+}
+"""Kind of a part that was replaced -> sentence."""
+
+
+def _absent_notes(inspection: ScriptInspection) -> Iterator[str]:
+    for kind, sentence in REPLACED_PARTS.items():
+        names = inspection.absent.get(kind)
+        if names:
+            yield f"{sentence}: {', '.join(names)}"

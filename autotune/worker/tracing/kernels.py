@@ -35,6 +35,10 @@ from .patching import all_entered, attribute, swapped, torch_kernels
 
 aten = torch.ops.aten
 
+LIGER_ABSENT = (
+    "use_liger_kernel: liger-kernel is not installed here, so that the step is traced without it;"
+    " its kernels keep less, and the peak is at most this"
+)
 LIGER_NOTE = (
     "liger's chunked loss is traced uncompiled: inside one chunk a GPU may keep fewer temporaries"
 )
@@ -323,20 +327,30 @@ def _cdiv(a: int, b: int) -> int:
 
 def liger_notes(spec: Spec) -> list[str]:
     """Return the deviations of a trace of this specification."""
+    if liger_is_absent(spec):
+        return [LIGER_ABSENT]
     if _uses_liger(spec) and spec.get("method") != "sft":
         return [LIGER_NOTE]
     return []
 
 
+LIGER_SETTINGS = frozenset({"use_liger_kernel", "use_liger_loss"})
+
+
 def _uses_liger(spec: Spec) -> bool:
     settings = spec.get("settings", {})
-    return bool(settings.get("use_liger_kernel") or settings.get("use_liger_loss"))
+    return any(settings.get(name) for name in LIGER_SETTINGS)
+
+
+def liger_is_absent(spec: Spec) -> bool:
+    """Return True if the settings enable Liger, and it is not installed."""
+    return _uses_liger(spec) and importlib.util.find_spec("liger_kernel") is None
 
 
 @all_entered
 def liger_installed(spec: Spec) -> Iterator[AbstractContextManager[None]]:
     """Run Liger on fake tensors, if the settings enable it."""
-    if not _uses_liger(spec):
+    if not _uses_liger(spec) or liger_is_absent(spec):
         return
     try:  # all of its operations, so that none is imported later with active kernels
         for name in ("liger_kernel.transformers", "liger_kernel.chunked_loss"):

@@ -22,7 +22,11 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
+from . import former_arguments
+from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
+
+WORKER_FOLDER = str(Path(__file__).parents[1])
 
 
 class CaptureDone(BaseException):
@@ -130,10 +134,11 @@ def catch(
     script: str,
     arguments: Sequence[str],
     method: str | None = None,
+    former: FormerArguments | None = None,
 ) -> CapturedTrainer:
     """Return the trainer that the script would train, of this method if one is given."""
     capture = Capture()
-    with patched(capture):
+    with patched(capture, former or FormerArguments({})):
         namespace = _run(script, arguments, capture)
     trainers = capture.trainers
     if len(trainers) > 1:
@@ -163,7 +168,9 @@ def _run(
     sys.path.insert(0, str(path.resolve().parent))
     sys.modules["__main__"] = main
     try:
-        exec(compile(path.read_bytes(), str(path), "exec"), main.__dict__)
+        # Annotations are the script's own: this file's `from __future__` must not apply to it.
+        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
+        exec(code, main.__dict__)
     except CaptureDone:
         pass
     except SystemExit as ended:
@@ -240,7 +247,9 @@ def _constructor_arguments(
     reached: list[Arguments] = []
 
     def record(self: Any, *inner_args: Any, **inner_kwargs: Any) -> None:
-        bound = inspect.signature(constructor).bind(self, *inner_args, **inner_kwargs)
+        bound = inspect.signature(constructor).bind(
+            self, *inner_args, **present_arguments(inner_kwargs)
+        )
         arguments = dict(bound.arguments)
         del arguments["self"]
         reached.append(arguments)
@@ -253,6 +262,14 @@ def _constructor_arguments(
             "odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__"
         )
     return reached[0]
+
+
+def present_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a trainer's arguments under the names that it has since TRL 0.12."""
+    present = dict(arguments)
+    if "tokenizer" in present:
+        present.setdefault("processing_class", present.pop("tokenizer"))
+    return present
 
 
 def _capture_config(config: Any) -> CapturedConfig:
@@ -297,11 +314,12 @@ class _Placeholder:
 
 
 @contextmanager
-def patched(capture: Capture) -> Iterator[None]:
+def patched(capture: Capture, former: FormerArguments) -> Iterator[None]:
     """Make TRL's trainers return placeholders, and record its configurations. Other trainers are
     refused.
     """
     from transformers import Trainer, TrainingArguments
+    from trl import ModelConfig
 
     def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
         raise ScriptFailed("other_trainer", cls.__name__)
@@ -318,6 +336,7 @@ def patched(capture: Capture) -> Iterator[None]:
             if "__post_init__" in vars(config):
                 recorded = capture.recording(config.__post_init__)
                 stack.enter_context(attribute(config, "__post_init__", recorded))
+        stack.enter_context(former_arguments.accepted(former, (TrainingArguments, ModelConfig)))
         yield
 
 
@@ -372,7 +391,10 @@ def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
         frame = frame.f_back
     # A library, such as a parser of flags, may have made it for the user.
     maker = None
-    while frame is not None and _is_library(frame.f_code.co_filename):
+    while frame is not None and is_library(frame.f_code.co_filename):
+        if frame.f_code.co_filename == former_arguments.__file__:
+            frame = frame.f_back
+            continue
         owner = frame.f_locals.get("self")
         name = frame.f_globals.get("__name__") if owner is None else type(owner).__name__
         maker = f"{name}.{frame.f_code.co_name}"
@@ -385,17 +407,19 @@ def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
 
 def _constructs_config(code: types.CodeType) -> bool:
     """Return True for this file, and for constructors, generated ones included."""
-    return code.co_filename in (__file__, "<string>") or code.co_name in (
+    is_ours = code.co_filename in (__file__, "<string>") or code.co_name == "translating"
+    return is_ours or code.co_name in (
         "__post_init__",
         "__init__",
     )
 
 
-def _is_library(file: str) -> bool:
+def is_library(file: str) -> bool:
+    """Return True for files of installed packages, of Python, and of this one."""
     return (
         "site-packages" in file
         or "dist-packages" in file
-        or file.startswith((sys.base_prefix + "/lib/python", "<frozen"))
+        or file.startswith((sys.base_prefix + "/lib/python", "<frozen", WORKER_FOLDER))
     )
 
 

@@ -2,9 +2,16 @@
 
     python autotune/worker look < REQUEST
 
-The request:
+The request, one line:
 
-    {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda"}
+    {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
+     "ranks": n | null, "absent": true,
+     "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
+     "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
+
+With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
+packages. A config is asked for by one line, {"config_of": name}, and answered by one, the config or
+null.
 
 The answer:
 
@@ -16,17 +23,20 @@ The answer:
      "adapter": {...} | null, "optimizers": bool, "rewards": [names], "callbacks": [names],
      "special": [names], "rows": n | null, "prompts": {percentile: tokens} | null,
      "trainer_place": place, "train_place": place | null, "config_place": place | null,
-     "ended_by": name | null, "modules": [files of the user's own]}
+     "ended_by": name | null, "modules": [files of the user's own],
+     "former": {former name: value}, "absent": {kind of part: [names]}}
 
 or, if the script reaches no trainer:
 
-    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer",
+    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
+               | "no_model" | "unknown_model",
                "text": ..., "line": n, "log": ...}}
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import itertools
 import json
 import os
@@ -36,13 +46,22 @@ from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 from .. import dataset_sizes
-from ..protocol import Result, Settings
+from ..protocol import Request, Result, Settings
 from ..tracing.patching import attribute, swapped
+from . import absent_data, absent_models, absent_packages, named_gpus
+from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
-from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, catch, defaults_of
+from .script_capture import (
+    CapturedCall,
+    CapturedTrainer,
+    ScriptFailed,
+    catch,
+    defaults_of,
+    is_library,
+)
 from .vllm_engines import without_vllm
 
 SPECIAL = ("tools", "rollout_func", "environment_factory")
@@ -69,14 +88,24 @@ def main() -> None:
     # stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
-        request = json.load(sys.stdin)
+        request = json.loads(sys.stdin.readline())
+        former = FormerArguments(request.get("former") or {})
+        absent = AbsentParts()
         try:
             without_vllm()
-            with _accepted_as_on(request.get("device")):
-                captured = catch(request["script"], request["arguments"], request.get("method"))
-                answer = describe(captured)
+            accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
+            with accepted, absent.replaced(request, real):
+                captured = catch(
+                    request["script"],
+                    request["arguments"],
+                    request.get("method"),
+                    former,
+                )
+                answer = describe(captured, absent)
+                answer["former"] = _json_values(former.given)
         except ScriptFailed as failure:
             answer = {"error": _describe_failure(failure)}
+        answer["absent"] = absent.names
         sys.stdout.flush()
         json.dump(answer, real, default=str)
         real.flush()
@@ -84,10 +113,10 @@ def main() -> None:
 
 
 @contextmanager
-def _accepted_as_on(device: str | None) -> Iterator[None]:
+def _accepted_as_on(device: str | None, ranks: int | None) -> Iterator[None]:
     """Let transformers accept settings of a GPU on a machine without one: bf16 is TRL's default.
 
-    Nothing runs on the device: the script ends at its trainer."""
+    Nothing runs on the device: the script ends at its trainer. Batches are those of all ranks."""
     import torch
     from transformers import training_args
 
@@ -96,11 +125,54 @@ def _accepted_as_on(device: str | None) -> Iterator[None]:
             for name in ("is_torch_bf16_gpu_available", "is_torch_tf32_available"):
                 stack.enter_context(swapped(vars(training_args), name, _supported))
             stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
+        if ranks is not None:
+            world_size = property(lambda _: ranks)
+            stack.enter_context(
+                attribute(training_args.TrainingArguments, "world_size", world_size)
+            )
         yield
 
 
 def _supported(*_: Any, **__: Any) -> bool:
     return True
+
+
+class AbsentParts:
+    """Parts of the script that were replaced, by kind."""
+
+    def __init__(self) -> None:
+        self.names: dict[str, list[str]] = {}
+
+    def report(self, kind: str, name: str) -> None:
+        names = self.names.setdefault(kind, [])
+        if name not in names:
+            names.append(name)
+
+    @contextmanager
+    def replaced(self, request: Request, channel: TextIO) -> Iterator[None]:
+        """Replace what is not here, if the request allows it."""
+        if not request.get("absent"):
+            yield
+            return
+
+        def config_of(name: str) -> Any:
+            channel.write(json.dumps({"config_of": name}) + "\n")
+            channel.flush()
+            return json.loads(sys.stdin.readline())
+
+        with ExitStack() as stack:
+            stack.enter_context(absent_data.placeholders(self.report))
+            stack.enter_context(absent_models.without_weights(config_of, self.report))
+            script = Path(request["script"])
+            stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
+            stack.enter_context(
+                absent_packages.former_names(
+                    importlib.import_module("trl"), is_library, self.report
+                )
+            )
+            if request.get("gpus"):
+                stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
+            yield
 
 
 def _describe_failure(failure: ScriptFailed) -> Result:
@@ -111,9 +183,11 @@ def _describe_failure(failure: ScriptFailed) -> Result:
     return {"kind": failure.kind, "text": str(failure), "log": log, **failure.facts}
 
 
-def describe(captured: CapturedTrainer) -> Result:
+def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
     arguments = captured.arguments
     configuration = _configuration(captured)
+    if arguments.get("model") is None:
+        raise ScriptFailed("no_model", captured.trainer_class.__name__)
     settings = configuration.settings
     json_settings = _json_values(settings)
     callbacks = [*dataset_sizes.listed(arguments.get("callbacks")), *captured.callbacks]
@@ -133,7 +207,7 @@ def describe(captured: CapturedTrainer) -> Result:
         "rewards": [_reward_name(reward) for reward in rewards],
         "callbacks": [_class_name(callback) for callback in callbacks],
         "special": [name for name in SPECIAL if arguments.get(name)],
-        **_data(captured),
+        **_data(captured, absent),
         "trainer_place": _place(captured.place),
         "train_place": _place(captured.train_place),
         "config_place": _place(configuration.place),
@@ -231,14 +305,20 @@ def _adapter(arguments: Settings) -> Result | None:
 # Data.
 
 
-def _data(captured: CapturedTrainer) -> Result:
+def _data(captured: CapturedTrainer, absent: AbsentParts) -> Result:
     """Return the number of rows, and the length of prompts; None if only the trainer can know."""
     source = captured.arguments.get("train_dataset")
     result: Result = {"rows": None, "prompts": None}
+    if "dataset" in absent.names:
+        return result
     if source is not None and hasattr(source, "__len__"):  # not a stream
         result["rows"] = len(source)
     try:
-        result["prompts"] = _prompt_lengths(captured, source)
+        prompts = _prompt_lengths(captured, source)
+        # Lengths by a synthetic tokenizer mean nothing.
+        if prompts is not None and "tokenizer" in absent.names:
+            raise LookupError("its tokenizer is not here")
+        result["prompts"] = prompts
     except Exception as error:  # a dataset in a form that only the trainer supports
         result["prompts_why"] = f"{type(error).__name__}: {error}"[:300]
     return result

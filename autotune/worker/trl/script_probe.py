@@ -15,12 +15,13 @@ from typing import Any
 from ..protocol import Arguments, Request
 from ..tracing.patching import attribute
 from . import grpo_probe, methods, trainer_settings, training_data
+from .former_arguments import FormerArguments
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
 from .loaded_model import LoadedModel
 from .rank_environment import is_sharded
-from .script_capture import CapturedTrainer, catch, defaults_of
+from .script_capture import CapturedTrainer, catch, defaults_of, present_arguments
 from .trainer_run import TrainerRun
 
 # Two forms of one setting; a configuration accepts one of them.
@@ -43,7 +44,8 @@ class LoadedScript(LoadedModel):
 
     def run_script(self) -> CapturedTrainer:
         script = self.request["script"]
-        self.captured = catch(script["path"], script["arguments"], script["method"])
+        former = FormerArguments(script.get("former") or {})
+        self.captured = catch(script["path"], script["arguments"], script["method"], former)
         self.tokenizer = self.captured.arguments.get("processing_class") or self.tokenizer
         return self.captured
 
@@ -230,7 +232,7 @@ class ScriptRun(TrainerRun):
 
         def with_our_arguments(trainer: Any, *args: Any, **kwargs: Any) -> None:
             script_arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
-            construct(trainer, **{**script_arguments, **arguments})
+            construct(trainer, **{**present_arguments(script_arguments), **arguments})
 
         args, kwargs = self.captured.call_arguments
         with attribute(base, "__init__", with_our_arguments):

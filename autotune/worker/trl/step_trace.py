@@ -246,9 +246,14 @@ def traced_method(spec: Request) -> type[TrainingMethod]:
 
 def _traced_settings(spec: Request) -> Arguments:
     """Return the settings of the specification that a trainer without a launcher takes."""
+    from ..tracing import kernels
+
+    dropped = DROPPED | TRACED_LENGTHS
+    if kernels.liger_is_absent(spec):
+        dropped |= kernels.LIGER_SETTINGS
     settings = {}
     for name, value in spec["settings"].items():
-        if name not in DROPPED | TRACED_LENGTHS:
+        if name not in dropped:
             settings[name] = value
     if settings.get("use_vllm"):
         # The place of the engine does not affect the training step.

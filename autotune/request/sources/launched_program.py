@@ -1,0 +1,211 @@
+"""Launch of the user's own training script: `accelerate launch train.py`, `torchrun`, `deepspeed`,
+`python -m package.train`, under `uv run` and the like.
+
+The script is inspected like that of --script, with the arguments and variables of its launch. The
+launcher's own words, and the file of accelerate that they name, decide ranks and sharding.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune.core.errors import BadInput
+from autotune.core.files import read_text
+from autotune.core.job import Hardware
+from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word, commands_of
+from autotune.core.units import MIB
+from autotune.frameworks.launch_commands import starts_framework
+from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerate, read_deepspeed
+from autotune.request.origins import Origin, Source
+from autotune.request.sources.training_script import read_training_script
+from autotune.request.values import FileChoice, UserFile
+
+PYTHON = re.compile(r"python[\d.]*")
+LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run")
+"""Programs that start one process for each GPU."""
+
+PROCESSES = ("--num_processes", "--nproc_per_node", "--num_gpus")
+TRAINER = re.compile(r"\bfrom trl\b|\bimport trl\b|Trainer\(")
+MAX_SCRIPT_BYTES = MIB
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchedProgram:
+    """Training script with the words around it."""
+
+    choice: FileChoice  # the script, as of --script
+    launch_path: str
+    line: int
+    launcher: tuple[str, ...]
+
+
+def program_of(choice: FileChoice) -> LaunchedProgram | None:
+    """Return the one training script that a launch starts; None for a framework's own command."""
+    text = launch_text(choice)
+    commands = commands_of(text, choice.arguments, os.environ)
+    if any(starts_framework(command) for command in commands):
+        return None
+    programs = [program for command in commands for program in _programs_in(command, choice)]
+    if len(programs) > 1:
+        lines = " and ".join(str(program.line) for program in programs)
+        raise BadInput(
+            f"{choice.path} starts {len(programs)} trainings, in lines {lines}.",
+            way_out="Give each a script of its own.",
+        )
+    return programs[0] if programs else None
+
+
+def launch_text(choice: FileChoice) -> str:
+    """Return the text of a launch script, or the command line that was given instead."""
+    if choice.text is not None:
+        return choice.text
+    return read_text(
+        Path(choice.path).expanduser(),
+        largest_bytes=MAX_SCRIPT_BYTES,
+        way_out="Give the shell script that starts the training.",
+    )
+
+
+def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[LaunchedProgram]:
+    """Yield the training script of a command, if there is one."""
+    texts = [word.text for word in command.words]
+    start = _start_of_launch(texts)
+    if start is None:
+        return
+    for index in range(start + 1, len(texts)):
+        file = _file_of(texts[index], texts[index - 1], choice)
+        if file is None:
+            continue
+        launcher = tuple(texts[start:index])
+        if not _trains(file, launcher):
+            return
+        arguments = command.words[index + 1 :]
+        _refuse_outputs(choice.path, arguments)
+        script = FileChoice(
+            flag="--script",
+            path=str(file),
+            arguments=tuple(word.text for word in arguments),
+            environment=tuple(sorted(command.environment.items())),
+            model=choice.model,
+        )
+        yield LaunchedProgram(
+            choice=script,
+            launch_path=choice.path,
+            line=command.line,
+            launcher=launcher,
+        )
+        return
+
+
+def _start_of_launch(texts: Sequence[str]) -> int | None:
+    """Return the place of the launcher or the interpreter."""
+    for index, text in enumerate(texts):
+        name = Path(text).name
+        if name in LAUNCHERS or PYTHON.fullmatch(name):
+            return index
+    return None
+
+
+def _file_of(text: str, previous: str, choice: FileChoice) -> Path | None:
+    """Return the file of a script, or of a module behind `-m`."""
+    if previous == "-m" and text not in LAUNCHERS:
+        parts = Path(*text.split("."))
+        for name in (parts.with_suffix(".py"), Path("src", parts).with_suffix(".py")):
+            if name.is_file():
+                return name
+        return None
+    if not text.endswith(".py") or previous == "--config_file":
+        return None
+    for folder in (Path(), Path(choice.path).parent):
+        if (folder / text).is_file():
+            return folder / text
+    return None
+
+
+def _trains(file: Path, launcher: Sequence[str]) -> bool:
+    """Return True for a script on several GPUs, and for one that mentions a trainer."""
+    if any(Path(word).name in LAUNCHERS for word in launcher):
+        return True
+    text = read_text(file, largest_bytes=MAX_SCRIPT_BYTES, way_out="Give the training script.")
+    return TRAINER.search(text) is not None
+
+
+def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
+    for word in arguments:
+        if UNKNOWN in word.text:
+            raise BadInput(
+                f"{path}, line {word.line}: an argument of the training is the output of a"
+                " command, which is not run.",
+                way_out="Write its value.",
+            )
+
+
+# The script, with what its launcher decides.
+
+
+def read_launched_program(
+    program: LaunchedProgram,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
+    is_predicted: bool,
+) -> UserFile:
+    """Inspect the script, and add the settings of its launcher."""
+    launch = _launch_settings(program)
+    choice = replace(program.choice, ranks=launch.processes)
+    file = read_training_script(choice, python, hardware, method, is_predicted)
+    origin = Origin(
+        source=Source.FILE,
+        place=program.launch_path,
+        line=program.line,
+    )
+    place = f"{program.launch_path}, line {program.line}"
+    config = replace(
+        file.config,
+        settings={**file.config.settings, **launch.settings},
+        processes=launch.processes,
+        notes=(f"{place}: starts {program.choice.path}", *launch.notes, *file.config.notes),
+    )
+    origins = {**file.origins, **dict.fromkeys(launch.settings, origin)}
+    return replace(file, config=config, origins=origins)
+
+
+def _launch_settings(program: LaunchedProgram) -> LaunchFile:
+    """Return ranks and sharding of the launcher's words and of its file."""
+    options = dict(_options(program.launcher))
+    launch = LaunchFile(settings={})
+    if "--config_file" in options:
+        launch = read_accelerate(_beside(program, options["--config_file"]))
+    if "--deepspeed_config_file" in options:
+        deepspeed = read_deepspeed(_beside(program, options["--deepspeed_config_file"]))
+        launch = replace(deepspeed, processes=launch.processes)
+    elif "--zero_stage" in options:
+        stage = {"stage": options["--zero_stage"]}
+        launch = replace(launch, settings=read_deepspeed({"zero_optimization": stage}).settings)
+    for name in PROCESSES:
+        if options.get(name, "").isdigit():
+            launch = replace(launch, processes=int(options[name]))
+    return launch
+
+
+def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+    """Yield options of the launcher with their values."""
+    for index, word in enumerate(words):
+        flag, equals, value = word.partition("=")
+        if flag.startswith("--"):
+            following = words[index + 1] if index + 1 < len(words) else ""
+            name = "--" + flag.removeprefix("--").replace("-", "_")
+            yield name, value if equals else following
+
+
+def _beside(program: LaunchedProgram, name: str) -> Path:
+    """Return the path of the launcher's file: in the working folder, or beside the launch."""
+    path = Path(name).expanduser()
+    if path.is_absolute() or path.is_file():
+        return path
+    beside = Path(program.launch_path).parent / path
+    return beside if beside.is_file() else path

@@ -1,0 +1,172 @@
+"""Models of a script that is only inspected: built from their configs, without any weights.
+
+A tokenizer that is not here is replaced by a synthetic one, and a config by the one that autotune
+knows by the model's name.
+"""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from .. import synthetic
+from ..tracing.patching import attribute
+from .script_capture import ScriptFailed
+
+ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
+LOADERS = {"AutoConfig": "config", "AutoTokenizer": "tokenizer", "AutoProcessor": "tokenizer"}
+"""Class of transformers -> what it loads."""
+
+QUANTISED = ("load_in_4bit", "load_in_8bit")
+
+
+class AbsentModels:
+    """Configs, tokenizers and models by name."""
+
+    def __init__(self, look_up: ConfigLookup, report: Callable[[str, str], None]) -> None:
+        self._look_up = functools.lru_cache(maxsize=None)(look_up)
+        self._report = report
+        self._folders: dict[str, str] = {}
+
+    def folder(self, name: str) -> str | None:
+        """Return a folder with config and synthetic tokenizer; None for an unknown model."""
+        if name in self._folders:
+            return self._folders[name]
+        config = self._look_up(name)
+        if config is None:
+            return None
+        scratch = tempfile.mkdtemp(prefix="autotune-model-")
+        self._folders[name] = str(synthetic.write_model_folder(Path(scratch), config))
+        return self._folders[name]
+
+    def loaded(self, load: Callable[..., Any], kind: str) -> Callable[..., Any]:
+        """Return a `from_pretrained` that takes what is known instead of what cannot be read."""
+
+        def loaded(name: Any, *args: Any, **options: Any) -> Any:
+            try:
+                # Without its files, a tokenizer of some classes is built empty.
+                if str(name) not in self._folders:
+                    return load(name, *args, **options)
+            except (OSError, ValueError, ImportError):
+                pass  # nothing of that name is here
+            folder = self.folder(str(name))
+            if folder is None:
+                raise ScriptFailed("unknown_model", str(name))
+            self._report(kind, str(name))
+            return load(folder, **_plain(options))
+
+        return loaded
+
+    def built(self, model_class: Any, name: Any, **options: Any) -> Any:
+        """Build the model on the device `meta`."""
+        import torch
+        from transformers import AutoConfig
+
+        config = options.get("config") or AutoConfig.from_pretrained(
+            name, trust_remote_code=bool(options.get("trust_remote_code"))
+        )
+        dtype = _dtype(options.get("dtype", options.get("torch_dtype")), config)
+        is_auto = hasattr(model_class, "from_config")
+        build = model_class.from_config if is_auto else model_class._from_config
+        with torch.device("meta"):
+            model = build(config, dtype=dtype)
+        model.config._name_or_path = str(name)
+        attention = options.get("attn_implementation")
+        if attention is not None:
+            model.config._attn_implementation_internal = attention
+        for flag in QUANTISED:
+            if options.get(flag) or _flag(options.get("quantization_config"), flag):
+                setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
+        return model
+
+
+def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in ("revision", "cache_dir")}
+
+
+def _flag(quantisation: Any, name: str) -> bool:
+    if isinstance(quantisation, Mapping):
+        return bool(quantisation.get(name))
+    return bool(getattr(quantisation, name, False))
+
+
+def _dtype(stated: Any, config: Any) -> Any:
+    """Return the precision in which transformers would load the model."""
+    import torch
+
+    if stated is None or stated == "auto":
+        stated = getattr(config.get_text_config(), "dtype", None) or torch.float32
+    return getattr(torch, stated) if isinstance(stated, str) else stated
+
+
+@contextmanager
+def without_weights(
+    look_up: ConfigLookup,
+    report: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Replace transformers' loaders of configs, tokenizers and models."""
+    import huggingface_hub
+    import torch
+    import transformers
+    from transformers.models.auto.auto_factory import _BaseAutoModelClass
+
+    absent = AbsentModels(look_up, report)
+    with ExitStack() as stack:
+        stack.enter_context(attribute(huggingface_hub, "login", lambda *_, **__: None))
+        # No model is partitioned while it is built: there is one process here.
+        stack.enter_context(
+            attribute(transformers.modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
+        )
+        for name, kind in LOADERS.items():
+            owner = getattr(transformers, name)
+            load = absent.loaded(owner.from_pretrained, kind)
+            if kind == "tokenizer":
+                load = _behind_config(load)
+            stack.enter_context(attribute(owner, "from_pretrained", staticmethod(load)))
+
+        def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
+            return absent.built(cls, name, **options)
+
+        for owner in (transformers.PreTrainedModel, *_with_subclasses(_BaseAutoModelClass)):
+            if "from_pretrained" in vars(owner):
+                stack.enter_context(
+                    attribute(owner, "from_pretrained", classmethod(from_pretrained))
+                )
+        for name in ("to", "cuda"):
+            moved = _without_device(getattr(torch.nn.Module, name))
+            stack.enter_context(attribute(torch.nn.Module, name, moved))
+        yield
+
+
+def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the loader of a tokenizer that looks for the model's config first."""
+    from transformers import AutoConfig
+
+    def loaded(name: Any, *args: Any, **options: Any) -> Any:
+        with suppress(OSError, ValueError, ImportError, ScriptFailed):
+            AutoConfig.from_pretrained(name, trust_remote_code=options.get("trust_remote_code"))
+        return load(name, *args, **options)
+
+    return loaded
+
+
+def _with_subclasses(owner: Any) -> Iterator[Any]:
+    yield owner
+    for subclass in owner.__subclasses__():
+        yield from _with_subclasses(subclass)
+
+
+def _without_device(move: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Module.to` or `Module.cuda` that changes the precision and no device."""
+    import torch
+
+    @functools.wraps(move)
+    def moved(module: Any, *args: Any, **options: Any) -> Any:
+        dtypes = [value for value in (*args, *options.values()) if isinstance(value, torch.dtype)]
+        return move(module, dtypes[0]) if dtypes else module
+
+    return moved

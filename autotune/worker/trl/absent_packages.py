@@ -1,0 +1,175 @@
+"""Packages that a script imports and this environment lacks: placeholders for what the trainer does
+not need, such as trackers and checkers of answers.
+
+Only imports by the user's own files are served, so that a library's optional parts stay absent. A
+package of the user's own beside the script, or in `src` above it, is found first.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ..tracing.patching import attribute
+
+REQUIRED = frozenset(
+    {
+        "torch",
+        "transformers",
+        "trl",
+        "peft",
+        "datasets",
+        "accelerate",
+        "unsloth",
+        "verl",
+        "swift",
+        "openrlhf",
+        "deepspeed",
+        "bitsandbytes",
+        "verifiers",
+    }
+)
+"""Packages that decide what is trained: their absence stays an error."""
+
+LEVELS = 4  # folders above the script in which its packages are looked for
+
+
+class Anything:
+    """Object with every attribute and of every use: a class, a decorator, a context, no rows."""
+
+    def __init__(self, *_: Any, **__: Any) -> None:
+        """Accept everything."""
+
+    def __call__(self, *args: Any, **__: Any) -> Any:
+        is_decorator = len(args) == 1 and isinstance(args[0], types.FunctionType | type)
+        return args[0] if is_decorator else self
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return self
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+    def __enter__(self) -> Any:
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        """Do nothing."""
+
+    def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
+        return (Anything,)
+
+    def __bool__(self) -> bool:
+        return False
+
+
+class _AbsentModule(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        return Anything()
+
+
+class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Last finder of modules: asked for what nothing else has found."""
+
+    def __init__(
+        self,
+        script: Path,
+        is_library: Callable[[str], bool],
+        report: Callable[[str, str], None],
+    ) -> None:
+        self._script = script
+        self._is_library = is_library
+        self._report = report
+        self._replaced: set[str] = set()  # names with a dot behind them
+
+    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+        name = fullname.partition(".")[0]
+        if f"{fullname}.".startswith(tuple(self._replaced)):
+            return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+        if fullname in REQUIRED or not self._is_asked_by_user():
+            return None
+        folder = _folder_of(name, self._script) if fullname == name else None
+        if folder is not None and str(folder) not in sys.path:
+            sys.path.append(str(folder))
+            return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
+        self._replaced.add(f"{fullname}.")
+        self._report("package", fullname)
+        return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
+
+    def _is_asked_by_user(self) -> bool:
+        """Return True if the nearest frame outside of the import system is the user's.
+
+        `from package import name` tries a module of that name as well, which is none.
+        """
+        frame: Any = sys._getframe(1)
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if frame.f_code.co_name == "_handle_fromlist":
+                return False
+            if file != __file__ and not file.startswith("<frozen importlib"):
+                return not self._is_library(file)
+            frame = frame.f_back
+        return False
+
+    def create_module(self, spec: Any) -> types.ModuleType:
+        return _AbsentModule(spec.name)
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Do nothing: the module has every name."""
+
+
+def _folder_of(name: str, script: Path) -> Path | None:
+    """Return the folder above the script that has the package or the module."""
+    for parent in list(script.resolve().parents)[:LEVELS]:
+        for folder in (parent, parent / "src"):
+            if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
+                return folder
+    return None
+
+
+@contextmanager
+def former_names(
+    library: Any,
+    is_library: Callable[[str], bool],
+    report: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Give the user's files placeholders for names that this release of the library lacks."""
+    find = type(library).__getattr__
+
+    def found(module: Any, name: str) -> Any:
+        try:
+            return find(module, name)
+        except AttributeError:
+            is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
+            if module is not library or name.startswith("__") or not is_of_user:
+                raise
+            report("name", f"{library.__name__}.{name}")
+            return Anything()
+
+    with attribute(type(library), "__getattr__", found):
+        yield
+
+
+@contextmanager
+def placeholders(
+    script: Path,
+    is_library: Callable[[str], bool],
+    report: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Serve packages that are not installed; `report` gets the kind of the part and its name."""
+    finder = _Finder(script, is_library, report)
+    sys.meta_path.append(finder)
+    try:
+        yield
+    finally:
+        sys.meta_path.remove(finder)

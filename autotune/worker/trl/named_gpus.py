@@ -1,0 +1,66 @@
+"""The GPUs of the request, as the user's own code sees them on a machine without any.
+
+A script that asks for a GPU before it chooses a precision trains there otherwise than here. Only
+calls by the user's files are answered so: libraries see the real machine.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import types
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from ..tracing.patching import attribute
+
+
+@contextmanager
+def seen_by_user(
+    gpus: Mapping[str, Any],
+    is_library: Callable[[str], bool],
+) -> Iterator[None]:
+    """Answer torch.cuda's questions for `gpus`: count, name, capability, memory_bytes."""
+    import torch
+
+    major, minor = gpus["capability"]
+    memory = int(gpus["memory_bytes"])
+    properties = types.SimpleNamespace(
+        name=gpus["name"],
+        total_memory=memory,
+        major=major,
+        minor=minor,
+    )
+    answers: Mapping[str, Any] = {
+        "is_available": True,
+        "device_count": gpus["count"],
+        "current_device": 0,
+        "get_device_name": gpus["name"],
+        "get_device_capability": (major, minor),
+        "get_device_properties": properties,
+        "mem_get_info": (memory, memory),
+        "memory_allocated": 0,
+        "memory_reserved": 0,
+        "set_device": None,
+        "synchronize": None,
+    }
+    with ExitStack() as stack:
+        for name, answer in answers.items():
+            answering = _answering(getattr(torch.cuda, name), answer, is_library)
+            stack.enter_context(attribute(torch.cuda, name, answering))
+        yield
+
+
+def _answering(
+    ask: Callable[..., Any],
+    answer: Any,
+    is_library: Callable[[str], bool],
+) -> Callable[..., Any]:
+    @functools.wraps(ask)
+    def answered(*args: Any, **options: Any) -> Any:
+        if is_library(sys._getframe(1).f_code.co_filename):
+            return ask(*args, **options)
+        return answer
+
+    return answered

@@ -1,0 +1,100 @@
+"""Keys of an author's own dataclass in TRL's file: kept and listed, or typing errors."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.frameworks.trl.user_config import UserConfig, read_user_config
+
+
+def read(folder: Path, text: str, method: str = "grpo") -> UserConfig:
+    path = folder / "recipe.yaml"
+    path.write_text(text)
+    return read_user_config(path, method)
+
+
+def test_keys_that_trl_lacks_are_kept_and_listed(tmp_path: Path) -> None:
+    config = read(
+        tmp_path,
+        "model_name_or_path: Qwen/Qwen2.5-3B\n"
+        "dataset_id_or_path: Jiayi-Pan/Countdown-Tasks-3to4\n"
+        "tool_penalty: {weight: 0.5}\n"
+        "num_generations: 8\n",
+    )
+    assert config.settings == {"num_generations": 8}
+    assert config.rest["dataset_id_or_path"] == "Jiayi-Pan/Countdown-Tasks-3to4"
+    assert config.rest["tool_penalty"] == {"weight": 0.5}
+    (note,) = config.notes
+    assert note.endswith("no such setting: dataset_id_or_path, tool_penalty")
+
+
+@pytest.mark.parametrize("name", ["model_name", "model_id", "base_model"])
+def test_the_model_may_have_the_authors_name(name: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"{name}: Qwen/Qwen2.5-3B\nnum_generations: 8\n")
+    assert config.model == "Qwen/Qwen2.5-3B"
+    both = read(tmp_path, f"{name}: other\nmodel_name_or_path: Qwen/Qwen2.5-3B\n")
+    assert both.model == "Qwen/Qwen2.5-3B"
+
+
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [
+        ("per_device_train_batchsize", "per_device_train_batch_size"),
+        ("per_device_train_batch", "per_device_train_batch_size"),
+        ("gradient_accumulation", "gradient_accumulation_steps"),
+        ("num_generation", "num_generations"),
+        ("max_completion_lenght", "max_completion_length"),
+    ],
+)
+def test_a_typing_error_is_no_key_of_the_author(typed: str, meant: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=f"Unknown key '{typed}'") as refusal:
+        read(tmp_path, f"beta: 0.1\n{typed}: 2\n")
+    assert f"'{meant}'" in refusal.value.way_out
+
+
+@pytest.mark.parametrize("name", ["dataset", "eval_step", "log_step"])
+def test_a_key_near_one_of_the_data_or_the_outputs_is_listed(name: str, tmp_path: Path) -> None:
+    config = read(tmp_path, f"beta: 0.1\n{name}: 2\n")
+    assert config.notes == (f"not read, because TRL has no such setting: {name}",)
+
+
+def test_a_setting_inside_the_authors_block_is_not_overlooked(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"line 2, .*num_generations is inside trainer") as refusal:
+        read(tmp_path, "beta: 0.1\ntrainer:\n  num_generations: 8\n  run: one\n")
+    assert "--script train.py -- --config" in refusal.value.way_out
+
+
+def test_a_file_without_any_key_of_trl_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="none of its keys is TRL's"):
+        read(tmp_path, "corpus: one\nepisodes: 4\n")
+
+
+@pytest.mark.parametrize(
+    ("key", "program"), [("finetuning_type: lora", "LLaMA-Factory"), ("sequence_len: 8", "axolotl")]
+)
+def test_a_file_of_another_program_is_not_read_as_trls(
+    key: str, program: str, tmp_path: Path
+) -> None:
+    """`finetuning_type: lora` left unread would be full fine-tuning."""
+    with pytest.raises(BadInput, match=f"line 2, .* is a setting of {program}"):
+        read(tmp_path, f"learning_rate: 1.0e-5\n{key}\n", "sft")
+
+
+def test_the_rank_has_another_name(tmp_path: Path) -> None:
+    assert read(tmp_path, "lora_rank: 8\n").settings == {"lora_r": 8}
+
+
+def test_a_file_of_another_method_names_it(tmp_path: Path) -> None:
+    text = "learning_rate: 1.0e-5\npacking: true\nmax_length: 4096\n"
+    with pytest.raises(BadInput, match="packing, max_length: settings of sft") as refusal:
+        read(tmp_path, text)
+    assert "--method sft" in refusal.value.way_out
+    assert read(tmp_path, text, "sft").settings["max_length"] == 4096
+
+
+def test_the_type_of_an_output_setting_is_left_to_trl(tmp_path: Path) -> None:
+    config = read(tmp_path, "beta: 0.1\nresume_from_checkpoint: false\n")
+    assert config.settings["beta"] == 0.1

@@ -1,0 +1,96 @@
+"""Launches of the user's own script: what the words around it decide, read off bash's own view."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.frameworks.trl.user_launch_files import read_accelerate
+from autotune.request.flags import Flags
+from autotune.request.sources.command_line import flag_values
+from autotune.request.sources.launched_program import (
+    LaunchedProgram,
+    _launch_settings,
+    program_of,
+)
+from autotune.request.values import FileChoice
+
+ZERO3 = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 3}\nnum_processes: 8\n"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "train.py").write_text("from trl import GRPOTrainer\n")
+    (tmp_path / "prepare.py").write_text("print('rows')\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "run.py").write_text("import trl\n")
+    (tmp_path / "zero3.yaml").write_text(ZERO3)
+    return tmp_path
+
+
+def program(text: str) -> LaunchedProgram | None:
+    return program_of(FileChoice(flag="--from-command", path="run.sh", text=text))
+
+
+LAUNCHES = (
+    "accelerate launch --config_file zero3.yaml --num_processes 8 train.py --lr 1e-6",
+    "torchrun --nproc_per_node=8 train.py --lr 1e-6",
+    "deepspeed --num_gpus 8 train.py --lr 1e-6",
+    "uv run torchrun --nproc-per-node 8 train.py --lr 1e-6",
+    "python -m torch.distributed.run --nproc_per_node 8 train.py --lr 1e-6",
+    "python prepare.py\nMODEL=one accelerate launch --num_processes=8 train.py --lr 1e-6",
+)
+
+
+@pytest.mark.parametrize("text", LAUNCHES)
+def test_the_script_its_arguments_and_its_processes(text: str) -> None:
+    launched = program(text)
+    assert launched is not None
+    assert (launched.choice.path, launched.choice.arguments) == ("train.py", ("--lr", "1e-6"))
+    assert _launch_settings(launched).processes == 8
+    assert (("MODEL", "one") in launched.choice.environment) == ("MODEL" in text)
+
+
+def test_the_file_of_accelerate_gives_the_sharding() -> None:
+    launched = program("accelerate launch --config_file zero3.yaml --num_processes 7 train.py")
+    assert launched is not None
+    launch = _launch_settings(launched)
+    assert (launch.settings, launch.processes) == ({"sharding": "zero3"}, 7)
+
+
+@pytest.mark.parametrize("text", ["python -m package.run --x 1", "uv run python package/run.py"])
+def test_a_module_is_its_file(text: str) -> None:
+    launched = program(text)
+    assert launched is not None and Path(launched.choice.path) == Path("package/run.py")
+
+
+def test_a_frameworks_own_command_and_other_programs_are_left_alone() -> None:
+    assert program("trl grpo --config x.yaml") is None
+    assert program("accelerate launch -m trl.scripts.sft --config x.yaml") is None
+    assert program("python prepare.py && ls") is None
+
+
+def test_two_trainings_are_refused_with_their_lines() -> None:
+    with pytest.raises(BadInput, match="starts 2 trainings, in lines 1 and 2"):
+        program("torchrun train.py --a\ntorchrun train.py --b")
+
+
+def test_an_argument_that_only_a_run_can_tell_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"line 1: an argument .* output of a command"):
+        program('torchrun train.py --out "$(mktemp -d)"')
+
+
+def test_words_behind_two_dashes_may_be_the_launch_itself() -> None:
+    flags = Flags(arguments=("accelerate", "launch", "train.py", "--name", "a b"))
+    choice = flag_values(flags).file
+    assert choice is not None
+    launched = program_of(choice)
+    assert launched is not None and launched.choice.arguments == ("--name", "a b")
+
+
+def test_yaml_reads_no_as_false(folder: Path) -> None:
+    (folder / "one.yaml").write_text("distributed_type: NO\nnum_processes: 1\n")
+    assert read_accelerate(folder / "one.yaml").settings == {}
