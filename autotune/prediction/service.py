@@ -36,15 +36,20 @@ from autotune.estimate.screening import (
     survey,
     traced_request,
 )
+from autotune.estimate.screening.points import Integers
+from autotune.estimate.screening.step_model import sizes_at
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import STAND_IN, Trainer
-from autotune.machine import hardware_detection
+from autotune.machine import environment, hardware_detection
 from autotune.machine.environment import SUPPORTED
+from autotune.prediction.step_families import points_around
+from autotune.prediction.step_models import StepModels
 from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES
 
 Request = Mapping[str, Any]
 
@@ -71,11 +76,14 @@ class PredictionService:
         trainer: Trainer,
         limit_bytes: int,
         tracer: TracerPool,
+        models: StepModels | None = None,
     ) -> None:
+        """`models`: stored step models; without them, a single candidate is always traced."""
         self._task = task
         self._trainer = trainer
         self._limit_bytes = limit_bytes
         self._tracer = tracer
+        self._models = models
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
@@ -86,16 +94,16 @@ class PredictionService:
         self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step; as an interval where micro-batches
-        depend on the data.
+        """Predict one candidate, from its family's step model where there is one, else from a
+        trace of its own step; as an interval where micro-batches depend on the data.
         """
         if candidate.id not in self._predictions:
-            prediction = self._predict_traced(candidate)
+            prediction = self._predict_longest(candidate)
             shortest = None
             if not prediction.fits:
                 shortest = self._trainer.lower_bound_candidate(candidate, self._task)
             if shortest is not None:
-                prediction = with_lower_bound(prediction, self._predict_traced(shortest))
+                prediction = with_lower_bound(prediction, self._predict_longest(shortest))
             self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, prediction)
         return self._predictions[candidate.id]
 
@@ -134,6 +142,7 @@ class PredictionService:
             trainer=self._trainer,
             limit_bytes=job.memory_limit_bytes,
             tracer=self._tracer,
+            models=self._models,
         )
 
     def request(self, candidate: Candidate) -> Request:
@@ -152,6 +161,43 @@ class PredictionService:
         self._tracer.close()
 
     # One candidate.
+
+    def _predict_longest(self, candidate: Candidate) -> Prediction:
+        """Predict a candidate at its longest rows."""
+        if candidate.id not in self._longest:
+            member = Member(candidate, self.request(candidate))
+            family = self._family_of_one(member)
+            if family is None:
+                return self._predict_traced(candidate)
+            ((_, prediction),) = self._predict_from_model(family, [member])
+            self._longest[candidate.id] = prediction
+        return self._longest[candidate.id]
+
+    def _family_of_one(self, member: Member) -> Family | None:
+        """Return the family with a model for the candidate's point, surveyed now if necessary.
+        None: the candidate is traced alone.
+        """
+        candidate, request = member
+        models, key, point = self._models, self._key(candidate, request), point_of(request)
+        if models is None:
+            return None
+        family = self._families.get(key)
+        if family is not None and family.covers([point]):
+            return family
+        stored = models.model_of(request, [point])
+        if stored is not None:
+            return self._add_family(key, [member], stored.points, stored.model)
+        # A survey traces short models; without them, a single trace is cheaper.
+        if self._repetition is None or not models.can_trace or models.is_refused(request):
+            return None
+        points = points_around(point, models.surveyed_points(request))
+        try:
+            return self._family(key, [member], points)
+        except NotUniform:
+            models.refuse(request)
+        except CannotPredict:  # a single trace may be possible, or names what is wrong
+            pass
+        return None
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
@@ -173,16 +219,31 @@ class PredictionService:
         if row is not None:
             prompt, completion = row
             point = point_of(request)._replace(prompt=prompt, completion=completion)
-            shorter = request_at(request, point, None)
-            rank, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
+            shorter = Member(candidate, request_at(request, point, None))
+            rank, sizes = self._rank_at(shorter)
             shape = replace(composition, prompt_length=prompt, completion_length=completion)
             rank = replace(rank, composition=shape)
-            at_lengths = memory(rank, stage_of(rank))
+            stage = stage_of(rank)
+            if sizes is not None:
+                stage = stage.at(sizes, step_context(rank)) or stage
+            at_lengths = memory(rank, stage)
         return replace(
             longest,
             peak_memory_bytes_at_lengths=at_lengths.peak_memory_bytes,
             fits_at_lengths=at_lengths.fits,
         )
+
+    def _rank_at(self, member: Member) -> tuple[PredictionInput, Integers | None]:
+        """Return the worst rank at the point of a request, and its sizes, where these are not those
+        of its trace.
+        """
+        candidate, request = member
+        family = self._family_of_one(member)
+        if family is None:
+            rank, _ = self._worst_rank(candidate, request, self._trace(request))
+            return rank, None
+        ((_, trace, sizes),) = family.traces([point_of(request)])
+        return self._input(candidate, trace, family.rank.host_bytes), sizes
 
     def _trace(self, request: Request) -> Trace:
         return self._tracer.trace(traced_request(request))
@@ -268,9 +329,12 @@ class PredictionService:
         families: dict[str, list[Member]] = {}
         for candidate in candidates:
             request = self.request(candidate)
-            key = family_key({**request, "allocator": candidate.settings.get(ALLOCATOR)})
+            key = self._key(candidate, request)
             families.setdefault(key, []).append(Member(candidate, request))
         return dict(sorted(families.items(), key=lambda item: len(item[1]), reverse=True))
+
+    def _key(self, candidate: Candidate, request: Request) -> str:
+        return family_key({**request, "allocator": candidate.settings.get(ALLOCATOR)})
 
     def _reference_first(
         self, families: Mapping[str, Members], until: float
@@ -330,26 +394,46 @@ class PredictionService:
             for candidate, _ in members:
                 yield candidate.id, self._predict_traced(candidate)
 
-    def _family(self, key: str, members: Members) -> Family:
-        """Return the family's model over all points so far. NotUniform if no model fits."""
-        points = _points_of(members)
+    def _family(self, key: str, members: Members, points: Sequence[Point] = ()) -> Family:
+        """Return the family's model over all points so far, or these. NotUniform if no model
+        fits.
+        """
+        points = points or _points_of(members)
         earlier = self._families.get(key)
         if earlier is not None:
             if earlier.covers(points):
                 return earlier
             points = list(dict.fromkeys([*earlier.points, *points]))
         base = members[0].request
+        stored = None if self._models is None else self._models.model_of(base, points)
+        if stored is not None:
+            return self._add_family(key, members, stored.points, stored.model)
 
         def trace_point(point: Point, layers: int | None) -> Trace:
             return self._trace(request_at(base, point, layers))
 
+        planned = initial_traces(
+            points, self._repetition, self._reference and self._reference_batches
+        )
+        self._expect(request_at(base, point, layers) for point, layers in planned)
         model = survey(
             trace_point, points, self._repetition, self._reference, self._reference_batches
         )
+        if self._models is not None:
+            self._models.keep(base, model, points)
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        rank, stage = self._worst_rank(*members[0], model.trace)
+        return self._add_family(key, members, points, model)
+
+    def _add_family(
+        self, key: str, members: Members, points: Sequence[Point], model: StepModel
+    ) -> Family:
+        """Shard a model over its ranks, as at the point of the first member."""
+        candidate, request = members[0]
+        sizes = sizes_at(model, point_of(request))
+        at_point = replace(model.trace, sizes=tuple(sizes.tolist()))
+        rank, stage = self._worst_rank(candidate, request, at_point)
         self._families[key] = Family(points, model, rank, stage)
         return self._families[key]
 
@@ -389,7 +473,19 @@ def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
         trainer=trainer,
         limit_bytes=job.memory_limit_bytes,
         tracer=open_tracers(job.task, trainer),
+        models=open_step_models(job.task, trainer),
     )
+
+
+def open_step_models(task: Task, trainer: Trainer) -> StepModels:
+    """Return the step models of this trainer in the job's training environment."""
+    packages = list(dict.fromkeys([*SUPPORTED.get(trainer.name, ()), *DECIDING_PACKAGES, *ENGINES]))
+
+    def installed_versions() -> Mapping[str, str]:
+        found = environment.versions(task.workload.python, packages)
+        return {name: version for name, version in found.items() if version is not None}
+
+    return StepModels(installed_versions, trainer.trace_adapter)
 
 
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:

@@ -1,0 +1,152 @@
+"""Step models by family: from this process, the user's cache, or the package itself.
+
+A step model answers for every point of a family without a training framework. The cache
+(`$XDG_CACHE_HOME/autotune/step-models`) holds those surveyed here, named by a hash of everything
+that decides them. The package ships models of common families, traced with one set of releases.
+They serve an environment of these releases, and one that cannot trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
+from autotune.core.space import fingerprint
+from autotune.estimate.screening import Point, StepModel
+from autotune.estimate.screening.request_points import Request
+from autotune.prediction.step_families import covered, step_family
+from autotune.prediction.step_model_file import SurveyedModel, packed, unpacked
+from autotune.prediction.trace_cache import default_folder, key_of
+from autotune.probe.spawn import ENGINES
+
+SHIPPED = Path(__file__).parent / "step_models"
+SUFFIX = ".step"
+REFUSED = b""  # content of a file whose family has no model
+
+DECIDING = ("trl", "transformers", "peft", "torch")
+"""Packages whose releases a shipped model is compared with."""
+
+TRACING = ("trl", "transformers", "torch", "accelerate")
+"""Packages without which nothing can be traced."""
+
+Versions = Mapping[str, str]
+
+
+class StepModels:
+    """Step models of one training environment."""
+
+    def __init__(
+        self,
+        versions: Callable[[], Versions],
+        adapter: str,
+        *,
+        cache: Path | None = None,
+        shipped: Path = SHIPPED,
+    ) -> None:
+        """`versions`: reads the installed packages, when it is first needed."""
+        self._read_versions = versions
+        self._adapter = adapter
+        self._cache = cache or default_folder().with_name("step-models")
+        self._shipped = shipped
+
+    def model_of(self, request: Request, points: Sequence[Point]) -> SurveyedModel | None:
+        """Return the model of the request's family, if one covers these points."""
+        stored = (self._cached(request), self._of_package(request))
+        for surveyed in stored:
+            if surveyed is not None and covered(surveyed.points, list(points)):
+                return self._here(surveyed)
+        return None
+
+    def surveyed_points(self, request: Request) -> tuple[Point, ...]:
+        """Return the points of the cached survey of this family; empty without one."""
+        surveyed = self._cached(request)
+        return () if surveyed is None else surveyed.points
+
+    def keep(self, request: Request, model: StepModel, points: Sequence[Point]) -> None:
+        """Store the model of a survey."""
+        versions = dict(model.trace.versions)
+        surveyed = SurveyedModel(model=model, points=tuple(points), versions=versions)
+        self._write(request, packed(surveyed))
+
+    def refuse(self, request: Request) -> None:
+        """Store that this family has no model."""
+        self._write(request, REFUSED)
+
+    def is_refused(self, request: Request) -> bool:
+        return self._read(self._cache_file(request)) == REFUSED
+
+    @property
+    def can_trace(self) -> bool:
+        """Return True if the environment has what a trace needs."""
+        return all(name in self._versions for name in TRACING)
+
+    # Stores.
+
+    @cached_property
+    def _versions(self) -> Versions:
+        return dict(self._read_versions())
+
+    def _cached(self, request: Request) -> SurveyedModel | None:
+        return _read_model(self._read(self._cache_file(request)))
+
+    def _of_package(self, request: Request) -> SurveyedModel | None:
+        """Return the shipped model, if the environment has its releases or cannot trace."""
+        surveyed = _read_model(self._read(self._shipped / shipped_name(request, self._adapter)))
+        if surveyed is None or not self.can_trace:
+            return surveyed
+        same = all(
+            _release(surveyed.versions.get(name)) == _release(self._versions.get(name))
+            for name in DECIDING
+        )
+        return surveyed if same else None
+
+    def _here(self, surveyed: SurveyedModel) -> SurveyedModel:
+        """Return the model with the engines of this environment: no trace depends on them."""
+        versions = {}
+        for name, version in surveyed.versions.items():
+            if name.removesuffix("-cpu") not in ENGINES:
+                versions[name] = version
+        for name in ENGINES:
+            if name in self._versions:
+                versions[name.removesuffix("-cpu")] = self._versions[name]
+        stretched = surveyed.model.stretched
+        trace = replace(stretched.trace, versions=versions)
+        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
+        return replace(surveyed, model=model)
+
+    def _cache_file(self, request: Request) -> Path:
+        versions = {name: self._versions[name] for name in self._versions if name not in ENGINES}
+        key = key_of(step_family(request), versions, self._adapter)
+        return self._cache / f"{key}{SUFFIX}"
+
+    def _read(self, file: Path) -> bytes | None:
+        with contextlib.suppress(OSError):
+            return file.read_bytes()
+        return None
+
+    def _write(self, request: Request, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # nothing is cached in a folder that is read-only
+            make_private_folder(self._cache)
+            write_atomically(self._cache_file(request), content, mode=FOR_ITS_OWNER)
+
+
+def shipped_name(request: Request, adapter: str) -> str:
+    """Return the file name of a family's shipped model."""
+    return f"{fingerprint({'family': step_family(request), 'adapter': adapter})}{SUFFIX}"
+
+
+def _read_model(content: bytes | None) -> SurveyedModel | None:
+    if not content:
+        return None
+    with contextlib.suppress(ValueError):  # truncated, or of another release of autotune
+        return unpacked(content)
+    return None
+
+
+def _release(version: str | None) -> str | None:
+    """Return a version without its local part: 2.13.0+cpu is 2.13.0."""
+    return None if version is None else version.partition("+")[0]
