@@ -22,7 +22,7 @@ from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
-from autotune.search.advice import BATCH_KNOBS
+from autotune.search.change_kinds import BATCH_KNOBS
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService

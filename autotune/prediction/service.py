@@ -42,10 +42,10 @@ from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
-from autotune.frameworks.base import STAND_IN, Trainer
+from autotune.frameworks.base import STAND_IN, Trainer, packages_to_trace
 from autotune.machine import environment, hardware_detection
 from autotune.machine.environment import SUPPORTED
-from autotune.prediction.step_families import points_around
+from autotune.prediction.step_families import covered, points_around
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
@@ -182,7 +182,7 @@ class PredictionService:
         if models is None:
             return None
         family = self._families.get(key)
-        if family is not None and family.covers([point]):
+        if family is not None and covered(family.points, [point]):
             return family
         stored = models.model_of(request, [point])
         if stored is not None:
@@ -246,10 +246,13 @@ class PredictionService:
         return self._input(candidate, trace, family.rank.host_bytes), sizes
 
     def _trace(self, request: Request) -> Trace:
+        if self._models is not None:
+            self._models.require_tracing()
         return self._tracer.trace(traced_request(request))
 
     def _expect(self, requests: Iterable[Request]) -> None:
-        self._tracer.expect(map(traced_request, requests))
+        if self._models is None or self._models.can_trace:
+            self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(
         self,
@@ -412,9 +415,8 @@ class PredictionService:
         def trace_point(point: Point, layers: int | None) -> Trace:
             return self._trace(request_at(base, point, layers))
 
-        planned = initial_traces(
-            points, self._repetition, self._reference and self._reference_batches
-        )
+        batches = None if self._reference is None else self._reference_batches
+        planned = initial_traces(points, self._repetition, batches)
         self._expect(request_at(base, point, layers) for point, layers in planned)
         model = survey(
             trace_point, points, self._repetition, self._reference, self._reference_batches
@@ -485,7 +487,15 @@ def open_step_models(task: Task, trainer: Trainer) -> StepModels:
         found = environment.versions(task.workload.python, packages)
         return {name: version for name, version in found.items() if version is not None}
 
-    return StepModels(installed_versions, trainer.trace_adapter)
+    needs = ["torch", "transformers"]
+    needs += [name for name in packages_to_trace(trainer) if name in packages]
+
+    def refuse_missing() -> None:
+        environment.refuse_missing(task.workload.python, needs, trainer.requires, "Predicting")
+
+    return StepModels(
+        installed_versions, trainer.trace_adapter, needs=needs, refuse_missing=refuse_missing
+    )
 
 
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:

@@ -7,7 +7,7 @@ shape, another learning rate and any number of GPUs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from autotune.estimate.screening import Point, point_of, traced_request
@@ -47,6 +47,10 @@ SURVEYED_CORNERS = (
 )
 """Points whose range a survey covers that is made for a single candidate."""
 
+EXTRAPOLATION = 4
+"""How far beyond its range a model is used, as a factor of each coordinate: its formulas are exact
+sums of products, and hold at the corner of the range."""
+
 
 def step_family(request: Request) -> Mapping[str, object]:
     """Return what decides the step of a request, without its point."""
@@ -56,7 +60,8 @@ def step_family(request: Request) -> Mapping[str, object]:
         if name not in ("settings", "lengths", "model", "adapter", "sharding"):
             family[name] = value
     family["model"] = _model(traced)
-    family["adapter"] = _without(traced.get("adapter"), ("lora_alpha",))
+    adapter = traced.get("adapter")
+    family["adapter"] = adapter and _without(adapter, ("lora_alpha",))
     family["sharding"] = _sharding(traced["sharding"])
 
     # 1. Settings, without the point's.
@@ -89,12 +94,17 @@ def points_around(point: Point, known: tuple[Point, ...] = ()) -> list[Point]:
     return [corner._replace(micro_steps=point.micro_steps) for corner in corners]
 
 
-def covered(points: tuple[Point, ...], asked: list[Point]) -> bool:
-    """Return True if the points asked for lie within the range of those surveyed."""
+def covered(points: Sequence[Point], asked: Sequence[Point]) -> bool:
+    """Return True if the points asked for lie within the range of those surveyed, or so near that
+    the formulas hold there as well.
+    """
     for surveyed, values in zip(zip(*points, strict=True), zip(*asked, strict=True), strict=True):
-        if min(values) < min(surveyed) or max(values) > max(surveyed):
+        if min(values) * EXTRAPOLATION < min(surveyed):
             return False
-    return True
+        if max(values) > EXTRAPOLATION * max(surveyed):
+            return False
+    steps, asked_steps = points[0].micro_steps, asked[0].micro_steps
+    return min(steps, MICRO_STEP_CLASSES) == min(asked_steps, MICRO_STEP_CLASSES)
 
 
 def _model(request: Request) -> Mapping[str, object]:
@@ -124,9 +134,5 @@ def _sharding(sharding: Mapping[str, Any]) -> Mapping[str, object]:
     return {"kind": PLAIN_STEPS[-1] if kind in PLAIN_STEPS else kind}
 
 
-def _without(
-    values: Mapping[str, object] | None, names: frozenset[str] | set[str] | tuple[str, ...]
-) -> Mapping[str, object] | None:
-    if values is None:
-        return None
+def _without(values: Mapping[str, object], names: Collection[str]) -> Mapping[str, object]:
     return {name: value for name, value in values.items() if name not in names}

@@ -30,8 +30,8 @@ REFUSED = b""  # content of a file whose family has no model
 DECIDING = ("trl", "transformers", "peft", "torch")
 """Packages whose releases a shipped model is compared with."""
 
-TRACING = ("trl", "transformers", "torch", "accelerate")
-"""Packages without which nothing can be traced."""
+SAME_KERNELS = {"8.6": "8.0", "8.9": "8.0"}
+"""Compute capabilities whose shipped models are those of another: their steps allocate the same."""
 
 Versions = Mapping[str, str]
 
@@ -46,9 +46,15 @@ class StepModels:
         *,
         cache: Path | None = None,
         shipped: Path = SHIPPED,
+        needs: Sequence[str] = ("torch", "transformers"),
+        refuse_missing: Callable[[], None] = lambda: None,
     ) -> None:
-        """`versions`: reads the installed packages, when it is first needed."""
+        """`versions`: reads the installed packages, when it is first needed. `needs`: packages
+        without which nothing can be traced. `refuse_missing`: raises an error that names them.
+        """
+        self._needs = tuple(needs)
         self._read_versions = versions
+        self._refuse_missing = refuse_missing
         self._adapter = adapter
         self._cache = cache or default_folder().with_name("step-models")
         self._shipped = shipped
@@ -57,7 +63,7 @@ class StepModels:
         """Return the model of the request's family, if one covers these points."""
         stored = (self._cached(request), self._of_package(request))
         for surveyed in stored:
-            if surveyed is not None and covered(surveyed.points, list(points)):
+            if surveyed is not None and covered(surveyed.points, points):
                 return self._here(surveyed)
         return None
 
@@ -79,10 +85,15 @@ class StepModels:
     def is_refused(self, request: Request) -> bool:
         return self._read(self._cache_file(request)) == REFUSED
 
+    def require_tracing(self) -> None:
+        """Raise an error unless the environment has what a trace needs."""
+        if not self.can_trace:
+            self._refuse_missing()
+
     @property
     def can_trace(self) -> bool:
         """Return True if the environment has what a trace needs."""
-        return all(name in self._versions for name in TRACING)
+        return all(name in self._versions for name in self._needs)
 
     # Stores.
 
@@ -136,7 +147,10 @@ class StepModels:
 
 def shipped_name(request: Request, adapter: str) -> str:
     """Return the file name of a family's shipped model."""
-    return f"{fingerprint({'family': step_family(request), 'adapter': adapter})}{SUFFIX}"
+    family = dict(step_family(request))
+    capability = family.get("capability")
+    family["capability"] = SAME_KERNELS.get(str(capability), capability)
+    return f"{fingerprint({'family': family, 'adapter': adapter})}{SUFFIX}"
 
 
 def _read_model(content: bytes | None) -> SurveyedModel | None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.core.answer import WayToFit
-from autotune.core.errors import CannotPredict, ProbeError
+from autotune.core.errors import AutotuneError, CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, setting_text
 from autotune.search.change_kinds import Kind, KnobValues, kinds_of
@@ -73,7 +73,7 @@ class _Adviser:
 
     def single_ways(self, kinds: Sequence[Kind]) -> list[WayToFit]:
         """Return the best way of each neutral kind, then of kinds of learning, up to enough."""
-        ways = []
+        ways: list[WayToFit] = []
         for kind in kinds:
             if kind.learning and len(ways) >= MAX_WAYS:
                 break
@@ -171,7 +171,7 @@ class _Adviser:
             return None
         try:
             return self.service.predict(changed)
-        except (CannotPredict, ProbeError):  # the other changes remain possible
+        except AutotuneError:  # the other changes remain possible
             return None
 
     def _changed(self, change: KnobValues) -> Candidate:

@@ -63,8 +63,10 @@ def _smaller_batches(candidate: Candidate) -> Kind:
 def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
     current = candidate.settings.get(knob.name)
     learning = knob.effect_under(candidate.settings) == "learning"
-    if _is_share(current) and all(map(_is_share, knob.choices)):
-        values: Sequence[KnobValue] = _nearest_first(current, {*SHARES, *knob.choices})
+    shares = [choice for choice in knob.choices if _is_share(choice)]
+    values: Sequence[KnobValue]
+    if _is_share(current) and len(shares) == len(knob.choices):
+        values = _nearest_first(current, {*SHARES, *shares})
     elif _is_count(current) and knob.memory == "grows":
         values = _smaller(current, knob.choices)
     else:
@@ -80,12 +82,12 @@ def _other_choices(knob: Knob, current: object, *, learning: bool) -> list[KnobV
     return [choice for choice in choices if choice is not None and choice != current]
 
 
-def _nearest_first(current: float, shares: Iterable[float]) -> list[KnobValue]:
+def _nearest_first(current: float, shares: Iterable[float]) -> list[float]:
     others = [share for share in shares if share != current]
     return sorted(others, key=lambda share: (abs(share - current), share))
 
 
-def _smaller(current: int, choices: Iterable[KnobValue]) -> list[KnobValue]:
+def _smaller(current: int, choices: Iterable[KnobValue]) -> list[int]:
     """Return smaller numbers, largest first: the listed ones, and those between and beyond."""
     listed = {choice for choice in choices if _is_count(choice)}
     least = max(1, min(listed, default=current) // BEYOND_CHOICES)
