@@ -52,6 +52,8 @@ class Family:
 
 CHECKPOINTING_OFF = {"gradient_checkpointing": False}
 VLLM = {"use_vllm": True}
+ONE_ROW = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
+"""Under full tuning a step of few tokens is another family."""
 
 FAMILIES = (
     Family(
@@ -70,15 +72,16 @@ FAMILIES = (
         flags={"tuning": "full"},
         changes=(
             {},
+            ONE_ROW,
             CHECKPOINTING_OFF,
             VLLM,
+            {**VLLM, **ONE_ROW},
             {"sharding": "zero2"},
             {"sharding": "zero3"},
+            {"sharding": "zero3", **ONE_ROW},
         ),
     ),
     Family(flags={"tuning": "lora", "method": "sft"}, changes=({}, CHECKPOINTING_OFF)),
-    Family(flags={"tuning": "full", "method": "sft"}, changes=({}, CHECKPOINTING_OFF)),
-    Family(flags={"tuning": "lora", "method": "dpo"}, changes=({}, CHECKPOINTING_OFF)),
 )
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -27,14 +27,10 @@ from autotune.estimate.screening import (
     LayerRepetition,
     NotUniform,
     Point,
-    StepModel,
     family_key,
-    initial_traces,
     point_of,
     repetition_of,
     request_at,
-    survey,
-    traced_request,
 )
 from autotune.estimate.screening.points import Integers
 from autotune.estimate.screening.step_model import sizes_at
@@ -45,8 +41,9 @@ from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import STAND_IN, Trainer, packages_to_trace
 from autotune.machine import environment, hardware_detection
 from autotune.machine.environment import SUPPORTED
-from autotune.prediction.step_families import covered, points_around
+from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
+from autotune.prediction.surveys import Surveys, points_of
 from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
 from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES
@@ -63,7 +60,6 @@ class Member(NamedTuple):
 
 Members = Sequence[Member]
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-MAX_TRACED_ALONE = 3  # members of a family that are traced alone: fewer traces than a model needs
 
 
 class PredictionService:
@@ -77,21 +73,21 @@ class PredictionService:
         limit_bytes: int,
         tracer: TracerPool,
         models: StepModels | None = None,
+        surveys: Surveys | None = None,
     ) -> None:
-        """`models`: stored step models; without them, a single candidate is always traced."""
+        """`models`: stored step models; without them, a single candidate is always traced.
+        `surveys`: those of another service, to be shared.
+        """
         self._task = task
         self._trainer = trainer
         self._limit_bytes = limit_bytes
         self._tracer = tracer
-        self._models = models
+        self._surveys = surveys or Surveys(tracer, models)
+        self._families = self._surveys.families
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
         """Predictions at the longest rows, by candidate id."""
-        self._families: dict[str, Family] = {}
-        self._reference: StepModel | None = None
-        """Latest model, with the formulas of all before it: they save traces in the next family."""
-        self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
         """Predict one candidate, from its family's step model where there is one, else from a
@@ -142,7 +138,7 @@ class PredictionService:
             trainer=self._trainer,
             limit_bytes=job.memory_limit_bytes,
             tracer=self._tracer,
-            models=self._models,
+            surveys=self._surveys,
         )
 
     def request(self, candidate: Candidate) -> Request:
@@ -158,7 +154,7 @@ class PredictionService:
         return len(self._families)
 
     def close(self) -> None:
-        self._tracer.close()
+        self._surveys.close()
 
     # One candidate.
 
@@ -177,32 +173,16 @@ class PredictionService:
         """Return the family with a model for the candidate's point, surveyed now if necessary.
         None: the candidate is traced alone.
         """
-        candidate, request = member
-        models, key, point = self._models, self._key(candidate, request), point_of(request)
-        if models is None:
-            return None
-        family = self._families.get(key)
-        if family is not None and covered(family.points, [point]):
-            return family
-        stored = models.model_of(request, [point])
-        if stored is not None:
-            return self._add_family(key, [member], stored.points, stored.model)
-        # A survey traces short models; without them, a single trace is cheaper.
-        if self._repetition is None or not models.can_trace or models.is_refused(request):
-            return None
-        points = points_around(point, models.surveyed_points(request))
-        try:
-            return self._family(key, [member], points)
-        except NotUniform:
-            models.refuse(request)
-        except CannotPredict:  # a single trace may be possible, or names what is wrong
-            pass
-        return None
+        key, point = self._key(*member), point_of(member.request)
+        if self._surveys.covers(key, point):
+            return self._families[key]
+        surveyed = self._surveys.model_at(member.request, self._repetition)
+        return None if surveyed is None else self._add_family(key, member, surveyed)
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            rank, stage = self._worst_rank(candidate, request, self._trace(request))
+            rank, stage = self._worst_rank(candidate, request, self._surveys.trace(request))
             self._longest[candidate.id] = with_speed(rank, memory(rank, stage))
         return self._longest[candidate.id]
 
@@ -240,19 +220,10 @@ class PredictionService:
         candidate, request = member
         family = self._family_of_one(member)
         if family is None:
-            rank, _ = self._worst_rank(candidate, request, self._trace(request))
+            rank, _ = self._worst_rank(candidate, request, self._surveys.trace(request))
             return rank, None
         ((_, trace, sizes),) = family.traces([point_of(request)])
         return self._input(candidate, trace, family.rank.host_bytes), sizes
-
-    def _trace(self, request: Request) -> Trace:
-        if self._models is not None:
-            self._models.require_tracing()
-        return self._tracer.trace(traced_request(request))
-
-    def _expect(self, requests: Iterable[Request]) -> None:
-        if self._models is None or self._models.can_trace:
-            self._tracer.expect(map(traced_request, requests))
 
     def _worst_rank(
         self,
@@ -314,10 +285,15 @@ class PredictionService:
             else:
                 unpredicted.append(candidate)
         families = self._group_by_family(unpredicted)
-        families = self._reference_first(families, _end_of_share(deadline, 4))
-        self._expect(self._certain_requests(families))
+        requests = {key: _requests_of(members) for key, members in families.items()}
+        order = self._surveys.reference_first(
+            requests, self._repetition, _end_of_share(deadline, 4)
+        )
+        requests = {key: requests[key] for key in order}
+        self._surveys.expect(self._surveys.certain_requests(requests, self._repetition))
 
-        for key, members in families.items():
+        for key in order:
+            members = families[key]
             if predictions and time.monotonic() > deadline:
                 break
             for name, prediction in self._predict_members(key, members):
@@ -337,57 +313,12 @@ class PredictionService:
         return dict(sorted(families.items(), key=lambda item: len(item[1]), reverse=True))
 
     def _key(self, candidate: Candidate, request: Request) -> str:
-        return family_key({**request, "allocator": candidate.settings.get(ALLOCATOR)})
-
-    def _reference_first(
-        self, families: Mapping[str, Members], until: float
-    ) -> Mapping[str, Members]:
-        """Put the family with the fewest events first, since the others reuse its formulas.
-        Compared are families with at least half as many points as any, as far as their first
-        traces arrive in time.
-        """
-        points: dict[str, list[Point]] = {}
-        for key, members in families.items():
-            if not _traced_alone(members, has_reference=False):
-                points[key] = _points_of(members)
-        if self._reference is not None or len(points) < 2:
-            return families
-
-        most = max(map(len, points.values()))
-        first_requests: dict[str, Request] = {}
-        for key, family_points in points.items():
-            if 2 * len(family_points) >= most:
-                first = initial_traces(family_points, self._repetition, None)[0]
-                first_requests[key] = request_at(families[key][0].request, *first)
-        self._expect(first_requests.values())
-        events: dict[str, int] = {}
-        for key, request in first_requests.items():
-            if not events or time.monotonic() < until:
-                events[key] = len(self._trace(request).events)
-        reference = min(events, key=lambda key: events[key])
-        return {reference: families[reference], **families}
-
-    def _certain_requests(self, families: Mapping[str, Members]) -> Iterator[Request]:
-        """Yield the requests certain to be needed, in order, for processes to work ahead."""
-        has_reference, batches = self._reference is not None, self._reference_batches
-        for key, members in families.items():
-            if key in self._families:
-                continue
-            if _traced_alone(members, has_reference=has_reference):
-                for member in members:
-                    yield member.request
-                continue
-            points = _points_of(members)
-            planned = initial_traces(points, self._repetition, batches if has_reference else None)
-            for point, layers in planned:
-                yield request_at(members[0].request, point, layers)
-            if not has_reference:
-                has_reference, batches = True, tuple(point.micro_batch for point in points)
+        allocator, step = candidate.settings.get(ALLOCATOR), self._surveys.step_class(request)
+        return family_key({**request, "allocator": allocator, "step": step})
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
         family: Family | None = None
-        has_reference = self._reference is not None
-        if key in self._families or not _traced_alone(members, has_reference=has_reference):
+        if self._has_model(key, members):
             # NotUniform: layers or points differ in more than sizes. Each member is traced then.
             with contextlib.suppress(NotUniform):
                 family = self._family(key, members)
@@ -397,46 +328,30 @@ class PredictionService:
             for candidate, _ in members:
                 yield candidate.id, self._predict_traced(candidate)
 
-    def _family(self, key: str, members: Members, points: Sequence[Point] = ()) -> Family:
-        """Return the family's model over all points so far, or these. NotUniform if no model
-        fits.
-        """
-        points = points or _points_of(members)
+    def _has_model(self, key: str, members: Members) -> bool:
+        """Return True if these members are predicted from a model, stored or surveyed now."""
+        requests = _requests_of(members)
+        if key in self._families or not self._surveys.traced_alone(len(members)):
+            return True
+        return self._surveys.is_stored(requests)
+
+    def _family(self, key: str, members: Members) -> Family:
+        """Return the family's model over all points so far. NotUniform if no model fits."""
+        points = points_of(_requests_of(members))
         earlier = self._families.get(key)
-        if earlier is not None:
-            if earlier.covers(points):
-                return earlier
-            points = list(dict.fromkeys([*earlier.points, *points]))
-        base = members[0].request
-        stored = None if self._models is None else self._models.model_of(base, points)
-        if stored is not None:
-            return self._add_family(key, members, stored.points, stored.model)
+        if earlier is not None and earlier.covers(points):
+            return earlier
+        request = members[0].request
+        surveyed = self._surveys.model_over(key, request, points, self._repetition)
+        return self._add_family(key, members[0], surveyed)
 
-        def trace_point(point: Point, layers: int | None) -> Trace:
-            return self._trace(request_at(base, point, layers))
-
-        batches = None if self._reference is None else self._reference_batches
-        planned = initial_traces(points, self._repetition, batches)
-        self._expect(request_at(base, point, layers) for point, layers in planned)
-        model = survey(
-            trace_point, points, self._repetition, self._reference, self._reference_batches
-        )
-        if self._models is not None:
-            self._models.keep(base, model, points)
-        if self._reference is None:
-            self._reference_batches = tuple(point.micro_batch for point in points)
-        self._reference = model
-        return self._add_family(key, members, points, model)
-
-    def _add_family(
-        self, key: str, members: Members, points: Sequence[Point], model: StepModel
-    ) -> Family:
-        """Shard a model over its ranks, as at the point of the first member."""
-        candidate, request = members[0]
-        sizes = sizes_at(model, point_of(request))
+    def _add_family(self, key: str, member: Member, surveyed: SurveyedModel) -> Family:
+        """Shard a model over its ranks, as at the point of one member."""
+        model = surveyed.model
+        sizes = sizes_at(model, point_of(member.request))
         at_point = replace(model.trace, sizes=tuple(sizes.tolist()))
-        rank, stage = self._worst_rank(candidate, request, at_point)
-        self._families[key] = Family(points, model, rank, stage)
+        rank, stage = self._worst_rank(*member, at_point)
+        self._families[key] = Family(surveyed.points, model, rank, stage)
         return self._families[key]
 
     def _predict_from_model(
@@ -538,9 +453,5 @@ def _end_of_share(deadline: float, parts: int) -> float:
     return now + (deadline - now) / parts
 
 
-def _traced_alone(members: Members, *, has_reference: bool) -> bool:
-    return len(members) <= (1 if has_reference else MAX_TRACED_ALONE)
-
-
-def _points_of(members: Members) -> list[Point]:
-    return list(dict.fromkeys(point_of(member.request) for member in members))
+def _requests_of(members: Members) -> list[Request]:
+    return [member.request for member in members]

@@ -7,8 +7,9 @@ shape, another learning rate and any number of GPUs.
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.estimate.screening import Point, point_of, traced_request
 from autotune.estimate.screening.request_points import (
@@ -40,16 +41,56 @@ SHARDED_WHEN_TRACED = ("fsdp1", "fsdp2")
 PLAIN_STEPS = ("none", "ddp")
 """Shardings under which a rank runs the same step."""
 
-SURVEYED_CORNERS = (
-    Point(micro_batch=1, prompt=64, completion=64, micro_steps=3),
-    Point(micro_batch=8, prompt=512, completion=1024, micro_steps=4),
-    Point(micro_batch=16, prompt=2048, completion=4096, micro_steps=64),
-)
-"""Points whose range a survey covers that is made for a single candidate."""
+TOKEN_BOUNDS = (1024, 3073)
+"""Tokens of a micro-batch from which gradients of norms and biases, and of the embedding, need
+workspaces (`worker/tracing/workspaces.py`): steps below have other events. Adapters have neither.
+"""
 
-EXTRAPOLATION = 4
-"""How far beyond its range a model is used, as a factor of each coordinate: its formulas are exact
-sums of products, and hold at the corner of the range."""
+PAIRED_METHODS = ("dpo",)  # a row is two sequences
+
+
+class Corners(NamedTuple):
+    """Points whose range a survey covers that is made for a single candidate."""
+
+    low: Point
+    middle: Point
+    high: Point
+
+
+class StepClass(NamedTuple):
+    """What divides the points of a family into steps with the same events."""
+
+    rows: int  # 1, or 2 for more: logits of a single row are contiguous, and are not copied
+    tokens: int | None  # how many of TOKEN_BOUNDS the micro-batch reaches; None: an adapter trains
+
+
+CORNERS = {
+    StepClass(1, None): Corners(
+        Point(1, 64, 64, 3), Point(1, 512, 1024, 4), Point(1, 2048, 8192, 64)
+    ),
+    StepClass(1, 0): Corners(Point(1, 64, 64, 3), Point(1, 96, 200, 4), Point(1, 376, 640, 64)),
+    StepClass(1, 1): Corners(
+        Point(1, 512, 520, 3), Point(1, 600, 900, 4), Point(1, 1024, 2048, 64)
+    ),
+    StepClass(1, 2): Corners(
+        Point(1, 1208, 2008, 3), Point(1, 1600, 3000, 4), Point(1, 2048, 8192, 64)
+    ),
+    StepClass(2, None): Corners(
+        Point(2, 64, 64, 3), Point(4, 512, 1024, 4), Point(8, 2048, 2048, 64)
+    ),
+    StepClass(2, 0): Corners(Point(2, 64, 64, 3), Point(2, 96, 120, 4), Point(3, 128, 200, 64)),
+    StepClass(2, 1): Corners(Point(2, 256, 280, 3), Point(2, 304, 600, 4), Point(3, 400, 616, 64)),
+    StepClass(2, 2): Corners(
+        Point(4, 800, 200, 3), Point(6, 1024, 600, 4), Point(8, 2048, 1024, 64)
+    ),
+}
+"""Of the points that a survey takes between these, several are below and several above 4,096
+completion tokens, from which the loss works in pieces."""
+
+BEYOND, BELOW = 4, 16
+"""How far outside of its range a model is used, as factors of each coordinate: its formulas are
+exact sums of products, and hold at the corner of the range.
+"""
 
 
 def step_family(request: Request) -> Mapping[str, object]:
@@ -69,6 +110,7 @@ def step_family(request: Request) -> Mapping[str, object]:
     family["settings"] = _without(traced["settings"], dropped)
     lengths = traced["lengths"]
     family["lengths"] = _without(lengths, ("prompt", "completion"))
+    family["step"] = step_class(request)
     # 2. The course of the micro-steps: their class, and how often a generation is reused.
     family["course"] = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
     accumulation = traced["settings"].get("gradient_accumulation_steps")
@@ -77,21 +119,47 @@ def step_family(request: Request) -> Mapping[str, object]:
     return family
 
 
-def points_around(point: Point, known: tuple[Point, ...] = ()) -> list[Point]:
-    """Return points whose range a survey for this one covers: the usual range, doubled as often as
-    is necessary. `known`: points of a survey before, whose range stays covered.
+def step_class(request: Request) -> StepClass:
+    """Return the class of the request's point."""
+    point = point_of(request)
+    rows = min(point.micro_batch, 2)
+    if request.get("adapter") is not None:
+        return StepClass(rows, None)
+    tokens = point.micro_batch * (point.prompt + point.completion) * _sequences_of_row(request)
+    return StepClass(rows, bisect.bisect_right(TOKEN_BOUNDS, tokens))
+
+
+def _sequences_of_row(request: Request) -> int:
+    return 2 if request.get("method") in PAIRED_METHODS else 1
+
+
+def points_around(request: Request, known: Sequence[Point] = ()) -> list[Point]:
+    """Return points whose range a survey for this request covers: the usual range if that suffices,
+    else doubled as often as is necessary. `known`: points of a survey before.
     """
-    low, _, high = SURVEYED_CORNERS
-    lowest = Point(*map(min, zip(low, point, *known, strict=True)))
-    highest = []
-    for usual, *values in zip(high, point, *known, strict=True):
-        while usual < max(values):
-            usual *= 2
-        highest.append(usual)
-    corners = (lowest, SURVEYED_CORNERS[1], Point(*highest))
-    if point.micro_steps >= MICRO_STEP_CLASSES:
-        return [corner._replace(micro_steps=max(3, corner.micro_steps)) for corner in corners]
-    return [corner._replace(micro_steps=point.micro_steps) for corner in corners]
+    point, corners = point_of(request), _corners(request)
+    if known or not covered(corners, [point]):
+        lowest = Point(*map(min, zip(corners.low, point, *known, strict=True)))
+        highest = []
+        for usual, *values in zip(corners.high, point, *known, strict=True):
+            while usual < max(values):
+                usual *= 2
+            highest.append(usual)
+        corners = Corners(lowest, corners.middle, Point(*highest))
+    return list(corners)
+
+
+def _corners(request: Request) -> Corners:
+    step, steps = step_class(request), point_of(request).micro_steps
+    sequences = 1 if step.tokens is None else _sequences_of_row(request)
+    points = []
+    for corner in CORNERS[step]:
+        prompt, completion = corner.prompt // sequences, corner.completion // sequences
+        corner = corner._replace(prompt=prompt, completion=completion)
+        if steps < MICRO_STEP_CLASSES:
+            corner = corner._replace(micro_steps=steps)
+        points.append(corner)
+    return Corners(*points)
 
 
 def covered(points: Sequence[Point], asked: Sequence[Point]) -> bool:
@@ -99,9 +167,9 @@ def covered(points: Sequence[Point], asked: Sequence[Point]) -> bool:
     the formulas hold there as well.
     """
     for surveyed, values in zip(zip(*points, strict=True), zip(*asked, strict=True), strict=True):
-        if min(values) * EXTRAPOLATION < min(surveyed):
+        if min(values) * BELOW < min(surveyed):
             return False
-        if max(values) > EXTRAPOLATION * max(surveyed):
+        if max(values) > BEYOND * max(surveyed):
             return False
     steps, asked_steps = points[0].micro_steps, asked[0].micro_steps
     return min(steps, MICRO_STEP_CLASSES) == min(asked_steps, MICRO_STEP_CLASSES)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune.estimate.screening import Point, StepModel, repetition_of, survey
-from autotune.prediction.step_families import points_around, step_family
+from autotune.prediction.step_families import covered, points_around, step_class, step_family
 from autotune.prediction.step_model_file import SurveyedModel, packed
 from autotune.prediction.step_models import StepModels, shipped_name
 from tests.estimate.test_step_model import SPACE, step
@@ -79,7 +79,7 @@ def ship(folder: Path, model: StepModel) -> None:
     [
         {"model": {"name": "a fine-tune", "folder": "/data/fine-tune"}},
         {"config": {"eos_token_id": 7, "max_position_embeddings": 4096}},
-        {"settings": {"learning_rate": 1e-6, "per_device_train_batch_size": 1}},
+        {"settings": {"learning_rate": 1e-6, "per_device_train_batch_size": 4}},
         {"adapter": {"lora_r": 16, "lora_alpha": 64}},
         {"sharding": {"kind": "ddp", "ranks": 8, "options": {"find_unused_parameters": True}}},
         {"sharding": {"kind": "none", "ranks": 1}},
@@ -97,6 +97,7 @@ def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) ->
         {"config": {"hidden_size": 128}},
         {"config": {"model_type": "opt", "max_position_embeddings": 4096}},
         {"settings": {"gradient_checkpointing": False}},
+        {"settings": {"per_device_train_batch_size": 1}},
         {"settings": {"gradient_accumulation_steps": 1}},  # no second micro-step in a step
         {"settings": {"steps_per_generation": 8}},  # a generation is used twice
         {"adapter": {"lora_r": 8, "lora_alpha": 32}},
@@ -152,11 +153,37 @@ def test_a_refused_family_is_remembered(tmp_path: Path) -> None:
     assert models(tmp_path).model_of(request(), [POINT]) is None
 
 
-@pytest.mark.parametrize("point", [POINT, Point(24, 64, 20_000, 4), Point(1, 16, 64, 2)])
-def test_a_survey_covers_its_point_and_the_usual_range(point: Point) -> None:
-    ranges = list(zip(*points_around(point), strict=True))
-    assert all(
-        min(values) <= asked <= max(values) for asked, values in zip(point, ranges, strict=True)
+@pytest.mark.parametrize("batch", [1, 24])
+@pytest.mark.parametrize("completion", [64, 700, 20_000])
+@pytest.mark.parametrize("steps", [1, 2, 8])
+@pytest.mark.parametrize("adapter", [{"lora_r": 16}, None])
+@pytest.mark.parametrize("method", ["grpo", "dpo"])
+def test_a_survey_covers_its_point(
+    batch: int, completion: int, steps: int, adapter: Any, method: str
+) -> None:
+    asked = request(
+        adapter=adapter,
+        method=method,
+        settings={"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps},
+        lengths={"prompt": 64, "completion": completion},
     )
-    assert max(ranges[0]) >= 16 and max(ranges[2]) >= 4096
-    assert set(ranges[3]) == {2} or min(ranges[3]) == 3, "one class of micro-steps"
+    points = points_around(asked)
+    assert covered(points, [Point(batch, 64, completion, steps)])
+    course = {min(3, point.micro_steps) for point in points}
+    assert course == {min(3, steps)}, "one class of micro-steps"
+
+
+def test_steps_with_other_workspaces_are_other_families() -> None:
+    """1 x 1023 and 1 x 1024 tokens under full tuning: the sums of norms' gradients get workspaces;
+    a row of DPO is two sequences.
+    """
+
+    def tokens(completion: int, **changes: Any) -> int | None:
+        lengths = {"prompt": 23, "completion": completion}
+        settings = {"per_device_train_batch_size": 1}
+        asked = request(lengths=lengths, settings=settings, **{"adapter": None, **changes})
+        return step_class(asked).tokens
+
+    assert [tokens(1000), tokens(1001), tokens(3049), tokens(3050)] == [0, 1, 1, 2]
+    assert tokens(500, method="dpo") == 1
+    assert tokens(1000, adapter={"lora_r": 8}) is None
