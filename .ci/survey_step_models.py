@@ -19,7 +19,8 @@ from autotune.core.files import write_atomically
 from autotune.core.space import Candidate, KnobValue
 from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.request_points import Request
-from autotune.prediction.service import PredictionService, open_step_models, open_tracers
+from autotune.prediction.opening import open_step_models, open_tracers
+from autotune.prediction.service import PredictionService
 from autotune.prediction.step_model_file import SurveyedModel, packed
 from autotune.prediction.step_models import SHIPPED, StepModels, shipped_name
 from autotune.request.flags import flags_of
@@ -28,10 +29,10 @@ from autotune.request.request_parser import read_sources
 
 MODELS = (
     "Qwen2.5-7B",
-    "Qwen2.5-1.5B",
     "Qwen2.5-0.5B",
-    "Qwen3-0.6B",
+    "Qwen2.5-1.5B",
     "Llama-3.1-8B",
+    "Qwen3-0.6B",
     "Qwen3-8B",
     "Qwen2.5-3B",
     "Llama-3.2-1B",
@@ -55,33 +56,32 @@ VLLM = {"use_vllm": True}
 ONE_ROW = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
 """Under full tuning a step of few tokens is another family."""
 
+LORA = (
+    {},
+    VLLM,
+    CHECKPOINTING_OFF,
+    ONE_ROW,
+    {**VLLM, **ONE_ROW},
+    {"sharding": "zero3"},
+    {"sharding": "zero3", **VLLM},
+    {"sharding": "zero2"},
+    {**VLLM, **CHECKPOINTING_OFF},
+)
+FULL = (
+    {},
+    VLLM,
+    ONE_ROW,
+    {"sharding": "zero3"},
+    {"sharding": "zero2"},
+    CHECKPOINTING_OFF,
+)
+SFT = ({}, ONE_ROW, CHECKPOINTING_OFF)
+
 FAMILIES = (
-    Family(
-        flags={"tuning": "lora"},
-        changes=(
-            {},
-            CHECKPOINTING_OFF,
-            VLLM,
-            {**VLLM, **CHECKPOINTING_OFF},
-            {"sharding": "zero2"},
-            {"sharding": "zero3"},
-            {"sharding": "zero3", **VLLM},
-        ),
-    ),
-    Family(
-        flags={"tuning": "full"},
-        changes=(
-            {},
-            ONE_ROW,
-            CHECKPOINTING_OFF,
-            VLLM,
-            {**VLLM, **ONE_ROW},
-            {"sharding": "zero2"},
-            {"sharding": "zero3"},
-            {"sharding": "zero3", **ONE_ROW},
-        ),
-    ),
-    Family(flags={"tuning": "lora", "method": "sft"}, changes=({}, CHECKPOINTING_OFF)),
+    Family(flags={"tuning": "lora"}, changes=LORA),
+    Family(flags={"tuning": "lora", "method": "sft"}, changes=SFT),
+    Family(flags={"tuning": "full"}, changes=FULL),
+    Family(flags={"tuning": "full", "method": "sft"}, changes=SFT),
 )
 
 

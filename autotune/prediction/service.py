@@ -38,15 +38,13 @@ from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
-from autotune.frameworks.base import STAND_IN, Trainer, packages_to_trace
-from autotune.machine import environment, hardware_detection
-from autotune.machine.environment import SUPPORTED
+from autotune.frameworks.base import Trainer
+from autotune.machine import hardware_detection
+from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.surveys import Surveys, points_of
-from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
-from autotune.probe.spawn import DECIDING_PACKAGES, ENGINES
+from autotune.prediction.tracer import TracerPool
 
 Request = Mapping[str, Any]
 
@@ -392,42 +390,6 @@ def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
         tracer=open_tracers(job.task, trainer),
         models=open_step_models(job.task, trainer),
     )
-
-
-def open_step_models(task: Task, trainer: Trainer) -> StepModels:
-    """Return the step models of this trainer in the job's training environment."""
-    packages = list(dict.fromkeys([*SUPPORTED.get(trainer.name, ()), *DECIDING_PACKAGES, *ENGINES]))
-
-    def installed_versions() -> Mapping[str, str]:
-        found = environment.versions(task.workload.python, packages)
-        return {name: version for name, version in found.items() if version is not None}
-
-    needs = ["torch", "transformers"]
-    needs += [name for name in packages_to_trace(trainer) if name in packages]
-
-    def refuse_missing() -> None:
-        environment.refuse_missing(task.workload.python, needs, trainer.requires, "Predicting")
-
-    return StepModels(
-        installed_versions, trainer.trace_adapter, needs=needs, refuse_missing=refuse_missing
-    )
-
-
-def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
-    """Return the pool that traces this trainer's steps; no process is started yet."""
-    supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    cache = TraceCache()
-
-    def make(versions: Mapping[str, str] | None) -> Tracer:
-        return Tracer(
-            task.workload.python,
-            adapter=trainer.trace_adapter,
-            cache=cache,
-            supported=supported,
-            versions=versions,
-        )
-
-    return TracerPool(make)
 
 
 def predict_candidates(
