@@ -56,6 +56,10 @@ VLLM = {"use_vllm": True}
 ONE_ROW = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
 """Under full tuning a step of few tokens is another family."""
 
+ONE_STEP = {"gradient_accumulation_steps": 1}
+TWO_STEPS = {"gradient_accumulation_steps": 2}
+"""Few micro-steps, as on many GPUs at the same global batch."""
+
 LORA = (
     {},
     VLLM,
@@ -66,6 +70,10 @@ LORA = (
     {"sharding": "zero3", **VLLM},
     {"sharding": "zero2"},
     {**VLLM, **CHECKPOINTING_OFF},
+    ONE_STEP,
+    TWO_STEPS,
+    {**VLLM, **ONE_STEP},
+    {**VLLM, **TWO_STEPS},
 )
 FULL = (
     {},
@@ -74,6 +82,8 @@ FULL = (
     {"sharding": "zero3"},
     {"sharding": "zero2"},
     CHECKPOINTING_OFF,
+    ONE_STEP,
+    TWO_STEPS,
 )
 SFT = ({}, ONE_ROW, CHECKPOINTING_OFF)
 

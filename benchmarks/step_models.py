@@ -37,13 +37,13 @@ BARS = {"allocated": 0.0005, "device": 0.003, "speed": 0.02}
 Family = tuple[str, str, Mapping[str, str], Mapping[str, KnobValue]]
 
 FAMILIES: Sequence[Family] = (
-    ("Qwen2.5-0.5B", "A100-40G", {"tuning": "full"}, {}),
     ("Qwen2.5-1.5B", "A100-40G", {"tuning": "lora"}, {"use_vllm": True}),
     ("Qwen2.5-7B", "2xA100-40G", {"tuning": "lora"}, {}),
     ("Qwen2.5-7B", "2xA100-40G", {"tuning": "lora"}, {"sharding": "zero3"}),
     ("Qwen3-0.6B", "A100-40G", {"tuning": "lora"}, {"gradient_checkpointing": False}),
+    ("Llama-3.1-8B", "2xA100-80G", {"tuning": "lora"}, {"gradient_checkpointing": False}),
+    ("Qwen2.5-0.5B", "A100-40G", {"tuning": "full"}, {}),
     ("Qwen2.5-1.5B", "A100-40G", {"tuning": "lora", "method": "sft"}, {}),
-    ("Llama-3.1-8B", "2xH100", {"tuning": "lora"}, {}),
 )
 
 

@@ -47,7 +47,7 @@ def test_the_wheel_holds_every_data_file(wheel: Path) -> None:
     package = {
         str(path.relative_to(ROOT))
         for path in (ROOT / "autotune").rglob("*")
-        if path.suffix in (".py", ".yaml", ".json", ".typed")
+        if path.suffix in (".py", ".yaml", ".json", ".typed", ".step")
     }
     spaces = {
         f"autotune/{path.relative_to(ROOT)}" for path in (ROOT / "search_spaces").glob("*.yaml")

@@ -66,22 +66,22 @@ class StepClass(NamedTuple):
 
 CORNERS = {
     StepClass(1, None): Corners(
-        Point(1, 72, 136, 3), Point(1, 512, 1024, 4), Point(1, 2056, 8200, 64)
+        Point(1, 72, 136, 4), Point(1, 512, 1024, 5), Point(1, 2056, 8200, 64)
     ),
-    StepClass(1, 0): Corners(Point(1, 72, 136, 3), Point(1, 96, 200, 4), Point(1, 376, 616, 64)),
+    StepClass(1, 0): Corners(Point(1, 72, 136, 4), Point(1, 96, 200, 5), Point(1, 376, 616, 64)),
     StepClass(1, 1): Corners(
-        Point(1, 520, 520, 3), Point(1, 600, 900, 4), Point(1, 1016, 2040, 64)
+        Point(1, 520, 520, 4), Point(1, 600, 900, 5), Point(1, 1016, 2040, 64)
     ),
     StepClass(1, 2): Corners(
-        Point(1, 1208, 2008, 3), Point(1, 1600, 3000, 4), Point(1, 2056, 8200, 64)
+        Point(1, 1208, 2008, 4), Point(1, 1600, 3000, 5), Point(1, 2056, 8200, 64)
     ),
     StepClass(2, None): Corners(
-        Point(2, 72, 136, 3), Point(4, 512, 1024, 4), Point(8, 2056, 2056, 64)
+        Point(2, 72, 136, 4), Point(4, 512, 1024, 5), Point(8, 2056, 2056, 64)
     ),
-    StepClass(2, 0): Corners(Point(2, 72, 136, 3), Point(2, 96, 144, 4), Point(3, 128, 200, 64)),
-    StepClass(2, 1): Corners(Point(2, 256, 280, 3), Point(2, 304, 600, 4), Point(3, 400, 616, 64)),
+    StepClass(2, 0): Corners(Point(2, 72, 136, 4), Point(2, 96, 144, 5), Point(3, 128, 200, 64)),
+    StepClass(2, 1): Corners(Point(2, 256, 280, 4), Point(2, 304, 600, 5), Point(3, 400, 616, 64)),
     StepClass(2, 2): Corners(
-        Point(4, 800, 200, 3), Point(6, 1024, 600, 4), Point(8, 2056, 1032, 64)
+        Point(4, 800, 200, 4), Point(6, 1024, 600, 5), Point(8, 2056, 1032, 64)
     ),
 }
 """Of the points that a survey takes between these, several are below and several above 4,096

@@ -33,11 +33,11 @@ from autotune.estimate.screening.work_model import Count, CountShare, WorkModel
 
 FORMAT = 1
 PHASES: tuple[Phase, ...] = get_args(Phase)
-NONE = -1  # a missing layer or allocation
+NOTHING = -1  # a missing layer or allocation
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
-Columns = dict[str, bytes]
+PackedColumns = dict[str, bytes]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class _Document:
     work_basis: Basis
     counts: tuple[Count, ...]
     short_shares: tuple[CountShare, ...]
-    columns: Columns
+    columns: PackedColumns
 
 
 _DECODER = msgspec.msgpack.Decoder(_Document)
@@ -76,7 +76,7 @@ def packed(surveyed: SurveyedModel) -> bytes:
     """Return a step model as the content of a file."""
     model = surveyed.model
     sizes, work, trace = model.sizes, model.work, model.trace
-    columns: Columns = {
+    columns: PackedColumns = {
         "origin": _column(model.stretched.origin),
         "growth": _column(model.stretched.growth),
         "sizes_at_first": _column(sizes.sizes_at_first),
@@ -186,7 +186,7 @@ def _without_columns(trace: Trace) -> Trace:
     )
 
 
-def _trace_columns(trace: Trace) -> Columns:
+def _trace_columns(trace: Trace) -> PackedColumns:
     marks = [
         (mark.event, PHASES.index(mark.phase), mark.step, _or_none(mark.layer))
         for mark in trace.marks
@@ -203,14 +203,14 @@ def _trace_columns(trace: Trace) -> Columns:
     return columns
 
 
-def _usage_columns(usage: ModuleUse) -> Columns:
+def _usage_columns(usage: ModuleUse) -> PackedColumns:
     parameters = []
     for one in usage.parameters:
         number = _or_none(one.number)
         parameters.append(
             (one.count, one.size, int(one.trains), _or_none(one.layer), number, one.group)
         )
-    without_allocation = (NONE - 1,)
+    without_allocation = (NOTHING - 1,)
     uses = [(*use, *without_allocation)[:4] for use in usage.uses]
     owned = [index for indices in usage.modules for index in indices]
     return {
@@ -221,7 +221,7 @@ def _usage_columns(usage: ModuleUse) -> Columns:
     }
 
 
-def _with_columns(trace: Trace, columns: Columns, sizes: Integers) -> Trace:
+def _with_columns(trace: Trace, columns: PackedColumns, sizes: Integers) -> Trace:
     marks = []
     for event, phase, step, layer in _tuples("marks", columns, width=4):
         marks.append(Mark(event=event, phase=PHASES[phase], step=step, layer=_or_missing(layer)))
@@ -240,7 +240,7 @@ def _with_columns(trace: Trace, columns: Columns, sizes: Integers) -> Trace:
     )
 
 
-def _with_usage(usage: ModuleUse, columns: Columns) -> ModuleUse:
+def _with_usage(usage: ModuleUse, columns: PackedColumns) -> ModuleUse:
     parameters = []
     for count, size, trains, layer, number, group in _tuples("parameters", columns, width=6):
         parameters.append(
@@ -255,7 +255,7 @@ def _with_usage(usage: ModuleUse, columns: Columns) -> ModuleUse:
         )
     uses = []
     for use in _tuples("uses", columns, width=4):
-        uses.append(use if use[3] >= NONE else use[:3])
+        uses.append(use if use[3] >= NOTHING else use[:3])
     modules, begin = [], 0
     owned: list[int] = _numbers(columns["module_parameters"]).tolist()
     for length in _numbers(columns["module_lengths"]).tolist():
@@ -295,23 +295,23 @@ def _events(ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _or_none(number: int | None) -> int:
-    return NONE if number is None else number
+    return NOTHING if number is None else number
 
 
 def _or_missing(number: int) -> int | None:
-    return None if number == NONE else number
+    return None if number == NOTHING else number
 
 
-# Columns.
+# PackedColumns.
 
 
-def _table(name: str, rows: Iterable[Sequence[int]], width: int) -> Columns:
+def _table(name: str, rows: Iterable[Sequence[int]], width: int) -> PackedColumns:
     """Return a column for each place of the rows."""
     matrix = np.array(list(rows), dtype=np.int64).reshape(-1, width)
     return {f"{name} {place}": _column(matrix[:, place]) for place in range(width)}
 
 
-def _tuples(name: str, columns: Columns, width: int) -> Iterable[Any]:
+def _tuples(name: str, columns: PackedColumns, width: int) -> Iterable[Any]:
     """Return the rows of a table as tuples."""
     values = [_numbers(columns[f"{name} {place}"]).tolist() for place in range(width)]
     return zip(*values, strict=True)

@@ -25,7 +25,7 @@ from autotune.probe.spawn import ENGINES
 
 SHIPPED = Path(__file__).parent / "step_models"
 SUFFIX = ".step"
-REFUSED = b""  # content of a file whose family has no model
+NO_MODEL = b""  # content of a file whose family has no model
 
 DECIDING = ("trl", "transformers", "peft", "torch")
 """Packages whose releases a shipped model is compared with."""
@@ -80,10 +80,10 @@ class StepModels:
 
     def refuse(self, request: Request) -> None:
         """Store that this family has no model."""
-        self._write(request, REFUSED)
+        self._write(request, NO_MODEL)
 
     def is_refused(self, request: Request) -> bool:
-        return self._read(self._cache_file(request)) == REFUSED
+        return self._read(self._cache_file(request)) == NO_MODEL
 
     def require_tracing(self) -> None:
         """Raise an error unless the environment has what a trace needs."""
@@ -107,13 +107,33 @@ class StepModels:
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
         surveyed = _read_model(self._read(self._shipped / shipped_name(request, self._adapter)))
-        if surveyed is None or not self.can_trace:
-            return surveyed
+        if surveyed is None:
+            return None
+        if not self.can_trace:
+            return self._with_other_releases(surveyed)
         same = all(
             _release(surveyed.versions.get(name)) == _release(self._versions.get(name))
             for name in DECIDING
         )
         return surveyed if same else None
+
+    def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
+        """Note the releases of the environment in which the step may be another one."""
+        others = []
+        for name in DECIDING:
+            version = self._versions.get(name)
+            if version is not None and _release(version) != surveyed.versions.get(name):
+                others.append(f"{name} {version}")
+        if not others:
+            return surveyed
+        note = (
+            f"the training environment has {' and '.join(others)}, and lacks what a trace of its"
+            " own step needs"
+        )
+        stretched = surveyed.model.stretched
+        trace = replace(stretched.trace, notes=(*stretched.trace.notes, note))
+        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
+        return replace(surveyed, model=model)
 
     def _here(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Return the model with the engines of this environment: no trace depends on them."""

@@ -22,7 +22,7 @@ from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
 MICRO_BATCH, ACCUMULATION = BATCH_KNOBS[:2]
 
-SHARES = tuple(percent / 100 for percent in range(5, 100, 5))
+TRIED_SHARES = tuple(percent / 100 for percent in range(5, 100, 5))
 LENGTH_STEP = 64  # tokens; counts below twice that are halved
 BEYOND_CHOICES = 4  # the least choice, divided by this, is the least value
 
@@ -66,7 +66,7 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
     shares = [choice for choice in knob.choices if _is_share(choice)]
     values: Sequence[KnobValue]
     if _is_share(current) and len(shares) == len(knob.choices):
-        values = _nearest_first(current, {*SHARES, *shares})
+        values = _nearest_first(current, {*TRIED_SHARES, *shares})
     elif _is_count(current) and knob.memory == "grows":
         values = _smaller(current, knob.choices)
     else:

@@ -146,6 +146,14 @@ def test_a_shipped_model_serves_its_releases_and_those_who_cannot_trace(
     assert (stored is not None) is serves
 
 
+def test_other_releases_are_named(tmp_path: Path, model: StepModel) -> None:
+    ship(tmp_path, model)
+    stored = models(tmp_path, {"trl": "1.0.0", "peft": "0.21.2"}).model_of(request(), [POINT])
+    assert stored is not None
+    (note,) = stored.model.trace.notes
+    assert "trl 1.0.0" in note and "peft" not in note
+
+
 def test_a_refused_family_is_remembered(tmp_path: Path) -> None:
     assert not models(tmp_path).is_refused(request())
     models(tmp_path).refuse(request())
@@ -155,7 +163,7 @@ def test_a_refused_family_is_remembered(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("batch", [1, 24])
 @pytest.mark.parametrize("completion", [64, 700, 20_000])
-@pytest.mark.parametrize("steps", [1, 2, 8])
+@pytest.mark.parametrize("steps", [1, 3, 8])
 @pytest.mark.parametrize("adapter", [{"lora_r": 16}, None])
 @pytest.mark.parametrize("method", ["grpo", "dpo"])
 def test_a_survey_covers_its_point(
@@ -169,8 +177,8 @@ def test_a_survey_covers_its_point(
     )
     points = points_around(asked)
     assert covered(points, [Point(batch, 64, completion, steps)])
-    course = {min(3, point.micro_steps) for point in points}
-    assert course == {min(3, steps)}, "one class of micro-steps"
+    course = {min(4, point.micro_steps) for point in points}
+    assert course == {min(4, steps)}, "one class of micro-steps"
 
 
 def test_steps_with_other_workspaces_are_other_families() -> None:
