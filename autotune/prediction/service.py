@@ -343,7 +343,12 @@ class PredictionService:
         surveyed = self._surveys.model_over(key, request, points, self._repetition)
         return self._add_family(key, members[0], surveyed)
 
-    def _add_family(self, key: str, member: Member, surveyed: SurveyedModel) -> Family:
+    def _add_family(
+        self,
+        key: str,
+        member: Member,
+        surveyed: SurveyedModel,
+    ) -> Family:
         """Shard a model over its ranks, as at the point of one member."""
         model = surveyed.model
         sizes = sizes_at(model, point_of(member.request))

@@ -33,7 +33,7 @@ from autotune.estimate.screening.work_model import Count, CountShare, WorkModel
 
 FORMAT = 1
 PHASES: tuple[Phase, ...] = get_args(Phase)
-NOTHING = -1  # a missing layer or allocation
+NO_NUMBER = -1  # a missing layer or allocation
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
@@ -127,7 +127,11 @@ def _surveyed(document: _Document) -> SurveyedModel:
     sizes = _size_model(document)
     origin, growth = _numbers(columns["origin"]), _numbers(columns["growth"])
     # The trace's own sizes are those at the first point.
-    stretched = StretchedTrace(trace=document.trace, origin=origin, growth=growth)
+    stretched = StretchedTrace(
+        trace=document.trace,
+        origin=origin,
+        growth=growth,
+    )
     trace = _with_columns(document.trace, columns, stretched.sizes_from(sizes.sizes_at_first))
     model = StepModel(
         stretched=replace(stretched, trace=trace),
@@ -141,7 +145,11 @@ def _surveyed(document: _Document) -> SurveyedModel:
         ),
         residual=document.residual,
     )
-    return SurveyedModel(model=model, points=document.points, versions=document.versions)
+    return SurveyedModel(
+        model=model,
+        points=document.points,
+        versions=document.versions,
+    )
 
 
 def _size_model(document: _Document) -> SizeModel:
@@ -180,9 +188,21 @@ def _size_model(document: _Document) -> SizeModel:
 def _without_columns(trace: Trace) -> Trace:
     usage = trace.usage
     if usage is not None:
-        usage = replace(usage, parameters=(), modules=(), uses=())
+        usage = replace(
+            usage,
+            parameters=(),
+            modules=(),
+            uses=(),
+        )
     return replace(
-        trace, sizes=(), parts=(), events=(), marks=(), streams={}, returns={}, usage=usage
+        trace,
+        sizes=(),
+        parts=(),
+        events=(),
+        marks=(),
+        streams={},
+        returns={},
+        usage=usage,
     )
 
 
@@ -210,7 +230,7 @@ def _usage_columns(usage: ModuleUse) -> PackedColumns:
         parameters.append(
             (one.count, one.size, int(one.trains), _or_none(one.layer), number, one.group)
         )
-    without_allocation = (NOTHING - 1,)
+    without_allocation = (NO_NUMBER - 1,)
     uses = [(*use, *without_allocation)[:4] for use in usage.uses]
     owned = [index for indices in usage.modules for index in indices]
     return {
@@ -221,10 +241,21 @@ def _usage_columns(usage: ModuleUse) -> PackedColumns:
     }
 
 
-def _with_columns(trace: Trace, columns: PackedColumns, sizes: Integers) -> Trace:
+def _with_columns(
+    trace: Trace,
+    columns: PackedColumns,
+    sizes: Integers,
+) -> Trace:
     marks = []
     for event, phase, step, layer in _tuples("marks", columns, width=4):
-        marks.append(Mark(event=event, phase=PHASES[phase], step=step, layer=_or_missing(layer)))
+        marks.append(
+            Mark(
+                event=event,
+                phase=PHASES[phase],
+                step=step,
+                layer=_or_missing(layer),
+            )
+        )
     usage = trace.usage
     if usage is not None:
         usage = _with_usage(usage, columns)
@@ -255,13 +286,18 @@ def _with_usage(usage: ModuleUse, columns: PackedColumns) -> ModuleUse:
         )
     uses = []
     for use in _tuples("uses", columns, width=4):
-        uses.append(use if use[3] >= NOTHING else use[:3])
+        uses.append(use if use[3] >= NO_NUMBER else use[:3])
     modules, begin = [], 0
     owned: list[int] = _numbers(columns["module_parameters"]).tolist()
     for length in _numbers(columns["module_lengths"]).tolist():
         modules.append(tuple(owned[begin : begin + length]))
         begin += length
-    return replace(usage, parameters=tuple(parameters), modules=tuple(modules), uses=tuple(uses))
+    return replace(
+        usage,
+        parameters=tuple(parameters),
+        modules=tuple(modules),
+        uses=tuple(uses),
+    )
 
 
 def _live_ranks(events: Sequence[int]) -> list[int]:
@@ -295,23 +331,31 @@ def _events(ranks: Sequence[int]) -> tuple[int, ...]:
 
 
 def _or_none(number: int | None) -> int:
-    return NOTHING if number is None else number
+    return NO_NUMBER if number is None else number
 
 
 def _or_missing(number: int) -> int | None:
-    return None if number == NOTHING else number
+    return None if number == NO_NUMBER else number
 
 
 # PackedColumns.
 
 
-def _table(name: str, rows: Iterable[Sequence[int]], width: int) -> PackedColumns:
+def _table(
+    name: str,
+    rows: Iterable[Sequence[int]],
+    width: int,
+) -> PackedColumns:
     """Return a column for each place of the rows."""
     matrix = np.array(list(rows), dtype=np.int64).reshape(-1, width)
     return {f"{name} {place}": _column(matrix[:, place]) for place in range(width)}
 
 
-def _tuples(name: str, columns: PackedColumns, width: int) -> Iterable[Any]:
+def _tuples(
+    name: str,
+    columns: PackedColumns,
+    width: int,
+) -> Iterable[Any]:
     """Return the rows of a table as tuples."""
     values = [_numbers(columns[f"{name} {place}"]).tolist() for place in range(width)]
     return zip(*values, strict=True)

@@ -72,10 +72,19 @@ class StepModels:
         surveyed = self._cached(request)
         return () if surveyed is None else surveyed.points
 
-    def keep(self, request: Request, model: StepModel, points: Sequence[Point]) -> None:
+    def keep(
+        self,
+        request: Request,
+        model: StepModel,
+        points: Sequence[Point],
+    ) -> None:
         """Store the model of a survey."""
         versions = dict(model.trace.versions)
-        surveyed = SurveyedModel(model=model, points=tuple(points), versions=versions)
+        surveyed = SurveyedModel(
+            model=model,
+            points=tuple(points),
+            versions=versions,
+        )
         self._write(request, packed(surveyed))
 
     def refuse(self, request: Request) -> None:

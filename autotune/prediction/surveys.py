@@ -135,7 +135,11 @@ class Surveys:
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
-        return SurveyedModel(model=model, points=tuple(points), versions=model.trace.versions)
+        return SurveyedModel(
+            model=model,
+            points=tuple(points),
+            versions=model.trace.versions,
+        )
 
     @property
     def _batches(self) -> tuple[int, ...] | None:
@@ -149,7 +153,10 @@ class Surveys:
         return candidates <= (MAX_TRACED_ALONE if self._reference is None else 1)
 
     def reference_first(
-        self, families: RequestGroups, repetition: LayerRepetition | None, until: float
+        self,
+        families: RequestGroups,
+        repetition: LayerRepetition | None,
+        until: float,
     ) -> list[str]:
         """Return the keys, that of the family with the fewest events first, since the others reuse
         its formulas. Compared are families with at least half as many points as any, as far as

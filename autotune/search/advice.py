@@ -9,6 +9,7 @@ other. Nothing depends on the time that a prediction takes, so that the answer i
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
 from collections.abc import Iterable, Iterator, Sequence
@@ -90,11 +91,21 @@ class _Adviser:
         return min(ways, key=self._slowness, default=None)
 
     def _fitting(self, kind: Kind, fixed: KnobValues) -> Iterator[WayToFit]:
-        """Yield the changes that surely fit, mildest first."""
-        for change in kind.changes:
-            way = self._way({**fixed, **change})
+        """Yield the changes that surely fit, mildest first; where memory falls from one to the
+        next, the mildest.
+        """
+        changes: Sequence[KnobValues] = [{**fixed, **change} for change in kind.changes]
+        if kind.falling:
+            changes = [change for change in changes if self._is_possible(change)]
+            mildest = bisect.bisect_left(changes, True, key=self._fits)
+            changes = changes[mildest : mildest + 1]
+        for change in changes:
+            way = self._way(change)
             if way is not None:
                 yield way
+
+    def _fits(self, change: KnobValues) -> bool:
+        return self._way(change) is not None
 
     # 2. Ways of two kinds.
 
@@ -123,7 +134,10 @@ class _Adviser:
 
     def _strongest(self, kind: Kind) -> KnobValues:
         """Return the change of a kind that needs least memory; empty if none is possible."""
-        possible = [change for change in kind.changes if self._predicted(change) is not None]
+        changes = [change for change in kind.changes if self._is_possible(change)]
+        if kind.falling:
+            changes = changes[-1:]
+        possible = [change for change in changes if self._predicted(change) is not None]
         return min(possible, key=self._memory, default={})
 
     def _least_memory(self, kind: Kind) -> float:
@@ -157,18 +171,22 @@ class _Adviser:
         )
 
     def _predicted(self, change: KnobValues) -> Prediction | None:
-        """Return the prediction after a change; None if it is illegal, refuted or unknown."""
-        changed = self._changed(change)
-        if changed == self.candidate or changed.id in self.refuted:
+        """Return the prediction after a change; None if it is not possible or unknown."""
+        if not self._is_possible(change):
             return None
+        changed = self._changed(change)
         if changed.id not in self._predictions:
             self._predictions[changed.id] = self._predict(changed)
         return self._predictions[changed.id]
 
+    def _is_possible(self, change: KnobValues) -> bool:
+        """Return True if the change is one, legal, and was not measured not to fit."""
+        changed, request = self._changed(change), self.request
+        if changed == self.candidate or changed.id in self.refuted:
+            return False
+        return request.trainer.why_illegal(changed, request.job.task) is None
+
     def _predict(self, changed: Candidate) -> Prediction | None:
-        trainer, task = self.request.trainer, self.request.job.task
-        if trainer.why_illegal(changed, task) is not None:
-            return None
         try:
             return self.service.predict(changed)
         except AutotuneError:  # the other changes remain possible

@@ -35,6 +35,7 @@ class Kind:
 
     changes: tuple[KnobValues, ...]
     learning: bool
+    falling: bool = False  # each change needs less memory than the one before
 
 
 def kinds_of(space: SearchSpace, candidate: Candidate) -> list[Kind]:
@@ -57,7 +58,7 @@ def _smaller_batches(candidate: Candidate) -> Kind:
     for size in range(micro - 1, 0, -1):
         if (micro * steps) % size == 0:
             changes.append({MICRO_BATCH: size, ACCUMULATION: micro * steps // size})
-    return Kind(changes=tuple(changes), learning=False)
+    return Kind(changes=tuple(changes), learning=False, falling=True)
 
 
 def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
@@ -65,16 +66,23 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
     learning = knob.effect_under(candidate.settings) == "learning"
     shares = [choice for choice in knob.choices if _is_share(choice)]
     values: Sequence[KnobValue]
+    falling = False
     if _is_share(current) and len(shares) == len(knob.choices):
         values = _nearest_first(current, {*TRIED_SHARES, *shares})
     elif _is_count(current) and knob.memory == "grows":
-        values = _smaller(current, knob.choices)
+        values, falling = _smaller(current, knob.choices), True
     else:
         values = _other_choices(knob, current, learning=learning)
-    return Kind(changes=tuple({knob.name: value} for value in values), learning=learning)
+    changes = tuple({knob.name: value} for value in values)
+    return Kind(changes=changes, learning=learning, falling=falling)
 
 
-def _other_choices(knob: Knob, current: object, *, learning: bool) -> list[KnobValue]:
+def _other_choices(
+    knob: Knob,
+    current: object,
+    *,
+    learning: bool,
+) -> list[KnobValue]:
     """Return the listed choices; of what is learned, those less preferred than the current one."""
     choices = knob.choices
     if learning and current in choices:
