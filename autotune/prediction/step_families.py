@@ -66,28 +66,49 @@ class StepClass(NamedTuple):
 
 CORNERS = {
     StepClass(1, None): Corners(
-        Point(1, 72, 136, 4), Point(1, 512, 1024, 5), Point(1, 2056, 8200, 64)
+        low=Point(1, 72, 136, 4),
+        middle=Point(1, 512, 1024, 5),
+        high=Point(1, 2056, 8200, 64),
     ),
-    StepClass(1, 0): Corners(Point(1, 72, 136, 4), Point(1, 96, 200, 5), Point(1, 376, 616, 64)),
+    StepClass(1, 0): Corners(
+        low=Point(1, 72, 136, 4),
+        middle=Point(1, 96, 200, 5),
+        high=Point(1, 376, 616, 64),
+    ),
     StepClass(1, 1): Corners(
-        Point(1, 520, 520, 4), Point(1, 600, 900, 5), Point(1, 1016, 2040, 64)
+        low=Point(1, 520, 520, 4),
+        middle=Point(1, 600, 900, 5),
+        high=Point(1, 1016, 2040, 64),
     ),
     StepClass(1, 2): Corners(
-        Point(1, 1208, 2008, 4), Point(1, 1600, 3000, 5), Point(1, 2056, 8200, 64)
+        low=Point(1, 1208, 2008, 4),
+        middle=Point(1, 1600, 3000, 5),
+        high=Point(1, 2056, 8200, 64),
     ),
     StepClass(2, None): Corners(
-        Point(2, 72, 136, 4), Point(4, 512, 1024, 5), Point(8, 2056, 2056, 64)
+        low=Point(2, 72, 136, 4),
+        middle=Point(4, 512, 1024, 5),
+        high=Point(8, 2056, 2056, 64),
     ),
-    StepClass(2, 0): Corners(Point(2, 72, 136, 4), Point(2, 96, 144, 5), Point(3, 128, 200, 64)),
-    StepClass(2, 1): Corners(Point(2, 256, 280, 4), Point(2, 304, 600, 5), Point(3, 400, 616, 64)),
+    StepClass(2, 0): Corners(
+        low=Point(2, 72, 136, 4),
+        middle=Point(2, 96, 144, 5),
+        high=Point(3, 128, 200, 64),
+    ),
+    StepClass(2, 1): Corners(
+        low=Point(2, 256, 280, 4),
+        middle=Point(2, 304, 600, 5),
+        high=Point(3, 400, 616, 64),
+    ),
     StepClass(2, 2): Corners(
-        Point(4, 800, 200, 4), Point(6, 1024, 600, 5), Point(8, 2056, 1032, 64)
+        low=Point(4, 800, 200, 4),
+        middle=Point(6, 1024, 600, 5),
+        high=Point(8, 2056, 1032, 64),
     ),
 }
 """Of the points that a survey takes between these, several are below and several above 4,096
-completion tokens, from which the loss works in pieces. None has a multiple of 128 completion
-tokens:
-those save a small copy."""
+completion tokens, from which the loss works in pieces.
+"""
 
 BEYOND, BELOW = 4, 16
 """How far outside of its range a model is used, as factors of each coordinate: its formulas are
@@ -140,15 +161,15 @@ def points_around(request: Request, known: Sequence[Point] = ()) -> list[Point]:
     else doubled as often as is necessary. `known`: points of a survey before.
     """
     point, corners = point_of(request), _corners(request)
-    if known or not covered(corners, [point]):
-        lowest = Point(*map(min, zip(corners.low, point, *known, strict=True)))
-        highest = []
-        for usual, *values in zip(corners.high, point, *known, strict=True):
-            while usual < max(values):
-                usual *= 2
-            highest.append(usual)
-        corners = Corners(lowest, corners.middle, Point(*highest))
-    return list(corners)
+    if not known and covered(corners, [point]):
+        return list(corners)
+    lowest = Point(*map(min, zip(corners.low, point, *known, strict=True)))
+    highest = []
+    for usual, *values in zip(corners.high, point, *known, strict=True):
+        while usual < max(values):
+            usual *= 2
+        highest.append(usual)
+    return [lowest, corners.middle, Point(*highest)]
 
 
 def _corners(request: Request) -> Corners:
