@@ -51,16 +51,16 @@ class Family:
     changes: Sequence[Knobs] = field(default=({},))
 
 
-CHECKPOINTING_OFF = {"gradient_checkpointing": False}
-VLLM = {"use_vllm": True}
-ONE_ROW = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
+CHECKPOINTING_OFF: Knobs = {"gradient_checkpointing": False}
+VLLM: Knobs = {"use_vllm": True}
+ONE_ROW: Knobs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
 """Under full tuning a step of few tokens is another family."""
 
-ONE_STEP = {"gradient_accumulation_steps": 1}
-TWO_STEPS = {"gradient_accumulation_steps": 2}
+ONE_STEP: Knobs = {"gradient_accumulation_steps": 1}
+TWO_STEPS: Knobs = {"gradient_accumulation_steps": 2}
 """Few micro-steps, as on many GPUs at the same global batch."""
 
-LORA = (
+LORA: Sequence[Knobs] = (
     {},
     VLLM,
     CHECKPOINTING_OFF,
@@ -75,7 +75,7 @@ LORA = (
     {**VLLM, **ONE_STEP},
     {**VLLM, **TWO_STEPS},
 )
-FULL = (
+FULL: Sequence[Knobs] = (
     {},
     VLLM,
     ONE_ROW,
@@ -85,7 +85,7 @@ FULL = (
     ONE_STEP,
     TWO_STEPS,
 )
-SFT = ({}, ONE_ROW, CHECKPOINTING_OFF)
+SFT: Sequence[Knobs] = ({}, ONE_ROW, CHECKPOINTING_OFF)
 
 FAMILIES = (
     Family(flags={"tuning": "lora"}, changes=LORA),

@@ -23,7 +23,8 @@ import machine
 from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, KnobValue
-from autotune.prediction.service import PredictionService, open_prediction_service, open_tracers
+from autotune.prediction.opening import open_tracers
+from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
