@@ -253,7 +253,9 @@ class Trainer(Protocol):
 
 def packages_to_trace(trainer: Trainer) -> tuple[str, ...]:
     """Return the packages that the environment needs where this trainer's step is traced."""
-    return STAND_IN_PACKAGES if trainer.trace_adapter == STAND_IN else trainer.needs
+    if trainer.trace_adapter == STAND_IN:
+        return STAND_IN_PACKAGES
+    return trainer.needs
 
 
 def other_global_batch(

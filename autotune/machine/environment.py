@@ -75,16 +75,20 @@ def refuse_missing(
     """Raise an error with the command that installs what is missing. `requirements`: of packages
     that pip knows by another name or version.
     """
-    is_installed = installed(python, packages)
-    missing = [package for package in packages if not is_installed[package]]
+    missing = []
+    for package, is_installed in installed(python, packages).items():
+        if not is_installed:
+            missing.append(package)
     if not missing:
         return
     if python == Path(sys.executable) and requirements.keys().isdisjoint(missing):
         raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
-    wanted = shlex.join([requirements.get(name, name) for name in missing])
+    arguments = []
+    for package in missing:
+        arguments.append(requirements.get(package, package))
     raise TrainingEnvironmentError(
         f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
-        f" interpreter with --python: {python} -m pip install {wanted}"
+        f" interpreter with --python: {python} -m pip install {shlex.join(arguments)}"
     )
 
 
@@ -124,4 +128,7 @@ def _query_here(question: str, packages: Sequence[str]) -> dict[str, object]:
     importlib.invalidate_caches()  # a package may have been installed meanwhile
     functions: dict[str, Any] = {}
     exec(_FUNCTIONS, functions)
-    return {name: functions[question](name) for name in packages}
+    answers = {}
+    for package in packages:
+        answers[package] = functions[question](package)
+    return answers

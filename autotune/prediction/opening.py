@@ -19,8 +19,11 @@ def open_step_models(task: Task, trainer: Trainer) -> StepModels:
     packages = list(dict.fromkeys([*SUPPORTED.get(trainer.name, ()), *DECIDING_PACKAGES, *ENGINES]))
 
     def installed_versions() -> Mapping[str, str]:
-        found = environment.versions(task.workload.python, packages)
-        return {name: version for name, version in found.items() if version is not None}
+        versions = {}
+        for name, version in environment.versions(task.workload.python, packages).items():
+            if version is not None:
+                versions[name] = version
+        return versions
 
     needs = ["torch", "transformers"]
     needs += [name for name in packages_to_trace(trainer) if name in packages]

@@ -156,16 +156,16 @@ def _sequences_of_row(request: Request) -> int:
     return 2 if request.get("method") in PAIRED_METHODS else 1
 
 
-def points_around(request: Request, known: Sequence[Point] = ()) -> list[Point]:
+def points_around(request: Request, earlier: Sequence[Point] = ()) -> list[Point]:
     """Return points whose range a survey for this request covers: the usual range if that suffices,
-    else doubled as often as is necessary. `known`: points of a survey before.
+    else doubled as often as is necessary. `earlier`: points of a survey before.
     """
     point, corners = point_of(request), _corners(request)
-    if not known and covered(corners, [point]):
+    if not earlier and covered(corners, [point]):
         return list(corners)
-    lowest = Point(*map(min, zip(corners.low, point, *known, strict=True)))
+    lowest = Point(*map(min, zip(corners.low, point, *earlier, strict=True)))
     highest = []
-    for usual, *values in zip(corners.high, point, *known, strict=True):
+    for usual, *values in zip(corners.high, point, *earlier, strict=True):
         while usual < max(values):
             usual *= 2
         highest.append(usual)
@@ -185,17 +185,19 @@ def _corners(request: Request) -> Corners:
     return Corners(*points)
 
 
-def covered(points: Sequence[Point], asked: Sequence[Point]) -> bool:
+def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
     """Return True if the points asked for lie within the range of those surveyed, or so near that
     the formulas hold there as well.
     """
-    for surveyed, values in zip(zip(*points, strict=True), zip(*asked, strict=True), strict=True):
+    for surveyed, values in zip(
+        zip(*points, strict=True), zip(*requested, strict=True), strict=True
+    ):
         if min(values) * BELOW < min(surveyed):
             return False
         if max(values) > BEYOND * max(surveyed):
             return False
-    steps, asked_steps = points[0].micro_steps, asked[0].micro_steps
-    return min(steps, MICRO_STEP_CLASSES) == min(asked_steps, MICRO_STEP_CLASSES)
+    steps, other_steps = points[0].micro_steps, requested[0].micro_steps
+    return min(steps, MICRO_STEP_CLASSES) == min(other_steps, MICRO_STEP_CLASSES)
 
 
 def _model(request: Request) -> Mapping[str, object]:

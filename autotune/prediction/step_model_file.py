@@ -225,10 +225,17 @@ def _trace_columns(trace: Trace) -> PackedColumns:
 
 def _usage_columns(usage: ModuleUse) -> PackedColumns:
     parameters = []
-    for one in usage.parameters:
-        number = _or_none(one.number)
+    for parameter in usage.parameters:
+        number = _or_none(parameter.number)
         parameters.append(
-            (one.count, one.size, int(one.trains), _or_none(one.layer), number, one.group)
+            (
+                parameter.count,
+                parameter.size,
+                int(parameter.trains),
+                _or_none(parameter.layer),
+                number,
+                parameter.group,
+            )
         )
     without_allocation = (NO_NUMBER - 1,)
     uses = [(*use, *without_allocation)[:4] for use in usage.uses]

@@ -128,15 +128,15 @@ class StepModels:
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Note the releases of the environment in which the step may be another one."""
-        others = []
+        releases = []
         for name in DECIDING:
             version = self._versions.get(name)
             if version is not None and _release(version) != surveyed.versions.get(name):
-                others.append(f"{name} {version}")
-        if not others:
+                releases.append(f"{name} {version}")
+        if not releases:
             return surveyed
         note = (
-            f"the training environment has {' and '.join(others)}, and lacks what a trace of its"
+            f"the training environment has {' and '.join(releases)}, and lacks what a trace of its"
             " own step needs"
         )
         stretched = surveyed.model.stretched

@@ -169,10 +169,10 @@ class Surveys:
         if self._reference is not None or len(points) < 2:
             return list(families)
 
-        most = max(map(len, points.values()))
+        largest_count = max(map(len, points.values()))
         first_requests: dict[str, Request] = {}
         for key, family_points in points.items():
-            if 2 * len(family_points) >= most:
+            if 2 * len(family_points) >= largest_count:
                 first = initial_traces(family_points, repetition, None)[0]
                 first_requests[key] = request_at(families[key][0], *first)
         self.expect(first_requests.values())

@@ -73,8 +73,14 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
         values, falling = _smaller(current, knob.choices), True
     else:
         values = _other_choices(knob, current, learning=learning)
-    changes = tuple({knob.name: value} for value in values)
-    return Kind(changes=changes, learning=learning, falling=falling)
+    changes = []
+    for value in values:
+        changes.append({knob.name: value})
+    return Kind(
+        changes=tuple(changes),
+        learning=learning,
+        falling=falling,
+    )
 
 
 def _other_choices(
@@ -87,12 +93,19 @@ def _other_choices(
     choices = knob.choices
     if learning and current in choices:
         choices = choices[choices.index(current) + 1 :]
-    return [choice for choice in choices if choice is not None and choice != current]
+    other_choices = []
+    for choice in choices:
+        if choice is not None and choice != current:
+            other_choices.append(choice)
+    return other_choices
 
 
 def _nearest_first(current: float, shares: Iterable[float]) -> list[float]:
-    others = [share for share in shares if share != current]
-    return sorted(others, key=lambda share: (abs(share - current), share))
+    def distance(share: float) -> tuple[float, float]:
+        return abs(share - current), share
+
+    _, *other_shares = sorted({current, *shares}, key=distance)
+    return other_shares
 
 
 def _smaller(current: int, choices: Iterable[KnobValue]) -> list[int]:
@@ -103,8 +116,11 @@ def _smaller(current: int, choices: Iterable[KnobValue]) -> list[int]:
         between = set(range(LENGTH_STEP, current, LENGTH_STEP))
     else:
         between = {current >> times for times in range(1, current.bit_length())}
-    smaller = [value for value in listed | between if least <= value < current]
-    return sorted(smaller, reverse=True)
+    smaller = []
+    for value in sorted(listed | between, reverse=True):
+        if least <= value < current:
+            smaller.append(value)
+    return smaller
 
 
 def _is_share(value: object) -> TypeGuard[float]:

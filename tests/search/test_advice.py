@@ -39,7 +39,8 @@ def changes(
         named={},
         whole_space=space,
     )  # type: ignore[arg-type]
-    asked = trainer.complete({**trainer.baseline(space, job.task), **settings}, job.task)  # type: ignore[dict-item]
+    knobs = {**trainer.baseline(space, job.task), **settings}
+    asked = trainer.complete(knobs, job.task)  # type: ignore[arg-type]
     ways = ways_to_fit(request, asked, Oracle(machine=machine))  # type: ignore[arg-type]
     return [dict(way.change) for way in ways]
 
