@@ -93,7 +93,7 @@ def _other_choices(
     choices = knob.choices
     if learning and current in choices:
         choices = choices[choices.index(current) + 1 :]
-    other_choices = []
+    other_choices: list[KnobValue] = []
     for choice in choices:
         if choice is not None and choice != current:
             other_choices.append(choice)
