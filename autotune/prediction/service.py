@@ -1,7 +1,8 @@
-"""Prediction service: from candidates to Predictions, through traces of their steps.
+"""Prediction service: from candidates to Predictions, through models of their steps.
 
-`predict` traces the step of one candidate. `screen` predicts thousands: candidates that differ only
-in batch and lengths form a family, predicted from a few short traces (`estimate/screening`).
+Candidates that differ only in batch and lengths form a family, whose step model (`surveys`) gives
+the step of each of them. Where a family has none, `predict` traces the step of one candidate.
+`screen` predicts thousands, family by family.
 """
 
 from __future__ import annotations
