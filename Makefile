@@ -42,8 +42,8 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-search bench-rig bench-diagnose bench-gpu \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists frameworks format clean
+.PHONY: help demo pictures test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose bench-gpu \
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -63,6 +63,8 @@ help:
 	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
 	@echo "make bench-intervals  200 probes of the demo's model and their confirmations: do the intervals overlap? (ten minutes on a quiet machine)"
 	@echo "make bench-screening  how long predicting every candidate of a large space takes"
+	@echo "make bench-step-models  predictions from step models, compared with a trace of each candidate"
+	@echo "make step-models   the step models that the package ships, surveyed again (MODELS='Qwen2.5-7B' for some)"
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
@@ -134,6 +136,9 @@ bench-intervals: $(READY) $(DEMO_MODEL)/config.json
 
 bench-screening: $(READY)
 	$(BIN)/python benchmarks/screening.py
+
+bench-step-models: $(READY)
+	$(BIN)/python benchmarks/step_models.py
 
 bench-search: $(READY)
 	$(BIN)/python benchmarks/search.py
@@ -238,6 +243,9 @@ FIELD_LIST := $(BIN)/python $(CURDIR)/.ci/list_trl_fields.py
 FRAMEWORK_LIST := $(BIN)/python $(CURDIR)/.ci/list_framework_fields.py
 ORZ := $(OVERLAYS)/frameworks/orz/repo
 PRIME_RL := $(OVERLAYS)/frameworks/prime-rl/repo
+step-models: $(READY)
+	$(BIN)/python .ci/survey_step_models.py $(MODELS)
+
 field-lists: $(READY) trl-overlays frameworks
 	lists=$$(mktemp -d); \
 	for method in grpo rloo sft dpo kto reward online-dpo async-grpo; do files=(); \

@@ -35,7 +35,8 @@ from autotune.core.measurement import ProbePlan
 from autotune.emulator.cards import LONGEST_LAG
 from autotune.emulator.reports import RunReport
 from autotune.machine import environment
-from autotune.prediction.service import PredictionService, open_tracers
+from autotune.prediction.opening import open_tracers
+from autotune.prediction.service import PredictionService
 from autotune.prediction.tracer import TracerPool
 from autotune.probe.executors import runner_settings
 from autotune.probe.executors.emulated import EmulatedExecutor

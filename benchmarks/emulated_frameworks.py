@@ -33,7 +33,8 @@ from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import Rehearsed, rehearse
 from autotune.frameworks.launched_run import OUT, Launch, Launched
 from autotune.machine import environment
-from autotune.prediction.service import PredictionService, open_tracers
+from autotune.prediction.opening import open_tracers
+from autotune.prediction.service import PredictionService
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request

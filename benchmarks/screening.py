@@ -32,7 +32,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate import allocator_compiled
-from autotune.estimate.allocator_compiled import EventArrays
+from autotune.estimate.replay_arrays import EventArrays
 from autotune.estimate.screening import traced_request
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService

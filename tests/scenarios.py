@@ -19,7 +19,8 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import KnobValue
 from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.base import Trainer
-from autotune.prediction.service import PredictionService, open_tracers
+from autotune.prediction.opening import open_tracers
+from autotune.prediction.service import PredictionService
 from autotune.prediction.tracer import TracerPool
 from autotune.request.flags import Flags, flags_of, typed
 from autotune.request.job_builder import ParsedRequest, candidate_of_job

@@ -46,7 +46,7 @@ def test_the_wheel_holds_every_data_file(wheel: Path) -> None:
     shipped = set(zipfile.ZipFile(wheel).namelist())
     package = set()
     for path in (ROOT / "autotune").rglob("*"):
-        if path.suffix in (".py", ".yaml", ".json", ".typed"):
+        if path.suffix in (".py", ".yaml", ".json", ".typed", ".step"):
             package.add(str(path.relative_to(ROOT)))
     spaces = set()
     for path in (ROOT / "search_spaces").glob("*.yaml"):

@@ -18,12 +18,22 @@ Codes are plain constants, which cost nothing once compiled.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
-from numpy.typing import NDArray
 
 from autotune.estimate import allocator as rules
+from autotune.estimate.replay_arrays import (
+    AT_EVENT,
+    NONE,
+    PEAK_ALLOCATED,
+    PEAK_COLUMNS,
+    PEAK_REQUESTED,
+    PEAK_RESERVED,
+    EventArrays,
+    Integers,
+    ReplayPeaks,
+)
 
 try:
     import numba
@@ -32,16 +42,9 @@ except ImportError:  # then `allocator` replays everything, with the same result
     numba = None
 
 Function = TypeVar("Function", bound=Callable[..., Any])
-Integers = NDArray[np.int64]
 Heap = tuple[Integers, Integers]  # only two arrays: numba passes each one at every call
 
-NONE = -1
 LARGEST_SUM = 1 << 62  # of all sizes, in int64
-
-PEAK_REQUESTED, PEAK_ALLOCATED, PEAK_RESERVED, AT_EVENT = range(4)
-"""Columns of the peaks, in bytes; AT_EVENT: event of the allocated peak."""
-
-PEAK_COLUMNS = 4
 
 IN_USE = rules.IN_USE
 FREE = rules.FREE
@@ -63,27 +66,6 @@ POOLS_PER_STREAM = 2
 
 INITIAL_BLOCKS = 4096  # setting up more than needed takes longer than the replay itself
 MORE_BLOCKS = 4  # times as many where they do not suffice
-
-
-class EventArrays(NamedTuple):
-    """Events of a trace, divided into stretches (runs of events in one phase)."""
-
-    events: Integers
-    starts: Integers  # first event of each stretch, and one more entry for the end
-    rows: Integers  # result row of each stretch
-    emptied: Integers  # 1: the cache is emptied before this stretch
-    snapshot: int  # stretch before which the resting state is noted; last + 1: the end; -1: none
-    streams: Integers  # stream of each allocation
-    waits: Integers  # allocation before which a freed block is usable again; -1: at once
-
-
-class ReplayPeaks(NamedTuple):
-    """Result of one replay."""
-
-    peaks: Integers  # one row per result row, and the snapshot's last
-    reached: Integers  # 1: the row's stretches were reached
-    retries: int
-    out_of_memory: rules.OutOfMemory | None
 
 
 def available() -> bool:

@@ -9,7 +9,8 @@ whose cached blocks fit no later request.
 from __future__ import annotations
 
 import copy
-from collections.abc import Collection, Mapping, MutableSequence, Sequence
+import itertools
+from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -17,9 +18,9 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Part, Trace
-from autotune.estimate import allocator_compiled
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
-from autotune.estimate.allocator_compiled import (
+from autotune.estimate.insertion import Insertion, inserted
+from autotune.estimate.replay_arrays import (
     AT_EVENT,
     NONE,
     PEAK_ALLOCATED,
@@ -30,7 +31,6 @@ from autotune.estimate.allocator_compiled import (
     Integers,
     ReplayPeaks,
 )
-from autotune.estimate.insertion import Insertion, inserted
 from autotune.estimate.step_in_context import (
     Places,
     emptied,
@@ -40,6 +40,8 @@ from autotune.estimate.step_in_context import (
     second_cycle,
 )
 from autotune.estimate.trace_context import TraceContext
+
+FEW_REPLAYS = 2  # without numba, whose import takes as long as two replays of 47,000 events
 
 SHORTER_SHARE = 0.85
 """Length of the first step in the second replay, as a share of the longest: its cached blocks are
@@ -314,9 +316,11 @@ class Track:
         capacity_bytes: int | None,
     ) -> ReplayPeaks:
         rows = len(self._rows)
-        if allocator_compiled.available() and settings in (None, AllocatorSettings()):
-            return allocator_compiled.replay_events(self.arrays, sizes, rows, capacity_bytes)
-        # Without numba, and with settings that the compiled form lacks.
+        if settings in (None, AllocatorSettings()):
+            replay_events = _compiled_replay()
+            if replay_events is not None:
+                return replay_events(self.arrays, sizes, rows, capacity_bytes)
+        # Without numba, with settings that the compiled form lacks, and for the first replays.
         allocator = CachingAllocator(
             settings,
             capacity_bytes=capacity_bytes,
@@ -390,6 +394,20 @@ class Track:
             parts=parts,
             largest_bytes=int(sizes[live].max(initial=0)),
         )
+
+
+_replays = itertools.count()
+
+
+def _compiled_replay() -> Callable[..., ReplayPeaks] | None:
+    """Return the compiled form. None: it is not installed, or loading it would take longer than the
+    few replays of a single prediction.
+    """
+    if next(_replays) < FEW_REPLAYS:
+        return None
+    from autotune.estimate import allocator_compiled
+
+    return allocator_compiled.replay_events if allocator_compiled.available() else None
 
 
 def _stretch_of_snapshot(starts: Sequence[int], resting_before: int | None) -> int:

@@ -41,6 +41,8 @@ TYPE_NAMES = {
 STAND_IN = "stand_in.trace"
 """Worker module that traces a stand-in step; it needs no installed framework."""
 
+STAND_IN_PACKAGES = ("transformers", "peft")
+
 SPREAD_BY: Mapping[str, ShardedState] = {
     "zero1": "optimizer",
     "zero2": "gradients",
@@ -279,6 +281,13 @@ class Trainer(Protocol):
         `destination`: folder to which they will be moved, and the one that they name; None: they
         stay in `folder`.
         """
+
+
+def packages_to_trace(trainer: Trainer) -> tuple[str, ...]:
+    """Return the packages that the environment needs where this trainer's step is traced."""
+    if trainer.trace_adapter == STAND_IN:
+        return STAND_IN_PACKAGES
+    return trainer.needs
 
 
 def other_global_batch(

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import shlex
 import shutil
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from autotune.core.errors import TrainingEnvironmentError
+from autotune.core.errors import MissingExtra, TrainingEnvironmentError
 
 SUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {"trl": {"trl": ("1.0.0", "1.17")}}
 """Framework -> package -> (oldest tested version, first untested), as in the extra `train`."""
 
 # Imports no package, which keeps the query as fast as starting Python. Versions are of
 # distributions, under their pip names.
-_QUERY = """
+_FUNCTIONS = """
 import importlib.util, json, sys
 def is_installed(name):
     return importlib.util.find_spec(name) is not None
@@ -30,7 +33,9 @@ def version(name):
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-print(json.dumps({name: globals()[sys.argv[1]](name) for name in sys.argv[2:]}))
+"""
+_QUERY = f"""{_FUNCTIONS}
+print(json.dumps({{name: globals()[sys.argv[1]](name) for name in sys.argv[2:]}}))
 """
 
 
@@ -61,6 +66,32 @@ def versions(python: Path, packages: Sequence[str]) -> Mapping[str, str | None]:
     return versions_by_name
 
 
+def refuse_missing(
+    python: Path,
+    packages: Sequence[str],
+    requirements: Mapping[str, str],
+    doing: str,
+) -> None:
+    """Raise an error with the command that installs what is missing. `requirements`: of packages
+    that pip knows by another name or version.
+    """
+    missing = []
+    for package, is_installed in installed(python, packages).items():
+        if not is_installed:
+            missing.append(package)
+    if not missing:
+        return
+    if python == Path(sys.executable) and requirements.keys().isdisjoint(missing):
+        raise MissingExtra(f"{doing} with autotune's own interpreter", "train")
+    arguments = []
+    for package in missing:
+        arguments.append(requirements.get(package, package))
+    raise TrainingEnvironmentError(
+        f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
+        f" interpreter with --python: {python} -m pip install {shlex.join(arguments)}"
+    )
+
+
 def package_folder(python: Path, package: str) -> Path | None:
     """Return the folder of an installed package, which is not imported; None without one."""
     folder = _query(python, "folder", (package,))[package]
@@ -74,6 +105,8 @@ def _query(
     question: str,
     packages: Sequence[str],
 ) -> dict[str, object]:
+    if python == Path(sys.executable):
+        return _query_here(question, packages)
     try:
         reply = subprocess.run(
             [str(python), "-c", _QUERY, question, *packages],
@@ -90,3 +123,14 @@ def _query(
         raise TrainingEnvironmentError(
             f"{python} can't be started as a Python interpreter: {reason}."
         ) from error
+
+
+def _query_here(question: str, packages: Sequence[str]) -> dict[str, object]:
+    """Answer for this interpreter, without starting another one."""
+    importlib.invalidate_caches()  # a package may have been installed meanwhile
+    functions: dict[str, Any] = {}
+    exec(_FUNCTIONS, functions)
+    answers = {}
+    for package in packages:
+        answers[package] = functions[question](package)
+    return answers

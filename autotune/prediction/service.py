@@ -1,7 +1,8 @@
-"""Prediction service: from candidates to Predictions, through traces of their steps.
+"""Prediction service: from candidates to Predictions, through models of their steps.
 
-`predict` traces the step of one candidate. `screen` predicts thousands: candidates that differ only
-in batch and lengths form a family, predicted from a few short traces (`estimate/screening`).
+Candidates that differ only in batch and lengths form a family, whose step model (`surveys`) gives
+the step of each of them. Where a family has none, `predict` traces the step of one candidate.
+`screen` predicts thousands, family by family.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -28,24 +29,24 @@ from autotune.estimate.screening import (
     LayerRepetition,
     NotUniform,
     Point,
-    StepModel,
     family_key,
-    initial_traces,
     point_of,
     repetition_of,
     request_at,
-    survey,
-    traced_request,
 )
+from autotune.estimate.screening.points import Integers
+from autotune.estimate.screening.step_model import sizes_at
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
-from autotune.frameworks.base import STAND_IN, Trainer
+from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
-from autotune.machine.environment import SUPPORTED
-from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.prediction.opening import open_step_models, open_tracers
+from autotune.prediction.step_model_file import SurveyedModel
+from autotune.prediction.step_models import StepModels
+from autotune.prediction.surveys import Surveys, points_of
+from autotune.prediction.tracer import TracerPool
 
 Request = Mapping[str, Any]
 
@@ -59,7 +60,6 @@ class Member(NamedTuple):
 
 Members = Sequence[Member]
 ALLOCATOR = "PYTORCH_CUDA_ALLOC_CONF"
-MAX_TRACED_ALONE = 3  # members of a family that are traced alone: fewer traces than a model needs
 
 
 class PredictionService:
@@ -72,31 +72,34 @@ class PredictionService:
         trainer: Trainer,
         limit_bytes: int,
         tracer: TracerPool,
+        models: StepModels | None = None,
+        surveys: Surveys | None = None,
     ) -> None:
+        """`models`: stored step models; without them, a single candidate is always traced.
+        `surveys`: those of another service, to be shared.
+        """
         self._task = task
         self._trainer = trainer
         self._limit_bytes = limit_bytes
         self._tracer = tracer
+        self._surveys = surveys or Surveys(tracer, models)
+        self._families = self._surveys.families
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
         """Predictions at the longest rows, by candidate id."""
-        self._families: dict[str, Family] = {}
-        self._reference: StepModel | None = None
-        """Latest model, with the formulas of all before it: they save traces in the next family."""
-        self._reference_batches: tuple[int, ...] = ()
 
     def predict(self, candidate: Candidate) -> Prediction:
-        """Predict one candidate from a trace of its own step; as an interval where micro-batches
-        depend on the data.
+        """Predict one candidate, from its family's step model where there is one, else from a
+        trace of its own step; as an interval where micro-batches depend on the data.
         """
         if candidate.id not in self._predictions:
-            prediction = self._predict_traced(candidate)
+            prediction = self._predict_longest(candidate)
             shortest = None
             if not prediction.fits:
                 shortest = self._trainer.lower_bound_candidate(candidate, self._task)
             if shortest is not None:
-                prediction = with_lower_bound(prediction, self._predict_traced(shortest))
+                prediction = with_lower_bound(prediction, self._predict_longest(shortest))
             self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, prediction)
         return self._predictions[candidate.id]
 
@@ -135,6 +138,7 @@ class PredictionService:
             trainer=self._trainer,
             limit_bytes=job.memory_limit_bytes,
             tracer=self._tracer,
+            surveys=self._surveys,
         )
 
     def request(self, candidate: Candidate) -> Request:
@@ -150,14 +154,35 @@ class PredictionService:
         return len(self._families)
 
     def close(self) -> None:
-        self._tracer.close()
+        self._surveys.close()
 
     # One candidate.
+
+    def _predict_longest(self, candidate: Candidate) -> Prediction:
+        """Predict a candidate at its longest rows."""
+        if candidate.id not in self._longest:
+            member = Member(candidate, self.request(candidate))
+            family = self._family_of_one(member)
+            if family is None:
+                return self._predict_traced(candidate)
+            ((_, prediction),) = self._predict_from_model(family, [member])
+            self._longest[candidate.id] = prediction
+        return self._longest[candidate.id]
+
+    def _family_of_one(self, member: Member) -> Family | None:
+        """Return the family with a model for the candidate's point, surveyed now if necessary.
+        None: the candidate is traced alone.
+        """
+        key, point = self._key(*member), point_of(member.request)
+        if self._surveys.covers(key, point):
+            return self._families[key]
+        surveyed = self._surveys.model_at(member.request, self._repetition)
+        return None if surveyed is None else self._add_family(key, member, surveyed)
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            rank, stage = self._worst_rank(candidate, request, self._trace(request))
+            rank, stage = self._worst_rank(candidate, request, self._surveys.trace(request))
             self._longest[candidate.id] = with_speed(rank, memory(rank, stage))
         return self._longest[candidate.id]
 
@@ -174,22 +199,31 @@ class PredictionService:
         if row is not None:
             prompt, completion = row
             point = point_of(request)._replace(prompt=prompt, completion=completion)
-            shorter = request_at(request, point, None)
-            rank, _ = self._worst_rank(candidate, shorter, self._trace(shorter))
-            fullest = replace(composition, prompt_length=prompt, completion_length=completion)
-            rank = replace(rank, composition=fullest)
-            at_lengths = memory(rank, stage_of(rank))
+            shorter = Member(candidate, request_at(request, point, None))
+            rank, sizes = self._rank_at(shorter)
+            shape = replace(composition, prompt_length=prompt, completion_length=completion)
+            rank = replace(rank, composition=shape)
+            stage = stage_of(rank)
+            if sizes is not None:
+                stage = stage.at(sizes, step_context(rank)) or stage
+            at_lengths = memory(rank, stage)
         return replace(
             longest,
             peak_memory_bytes_at_lengths=at_lengths.peak_memory_bytes,
             fits_at_lengths=at_lengths.fits,
         )
 
-    def _trace(self, request: Request) -> Trace:
-        return self._tracer.trace(traced_request(request))
-
-    def _expect(self, requests: Iterable[Request]) -> None:
-        self._tracer.expect(map(traced_request, requests))
+    def _rank_at(self, member: Member) -> tuple[PredictionInput, Integers | None]:
+        """Return the worst rank at the point of a request, and its sizes, where these are not those
+        of its trace.
+        """
+        candidate, request = member
+        family = self._family_of_one(member)
+        if family is None:
+            rank, _ = self._worst_rank(candidate, request, self._surveys.trace(request))
+            return rank, None
+        ((_, trace, sizes),) = family.traces([point_of(request)])
+        return self._input(candidate, trace, family.rank.host_bytes), sizes
 
     def _worst_rank(
         self,
@@ -249,10 +283,15 @@ class PredictionService:
             else:
                 unpredicted.append(candidate)
         families = self._group_by_family(unpredicted)
-        families = self._reference_first(families, _end_of_share(deadline, 4))
-        self._expect(self._certain_requests(families))
+        requests = {key: _requests_of(members) for key, members in families.items()}
+        order = self._surveys.reference_first(
+            requests, self._repetition, _end_of_share(deadline, 4)
+        )
+        requests = {key: requests[key] for key in order}
+        self._surveys.expect(self._surveys.certain_requests(requests, self._repetition))
 
-        for key, members in families.items():
+        for key in order:
+            members = families[key]
             if predictions and time.monotonic() > deadline:
                 break
             for name, prediction in self._predict_members(key, members):
@@ -267,59 +306,17 @@ class PredictionService:
         families: dict[str, list[Member]] = {}
         for candidate in candidates:
             request = self.request(candidate)
-            key = family_key({**request, "allocator": candidate.settings.get(ALLOCATOR)})
+            key = self._key(candidate, request)
             families.setdefault(key, []).append(Member(candidate, request))
         return dict(sorted(families.items(), key=lambda item: len(item[1]), reverse=True))
 
-    def _reference_first(
-        self, families: Mapping[str, Members], until: float
-    ) -> Mapping[str, Members]:
-        """Put the family with the fewest events first, since the others reuse its formulas.
-        Compared are families with at least half as many points as any, as far as their first
-        traces arrive in time.
-        """
-        points: dict[str, list[Point]] = {}
-        for key, members in families.items():
-            if not _traced_alone(members, has_reference=False):
-                points[key] = _points_of(members)
-        if self._reference is not None or len(points) < 2:
-            return families
-
-        most = max(map(len, points.values()))
-        first_requests: dict[str, Request] = {}
-        for key, family_points in points.items():
-            if 2 * len(family_points) >= most:
-                first = initial_traces(family_points, self._repetition, None)[0]
-                first_requests[key] = request_at(families[key][0].request, *first)
-        self._expect(first_requests.values())
-        events: dict[str, int] = {}
-        for key, request in first_requests.items():
-            if not events or time.monotonic() < until:
-                events[key] = len(self._trace(request).events)
-        reference = min(events, key=lambda key: events[key])
-        return {reference: families[reference], **families}
-
-    def _certain_requests(self, families: Mapping[str, Members]) -> Iterator[Request]:
-        """Yield the requests certain to be needed, in order, for processes to work ahead."""
-        has_reference, batches = self._reference is not None, self._reference_batches
-        for key, members in families.items():
-            if key in self._families:
-                continue
-            if _traced_alone(members, has_reference=has_reference):
-                for member in members:
-                    yield member.request
-                continue
-            points = _points_of(members)
-            planned = initial_traces(points, self._repetition, batches if has_reference else None)
-            for point, layers in planned:
-                yield request_at(members[0].request, point, layers)
-            if not has_reference:
-                has_reference, batches = True, tuple(point.micro_batch for point in points)
+    def _key(self, candidate: Candidate, request: Request) -> str:
+        allocator, step = candidate.settings.get(ALLOCATOR), self._surveys.step_class(request)
+        return family_key({**request, "allocator": allocator, "step": step})
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
         family: Family | None = None
-        has_reference = self._reference is not None
-        if key in self._families or not _traced_alone(members, has_reference=has_reference):
+        if self._has_model(key, members):
             # NotUniform: layers or points differ in more than sizes. Each member is traced then.
             with contextlib.suppress(NotUniform):
                 family = self._family(key, members)
@@ -329,27 +326,35 @@ class PredictionService:
             for candidate, _ in members:
                 yield candidate.id, self._predict_traced(candidate)
 
+    def _has_model(self, key: str, members: Members) -> bool:
+        """Return True if these members are predicted from a model, stored or surveyed now."""
+        requests = _requests_of(members)
+        if key in self._families or not self._surveys.traced_alone(len(members)):
+            return True
+        return self._surveys.is_stored(requests)
+
     def _family(self, key: str, members: Members) -> Family:
         """Return the family's model over all points so far. NotUniform if no model fits."""
-        points = _points_of(members)
+        points = points_of(_requests_of(members))
         earlier = self._families.get(key)
-        if earlier is not None:
-            if earlier.covers(points):
-                return earlier
-            points = list(dict.fromkeys([*earlier.points, *points]))
-        base = members[0].request
+        if earlier is not None and earlier.covers(points):
+            return earlier
+        request = members[0].request
+        surveyed = self._surveys.model_over(key, request, points, self._repetition)
+        return self._add_family(key, members[0], surveyed)
 
-        def trace_point(point: Point, layers: int | None) -> Trace:
-            return self._trace(request_at(base, point, layers))
-
-        model = survey(
-            trace_point, points, self._repetition, self._reference, self._reference_batches
-        )
-        if self._reference is None:
-            self._reference_batches = tuple(point.micro_batch for point in points)
-        self._reference = model
-        rank, stage = self._worst_rank(*members[0], model.trace)
-        self._families[key] = Family(points, model, rank, stage)
+    def _add_family(
+        self,
+        key: str,
+        member: Member,
+        surveyed: SurveyedModel,
+    ) -> Family:
+        """Shard a model over its ranks, as at the point of one member."""
+        model = surveyed.model
+        sizes = sizes_at(model, point_of(member.request))
+        at_point = replace(model.trace, sizes=tuple(sizes.tolist()))
+        rank, stage = self._worst_rank(*member, at_point)
+        self._families[key] = Family(surveyed.points, model, rank, stage)
         return self._families[key]
 
     def _predict_from_model(
@@ -388,24 +393,8 @@ def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
         trainer=trainer,
         limit_bytes=job.memory_limit_bytes,
         tracer=open_tracers(job.task, trainer),
+        models=open_step_models(job.task, trainer),
     )
-
-
-def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
-    """Return the pool that traces this trainer's steps; no process is started yet."""
-    supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    cache = TraceCache()
-
-    def make(versions: Mapping[str, str] | None) -> Tracer:
-        return Tracer(
-            task.workload.python,
-            adapter=trainer.trace_adapter,
-            cache=cache,
-            supported=supported,
-            versions=versions,
-        )
-
-    return TracerPool(make)
 
 
 def predict_candidates(
@@ -431,9 +420,5 @@ def _end_of_share(deadline: float, parts: int) -> float:
     return now + (deadline - now) / parts
 
 
-def _traced_alone(members: Members, *, has_reference: bool) -> bool:
-    return len(members) <= (1 if has_reference else MAX_TRACED_ALONE)
-
-
-def _points_of(members: Members) -> list[Point]:
-    return list(dict.fromkeys(point_of(member.request) for member in members))
+def _requests_of(members: Members) -> list[Request]:
+    return [member.request for member in members]

@@ -118,10 +118,7 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     # 2. Training environment.
     mode = measuring_mode(flags.hardware, hardware, trainer)
     notes: list[str] = []
-    is_named = flags.training.python is not None
-    has_vllm = check_packages(
-        trainer, mode, sources.python, python_is_named=is_named, reader=reader
-    )
+    has_vllm = check_packages(trainer, mode, sources.python, reader=reader)
     if mode != "predict" and not has_vllm:
         space, notes = without_engine(space, hardware)
 

@@ -5,7 +5,7 @@ and the storage.
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -15,7 +15,7 @@ from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.units import format_bytes
 from autotune.emulator.cards import emulated_machine
-from autotune.frameworks.base import STAND_IN, Trainer
+from autotune.frameworks.base import Trainer, packages_to_trace
 from autotune.machine import environment, hardware_detection
 from autotune.machine.nvml import devices_here
 from autotune.request.sources.reader import SourceReader
@@ -112,8 +112,7 @@ def memory_limit(limit: MemoryLimit | None, hardware: Hardware) -> int:
 
 # Packages of the training environment.
 
-STAND_IN_PACKAGES = ("transformers", "peft")  # trace a plain step in place of the framework's own
-DOING = {"probe": "Measuring", "emulate": "Emulating", "predict": "Predicting"}
+DOING = {"probe": "Measuring", "emulate": "Emulating"}
 
 
 def check_packages(
@@ -121,21 +120,17 @@ def check_packages(
     mode: Mode,
     python: Path,
     *,
-    python_is_named: bool,
     reader: SourceReader,
 ) -> bool:
-    """Check the framework's packages, and return True if vLLM is installed as well."""
-    needs = trainer.needs
-    if mode == "predict" and trainer.trace_adapter == STAND_IN:
-        needs = STAND_IN_PACKAGES
+    """Check the framework's packages, and return True if vLLM is installed as well. A prediction
+    may need none of them: what traces a step checks that they are there.
+    """
+    needs, requires = trainer.needs, trainer.requires
+    if mode == "predict":
+        needs = packages_to_trace(trainer)
+    else:
+        environment.refuse_missing(python, needs, requires, DOING[mode])
     is_installed = reader.once(environment.installed, python, (*needs, "vllm"))
-    missing = [package for package in needs if not is_installed[package]]
-    requires = trainer.requires
-    if missing:
-        is_ours = not python_is_named and requires.keys().isdisjoint(missing)
-        if is_ours:
-            raise MissingExtra(f"{DOING[mode]} with autotune's own interpreter", "train")
-        raise _missing_packages(python, [requires.get(name, name) for name in missing], missing)
     refuse_other_versions(
         python,
         f"--framework {trainer.name} --method {trainer.method}",
@@ -143,17 +138,6 @@ def check_packages(
         reader,
     )
     return is_installed["vllm"]
-
-
-def _missing_packages(
-    python: Path,
-    requirements: Sequence[str],
-    missing: Sequence[str],
-) -> TrainingEnvironmentError:
-    return TrainingEnvironmentError(
-        f"{python} has no {' and no '.join(missing)}. Install it there, or name another"
-        f" interpreter with --python: {python} -m pip install {shlex.join(requirements)}"
-    )
 
 
 def refuse_other_versions(

@@ -1,45 +1,34 @@
 """Advice: the cheapest changes that make a candidate fit, with their effect on speed.
 
-Changes are tried by kind: smaller batches, or one knob. Kinds without an effect on learning come
-first. Of each kind the strongest change is tried first: if it does not fit, no milder one does. If
-it fits, the mildest one that fits is the advice. Only if no kind suffices are pairs of kinds tried:
-the strongest change of one with the mildest of the other.
+Changes are tried by kind: smaller batches, or one knob (`change_kinds`). Every neutral kind is
+tried, then those with an effect on learning until there are enough ways. Of each kind the best
+change that fits is advice: the fastest, or of what is learned the most preferred. Only if no kind
+suffices are pairs of kinds tried: the strongest change of one, by memory, with changes of the
+other. Nothing depends on the time that a prediction takes, so that the answer is always the same.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from autotune.core.answer import WayToFit
-from autotune.core.errors import CannotPredict, ProbeError
+from autotune.core.errors import AutotuneError, CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate, Knob, KnobValue, setting_text
-from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
+from autotune.core.space import Candidate, setting_text
+from autotune.search.change_kinds import Kind, KnobValues, kinds_of
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
     from autotune.request.job_builder import ParsedRequest
 
 MAX_WAYS = 5
-MAX_KINDS_TOGETHER = 2
-
-# Settings that change together at one global batch, and count as one change.
-BATCH_KNOBS = (MICRO_BATCH, ACCUMULATION, "steps_per_generation")
-MAX_SECONDS = 60.0  # Time limit; the ways found by then are returned
-KnobValues = Mapping[str, KnobValue]
-
-
-@dataclass(frozen=True, kw_only=True)
-class AdviceKind:
-    """Changes of one thing, mildest first."""
-
-    changes: tuple[KnobValues, ...]
-    learning: bool
+MAX_PAIRS = 24  # pairs of kinds that are tried, the largest savings first
+SPEED_DIGITS = 2  # of a ratio of speeds: those that print alike are equal
 
 
 def ways_to_fit(
@@ -49,7 +38,6 @@ def ways_to_fit(
     *,
     refuted: Iterable[str] = (),
     prediction: Prediction | None = None,
-    now: Callable[[], float] = time.monotonic,
 ) -> tuple[WayToFit, ...]:
     """Return changes of one kind, or else of two, that surely make the candidate fit; neutral ones
     first, then by speed. If weight sync is the peak, transfer of the adapter alone precedes them.
@@ -65,19 +53,9 @@ def ways_to_fit(
     except (CannotPredict, ProbeError):
         return ()
     adviser = _Adviser(request, service, candidate, prediction, frozenset(refuted))
-    until = now() + MAX_SECONDS
-    kinds = adviser.kinds()
-    for count in range(1, MAX_KINDS_TOGETHER + 1):
-        ways: list[WayToFit] = []
-        for combination in itertools.combinations(kinds, count):
-            if len(ways) == MAX_WAYS or now() > until:
-                break
-            way = adviser.mildest(combination)
-            if way is not None:
-                ways.append(way)
-        if ways:
-            return tuple(sorted(ways, key=adviser.rank))
-    return ()
+    kinds = kinds_of(request.whole_space, candidate)
+    ways = adviser.single_ways(kinds) or adviser.paired_ways(kinds)
+    return tuple(sorted(ways, key=adviser.rank)[:MAX_WAYS])
 
 
 @dataclass(frozen=True)
@@ -89,99 +67,130 @@ class _Adviser:
     candidate: Candidate
     prediction: Prediction
     refuted: frozenset[str]
+    _predictions: dict[str, Prediction | None] = field(default_factory=dict)
+    """By candidate id; None: it is illegal, or cannot be predicted."""
 
-    # 1. Kinds of changes.
+    # 1. Ways of one kind.
 
-    def kinds(self) -> list[AdviceKind]:
-        """Return the possible kinds of changes, neutral ones first."""
-        space = self.request.whole_space
-        kinds = [self._smaller_batches()]
-        for knob in (*space.knobs, *space.remedies):
-            if knob.name not in BATCH_KNOBS:
-                kinds.append(self._knob_changes(knob))
-        kinds.sort(key=lambda kind: kind.learning)
-        return [kind for kind in kinds if kind.changes]
-
-    def _smaller_batches(self) -> AdviceKind:
-        """Return smaller micro-batches with more accumulation, at the same global batch; powers of
-        two if there are any.
-        """
-        micro = self.candidate.settings.get(MICRO_BATCH)
-        steps = self.candidate.settings.get(ACCUMULATION)
-        if not isinstance(micro, int) or not isinstance(steps, int):
-            return AdviceKind(changes=(), learning=False)
-        changes: list[KnobValues] = []
-        to_powers_of_two: list[KnobValues] = []
-        for size in range(micro - 1, 0, -1):
-            new_steps, remainder = divmod(micro * steps, size)
-            if remainder:
-                continue
-            change = {MICRO_BATCH: size, ACCUMULATION: new_steps}
-            changes.append(change)
-            if size & (size - 1) == 0:
-                to_powers_of_two.append(change)
-        return AdviceKind(changes=tuple(to_powers_of_two or changes), learning=False)
-
-    def _knob_changes(self, knob: Knob) -> AdviceKind:
-        settings = self.candidate.settings
-        current = settings.get(knob.name)
-        learning = knob.effect_under(settings) == "learning"
-        is_ordered = learning or knob.memory in ("grows", "shrinks")
-        choices = knob.choices
-        if current not in choices or not is_ordered:
-            choices = tuple(choice for choice in choices if choice not in (current, None))
-        elif learning:  # ordered by preference
-            choices = choices[choices.index(current) + 1 :]
-        else:  # ordered by memory
-            choices = choices[: choices.index(current)][::-1]
-        return AdviceKind(
-            changes=tuple({knob.name: choice} for choice in choices), learning=learning
-        )
-
-    # 2. Ways to fit.
-
-    def mildest(self, kinds: Sequence[AdviceKind]) -> WayToFit | None:
-        """Return the mildest change of the last kind that fits, together with the strongest of the
-        other kinds.
-        """
-        fixed: dict[str, KnobValue] = {}
-        for kind in kinds[:-1]:
-            fixed |= kind.changes[-1]
-        *milder, strongest = kinds[-1].changes
-        strongest_way = self._way({**fixed, **strongest})
-        if strongest_way is None:
-            return None
-        for change in milder:
-            way = self._way({**fixed, **change})
+    def single_ways(self, kinds: Sequence[Kind]) -> list[WayToFit]:
+        """Return the best way of each neutral kind, then of kinds of learning, up to enough."""
+        ways: list[WayToFit] = []
+        for kind in kinds:
+            if kind.learning and len(ways) >= MAX_WAYS:
+                break
+            way = self._best(kind, {})
             if way is not None:
-                return way
-        return strongest_way
+                ways.append(way)
+        return ways
+
+    def _best(self, kind: Kind, fixed: KnobValues) -> WayToFit | None:
+        """Return the best change of a kind that fits, together with `fixed` changes."""
+        ways = self._fitting(kind, fixed)
+        if kind.learning:
+            return next(ways, None)
+        return min(ways, key=self._slowness, default=None)
+
+    def _fitting(self, kind: Kind, fixed: KnobValues) -> Iterator[WayToFit]:
+        """Yield the changes that surely fit, mildest first; where memory falls from one to the
+        next, the mildest.
+        """
+        changes: Sequence[KnobValues] = [{**fixed, **change} for change in kind.changes]
+        if kind.falling:
+            changes = [change for change in changes if self._is_possible(change)]
+            mildest = bisect.bisect_left(changes, True, key=self._fits)
+            changes = changes[mildest : mildest + 1]
+        for change in changes:
+            way = self._way(change)
+            if way is not None:
+                yield way
+
+    def _fits(self, change: KnobValues) -> bool:
+        return self._way(change) is not None
+
+    # 2. Ways of two kinds.
+
+    def paired_ways(self, kinds: Sequence[Kind]) -> list[WayToFit]:
+        """Return ways of two kinds, neutral pairs and large savings first."""
+        ways: list[WayToFit] = []
+        for first, second in self._promising_pairs(kinds):
+            if len(ways) == MAX_WAYS:
+                break
+            both = {**self._strongest(first), **self._strongest(second)}
+            if self._way(both) is None:
+                continue
+            way = self._best(second, self._strongest(first))
+            if way is not None:
+                ways.append(way)
+        return ways
+
+    def _promising_pairs(self, kinds: Sequence[Kind]) -> list[tuple[Kind, Kind]]:
+        changeable = [kind for kind in kinds if self._strongest(kind)]
+
+        def promise(pair: tuple[Kind, Kind]) -> tuple[bool, float]:
+            first, second = pair
+            return second.learning, self._least_memory(first) + self._least_memory(second)
+
+        return sorted(itertools.combinations(changeable, 2), key=promise)[:MAX_PAIRS]
+
+    def _strongest(self, kind: Kind) -> KnobValues:
+        """Return the change of a kind that needs least memory; empty if none is possible."""
+        changes = [change for change in kind.changes if self._is_possible(change)]
+        if kind.falling:
+            changes = changes[-1:]
+        possible = [change for change in changes if self._predicted(change) is not None]
+        return min(possible, key=self._memory, default={})
+
+    def _least_memory(self, kind: Kind) -> float:
+        return self._memory(self._strongest(kind))
+
+    def _memory(self, change: KnobValues) -> float:
+        """Return the peak after a change; endless if the engine would not start."""
+        prediction = self._predicted(change)
+        if prediction is None or prediction.failure is not None:
+            return math.inf
+        return prediction.peak_memory_bytes.value
+
+    # 3. One change.
 
     def _way(self, change: KnobValues) -> WayToFit | None:
         """Return this change if it is legal and surely fits."""
+        prediction = self._predicted(change)
+        if prediction is None or not prediction.fits:
+            return None
         changed = self._changed(change)
-        request = self.request
-        if changed == self.candidate or changed.id in self.refuted:
-            return None
-        if request.trainer.why_illegal(changed, request.job.task) is not None:
-            return None
-        try:
-            prediction = self.service.predict(changed)
-        except (CannotPredict, ProbeError):  # the ways found so far remain valid
-            return None
-        if not prediction.fits:
-            return None
         effective = {}
         for name, value in change.items():
             if name in changed.settings or value is not None:
                 effective[name] = value
-        learning = request.whole_space.is_learning(change, changed.settings)
+        learning = self.request.whole_space.is_learning(change, changed.settings)
         return WayToFit(
             change=effective,
             learning=learning,
             prediction=prediction,
             speed_ratio=None if learning else self._speed_ratio(prediction),
         )
+
+    def _predicted(self, change: KnobValues) -> Prediction | None:
+        """Return the prediction after a change; None if it is not possible or unknown."""
+        if not self._is_possible(change):
+            return None
+        changed = self._changed(change)
+        if changed.id not in self._predictions:
+            self._predictions[changed.id] = self._predict(changed)
+        return self._predictions[changed.id]
+
+    def _is_possible(self, change: KnobValues) -> bool:
+        """Return True if the change is one, legal, and was not measured not to fit."""
+        changed, request = self._changed(change), self.request
+        if changed == self.candidate or changed.id in self.refuted:
+            return False
+        return request.trainer.why_illegal(changed, request.job.task) is None
+
+    def _predict(self, changed: Candidate) -> Prediction | None:
+        try:
+            return self.service.predict(changed)
+        except AutotuneError:  # the other changes remain possible
+            return None
 
     def _changed(self, change: KnobValues) -> Candidate:
         knobs = self.request.whole_space.with_remedies({**self.candidate.knobs, **change})
@@ -194,14 +203,17 @@ class _Adviser:
             return None
         return after.value / before.value
 
-    # 3. Order.
+    # 4. Order.
 
     def rank(self, way: WayToFit) -> tuple[bool, bool, float]:
-        """Sort key: relief of the sync if that is the peak, effect on learning, speed; an
-        unknown speed comes last.
+        """Sort key: relief of the sync if that is the peak, effect on learning, speed. Ways that
+        are alike stay in the order of the kinds.
         """
-        slowness = math.inf if way.speed_ratio is None else -way.speed_ratio
-        return not self._relieves_sync(way), way.learning, slowness
+        return not self._relieves_sync(way), way.learning, self._slowness(way)
+
+    def _slowness(self, way: WayToFit) -> float:
+        """Return the negative ratio of speeds; an unknown speed comes last."""
+        return math.inf if way.speed_ratio is None else -round(way.speed_ratio, SPEED_DIGITS)
 
     def _relieves_sync(self, way: WayToFit) -> bool:
         peak_phase = self.prediction.peak_phase

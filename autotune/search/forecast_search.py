@@ -1,7 +1,7 @@
 """Search by prediction alone: the most preferred and fastest candidate that surely fits.
 
 The choice is made among the screened predictions of thousands of candidates. The chosen one is
-predicted once more from a trace of its own step; if that does not fit, the next one is taken.
+predicted once more on its own; if that does not fit, the next one is taken.
 """
 
 from __future__ import annotations
@@ -148,8 +148,8 @@ def _first_confirmed(
     *,
     ends: float,
 ) -> tuple[PredictedCandidate | None, int]:
-    """Return the first candidate that fits by its own trace as well, and its tier; after `ends`,
-    the next one untraced.
+    """Return the first candidate that fits by its own prediction as well, and its tier; after
+    `ends`, the next one without it.
     """
     any_traced = False
     for tier_number, members in enumerate(by_tier):

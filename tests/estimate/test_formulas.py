@@ -122,6 +122,7 @@ def test_constant_axes_are_no_variables() -> None:
         "C",
         "SS",
         "CC",
+        "T",
     }
 
 

@@ -249,29 +249,6 @@ def test_no_advice_where_nothing_helps(tmp_path: Path) -> None:
     assert _advice(tmp_path, 100)[2] == []
 
 
-def test_a_kind_whose_strongest_does_not_fit_is_left_at_once(tmp_path: Path) -> None:
-    machine = Machine(limit_bytes=100 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    ways_to_fit(_request(job, trainer), origin, oracle)
-    batches = []
-    for candidate in oracle.predicted[1:]:
-        if candidate.knobs == {**origin.knobs, "batch": candidate.knobs["batch"]}:
-            batches.append(candidate.knobs["batch"])
-    assert set(batches) == {1}, "2 and 4 need no look where 1 does not fit"
-
-
-def test_looking_ends_when_time_is_up(tmp_path: Path) -> None:
-    machine = Machine(limit_bytes=600 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
-    trainer, oracle = ToyTrainer(), Oracle(machine=machine)
-    origin = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    clock = iter(range(0, 10_000, 50))
-    ways = ways_to_fit(_request(job, trainer), origin, oracle, now=lambda: next(clock))
-    assert len(ways) == 1, "what was found by then is told"
-
-
 def test_a_change_reads_as_it_is_typed() -> None:
     assert (
         as_flags({"gradient_checkpointing": True, "batch": 4, "dtype": None})

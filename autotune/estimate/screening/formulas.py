@@ -1,6 +1,7 @@
 """Formulas of the point x = (B, P, C, N), found from examples of their values.
 
-    axes      B, P, C, N, and S = P + C, R = S rounded up to a multiple of TILE
+    axes      B, P, C, N, and S = P + C, R = S rounded up to a multiple of TILE,
+              T = BS rounded up to a multiple of ROWS
     term      t(x): a product of axes, as BS or BCC; or a capped sum of products
     formula   k_1 t_1(x) + ... + k_m t_m(x)
 
@@ -23,14 +24,18 @@ import numpy as np
 
 from autotune.estimate.screening.points import Booleans, Floats, Integers
 
-AXES = "BPCNSR"  # batch, prompt, completion, micro-steps, S = P + C, and R = S rounded up to a tile
+AXES = "BPCNSRT"
+"""Batch, prompt, completion, micro-steps, S = P + C, R and T."""
+
 # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
 TILE = 128
+# rows of one block's threads in sums over the tokens (`Reduce.cuh`: 4 of 16 values each)
+ROWS = 64
 
 # fmt: off
 COMMONEST_FIRST = (
     "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N",
-    "BSS", "BCC", "BPP", "BPC", "SS", "CC",
+    "BSS", "BCC", "BPP", "BPC", "SS", "CC", "T",
 )
 # fmt: on
 """Products that sizes consist of; the empty product is a constant."""
@@ -272,7 +277,9 @@ def solve(matrix: Floats, targets: Floats) -> tuple[Floats, Floats]:
 def _axes(points: Floats) -> Floats:
     """Return a column for each of AXES."""
     length = points[:, 1] + points[:, 2]
-    return np.column_stack([points, length, np.ceil(length / TILE) * TILE])
+    tiles = np.ceil(length / TILE) * TILE
+    rows = np.ceil(points[:, 0] * length / ROWS) * ROWS
+    return np.column_stack([points, length, tiles, rows])
 
 
 def _product(axes: Floats, product: str) -> Floats:

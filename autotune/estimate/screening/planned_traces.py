@@ -26,29 +26,29 @@ class Position(NamedTuple):
 
 
 POSITIONS = (
-    Position(0.0, 0.0, 0.0, 3),
-    Position(1.0, 0.17, 1.0, 3),
-    Position(0.5, 1.0, 0.1, 4),
-    Position(1.0, 0.6, 0.45, 5),
-    Position(0.0, 1.0, 0.8, 4),
-    Position(0.6, 0.3, 1.0, 3),
+    Position(0.0, 0.0, 0.0, 4),
+    Position(1.0, 0.17, 1.0, 4),
+    Position(0.5, 1.0, 0.1, 5),
+    Position(1.0, 0.6, 0.45, 6),
+    Position(0.0, 1.0, 0.8, 5),
+    Position(0.6, 0.3, 1.0, 4),
 )
 """Positions of the first traces: irregular, so that no two terms are proportional over them.
 
-Micro-steps are few: beyond three they repeat, and a generation's bytes grow linearly.
+Micro-steps are few: beyond four they repeat, and a generation's bytes grow linearly.
 """
 REFERENCE_POSITIONS = (POSITIONS[0], POSITIONS[2])
 """Positions that suffice with the formulas of another family."""
 
-LOW = Position(0.0, 0.3, 0.5, 3)
-MIDDLE = Position(0.3, 0.8, 0.6, 5)
+LOW = Position(0.0, 0.3, 0.5, 4)
+MIDDLE = Position(0.3, 0.8, 0.6, 6)
 """Positions in reserve, traced if the check fails."""
 
 LENGTH_GRID = 8  # multiple of lengths in between, as attention masks are aligned
 MAX_BATCHES = 3
 """Number of micro-batches above which only the check traces the largest: it takes longest."""
 
-CHECKED_MICRO_STEPS = 6
+CHECKED_MICRO_STEPS = 7
 
 
 def initial_traces(

@@ -25,8 +25,8 @@ POINT_SETTINGS = frozenset(
 WHOLE_WEIGHTS = ("zero1", "zero2")
 """Stages of ZeRO that leave the modules unchanged; under the third they save other tensors."""
 
-MICRO_STEP_CLASSES = 3
-"""Micro-steps of which more change nothing: points with 1, 2, or at least 3 have other events."""
+MICRO_STEP_CLASSES = 4
+"""Micro-steps of which more change nothing: points with 1, 2, 3 or at least 4 have other events."""
 
 
 def family_key(request: Request) -> str:

@@ -45,8 +45,10 @@ def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
 
 def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
     """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the
-    one with most reduced gradients; with `begins_on_meta`, the last.
+    one with most reduced gradients; with `begins_on_meta`, the last. DDP's ranks are equal.
     """
+    if sharding.kind == "ddp":
+        return [apply(trace, sharding)]
     if sharding.begins_on_meta and sharding.ranks > 1:
         return [apply(trace, replace(sharding, rank=sharding.ranks - 1))]
     ranks = {0, sharding.ranks - 1}

@@ -1,0 +1,55 @@
+"""Tracing processes and step models of a job's training environment; nothing is started yet."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from autotune.core.job import Task
+from autotune.frameworks.base import STAND_IN, Trainer, packages_to_trace
+from autotune.machine import environment
+from autotune.machine.environment import SUPPORTED
+from autotune.prediction.step_models import StepModels
+from autotune.prediction.trace_cache import TraceCache
+from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.probe.spawn import DECIDING_PACKAGES, ENGINE_PACKAGES
+
+
+def open_step_models(task: Task, trainer: Trainer) -> StepModels:
+    """Return the step models of this trainer in the job's training environment."""
+    packages = list(
+        dict.fromkeys([*SUPPORTED.get(trainer.name, ()), *DECIDING_PACKAGES, *ENGINE_PACKAGES])
+    )
+
+    def installed_versions() -> Mapping[str, str]:
+        versions = {}
+        for name, version in environment.versions(task.workload.python, packages).items():
+            if version is not None:
+                versions[name] = version
+        return versions
+
+    needs = ["torch", "transformers"]
+    needs += [name for name in packages_to_trace(trainer) if name in packages]
+
+    def refuse_missing() -> None:
+        environment.refuse_missing(task.workload.python, needs, trainer.requires, "Predicting")
+
+    return StepModels(
+        installed_versions, trainer.trace_adapter, needs=needs, refuse_missing=refuse_missing
+    )
+
+
+def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
+    """Return the pool that traces this trainer's steps; no process is started yet."""
+    supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
+    cache = TraceCache()
+
+    def make(versions: Mapping[str, str] | None) -> Tracer:
+        return Tracer(
+            task.workload.python,
+            adapter=trainer.trace_adapter,
+            cache=cache,
+            supported=supported,
+            versions=versions,
+        )
+
+    return TracerPool(make)

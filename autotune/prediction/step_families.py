@@ -1,0 +1,231 @@
+"""Families of steps: requests whose traces are equal but for the point, whatever else they say.
+
+`family_key` of screening groups the candidates of one job. The key here also holds between jobs:
+it leaves out what no allocation depends on, so that one step model serves a fine-tune of the same
+shape, another learning rate and any number of GPUs.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from autotune.estimate.screening import Point, point_of, traced_request
+from autotune.estimate.screening.request_points import (
+    MICRO_STEP_CLASSES,
+    POINT_SETTINGS,
+    Request,
+)
+
+SETTINGS_WITHOUT_EFFECT = frozenset(
+    """
+    learning_rate lr_scheduler_type warmup_ratio warmup_steps seed data_seed
+    adam_beta1 adam_beta2 adam_epsilon epsilon
+    """.split()
+)
+"""Numbers that a step computes with, and allocates nothing for."""
+
+CONFIG_WITHOUT_EFFECT = frozenset(
+    """
+    _name_or_path name_or_path transformers_version torch_dtype dtype initializer_range use_cache
+    bos_token_id eos_token_id pad_token_id rope_theta rms_norm_eps max_window_layers use_mrope
+    """.split()
+)
+ROTARY_FAMILIES = frozenset("qwen2 qwen3 qwen3_moe llama mistral smollm3 phi3".split())
+"""Model types whose positions are computed: `max_position_embeddings` allocates nothing."""
+
+SHARDED_WHEN_TRACED = ("fsdp1", "fsdp2")
+"""Shardings whose traces depend on the number of ranks; a rewriter adds the others' later."""
+
+PLAIN_STEPS = ("none", "ddp")
+"""Shardings under which a rank runs the same step."""
+
+TOKEN_BOUNDS = (1024, 3073)
+"""Tokens of a micro-batch from which gradients of norms and biases, and of the embedding, need
+workspaces (`worker/tracing/workspaces.py`): steps below have other events. Adapters have neither.
+"""
+
+PAIRED_METHODS = ("dpo",)  # a row is two sequences
+
+
+class Corners(NamedTuple):
+    """Points whose range a survey covers that is made for a single candidate."""
+
+    low: Point
+    middle: Point
+    high: Point
+
+
+class StepClass(NamedTuple):
+    """What divides the points of a family into steps with the same events."""
+
+    rows: int  # 1, or 2 for more: logits of a single row are contiguous, and are not copied
+    tokens: int | None  # how many of TOKEN_BOUNDS the micro-batch reaches; None: an adapter trains
+
+
+CORNERS = {
+    StepClass(1, None): Corners(
+        low=Point(1, 72, 136, 4),
+        middle=Point(1, 512, 1024, 5),
+        high=Point(1, 2056, 8200, 64),
+    ),
+    StepClass(1, 0): Corners(
+        low=Point(1, 72, 136, 4),
+        middle=Point(1, 96, 200, 5),
+        high=Point(1, 376, 616, 64),
+    ),
+    StepClass(1, 1): Corners(
+        low=Point(1, 520, 520, 4),
+        middle=Point(1, 600, 900, 5),
+        high=Point(1, 1016, 2040, 64),
+    ),
+    StepClass(1, 2): Corners(
+        low=Point(1, 1208, 2008, 4),
+        middle=Point(1, 1600, 3000, 5),
+        high=Point(1, 2056, 8200, 64),
+    ),
+    StepClass(2, None): Corners(
+        low=Point(2, 72, 136, 4),
+        middle=Point(4, 512, 1024, 5),
+        high=Point(8, 2056, 2056, 64),
+    ),
+    StepClass(2, 0): Corners(
+        low=Point(2, 72, 136, 4),
+        middle=Point(2, 96, 144, 5),
+        high=Point(3, 128, 200, 64),
+    ),
+    StepClass(2, 1): Corners(
+        low=Point(2, 256, 280, 4),
+        middle=Point(2, 304, 600, 5),
+        high=Point(3, 400, 616, 64),
+    ),
+    StepClass(2, 2): Corners(
+        low=Point(4, 800, 200, 4),
+        middle=Point(6, 1024, 600, 5),
+        high=Point(8, 2056, 1032, 64),
+    ),
+}
+"""Of the points that a survey takes between these, several are below and several above 4,096
+completion tokens, from which the loss works in pieces.
+"""
+
+BEYOND, BELOW = 4, 16
+"""How far outside of its range a model is used, as factors of each coordinate: its formulas are
+exact sums of products, and hold at the corner of the range.
+"""
+
+
+def step_family(request: Request) -> Mapping[str, object]:
+    """Return what decides the step of a request, without its point."""
+    traced = traced_request(request)
+    family: dict[str, object] = {}
+    for name, value in traced.items():
+        if name not in ("settings", "lengths", "model", "adapter", "sharding"):
+            family[name] = value
+    family["model"] = _model(traced)
+    adapter = traced.get("adapter")
+    family["adapter"] = adapter and _without(adapter, ("lora_alpha",))
+    family["sharding"] = _sharding(traced["sharding"])
+
+    # 1. Settings, without the point's.
+    dropped = POINT_SETTINGS | SETTINGS_WITHOUT_EFFECT
+    family["settings"] = _without(traced["settings"], dropped)
+    lengths = traced["lengths"]
+    family["lengths"] = _without(lengths, ("prompt", "completion"))
+    family["step"] = step_class(request)
+    # 2. The course of the micro-steps: their class, and how often a generation is reused.
+    family["course"] = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
+    accumulation = traced["settings"].get("gradient_accumulation_steps")
+    steps = traced["settings"].get("steps_per_generation")
+    family["stale"] = None if steps in (None, accumulation) else (accumulation, steps)
+    return family
+
+
+def step_class(request: Request) -> StepClass:
+    """Return the class of the request's point."""
+    point = point_of(request)
+    rows = min(point.micro_batch, 2)
+    if request.get("adapter") is not None:
+        return StepClass(rows, None)
+    tokens = point.micro_batch * (point.prompt + point.completion) * _sequences_of_row(request)
+    return StepClass(rows, bisect.bisect_right(TOKEN_BOUNDS, tokens))
+
+
+def _sequences_of_row(request: Request) -> int:
+    return 2 if request.get("method") in PAIRED_METHODS else 1
+
+
+def points_around(request: Request, earlier: Sequence[Point] = ()) -> list[Point]:
+    """Return points whose range a survey for this request covers: the usual range if that suffices,
+    else doubled as often as is necessary. `earlier`: points of a survey before.
+    """
+    point, corners = point_of(request), _corners(request)
+    if not earlier and covered(corners, [point]):
+        return list(corners)
+    lowest = Point(*map(min, zip(corners.low, point, *earlier, strict=True)))
+    highest = []
+    for usual, *values in zip(corners.high, point, *earlier, strict=True):
+        while usual < max(values):
+            usual *= 2
+        highest.append(usual)
+    return [lowest, corners.middle, Point(*highest)]
+
+
+def _corners(request: Request) -> Corners:
+    step, steps = step_class(request), point_of(request).micro_steps
+    sequences = 1 if step.tokens is None else _sequences_of_row(request)
+    points = []
+    for corner in CORNERS[step]:
+        prompt, completion = corner.prompt // sequences, corner.completion // sequences
+        corner = corner._replace(prompt=prompt, completion=completion)
+        if steps < MICRO_STEP_CLASSES:
+            corner = corner._replace(micro_steps=steps)
+        points.append(corner)
+    return Corners(*points)
+
+
+def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
+    """Return True if the points asked for lie within the range of those surveyed, or so near that
+    the formulas hold there as well.
+    """
+    for surveyed, values in zip(
+        zip(*points, strict=True), zip(*requested, strict=True), strict=True
+    ):
+        if min(values) * BELOW < min(surveyed):
+            return False
+        if max(values) > BEYOND * max(surveyed):
+            return False
+    steps, other_steps = points[0].micro_steps, requested[0].micro_steps
+    return min(steps, MICRO_STEP_CLASSES) == min(other_steps, MICRO_STEP_CLASSES)
+
+
+def _model(request: Request) -> Mapping[str, object]:
+    """Return the model's shape and precision. Its name and folder decide nothing, unless it brings
+    code.
+    """
+    model = request["model"]
+    dropped = {"name", "layers", "config"}
+    if not request.get("trust_remote_code"):
+        dropped.add("folder")
+    return {**_without(model, dropped), "config": _config(model["config"])}
+
+
+def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
+    dropped = set(CONFIG_WITHOUT_EFFECT)
+    if config.get("model_type") in ROTARY_FAMILIES:
+        dropped.add("max_position_embeddings")
+    if config.get("use_sliding_window") is False:
+        dropped |= {"use_sliding_window", "sliding_window"}
+    return {name: value for name, value in config.items() if name not in dropped}
+
+
+def _sharding(sharding: Mapping[str, Any]) -> Mapping[str, object]:
+    if sharding["kind"] in SHARDED_WHEN_TRACED:
+        return sharding
+    kind = sharding["kind"]
+    return {"kind": PLAIN_STEPS[-1] if kind in PLAIN_STEPS else kind}
+
+
+def _without(values: Mapping[str, object], names: Collection[str]) -> Mapping[str, object]:
+    return {name: value for name, value in values.items() if name not in names}

@@ -1,0 +1,197 @@
+"""Step models by family: from this process, the user's cache, or the package itself.
+
+A step model answers for every point of a family without a training framework. The cache
+(`$XDG_CACHE_HOME/autotune/step-models`) holds those surveyed here, named by a hash of everything
+that decides them. The package ships models of common families, traced with one set of releases.
+They serve an environment of these releases, and one that cannot trace.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+from pathlib import Path
+
+from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
+from autotune.core.space import fingerprint
+from autotune.estimate.screening import Point, StepModel
+from autotune.estimate.screening.request_points import Request
+from autotune.prediction.step_families import covered, step_family
+from autotune.prediction.step_model_file import SurveyedModel, packed, unpacked
+from autotune.prediction.trace_cache import default_folder, key_of
+from autotune.probe.spawn import ENGINE_PACKAGES
+
+SHIPPED = Path(__file__).parent / "step_models"
+SUFFIX = ".step"
+NO_MODEL = b""  # content of a file whose family has no model
+
+DECIDING = ("trl", "transformers", "peft", "torch")
+"""Packages whose releases a shipped model is compared with."""
+
+SAME_KERNELS = {"8.6": "8.0", "8.9": "8.0"}
+"""Compute capabilities whose shipped models are those of another: their steps allocate the same."""
+
+Versions = Mapping[str, str]
+
+
+class StepModels:
+    """Step models of one training environment."""
+
+    def __init__(
+        self,
+        versions: Callable[[], Versions],
+        adapter: str,
+        *,
+        cache: Path | None = None,
+        shipped: Path = SHIPPED,
+        needs: Sequence[str] = ("torch", "transformers"),
+        refuse_missing: Callable[[], None] = lambda: None,
+    ) -> None:
+        """`versions`: reads the installed packages, when it is first needed. `needs`: packages
+        without which nothing can be traced. `refuse_missing`: raises an error that names them.
+        """
+        self._needs = tuple(needs)
+        self._read_versions = versions
+        self._refuse_missing = refuse_missing
+        self._adapter = adapter
+        self._cache = cache or default_folder().with_name("step-models")
+        self._shipped = shipped
+
+    def model_of(self, request: Request, points: Sequence[Point]) -> SurveyedModel | None:
+        """Return the model of the request's family, if one covers these points."""
+        stored = (self._cached(request), self._of_package(request))
+        for surveyed in stored:
+            if surveyed is not None and covered(surveyed.points, points):
+                return self._here(surveyed)
+        return None
+
+    def surveyed_points(self, request: Request) -> tuple[Point, ...]:
+        """Return the points of the cached survey of this family; empty without one."""
+        surveyed = self._cached(request)
+        return () if surveyed is None else surveyed.points
+
+    def keep(
+        self,
+        request: Request,
+        model: StepModel,
+        points: Sequence[Point],
+    ) -> None:
+        """Store the model of a survey."""
+        versions = dict(model.trace.versions)
+        surveyed = SurveyedModel(
+            model=model,
+            points=tuple(points),
+            versions=versions,
+        )
+        self._write(request, packed(surveyed))
+
+    def refuse(self, request: Request) -> None:
+        """Store that this family has no model."""
+        self._write(request, NO_MODEL)
+
+    def is_refused(self, request: Request) -> bool:
+        return self._read(self._cache_file(request)) == NO_MODEL
+
+    def require_tracing(self) -> None:
+        """Raise an error unless the environment has what a trace needs."""
+        if not self.can_trace:
+            self._refuse_missing()
+
+    @property
+    def can_trace(self) -> bool:
+        """Return True if the environment has what a trace needs."""
+        return all(name in self._versions for name in self._needs)
+
+    # Stores.
+
+    @cached_property
+    def _versions(self) -> Versions:
+        return dict(self._read_versions())
+
+    def _cached(self, request: Request) -> SurveyedModel | None:
+        return _read_model(self._read(self._cache_file(request)))
+
+    def _of_package(self, request: Request) -> SurveyedModel | None:
+        """Return the shipped model, if the environment has its releases or cannot trace."""
+        surveyed = _read_model(self._read(self._shipped / shipped_name(request, self._adapter)))
+        if surveyed is None:
+            return None
+        if not self.can_trace:
+            return self._with_other_releases(surveyed)
+        same = all(
+            _release(surveyed.versions.get(name)) == _release(self._versions.get(name))
+            for name in DECIDING
+        )
+        return surveyed if same else None
+
+    def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
+        """Note the releases of the environment in which the step may be another one."""
+        releases = []
+        for name in DECIDING:
+            version = self._versions.get(name)
+            if version is not None and _release(version) != surveyed.versions.get(name):
+                releases.append(f"{name} {version}")
+        if not releases:
+            return surveyed
+        note = (
+            f"the training environment has {' and '.join(releases)}, and lacks what a trace of its"
+            " own step needs"
+        )
+        stretched = surveyed.model.stretched
+        trace = replace(stretched.trace, notes=(*stretched.trace.notes, note))
+        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
+        return replace(surveyed, model=model)
+
+    def _here(self, surveyed: SurveyedModel) -> SurveyedModel:
+        """Return the model with the engines of this environment: no trace depends on them."""
+        versions = {}
+        for name, version in surveyed.versions.items():
+            if name.removesuffix("-cpu") not in ENGINE_PACKAGES:
+                versions[name] = version
+        for name in ENGINE_PACKAGES:
+            if name in self._versions:
+                versions[name.removesuffix("-cpu")] = self._versions[name]
+        stretched = surveyed.model.stretched
+        trace = replace(stretched.trace, versions=versions)
+        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
+        return replace(surveyed, model=model)
+
+    def _cache_file(self, request: Request) -> Path:
+        versions = {
+            name: self._versions[name] for name in self._versions if name not in ENGINE_PACKAGES
+        }
+        key = key_of(step_family(request), versions, self._adapter)
+        return self._cache / f"{key}{SUFFIX}"
+
+    def _read(self, file: Path) -> bytes | None:
+        with contextlib.suppress(OSError):
+            return file.read_bytes()
+        return None
+
+    def _write(self, request: Request, content: bytes) -> None:
+        with contextlib.suppress(OSError):  # nothing is cached in a folder that is read-only
+            make_private_folder(self._cache)
+            write_atomically(self._cache_file(request), content, mode=FOR_ITS_OWNER)
+
+
+def shipped_name(request: Request, adapter: str) -> str:
+    """Return the file name of a family's shipped model."""
+    family = dict(step_family(request))
+    capability = family.get("capability")
+    family["capability"] = SAME_KERNELS.get(str(capability), capability)
+    return f"{fingerprint({'family': family, 'adapter': adapter})}{SUFFIX}"
+
+
+def _read_model(content: bytes | None) -> SurveyedModel | None:
+    if not content:
+        return None
+    with contextlib.suppress(ValueError):  # truncated, or of another release of autotune
+        return unpacked(content)
+    return None
+
+
+def _release(version: str | None) -> str | None:
+    """Return a version without its local part: 2.13.0+cpu is 2.13.0."""
+    return None if version is None else version.partition("+")[0]

@@ -1,0 +1,211 @@
+"""Surveys of families, and the step models found so far: what the services of one command share.
+
+A model comes from a store if one has it (`step_models`), else from a survey now. Candidates so few
+that a survey would take longer are traced one by one; `traced_alone` decides.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+from autotune.core.errors import CannotPredict
+from autotune.core.trace import Trace
+from autotune.estimate.screening import (
+    Family,
+    LayerRepetition,
+    NotUniform,
+    Point,
+    StepModel,
+    initial_traces,
+    point_of,
+    request_at,
+    survey,
+    traced_request,
+)
+from autotune.prediction.step_families import StepClass, covered, points_around, step_class
+from autotune.prediction.step_model_file import SurveyedModel
+from autotune.prediction.step_models import StepModels
+from autotune.prediction.tracer import TracerPool
+
+Request = Mapping[str, Any]
+RequestGroups = Mapping[str, Sequence[Request]]
+"""Family key -> requests of its candidates."""
+
+MAX_STORED_ERROR = 1e-5
+"""Relative error at the check up to which no more points are traced for a model that is stored: it
+is used for long, and the memory that torch reserves depends on every size."""
+
+MAX_TRACED_ALONE = 3  # candidates of a family that are traced alone: fewer traces than a survey
+
+
+class Surveys:
+    """Step models by family, and the tracing processes that survey further ones."""
+
+    def __init__(self, tracer: TracerPool, stored: StepModels | None = None) -> None:
+        """`stored`: without it, a single candidate is always traced."""
+        self.families: dict[str, Family] = {}
+        self._tracer, self._stored = tracer, stored
+        self._reference: StepModel | None = None
+        """Latest model, with the formulas of all before it: they save traces in the next family."""
+        self._reference_batches: tuple[int, ...] = ()
+
+    # Traces.
+
+    def trace(self, request: Request) -> Trace:
+        if self._stored is not None:
+            self._stored.require_tracing()
+        return self._tracer.trace(traced_request(request))
+
+    def expect(self, requests: Iterable[Request]) -> None:
+        """Announce traces that are needed later, in order."""
+        if self._stored is None or self._stored.can_trace:
+            self._tracer.expect(map(traced_request, requests))
+
+    def close(self) -> None:
+        self._tracer.close()
+
+    # Models.
+
+    def model_at(
+        self, request: Request, repetition: LayerRepetition | None
+    ) -> SurveyedModel | None:
+        """Return the model for one candidate, surveyed around its point if none is stored. None:
+        it is traced alone.
+        """
+        stored, point = self._stored, point_of(request)
+        if stored is None:
+            return None
+        model = stored.model_of(request, [point])
+        if model is not None:
+            return model
+        # A survey traces short models; without them, a single trace is cheaper.
+        if repetition is None or not stored.can_trace or stored.is_refused(request):
+            return None
+        points = points_around(request, stored.surveyed_points(request))
+        try:
+            return self._survey(request, points, repetition)
+        except NotUniform:
+            stored.refuse(request)
+        except CannotPredict:  # a single trace may be possible, or names what is wrong
+            pass
+        return None
+
+    def model_over(
+        self,
+        key: str,
+        request: Request,
+        points: Sequence[Point],
+        repetition: LayerRepetition | None,
+    ) -> SurveyedModel:
+        """Return the model of a family over these points and those before. NotUniform if no model
+        fits.
+        """
+        if key in self.families:
+            points = list(dict.fromkeys([*self.families[key].points, *points]))
+        if self._stored is not None:
+            model = self._stored.model_of(request, points)
+            if model is not None:
+                return model
+        return self._survey(request, points, repetition)
+
+    def step_class(self, request: Request) -> StepClass | None:
+        """Return the class that divides families whose models are stored."""
+        return None if self._stored is None else step_class(request)
+
+    def covers(self, key: str, point: Point) -> bool:
+        """Return True if the family's model is there, and holds at this point."""
+        return key in self.families and covered(self.families[key].points, [point])
+
+    def _survey(
+        self,
+        request: Request,
+        points: Sequence[Point],
+        repetition: LayerRepetition | None,
+    ) -> SurveyedModel:
+        def trace_point(point: Point, layers: int | None) -> Trace:
+            return self.trace(request_at(request, point, layers))
+
+        planned = initial_traces(points, repetition, self._batches)
+        self.expect(request_at(request, point, layers) for point, layers in planned)
+        model = survey(trace_point, points, repetition, self._reference, self._reference_batches)
+        if self._stored is not None:
+            self._stored.keep(request, model, points)
+        if self._reference is None:
+            self._reference_batches = tuple(point.micro_batch for point in points)
+        self._reference = model
+        return SurveyedModel(
+            model=model,
+            points=tuple(points),
+            versions=model.trace.versions,
+        )
+
+    @property
+    def _batches(self) -> tuple[int, ...] | None:
+        """Return the micro-batches of the reference; None without one."""
+        return None if self._reference is None else self._reference_batches
+
+    # Plans.
+
+    def traced_alone(self, candidates: int) -> bool:
+        """Return True for so few candidates that a survey would take more traces."""
+        return candidates <= (MAX_TRACED_ALONE if self._reference is None else 1)
+
+    def reference_first(
+        self,
+        families: RequestGroups,
+        repetition: LayerRepetition | None,
+        until: float,
+    ) -> list[str]:
+        """Return the keys, that of the family with the fewest events first, since the others reuse
+        its formulas. Compared are families with at least half as many points as any, as far as
+        their first traces arrive in time.
+        """
+        points: dict[str, list[Point]] = {}
+        for key, requests in families.items():
+            if len(requests) > MAX_TRACED_ALONE and not self.is_stored(requests):
+                points[key] = points_of(requests)
+        if self._reference is not None or len(points) < 2:
+            return list(families)
+
+        largest_count = max(map(len, points.values()))
+        first_requests: dict[str, Request] = {}
+        for key, family_points in points.items():
+            if 2 * len(family_points) >= largest_count:
+                first = initial_traces(family_points, repetition, None)[0]
+                first_requests[key] = request_at(families[key][0], *first)
+        self.expect(first_requests.values())
+        events: dict[str, int] = {}
+        for key, request in first_requests.items():
+            if not events or time.monotonic() < until:
+                events[key] = len(self.trace(request).events)
+        reference = min(events, key=lambda key: events[key])
+        return list(dict.fromkeys([reference, *families]))
+
+    def certain_requests(
+        self, families: RequestGroups, repetition: LayerRepetition | None
+    ) -> Iterator[Request]:
+        """Yield the requests certain to be needed, in order, for processes to work ahead."""
+        batches = self._batches
+        for key, requests in families.items():
+            if key in self.families or self.is_stored(requests):
+                continue
+            if len(requests) <= (MAX_TRACED_ALONE if batches is None else 1):
+                yield from requests
+                continue
+            points = points_of(requests)
+            for point, layers in initial_traces(points, repetition, batches):
+                yield request_at(requests[0], point, layers)
+            if batches is None:
+                batches = tuple(point.micro_batch for point in points)
+
+    def is_stored(self, requests: Sequence[Request]) -> bool:
+        """Return True if a stored model covers all these requests."""
+        if self._stored is None:
+            return False
+        return self._stored.model_of(requests[0], points_of(requests)) is not None
+
+
+def points_of(requests: Sequence[Request]) -> list[Point]:
+    return list(dict.fromkeys(map(point_of, requests)))

