@@ -40,7 +40,11 @@ if TYPE_CHECKING:
     from autotune.request.request_parser import RequestSources
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    repr=False,
+)
 class RunAnswer:
     """Answer of `run`: a recommendation from measurements, or a forecast from predictions."""
 
@@ -70,7 +74,11 @@ class RunAnswer:
         return tuple(Path(file) for file in recommended["files"]) if recommended else ()
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    repr=False,
+)
 class PredictAnswer:
     """Answer of `predict`."""
 

@@ -28,7 +28,11 @@ class Advice:
     """None without a configuration, or where nothing can be predicted."""
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    repr=False,
+)
 class Diagnosis:
     """First failure of a log."""
 

@@ -22,7 +22,11 @@ def lacks_value(stated: StatedSetting, field: Field | None) -> bool:
     return not text or UNKNOWN in text or text.lstrip("-").isdecimal()
 
 
-def without_value(path: str, name: str, stated: StatedSetting) -> BadInput:
+def without_value(
+    path: str,
+    name: str,
+    stated: StatedSetting,
+) -> BadInput:
     """Return the error about a setting that needs a variable."""
     return BadInput(
         f"{path}, line {stated.line}: {name} has no value. Not set: {variables(stated)}.",

@@ -91,7 +91,13 @@ def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
             changed = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
             if changed != candidate and trainer.why_illegal(changed, task) is None:
                 learning = space.is_learning(change, candidate.settings)
-                legal.append(Next(change=change, learning=learning, candidate=changed))
+                legal.append(
+                    Next(
+                        change=change,
+                        learning=learning,
+                        candidate=changed,
+                    )
+                )
     return min(legal, key=lambda following: following.learning, default=None)
 
 

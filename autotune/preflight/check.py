@@ -56,7 +56,11 @@ MAX_PROBE_TRIES = 2  # attempts after faults of the machine
 TORCH_OF_LAUNCHER_CONTEXT = Version("2.8")
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    repr=False,
+)
 class Preflight:
     """Result of a preflight: proof, and the configuration to train with."""
 

@@ -58,7 +58,11 @@ def _smaller_batches(candidate: Candidate) -> Kind:
     for size in range(micro - 1, 0, -1):
         if (micro * steps) % size == 0:
             changes.append({MICRO_BATCH: size, ACCUMULATION: micro * steps // size})
-    return Kind(changes=tuple(changes), learning=False, falling=True)
+    return Kind(
+        changes=tuple(changes),
+        learning=False,
+        falling=True,
+    )
 
 
 def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:

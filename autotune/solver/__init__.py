@@ -27,7 +27,11 @@ from autotune.solver.largest_value import (
 )
 
 
-@dataclass(frozen=True, kw_only=True, repr=False)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+    repr=False,
+)
 class SolveAnswer:
     """Answer of `solve`."""
 

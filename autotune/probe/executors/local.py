@@ -131,7 +131,13 @@ class LocalExecutor:
         hosts = frozenset({platform.node()})
         slots = []
         for number, place in enumerate(places):
-            slots.append(Slot(number=number, hosts=hosts, label=place.label))
+            slots.append(
+                Slot(
+                    number=number,
+                    hosts=hosts,
+                    label=place.label,
+                )
+            )
         self.slots = tuple(slots)
         _open_executors.add(self)
 

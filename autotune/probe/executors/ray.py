@@ -62,7 +62,13 @@ class RayExecutor:
         slots = []
         for number, slot in enumerate(self._slots):
             label = f"slot {number} on {' and '.join(sorted(slot.hosts))}"
-            slots.append(Slot(number=number, hosts=slot.hosts, label=label))
+            slots.append(
+                Slot(
+                    number=number,
+                    hosts=slot.hosts,
+                    label=label,
+                )
+            )
         return tuple(slots)
 
     def open(self, candidate: Candidate, slot: int = 0) -> ClusterRunner:

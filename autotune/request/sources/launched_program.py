@@ -110,7 +110,11 @@ def _start_of_launch(texts: Sequence[str]) -> int | None:
     return None
 
 
-def _file_of(text: str, previous: str, choice: FileChoice) -> Path | None:
+def _file_of(
+    text: str,
+    previous: str,
+    choice: FileChoice,
+) -> Path | None:
     """Return the file of a script, or of a module behind `-m`."""
     if previous == "-m" and text not in LAUNCHERS:
         parts = Path(*text.split("."))

@@ -92,7 +92,12 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._report = report
         self._replaced: set[str] = set()  # names with a dot behind them
 
-    def find_spec(self, fullname: str, path: Any = None, target: Any = None) -> Any:
+    def find_spec(
+        self,
+        fullname: str,
+        path: Any = None,
+        target: Any = None,
+    ) -> Any:
         name = fullname.partition(".")[0]
         if f"{fullname}.".startswith(tuple(self._replaced)):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
