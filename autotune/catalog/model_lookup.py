@@ -83,8 +83,8 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local_model(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        assumed = None if "://" in text else _assumed_model(text, folder.parts)
-        if assumed is None:
+        assumed = _assumed_model(text, folder.parts)
+        if assumed is None or "://" in text:
             raise _no_folder(text, folder)
         return assumed
 
