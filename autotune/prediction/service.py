@@ -283,14 +283,14 @@ class PredictionService:
             else:
                 unpredicted.append(candidate)
         families = self._group_by_family(unpredicted)
-        requests = {key: _requests_of(members) for key, members in families.items()}
-        order = self._surveys.reference_first(
-            requests, self._repetition, _end_of_share(deadline, 4)
-        )
-        requests = {key: requests[key] for key in order}
+        requests_by_family = {}
+        for key, members in families.items():
+            requests_by_family[key] = _requests_of(members)
+        until = _end_of_share(deadline, 4)
+        requests = self._surveys.reference_first(requests_by_family, self._repetition, until)
         self._surveys.expect(self._surveys.certain_requests(requests, self._repetition))
 
-        for key in order:
+        for key in requests:
             members = families[key]
             if predictions and time.monotonic() > deadline:
                 break

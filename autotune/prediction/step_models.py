@@ -102,7 +102,7 @@ class StepModels:
     @property
     def can_trace(self) -> bool:
         """Return True if the environment has what a trace needs."""
-        return all(name in self._versions for name in self._needs)
+        return self._versions.keys() >= set(self._needs)
 
     # Stores.
 
@@ -120,11 +120,10 @@ class StepModels:
             return None
         if not self.can_trace:
             return self._with_other_releases(surveyed)
-        same = all(
-            _release(surveyed.versions.get(name)) == _release(self._versions.get(name))
-            for name in DECIDING
-        )
-        return surveyed if same else None
+        for name in DECIDING:
+            if _release(surveyed.versions.get(name)) != _release(self._versions.get(name)):
+                return None
+        return surveyed
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Note the releases of the environment in which the step may be another one."""
@@ -159,9 +158,9 @@ class StepModels:
         return replace(surveyed, model=model)
 
     def _cache_file(self, request: Request) -> Path:
-        versions = {
-            name: self._versions[name] for name in self._versions if name not in ENGINE_PACKAGES
-        }
+        versions = dict(self._versions)
+        for name in ENGINE_PACKAGES:
+            versions.pop(name, None)
         key = key_of(step_family(request), versions, self._adapter)
         return self._cache / f"{key}{SUFFIX}"
 

@@ -157,8 +157,8 @@ class Surveys:
         families: RequestGroups,
         repetition: LayerRepetition | None,
         until: float,
-    ) -> list[str]:
-        """Return the keys, that of the family with the fewest events first, since the others reuse
+    ) -> RequestGroups:
+        """Return the families, the one with the fewest events first, since the others reuse
         its formulas. Compared are families with at least half as many points as any, as far as
         their first traces arrive in time.
         """
@@ -167,7 +167,7 @@ class Surveys:
             if len(requests) > MAX_TRACED_ALONE and not self.is_stored(requests):
                 points[key] = points_of(requests)
         if self._reference is not None or len(points) < 2:
-            return list(families)
+            return families
 
         largest_count = max(map(len, points.values()))
         first_requests: dict[str, Request] = {}
@@ -181,7 +181,7 @@ class Surveys:
             if not events or time.monotonic() < until:
                 events[key] = len(self.trace(request).events)
         reference = min(events, key=lambda key: events[key])
-        return list(dict.fromkeys([reference, *families]))
+        return {reference: families[reference], **families}
 
     def certain_requests(
         self, families: RequestGroups, repetition: LayerRepetition | None
