@@ -53,11 +53,11 @@ class Family:
 
 CHECKPOINTING_OFF: Knobs = {"gradient_checkpointing": False}
 VLLM: Knobs = {"use_vllm": True}
-ONE_ROW: Knobs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 64}
-"""Under full tuning a step of few tokens is another family."""
+ONE_ROW: Knobs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32}
+"""A step of a single row is another family, and under full tuning one of few tokens."""
 
-ONE_STEP: Knobs = {"gradient_accumulation_steps": 1}
-TWO_STEPS: Knobs = {"gradient_accumulation_steps": 2}
+ONE_STEP: Knobs = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
+TWO_STEPS: Knobs = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
 """Few micro-steps, as on many GPUs at the same global batch."""
 
 LORA: Sequence[Knobs] = (
