@@ -45,8 +45,7 @@ from autotune.frameworks.launched_run import (
 )
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
-from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS
-from autotune.frameworks.transformers_trainer import TransformersTrainer as Base
+from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_SERVER = (
     "vllm_gpu_memory_utilization",
@@ -80,7 +79,7 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-class Swift(Base):
+class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
     name = "swift"

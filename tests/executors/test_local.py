@@ -468,7 +468,7 @@ def test_import_error_of_a_framework_is_quoted(tmp_path: Path) -> None:
     try:
         with pytest.raises(
             TrainingEnvironmentError,
-            match=r"No module named 'framework'.*pip install 'pytest>=1,<99'",
+            match=r"No module named 'framework'.*pip install framework ",
         ):
             measured(local_executor, WELL)
     finally:
