@@ -135,7 +135,7 @@ QUICK = {
         f"make {target}": Run(
             instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python"
         )
-        for target in ("test", "test-all", "test-long", "bench-gpu")
+        for target in ("test", "test-all", "test-long", "bench-gpu", "step-models")
     },
 }
 """Commands that take a second or two. For targets that run for hours, make prints their commands;
@@ -292,6 +292,9 @@ OTHER_TESTS = {
     ),
     "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume": (
         "search/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice"
+    ),
+    "autotune predict --from-command launch.sh --gpus 8xH100-80G --explain": (
+        "cli/test_explain.py::test_explain_lists_settings_and_json_has_them"
     ),
     "python benchmarks/gpu.py --device cpu --tiny --minutes 3": (
         "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there"

@@ -110,7 +110,7 @@ def test_a_framework_that_is_not_installed_is_named_with_the_line_for_pip(tmp_pa
 
 
 def test_a_command_without_its_framework_is_refused(tmp_path: Path) -> None:
-    done = autotune("run", "--model", "Qwen2.5-7B", "--", "python", "train.py", cwd=tmp_path)
+    done = autotune("run", "--model", "Qwen2.5-7B", "--", "my-trainer", "--bs", "4", cwd=tmp_path)
     assert done.code == 2 and "--framework command" in done.err
 
 
