@@ -138,6 +138,7 @@ MOST_NAMED = 4
 # Share of the device, neither free nor in torch's list of processes, from which on another
 # container is assumed.
 UNSEEN_SHARE = 0.5
+MIN_UNLISTED_BYTES = 2 * GIB  # More than a process's context and kernels outside torch
 
 # Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
 # from before the run.
@@ -222,6 +223,35 @@ class GpuNeighbours:
         listed = ", ".join(processes)
         advice = f"See `ps -fp {largest[0]}` on that machine."
         return (f"Processes of others on the GPU: {listed}. {advice}",)
+
+    def remarks_without_list(self, finding: Finding) -> tuple[str, ...]:
+        """Return a sentence on memory that is neither free nor torch's, where torch names no
+        processes: messages before torch 2.1 do not.
+        """
+        numbers = finding.numbers
+        total = numbers.get("total_bytes")
+        free = numbers.get("free_bytes")
+        allocated = numbers.get("allocated_bytes")
+        if total is None or free is None or allocated is None or "process_bytes" in numbers:
+            return ()
+        unlisted_bytes = total - free - allocated - numbers.get("idle_bytes", 0)
+        if unlisted_bytes < MIN_UNLISTED_BYTES:
+            return ()
+        sentence = (
+            f"{format_bytes(unlisted_bytes)} of the GPU is neither free nor torch's: other"
+            " processes (see nvidia-smi), or an engine that keeps its memory outside torch."
+        )
+        return (sentence,)
+
+    def remarks_on_device(self, evidence: str, rank: int | None) -> tuple[str, ...]:
+        """Return a sentence if a later rank computes on the first GPU, among other processes."""
+        if not rank or "GPU 0 has" not in evidence or not NEIGHBOUR.search(evidence):
+            return ()
+        sentence = (
+            f"Rank {rank} computes on GPU 0 with other processes. If they are ranks of the same"
+            " job, each has to choose its own GPU: torch.cuda.set_device(LOCAL_RANK)."
+        )
+        return (sentence,)
 
     def _foreign(self, bytes_by_process: Mapping[str, float]) -> dict[str, float]:
         return {pid: size for pid, size in bytes_by_process.items() if pid not in self._own}

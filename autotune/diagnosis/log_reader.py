@@ -204,14 +204,17 @@ class LogReader:
 
         # 2. Its cause, with the processes that held the memory.
         finding = self._with_neighbours(best)
+        rank = self._first_to_fail if best.rank is None else best.rank
+        remarks = (*self._neighbours.remarks_without_list(finding), *remarks)
         if finding.cause == "gpu_other_process":
-            remarks = (*self._neighbours.remarks(finding.evidence), *remarks)
+            on_device = self._neighbours.remarks_on_device(finding.evidence, rank)
+            remarks = (*self._neighbours.remarks(finding.evidence), *on_device, *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
         diagnosis = Diagnosis(
             known=False,
             phase=best.phase,
-            rank=self._first_to_fail if best.rank is None else best.rank,
+            rank=rank,
             evidence=one_line(finding.evidence),
             remarks=remarks,
         )

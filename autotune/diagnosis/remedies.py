@@ -19,7 +19,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
-from autotune.failures.table import Remedy, remedies_for
+from autotune.failures.table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 # Method that every framework has; the names in question are those of all its methods.
 DEFAULT_REMEDY_METHOD = "grpo"
+MAX_REMEDIES = 3
+TORCHS_MESSAGE = "cuda_out_of_memory"  # Row of the failures' table
 
 # Framework whose names the tables of remedies have.
 SOURCE = "trl"
@@ -153,9 +155,20 @@ def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> t
     if diagnosis.cause is None:
         return ()
     remedies: Sequence[Remedy] = remedies_for(diagnosis.cause, diagnosis.row)
+    if _would_fit_joined(diagnosis):
+        remedies = (shared_remedy("allocator"), *remedies)[:MAX_REMEDIES]
     if framework is not None:
         remedies = framework.translated(remedies)
     return tuple(_advice(remedy, diagnosis) for remedy in remedies)
+
+
+def _would_fit_joined(diagnosis: Diagnosis) -> bool:
+    """Return True if torch's cache held as much as was requested, in pieces that were too small."""
+    idle_bytes = diagnosis.numbers.get("idle_bytes", 0)
+    requested_bytes = diagnosis.numbers.get("asked_bytes")
+    if requested_bytes is None or diagnosis.row != TORCHS_MESSAGE:
+        return False
+    return idle_bytes >= requested_bytes
 
 
 def _advice(remedy: Remedy, diagnosis: Diagnosis) -> Advice:

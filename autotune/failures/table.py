@@ -381,6 +381,11 @@ def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:
     return BY_ROW.get(row or "") or BY_CAUSE[cause]
 
 
+def shared_remedy(name: str) -> Remedy:
+    """Return a remedy that several causes share, by its name in the table."""
+    return _REMEDIES.shared[name]
+
+
 def directions_after(cause: str, row: str | None = None) -> Mapping[str, str]:
     """Return the direction in which each setting must move after this failure; the first remedy
     of a setting counts.

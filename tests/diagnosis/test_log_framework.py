@@ -13,7 +13,7 @@ from autotune.frameworks.launch_commands import LaunchKind, launch_kinds
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total"
     " capacity of 79.15 GiB of which 1.2 GiB is free. Of the allocated memory 70.5 GiB is allocated"
-    " by PyTorch, and 5.0 GiB is reserved by PyTorch but unallocated."
+    " by PyTorch, and 1.0 GiB is reserved by PyTorch but unallocated."
 )
 
 
