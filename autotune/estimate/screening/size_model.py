@@ -212,9 +212,11 @@ def _scaled_group(
 
 def _is_transient(block: TraceBlock) -> Booleans:
     """Return True for events whose allocation the block both makes and frees."""
-    made = block.numbers[block.allocates]
+    allocated = block.numbers[block.allocates]
     freed = block.numbers[~block.allocates]
-    return np.isin(block.numbers, made) & np.isin(block.numbers, freed)
+    is_allocated = np.isin(block.numbers, allocated)
+    is_freed = np.isin(block.numbers, freed)
+    return is_allocated & is_freed
 
 
 def _kept_bytes(block: TraceBlock) -> Integers:
