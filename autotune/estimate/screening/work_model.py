@@ -367,8 +367,8 @@ def _rescaled(
 
         ratio(x_i) = sum over j of share_ij f_j        share_ij = k_j t_j(x_i) / known sum(x_i)
 
-    There are fewer points than terms: of all solutions that with the factors closest to the median
-    ratio is taken (minimum norm), and no factor is negative.
+    Usually there are fewer points than terms: of all solutions that with the factors closest to the
+    median ratio is taken (minimum norm), and no factor is negative.
     """
     terms = np.flatnonzero(formula)
     coefficients = formula[terms]
