@@ -127,11 +127,10 @@ class _TraceCopy:
         """Mark the phase that goes on after an insertion, unless another one begins there."""
         if self._pending and self._pending[0].event == event:
             return
-        running = self._trace.marks[0]
-        for mark in self._trace.marks:
+        for mark in reversed(self._trace.marks):
             if mark.event <= event:
-                running = mark
-        self._marks.append(replace(running, event=len(self._events)))
+                self._marks.append(replace(mark, event=len(self._events)))
+                return
 
     def finished(self) -> Trace:
         last_marks = {mark.event: mark for mark in self._marks}

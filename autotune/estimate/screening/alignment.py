@@ -42,7 +42,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.estimate.screening.points import Integers, NotUniform
+from autotune.estimate.screening.points import Integers, NotUniform, integers
 from autotune.estimate.screening.repetition import LayerRepetition
 
 SizeAndPart = tuple[int, int]
@@ -61,9 +61,10 @@ def aligned(
     """Return j(i), counted from 0. NotUniform if an allocation has no match."""
     if len(longer) < len(short):
         raise NotUniform("the longer model lacks an allocation of the short one")
-    match, added = _least_costs(_match_costs(short, longer, repetition))
-    least_cost = min(match[-1, -1], added[-1, -1])
-    if least_cost >= NO_MATCH_COST:
+    costs = _match_costs(short, longer, repetition)
+    match, added = _least_costs(costs)
+    end = (-1, -1)
+    if min(match[end], added[end]) >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
     return _cheapest_places(match, added)
 
@@ -97,7 +98,7 @@ def _match_costs(
 
 def _columns(allocations: Sequence[SizeAndPart]) -> Integers:
     """Return the sizes and the parts."""
-    rows = np.array(allocations, dtype=np.int64)
+    rows = integers(allocations)
     return rows.reshape(-1, 2).T
 
 

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate.screening.points import Booleans, Integers
+from autotune.estimate.screening.points import Booleans, Integers, integers
 from autotune.estimate.sharding.module_uses import ENDINGS
 
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -117,7 +117,7 @@ def ordered_events(trace: Trace, spans: Sequence[BlockSpan]) -> Integers:
     Frees between two allocations are simultaneous and in arbitrary order: they are sorted by
     number, within a block and between two uses of modules.
     """
-    events = np.array(trace.events, dtype=np.int64)
+    events = integers(trace.events)
     starts = [span.start for span in spans]
     if trace.usage is not None:
         for event, *_ in trace.usage.uses:
@@ -127,7 +127,7 @@ def ordered_events(trace: Trace, spans: Sequence[BlockSpan]) -> Integers:
     # A run is a series of events of one sign in which none of `starts` lies.
     allocates = events > 0
     begins_run = np.append(True, allocates[1:] != allocates[:-1])
-    begins_run[np.array(starts, dtype=np.int64)] = True
+    begins_run[integers(starts)] = True
     runs = np.cumsum(begins_run)
     order = np.lexsort((np.abs(events), runs))  # by run, then by number
     ordered: Integers = events[order]
@@ -140,11 +140,11 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     spans = block_spans(trace)
     events = ordered_events(trace, spans)
     numbers = np.abs(events) - 1
-    sizes = np.array(trace.sizes, dtype=np.int64)
+    sizes = integers(trace.sizes)
     deltas = np.sign(events) * sizes[numbers]
     codes = [PARTS.index(name) for name in trace.part_names]
-    part_codes = np.array(codes, dtype=np.int64)
-    trace_parts = np.array(trace.parts, dtype=np.int64)
+    part_codes = integers(codes)
+    trace_parts = integers(trace.parts)
     parts = part_codes[trace_parts[numbers]]
 
     # 2. The columns of each block.

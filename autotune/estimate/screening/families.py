@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.core.trace import Trace
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening.points import Integers, Point
+from autotune.estimate.screening.points import Integers, Point, integers
 from autotune.estimate.screening.step_model import StepModel, steps_at
 from autotune.estimate.trace_context import PredictionInput, TraceContext
 
@@ -43,7 +43,7 @@ class Family:
         self.model = model
         self.rank = rank
         unsharded = len(model.trace.sizes)
-        self._added_sizes = np.array(rank.trace.sizes[unsharded:], dtype=np.int64)
+        self._added_sizes = integers(rank.trace.sizes[unsharded:])
         self._stages = [stage]
 
     def covers(self, points: Sequence[Point]) -> bool:

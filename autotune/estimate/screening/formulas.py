@@ -19,10 +19,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from autotune.estimate.screening.points import Booleans, Floats, Integers
+from autotune.estimate.screening.points import Booleans, Floats, Integers, integers
 
 AXES = "BPCNSRT"
 """Batch, prompt, completion, micro-steps, S = P + C, R and T."""
@@ -81,6 +82,13 @@ def single(product: str) -> Term:
     return Term(((product, 1.0),))
 
 
+class Fit(NamedTuple):
+    """Formulas of examples, a row for each."""
+
+    coefficients: Floats  # of the basis' terms
+    is_exact: Booleans  # True for rows whose examples are reproduced
+
+
 @dataclass(frozen=True)
 class Basis:
     """Terms that are distinguishable over the points of a space."""
@@ -105,10 +113,14 @@ class Basis:
     def values(self, points: Floats) -> Floats:
         """Return A: a row for each point, a column for each term."""
         axes = _axes(points)
-        matrix = np.zeros((len(points), len(self.terms)))
+        matrix = self._zeros(points)
         for column, term in enumerate(self.terms):
             matrix[:, column] = term.values(axes)
         return matrix
+
+    def _zeros(self, rows: Floats) -> Floats:
+        """Return a column for each term, with as many rows as these."""
+        return np.zeros((len(rows), len(self.terms)))
 
     # Bases of several families.
 
@@ -127,17 +139,18 @@ class Basis:
 
     # Fitting. Examples are rows with a column for each point.
 
-    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Booleans]:
-        """Return the coefficients of each row of examples, and whether they are exact."""
+    def fit(self, points: Floats, examples: Floats) -> Fit:
+        """Return the shortest exact sum of each row of examples, or else the closest one."""
         matrix = self.values(points)
-        coefficients, is_exact = self._exact_sums(matrix, examples)
-        if not is_exact.all():
-            coefficients[~is_exact] = self._closest_sums(matrix, examples[~is_exact])
-        return coefficients, is_exact
+        sums = self._exact_sums(matrix, examples)
+        inexact = ~sums.is_exact
+        if inexact.any():
+            sums.coefficients[inexact] = self._closest_sums(matrix, examples[inexact])
+        return sums
 
-    def _exact_sums(self, matrix: Floats, examples: Floats) -> tuple[Floats, Booleans]:
-        """Return the shortest exact sum of each row, and True for rows that have one."""
-        coefficients = np.zeros((len(examples), len(self.terms)))
+    def _exact_sums(self, matrix: Floats, examples: Floats) -> Fit:
+        """Return the shortest exact sum of each row that has one."""
+        coefficients = self._zeros(examples)
         is_exact = np.zeros(len(examples), dtype=bool)
         largest = np.abs(examples).max(axis=1)
         tolerances = EXACT * np.maximum(1.0, largest)
@@ -152,11 +165,11 @@ class Basis:
             rows = unsolved[is_solved]
             coefficients[rows[:, np.newaxis], terms] = solved[is_solved]
             is_exact[rows] = True
-        return coefficients, is_exact
+        return Fit(coefficients, is_exact)
 
     def _closest_sums(self, matrix: Floats, examples: Floats) -> Floats:
         """Return the sum of each row with the least error at its worst example."""
-        coefficients = np.zeros((len(examples), len(self.terms)))
+        coefficients = self._zeros(examples)
         least_errors = np.full(len(examples), np.inf)
         for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
             solved, errors = solve(matrix[:, terms], examples.T)
@@ -241,15 +254,15 @@ class KnownFormulas:
     def fit(self, points: Floats, examples: Floats) -> tuple[KnownFormulas, Floats, Booleans]:
         """Express each row (a column per point) as a known formula or the shortest sum.
 
-        Return the known formulas with those of these rows, the rows' coefficients, and True for
-        each row that is exact.
+        Return the known formulas with those of these rows, the rows' coefficients in their basis,
+        and True for each row that is exact.
         """
         # 1. Rows that equal a known formula, and the others.
         matrix = self.basis.values(points)
         known_values = self.coefficients @ matrix.T
         formula_of_row = _equal_rows(examples, known_values)
         is_new = formula_of_row < 0
-        new_basis, new_coefficients, is_new_exact = _fit_new(points, examples[is_new])
+        new_basis, new_sums = _fit_new(points, examples[is_new])
 
         # 2. Both in one basis.
         basis = self.basis.joined(new_basis)
@@ -257,9 +270,9 @@ class KnownFormulas:
         equal_formulas = formula_of_row[~is_new]
         coefficients = np.zeros((len(examples), len(basis.terms)))
         coefficients[~is_new] = known_rows[equal_formulas]
-        coefficients[is_new] = new_basis.widened(new_coefficients, basis)
+        coefficients[is_new] = new_basis.widened(new_sums.coefficients, basis)
         is_exact = np.ones(len(examples), dtype=bool)
-        is_exact[is_new] = is_new_exact
+        is_exact[is_new] = new_sums.is_exact
 
         # 3. For inexact rows with few examples, the closest known formula.
         if len(points) < MIN_EXAMPLES_TO_FIT and len(known_rows):
@@ -285,7 +298,7 @@ def _equal_rows(examples: Floats, known_values: Floats) -> Integers:
     for values in _rounded(examples):
         formula = formulas.get(tuple(values), -1)
         rows.append(formula)
-    return np.array(rows, dtype=np.int64)
+    return integers(rows)
 
 
 def _rounded(values: Floats) -> list[list[int]]:
@@ -294,15 +307,15 @@ def _rounded(values: Floats) -> list[list[int]]:
     return rounded
 
 
-def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Floats, Booleans]:
-    """Return a basis, the rows' coefficients and which are exact; with caps only if needed."""
+def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Fit]:
+    """Return a basis and the rows' fit in it; with caps only if needed."""
     basis = Basis.of(points)
-    coefficients, is_exact = basis.fit(points, examples)
-    if not is_exact.all():
-        inexact = examples[~is_exact]
-        basis = basis.with_caps(points, inexact)
-        coefficients, is_exact = basis.fit(points, examples)
-    return basis, coefficients, is_exact
+    sums = basis.fit(points, examples)
+    inexact = ~sums.is_exact
+    if inexact.any():
+        basis = basis.with_caps(points, examples[inexact])
+        sums = basis.fit(points, examples)
+    return basis, sums
 
 
 def short_sums(terms: Sequence[int], max_terms: int) -> Iterator[list[int]]:

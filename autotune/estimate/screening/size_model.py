@@ -37,6 +37,7 @@ from autotune.estimate.screening.points import (
     NotUniform,
     Point,
     Sample,
+    integers,
     rows_of,
 )
 
@@ -106,7 +107,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     examples = _Examples()
     extra_bytes = [sample.trace.high_extra_bytes for sample in samples]
     (extra_row,) = examples.add(np.array([extra_bytes]))
-    empty = np.zeros(0, dtype=np.int64)
+    empty = integers([])
     uniform = [empty]
     uniform_rows = [empty]
     groups: list[ScaledGroup] = []
@@ -134,7 +135,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     return SizeModel(
         basis=known_formulas.basis,
         coefficients=coefficients,
-        sizes_at_first=np.array(samples[0].trace.sizes, dtype=np.int64),
+        sizes_at_first=integers(samples[0].trace.sizes),
         uniform=np.concatenate(uniform),
         formula_of=formula_of,
         scaled=tuple(scaled),

@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening.points import Integers, Point, rows_of
+from autotune.estimate.screening.points import Integers, Point, integers, rows_of
 from autotune.estimate.screening.size_model import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace
 from autotune.estimate.screening.work_model import WorkModel
@@ -52,7 +52,7 @@ def sizes_at(model: StepModel, point: Point) -> Integers:
 
 def steps_at(model: StepModel, points: Sequence[Point]) -> Iterator[PointStep]:
     """Yield the step at each point."""
-    events = np.array(model.trace.events, dtype=np.int64)
+    events = integers(model.trace.events)
     works = model.work.work_at(rows_of(points))
     extras = model.sizes.high_extra_bytes(points)
     for point, work, extra in zip(points, works, extras, strict=True):
@@ -76,8 +76,8 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
     `sizes`: others than the trace's own.
     """
     if sizes is None:
-        sizes = np.array(trace.sizes, dtype=np.int64)
-    events = np.array(trace.events, dtype=np.int64)
+        sizes = integers(trace.sizes)
+    events = integers(trace.events)
     before_events = np.append(0, requested_bytes(events, sizes))
     peaks: dict[Phase, int] = {}
     for mark, span in trace.stretches():
