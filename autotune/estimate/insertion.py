@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
@@ -48,7 +49,8 @@ class EventWriter:
         return entry
 
     def free(self, *entries: int) -> None:
-        self.order.extend(-entry for entry in entries)
+        for entry in entries:
+            self.order.append(-entry)
 
     def replay(self, order: Iterable[int], first: int = 0) -> None:
         """Append events whose allocations are numbered from `first` on here."""
@@ -58,13 +60,16 @@ class EventWriter:
 
 def shifted(entry: int, offset: int) -> int:
     """Return the entry of the allocation whose number is larger by `offset`."""
-    return entry + offset if entry > 0 else entry - offset
+    if entry > 0:
+        return entry + offset
+    return entry - offset
 
 
 def inserted(trace: Trace, insertions: Iterable[Insertion]) -> Trace:
     """Return the trace with these insertions, in the order of their events."""
     copy = _TraceCopy(trace)
-    for insertion in sorted(insertions, key=lambda insertion: insertion.event):
+    in_order = sorted(insertions, key=attrgetter("event"))
+    for insertion in in_order:
         copy.copy_events(insertion.event)
         copy.insert(insertion)
     copy.copy_events(len(trace.events))
@@ -76,8 +81,10 @@ class _TraceCopy:
 
     def __init__(self, trace: Trace) -> None:
         self._trace = trace
-        self._sizes, self._parts = list(trace.sizes), list(trace.parts)
-        self._part_names, self._streams = list(trace.part_names), dict(trace.streams)
+        self._sizes = list(trace.sizes)
+        self._parts = list(trace.parts)
+        self._part_names = list(trace.part_names)
+        self._streams = dict(trace.streams)
         self._events: list[int] = []
         self._marks: list[Mark] = []
         self._pending = list(trace.marks)  # not copied yet
@@ -89,8 +96,9 @@ class _TraceCopy:
         is_last = end == len(self._trace.events)
         while self._pending and (is_last or self._pending[0].event < end):
             mark = self._pending.pop(0)
-            self._marks.append(replace(mark, event=mark.event + offset))
-        self._events.extend(self._trace.events[self._copied : end])
+            event = mark.event + offset
+            self._marks.append(replace(mark, event=event))
+        self._events += self._trace.events[self._copied : end]
         self._copied = end
 
     def insert(self, insertion: Insertion) -> None:
@@ -110,7 +118,8 @@ class _TraceCopy:
                 step=insertion.step,
             )
             self._marks.append(mark)
-        self._events.extend(shifted(entry, first) for entry in insertion.order)
+        for entry in insertion.order:
+            self._events.append(shifted(entry, first))
         if insertion.phase is not None:
             self._resume_phase(insertion.event)
 
@@ -118,11 +127,14 @@ class _TraceCopy:
         """Mark the phase that goes on after an insertion, unless another one begins there."""
         if self._pending and self._pending[0].event == event:
             return
-        running = next(mark for mark in reversed(self._trace.marks) if mark.event <= event)
-        self._marks.append(replace(running, event=len(self._events)))
+        for mark in reversed(self._trace.marks):
+            if mark.event <= event:
+                self._marks.append(replace(mark, event=len(self._events)))
+                return
 
     def finished(self) -> Trace:
-        last = {mark.event: mark for mark in self._marks}  # of several marks at one event, the last
+        last_marks = {mark.event: mark for mark in self._marks}
+        marks = [last_marks[event] for event in sorted(last_marks)]
         return replace(
             self._trace,
             sizes=tuple(self._sizes),
@@ -130,5 +142,5 @@ class _TraceCopy:
             part_names=tuple(self._part_names),
             events=tuple(self._events),
             streams=self._streams,
-            marks=tuple(last[event] for event in sorted(last)),
+            marks=tuple(marks),
         )

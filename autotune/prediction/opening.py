@@ -16,9 +16,8 @@ from autotune.probe.spawn import DECIDING_PACKAGES, ENGINE_PACKAGES
 
 def open_step_models(task: Task, trainer: Trainer) -> StepModels:
     """Return the step models of this trainer in the job's training environment."""
-    packages = list(
-        dict.fromkeys([*SUPPORTED.get(trainer.name, ()), *DECIDING_PACKAGES, *ENGINE_PACKAGES])
-    )
+    supported = SUPPORTED.get(trainer.name, ())
+    packages = list(dict.fromkeys([*supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]))
 
     def installed_versions() -> Mapping[str, str]:
         versions = {}
@@ -28,7 +27,9 @@ def open_step_models(task: Task, trainer: Trainer) -> StepModels:
         return versions
 
     needs = ["torch", "transformers"]
-    needs += [name for name in packages_to_trace(trainer) if name in packages]
+    for name in packages_to_trace(trainer):
+        if name in packages:
+            needs.append(name)
 
     def refuse_missing() -> None:
         environment.refuse_missing(task.workload.python, needs, trainer.requires, "Predicting")

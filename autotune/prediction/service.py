@@ -93,15 +93,12 @@ class PredictionService:
         """Predict one candidate, from its family's step model where there is one, else from a
         trace of its own step; as an interval where micro-batches depend on the data.
         """
-        if candidate.id not in self._predictions:
-            prediction = self._predict_longest(candidate)
-            shortest = None
-            if not prediction.fits:
-                shortest = self._trainer.lower_bound_candidate(candidate, self._task)
-            if shortest is not None:
-                prediction = with_lower_bound(prediction, self._predict_longest(shortest))
-            self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, prediction)
-        return self._predictions[candidate.id]
+        prediction = self._predictions.get(candidate.id)
+        if prediction is None:
+            prediction = self._predict_interval(candidate)
+            prediction = self._with_memory_at_lengths(candidate, prediction)
+            self._predictions[candidate.id] = prediction
+        return prediction
 
     def screen(
         self, candidates: Sequence[Candidate], *, seconds: float | None = None
@@ -110,23 +107,29 @@ class PredictionService:
         omitted; one is always predicted.
         """
         # 1. All candidates at their longest rows.
-        deadline = math.inf if seconds is None else time.monotonic() + seconds
+        deadline = math.inf
+        if seconds is not None:
+            deadline = time.monotonic() + seconds
         longest = self._screen_longest(candidates, _end_of_share(deadline, 2))
 
         # 2. Those that may fit with shorter rows, at their shortest.
         shortest: dict[str, Candidate] = {}
         for candidate in candidates:
-            if candidate.id in longest and not longest[candidate.id].fits:
-                bound = self._trainer.lower_bound_candidate(candidate, self._task)
-                if bound is not None:
-                    shortest[candidate.id] = bound
-        least = self._screen_longest(list(dict.fromkeys(shortest.values())), deadline)
+            prediction = longest.get(candidate.id)
+            if prediction is None or prediction.fits:
+                continue
+            bound = self._trainer.lower_bound_candidate(candidate, self._task)
+            if bound is not None:
+                shortest[candidate.id] = bound
+        bounds = list(dict.fromkeys(shortest.values()))
+        least = self._screen_longest(bounds, deadline)
 
         # 3. Intervals between both; without the shortest rows, a prediction is omitted.
-        predictions = {name: longest[name] for name in longest if name not in shortest}
+        predictions = dict(longest)
         for name, bound in shortest.items():
+            prediction = predictions.pop(name)
             if bound.id in least:
-                predictions[name] = with_lower_bound(longest[name], least[bound.id])
+                predictions[name] = with_lower_bound(prediction, least[bound.id])
         return predictions
 
     def of(self, job: Job) -> PredictionService:
@@ -144,9 +147,10 @@ class PredictionService:
     def request(self, candidate: Candidate) -> Request:
         """Return the trace request; a known GPU's compute capability selects the kernels."""
         request = self._trainer.trace_request(candidate, self._task)
-        if self._gpu is None or self._gpu.compute_capability is None:
+        capability = None if self._gpu is None else self._gpu.compute_capability
+        if capability is None:
             return request
-        return {**request, "capability": self._gpu.compute_capability}
+        return {**request, "capability": capability}
 
     @property
     def families(self) -> int:
@@ -157,6 +161,16 @@ class PredictionService:
         self._surveys.close()
 
     # One candidate.
+
+    def _predict_interval(self, candidate: Candidate) -> Prediction:
+        """Predict a candidate at its longest rows and, where these do not fit, at its shortest."""
+        prediction = self._predict_longest(candidate)
+        if prediction.fits:
+            return prediction
+        shortest = self._trainer.lower_bound_candidate(candidate, self._task)
+        if shortest is None:
+            return prediction
+        return with_lower_bound(prediction, self._predict_longest(shortest))
 
     def _predict_longest(self, candidate: Candidate) -> Prediction:
         """Predict a candidate at its longest rows."""
@@ -173,17 +187,22 @@ class PredictionService:
         """Return the family with a model for the candidate's point, surveyed now if necessary.
         None: the candidate is traced alone.
         """
-        key, point = self._key(*member), point_of(member.request)
+        key = self._key(*member)
+        point = point_of(member.request)
         if self._surveys.covers(key, point):
             return self._families[key]
         surveyed = self._surveys.model_at(member.request, self._repetition)
-        return None if surveyed is None else self._add_family(key, member, surveyed)
+        if surveyed is None:
+            return None
+        return self._add_family(key, member, surveyed)
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
             request = self.request(candidate)
-            rank, stage = self._worst_rank(candidate, request, self._surveys.trace(request))
-            self._longest[candidate.id] = with_speed(rank, memory(rank, stage))
+            trace = self._surveys.trace(request)
+            rank, stage = self._worst_rank(candidate, request, trace)
+            prediction = memory(rank, stage)
+            self._longest[candidate.id] = with_speed(rank, prediction)
         return self._longest[candidate.id]
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
@@ -193,25 +212,36 @@ class PredictionService:
         workload = self._task.workload
         if workload.completion_lengths is None or self._task.hardware.kind != "cuda":
             return longest
-        composition, request = self._trainer.compose(candidate, self._task), self.request(candidate)
+        composition = self._trainer.compose(candidate, self._task)
         row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
         at_lengths = longest
         if row is not None:
-            prompt, completion = row
-            point = point_of(request)._replace(prompt=prompt, completion=completion)
-            shorter = Member(candidate, request_at(request, point, None))
-            rank, sizes = self._rank_at(shorter)
-            shape = replace(composition, prompt_length=prompt, completion_length=completion)
-            rank = replace(rank, composition=shape)
-            stage = stage_of(rank)
-            if sizes is not None:
-                stage = stage.at(sizes, step_context(rank)) or stage
-            at_lengths = memory(rank, stage)
+            at_lengths = self._memory_with_rows(candidate, composition, *row)
         return replace(
             longest,
             peak_memory_bytes_at_lengths=at_lengths.peak_memory_bytes,
             fits_at_lengths=at_lengths.fits,
         )
+
+    def _memory_with_rows(
+        self,
+        candidate: Candidate,
+        composition: Composition,
+        prompt: int,
+        completion: int,
+    ) -> Prediction:
+        """Predict the memory with rows of these lengths."""
+        request = self.request(candidate)
+        point = point_of(request)._replace(prompt=prompt, completion=completion)
+        shorter = Member(candidate, request_at(request, point, None))
+        rank, sizes = self._rank_at(shorter)
+        shape = replace(composition, prompt_length=prompt, completion_length=completion)
+        rank = replace(rank, composition=shape)
+        stage = stage_of(rank)
+        if sizes is not None:
+            context = step_context(rank)
+            stage = stage.at(sizes, context) or stage
+        return memory(rank, stage)
 
     def _rank_at(self, member: Member) -> tuple[PredictionInput, Integers | None]:
         """Return the worst rank at the point of a request, and its sizes, where these are not those
@@ -220,10 +250,13 @@ class PredictionService:
         candidate, request = member
         family = self._family_of_one(member)
         if family is None:
-            rank, _ = self._worst_rank(candidate, request, self._surveys.trace(request))
+            own_trace = self._surveys.trace(request)
+            rank, _ = self._worst_rank(candidate, request, own_trace)
             return rank, None
-        ((_, trace, sizes),) = family.traces([point_of(request)])
-        return self._input(candidate, trace, family.rank.host_bytes), sizes
+        point = point_of(request)
+        ((_, trace, sizes),) = family.traces([point])
+        rank = self._input(candidate, trace, family.rank.host_bytes)
+        return rank, sizes
 
     def _worst_rank(
         self,
@@ -234,17 +267,16 @@ class PredictionService:
         """Return the rank that reserves most in this candidate's context, which decides where
         blocks lie, and its step there.
         """
-        hidden_size = shape(self._task.workload.model.config).hidden
-        sharding = Sharding.of(request["sharding"], hidden_size=hidden_size)
+        model_shape = shape(self._task.workload.model.config)
+        sharding = Sharding.of(request["sharding"], hidden_size=model_shape.hidden)
         ranks = []
         for rank_trace in compared_ranks(trace, sharding):
             rank = self._input(candidate, rank_trace.trace, rank_trace.host_bytes)
-            ranks.append((rank, StepStage(rank.trace, step_context(rank))))
+            stage = StepStage(rank.trace, step_context(rank))
+            ranks.append((rank, stage))
         if len(ranks) == 1:
             return ranks[0]  # without a replay of the allocator
-        return max(
-            ranks, key=lambda rank: (rank[1].usage().reserved_bytes, rank[0].trace.peak_bytes)
-        )
+        return max(ranks, key=_peaks_of)
 
     def _input(
         self,
@@ -252,8 +284,10 @@ class PredictionService:
         trace: Trace,
         host_bytes: int,
     ) -> PredictionInput:
-        task, settings = self._task, candidate.settings
+        task = self._task
+        settings = candidate.settings
         group_size = self._trainer.canonical.get("num_generations", "num_generations")
+        allocator = str(settings.get(ALLOCATOR) or "")
         return PredictionInput(
             candidate_id=candidate.id,
             composition=self._trainer.compose(candidate, task),
@@ -264,7 +298,7 @@ class PredictionService:
             trace=trace,
             settings=settings,
             completions_per_prompt=settings.get(group_size),
-            allocator=AllocatorSettings.of(str(settings.get(ALLOCATOR) or "")),
+            allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
             lengths=task.workload.completion_lengths,
         )
@@ -288,7 +322,8 @@ class PredictionService:
             requests_by_family[key] = _requests_of(members)
         until = _end_of_share(deadline, 4)
         requests = self._surveys.reference_first(requests_by_family, self._repetition, until)
-        self._surveys.expect(self._surveys.certain_requests(requests, self._repetition))
+        certain = self._surveys.certain_requests(requests, self._repetition)
+        self._surveys.expect(certain)
 
         for key in requests:
             members = families[key]
@@ -298,8 +333,11 @@ class PredictionService:
                 predictions[name] = prediction
                 if time.monotonic() > deadline:
                     break
-        ids = (candidate.id for candidate in candidates)
-        return {name: predictions[name] for name in ids if name in predictions}
+        in_order: dict[str, Prediction] = {}
+        for candidate in candidates:
+            if candidate.id in predictions:
+                in_order[candidate.id] = predictions[candidate.id]
+        return in_order
 
     def _group_by_family(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
         """Return the families by key, the largest first."""
@@ -307,11 +345,14 @@ class PredictionService:
         for candidate in candidates:
             request = self.request(candidate)
             key = self._key(candidate, request)
-            families.setdefault(key, []).append(Member(candidate, request))
-        return dict(sorted(families.items(), key=lambda item: len(item[1]), reverse=True))
+            members = families.setdefault(key, [])
+            members.append(Member(candidate, request))
+        largest_first = sorted(families, key=lambda key: len(families[key]), reverse=True)
+        return {key: families[key] for key in largest_first}
 
     def _key(self, candidate: Candidate, request: Request) -> str:
-        allocator, step = candidate.settings.get(ALLOCATOR), self._surveys.step_class(request)
+        allocator = candidate.settings.get(ALLOCATOR)
+        step = self._surveys.step_class(request)
         return family_key({**request, "allocator": allocator, "step": step})
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
@@ -328,10 +369,9 @@ class PredictionService:
 
     def _has_model(self, key: str, members: Members) -> bool:
         """Return True if these members are predicted from a model, stored or surveyed now."""
-        requests = _requests_of(members)
         if key in self._families or not self._surveys.traced_alone(len(members)):
             return True
-        return self._surveys.is_stored(requests)
+        return self._surveys.is_stored(_requests_of(members))
 
     def _family(self, key: str, members: Members) -> Family:
         """Return the family's model over all points so far. NotUniform if no model fits."""
@@ -354,8 +394,9 @@ class PredictionService:
         sizes = sizes_at(model, point_of(member.request))
         at_point = replace(model.trace, sizes=tuple(sizes.tolist()))
         rank, stage = self._worst_rank(*member, at_point)
-        self._families[key] = Family(surveyed.points, model, rank, stage)
-        return self._families[key]
+        family = Family(surveyed.points, model, rank, stage)
+        self._families[key] = family
+        return family
 
     def _predict_from_model(
         self, family: Family, members: Members
@@ -366,7 +407,8 @@ class PredictionService:
         """
         by_point: dict[Point, list[Candidate]] = {}
         for candidate, request in members:
-            by_point.setdefault(point_of(request), []).append(candidate)
+            candidates = by_point.setdefault(point_of(request), [])
+            candidates.append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
             stages: dict[TraceContext, StepStage] = {}
             predictions: dict[tuple[TraceContext, Composition], Prediction] = {}
@@ -375,7 +417,7 @@ class PredictionService:
                 context = step_context(rank)
                 if context not in stages:
                     stages[context] = family.stage(sizes, context)
-                key = context, rank.composition
+                key = (context, rank.composition)
                 if key not in predictions:
                     predictions[key] = memory(rank, stages[context])
                 prediction = replace(predictions[key], candidate_id=candidate.id)
@@ -417,7 +459,14 @@ def predict_candidates(
 def _end_of_share(deadline: float, parts: int) -> float:
     """Return the end of the first of `parts` equal shares of the remaining time."""
     now = time.monotonic()
-    return now + (deadline - now) / parts
+    remaining = deadline - now
+    return now + remaining / parts
+
+
+def _peaks_of(rank_and_stage: tuple[PredictionInput, StepStage]) -> tuple[int, int]:
+    """Return reserved and requested bytes of a rank at its peak."""
+    rank, stage = rank_and_stage
+    return stage.usage().reserved_bytes, rank.trace.peak_bytes
 
 
 def _requests_of(members: Members) -> list[Request]:

@@ -129,16 +129,17 @@ def step_family(request: Request) -> Mapping[str, object]:
     family["sharding"] = _sharding(traced["sharding"])
 
     # 1. Settings, without the point's.
+    settings = traced["settings"]
     dropped = POINT_SETTINGS | SETTINGS_WITHOUT_EFFECT
-    family["settings"] = _without(traced["settings"], dropped)
-    lengths = traced["lengths"]
-    family["lengths"] = _without(lengths, ("prompt", "completion"))
+    family["settings"] = _without(settings, dropped)
+    family["lengths"] = _without(traced["lengths"], ("prompt", "completion"))
     family["step"] = step_class(request)
     # 2. The course of the micro-steps: their class, and how often a generation is reused.
-    family["course"] = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
-    accumulation = traced["settings"].get("gradient_accumulation_steps")
-    steps = traced["settings"].get("steps_per_generation")
-    family["stale"] = None if steps in (None, accumulation) else (accumulation, steps)
+    family["course"] = _course(point_of(request))
+    accumulation = settings.get("gradient_accumulation_steps")
+    steps = settings.get("steps_per_generation")
+    reuses_generation = steps not in (None, accumulation)
+    family["stale"] = (accumulation, steps) if reuses_generation else None
     return family
 
 
@@ -148,40 +149,51 @@ def step_class(request: Request) -> StepClass:
     rows = min(point.micro_batch, 2)
     if request.get("adapter") is not None:
         return StepClass(rows, None)
-    tokens = point.micro_batch * (point.prompt + point.completion) * _sequences_of_row(request)
-    return StepClass(rows, bisect.bisect_right(TOKEN_BOUNDS, tokens))
+    sequences = point.micro_batch * _sequences_of_row(request)
+    tokens = sequences * (point.prompt + point.completion)
+    reached_bounds = bisect.bisect_right(TOKEN_BOUNDS, tokens)
+    return StepClass(rows, reached_bounds)
 
 
 def _sequences_of_row(request: Request) -> int:
-    return 2 if request.get("method") in PAIRED_METHODS else 1
+    is_paired = request.get("method") in PAIRED_METHODS
+    return 2 if is_paired else 1
 
 
 def points_around(request: Request, earlier: Sequence[Point] = ()) -> list[Point]:
     """Return points whose range a survey for this request covers: the usual range if that suffices,
     else doubled as often as is necessary. `earlier`: points of a survey before.
     """
-    point, corners = point_of(request), _corners(request)
+    point = point_of(request)
+    corners = _corners(request)
     if not earlier and covered(corners, [point]):
         return list(corners)
-    lowest = Point(*map(min, zip(corners.low, point, *earlier, strict=True)))
+    low_columns = zip(corners.low, point, *earlier, strict=True)
+    lowest = Point(*map(min, low_columns))
     highest = []
     for usual, *values in zip(corners.high, point, *earlier, strict=True):
-        while usual < max(values):
+        largest = max(values)
+        while usual < largest:
             usual *= 2
         highest.append(usual)
     return [lowest, corners.middle, Point(*highest)]
 
 
 def _corners(request: Request) -> Corners:
-    step, steps = step_class(request), point_of(request).micro_steps
+    step = step_class(request)
+    micro_steps = point_of(request).micro_steps
     sequences = 1 if step.tokens is None else _sequences_of_row(request)
     points = []
     for corner in CORNERS[step]:
-        prompt, completion = corner.prompt // sequences, corner.completion // sequences
-        corner = corner._replace(prompt=prompt, completion=completion)
-        if steps < MICRO_STEP_CLASSES:
-            corner = corner._replace(micro_steps=steps)
-        points.append(corner)
+        point = Point(
+            micro_batch=corner.micro_batch,
+            prompt=corner.prompt // sequences,
+            completion=corner.completion // sequences,
+            micro_steps=corner.micro_steps,
+        )
+        if micro_steps < MICRO_STEP_CLASSES:
+            point = point._replace(micro_steps=micro_steps)
+        points.append(point)
     return Corners(*points)
 
 
@@ -189,15 +201,19 @@ def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
     """Return True if the points asked for lie within the range of those surveyed, or so near that
     the formulas hold there as well.
     """
-    for surveyed, values in zip(
-        zip(*points, strict=True), zip(*requested, strict=True), strict=True
-    ):
+    surveyed_columns = zip(*points, strict=True)
+    requested_columns = zip(*requested, strict=True)
+    for surveyed, values in zip(surveyed_columns, requested_columns, strict=True):
         if min(values) * BELOW < min(surveyed):
             return False
         if max(values) > BEYOND * max(surveyed):
             return False
-    steps, other_steps = points[0].micro_steps, requested[0].micro_steps
-    return min(steps, MICRO_STEP_CLASSES) == min(other_steps, MICRO_STEP_CLASSES)
+    return _course(points[0]) == _course(requested[0])
+
+
+def _course(point: Point) -> int:
+    """Return the class of the point's micro-steps."""
+    return min(point.micro_steps, MICRO_STEP_CLASSES)
 
 
 def _model(request: Request) -> Mapping[str, object]:
@@ -208,7 +224,8 @@ def _model(request: Request) -> Mapping[str, object]:
     dropped = {"name", "layers", "config"}
     if not request.get("trust_remote_code"):
         dropped.add("folder")
-    return {**_without(model, dropped), "config": _config(model["config"])}
+    config = _config(model["config"])
+    return {**_without(model, dropped), "config": config}
 
 
 def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
@@ -217,14 +234,16 @@ def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
         dropped.add("max_position_embeddings")
     if config.get("use_sliding_window") is False:
         dropped |= {"use_sliding_window", "sliding_window"}
-    return {name: value for name, value in config.items() if name not in dropped}
+    return _without(config, dropped)
 
 
 def _sharding(sharding: Mapping[str, Any]) -> Mapping[str, object]:
-    if sharding["kind"] in SHARDED_WHEN_TRACED:
-        return sharding
     kind = sharding["kind"]
-    return {"kind": PLAIN_STEPS[-1] if kind in PLAIN_STEPS else kind}
+    if kind in SHARDED_WHEN_TRACED:
+        return sharding
+    if kind in PLAIN_STEPS:
+        kind = PLAIN_STEPS[-1]
+    return {"kind": kind}
 
 
 def _without(values: Mapping[str, object], names: Collection[str]) -> Mapping[str, object]:

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
 from autotune.core.space import fingerprint
+from autotune.core.trace import Trace
 from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.request_points import Request
 from autotune.prediction.step_families import covered, step_family
@@ -102,7 +103,8 @@ class StepModels:
     @property
     def can_trace(self) -> bool:
         """Return True if the environment has what a trace needs."""
-        return self._versions.keys() >= set(self._needs)
+        missing = set(self._needs).difference(self._versions)
+        return not missing
 
     # Stores.
 
@@ -111,18 +113,19 @@ class StepModels:
         return dict(self._read_versions())
 
     def _cached(self, request: Request) -> SurveyedModel | None:
-        return _read_model(self._read(self._cache_file(request)))
+        content = self._read(self._cache_file(request))
+        return _read_model(content)
 
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
-        surveyed = _read_model(self._read(self._shipped / shipped_name(request, self._adapter)))
+        file = self._shipped / shipped_name(request, self._adapter)
+        surveyed = _read_model(self._read(file))
         if surveyed is None:
             return None
         if not self.can_trace:
             return self._with_other_releases(surveyed)
-        for name in DECIDING:
-            if _release(surveyed.versions.get(name)) != _release(self._versions.get(name)):
-                return None
+        if _deciding_releases(surveyed.versions) != _deciding_releases(self._versions):
+            return None
         return surveyed
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
@@ -138,10 +141,8 @@ class StepModels:
             f"the training environment has {' and '.join(releases)}, and lacks what a trace of its"
             " own step needs"
         )
-        stretched = surveyed.model.stretched
-        trace = replace(stretched.trace, notes=(*stretched.trace.notes, note))
-        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
-        return replace(surveyed, model=model)
+        trace = surveyed.model.trace
+        return _with_trace(surveyed, replace(trace, notes=(*trace.notes, note)))
 
     def _here(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Return the model with the engines of this environment: no trace depends on them."""
@@ -152,10 +153,8 @@ class StepModels:
         for name in ENGINE_PACKAGES:
             if name in self._versions:
                 versions[name.removesuffix("-cpu")] = self._versions[name]
-        stretched = surveyed.model.stretched
-        trace = replace(stretched.trace, versions=versions)
-        model = replace(surveyed.model, stretched=replace(stretched, trace=trace))
-        return replace(surveyed, model=model)
+        trace = replace(surveyed.model.trace, versions=versions)
+        return _with_trace(surveyed, trace)
 
     def _cache_file(self, request: Request) -> Path:
         versions = dict(self._versions)
@@ -191,6 +190,20 @@ def _read_model(content: bytes | None) -> SurveyedModel | None:
     return None
 
 
+def _with_trace(surveyed: SurveyedModel, trace: Trace) -> SurveyedModel:
+    """Return the same model with another trace."""
+    stretched = replace(surveyed.model.stretched, trace=trace)
+    model = replace(surveyed.model, stretched=stretched)
+    return replace(surveyed, model=model)
+
+
+def _deciding_releases(versions: Versions) -> list[str | None]:
+    return [_release(versions.get(name)) for name in DECIDING]
+
+
 def _release(version: str | None) -> str | None:
     """Return a version without its local part: 2.13.0+cpu is 2.13.0."""
-    return None if version is None else version.partition("+")[0]
+    if version is None:
+        return None
+    release, _, _ = version.partition("+")
+    return release

@@ -46,7 +46,8 @@ class Surveys:
     def __init__(self, tracer: TracerPool, stored: StepModels | None = None) -> None:
         """`stored`: without it, a single candidate is always traced."""
         self.families: dict[str, Family] = {}
-        self._tracer, self._stored = tracer, stored
+        self._tracer = tracer
+        self._stored = stored
         self._reference: StepModel | None = None
         """Latest model, with the formulas of all before it: they save traces in the next family."""
         self._reference_batches: tuple[int, ...] = ()
@@ -74,16 +75,17 @@ class Surveys:
         """Return the model for one candidate, surveyed around its point if none is stored. None:
         it is traced alone.
         """
-        stored, point = self._stored, point_of(request)
+        stored = self._stored
         if stored is None:
             return None
-        model = stored.model_of(request, [point])
+        model = stored.model_of(request, [point_of(request)])
         if model is not None:
             return model
         # A survey traces short models; without them, a single trace is cheaper.
         if repetition is None or not stored.can_trace or stored.is_refused(request):
             return None
-        points = points_around(request, stored.surveyed_points(request))
+        earlier = stored.surveyed_points(request)
+        points = points_around(request, earlier)
         try:
             return self._survey(request, points, repetition)
         except NotUniform:
@@ -103,7 +105,8 @@ class Surveys:
         fits.
         """
         if key in self.families:
-            points = list(dict.fromkeys([*self.families[key].points, *points]))
+            surveyed = self.families[key].points
+            points = list(dict.fromkeys([*surveyed, *points]))
         if self._stored is not None:
             model = self._stored.model_of(request, points)
             if model is not None:
@@ -112,11 +115,14 @@ class Surveys:
 
     def step_class(self, request: Request) -> StepClass | None:
         """Return the class that divides families whose models are stored."""
-        return None if self._stored is None else step_class(request)
+        if self._stored is None:
+            return None
+        return step_class(request)
 
     def covers(self, key: str, point: Point) -> bool:
         """Return True if the family's model is there, and holds at this point."""
-        return key in self.families and covered(self.families[key].points, [point])
+        family = self.families.get(key)
+        return family is not None and covered(family.points, [point])
 
     def _survey(
         self,
@@ -128,7 +134,7 @@ class Surveys:
             return self.trace(request_at(request, point, layers))
 
         planned = initial_traces(points, repetition, self._batches)
-        self.expect(request_at(request, point, layers) for point, layers in planned)
+        self.expect(request_at(request, *plan) for plan in planned)
         model = survey(trace_point, points, repetition, self._reference, self._reference_batches)
         if self._stored is not None:
             self._stored.keep(request, model, points)
@@ -144,13 +150,15 @@ class Surveys:
     @property
     def _batches(self) -> tuple[int, ...] | None:
         """Return the micro-batches of the reference; None without one."""
-        return None if self._reference is None else self._reference_batches
+        if self._reference is None:
+            return None
+        return self._reference_batches
 
     # Plans.
 
     def traced_alone(self, candidates: int) -> bool:
         """Return True for so few candidates that a survey would take more traces."""
-        return candidates <= (MAX_TRACED_ALONE if self._reference is None else 1)
+        return candidates <= _max_traced_alone(has_reference=self._reference is not None)
 
     def reference_first(
         self,
@@ -172,15 +180,18 @@ class Surveys:
         largest_count = max(map(len, points.values()))
         first_requests: dict[str, Request] = {}
         for key, family_points in points.items():
-            if 2 * len(family_points) >= largest_count:
-                first = initial_traces(family_points, repetition, None)[0]
-                first_requests[key] = request_at(families[key][0], *first)
+            if 2 * len(family_points) < largest_count:
+                continue
+            first, *_ = initial_traces(family_points, repetition, None)
+            member = families[key][0]
+            first_requests[key] = request_at(member, *first)
         self.expect(first_requests.values())
         events: dict[str, int] = {}
         for key, request in first_requests.items():
             if not events or time.monotonic() < until:
-                events[key] = len(self.trace(request).events)
-        reference = min(events, key=lambda key: events[key])
+                trace = self.trace(request)
+                events[key] = len(trace.events)
+        reference = min(events, key=events.__getitem__)
         return {reference: families[reference], **families}
 
     def certain_requests(
@@ -191,12 +202,12 @@ class Surveys:
         for key, requests in families.items():
             if key in self.families or self.is_stored(requests):
                 continue
-            if len(requests) <= (MAX_TRACED_ALONE if batches is None else 1):
+            if len(requests) <= _max_traced_alone(has_reference=batches is not None):
                 yield from requests
                 continue
             points = points_of(requests)
-            for point, layers in initial_traces(points, repetition, batches):
-                yield request_at(requests[0], point, layers)
+            for plan in initial_traces(points, repetition, batches):
+                yield request_at(requests[0], *plan)
             if batches is None:
                 batches = tuple(point.micro_batch for point in points)
 
@@ -204,8 +215,15 @@ class Surveys:
         """Return True if a stored model covers all these requests."""
         if self._stored is None:
             return False
-        return self._stored.model_of(requests[0], points_of(requests)) is not None
+        model = self._stored.model_of(requests[0], points_of(requests))
+        return model is not None
+
+
+def _max_traced_alone(*, has_reference: bool) -> int:
+    """Return the number of candidates up to which a survey takes more traces than they do."""
+    return 1 if has_reference else MAX_TRACED_ALONE
 
 
 def points_of(requests: Sequence[Request]) -> list[Point]:
-    return list(dict.fromkeys(map(point_of, requests)))
+    points = map(point_of, requests)
+    return list(dict.fromkeys(points))

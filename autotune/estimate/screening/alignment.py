@@ -15,6 +15,25 @@ layer.
 
     match(i, d) = min(match(i-1, d), added(i-1, d)) + cost(i, d)
     added(i, d) = 1 + min over d' < d of match(i, d')            a run costs 1, whatever its length
+
+Every alignment has m - n additional allocations, but in more or fewer runs: counting runs prefers
+whole groups of layers to single allocations here and there. Before that, as few allocations as
+possible are matched with larger ones: one of them costs more than any number of runs.
+
+Example: an optimizer that makes two states of 4 bytes and frees a list of 24 bytes over L0 = 3
+layers. With one layer more there are three states, and the list may have up to 24 + 24 / 3 bytes:
+
+    u = 4 4 24        v = 4 4 4 32        n = 3, m = 4, so d = 0 or 1; - is NO_MATCH_COST or more
+
+              cost           match           added
+     i      d=0    1       d=0     1       d=0     1
+     0                      0      -        -      1     the first of v is additional
+     1       0     0        0      1        -      1     v_1 or v_2 equals u_1
+     2       0     0        0      1        -      1     v_2 or v_3 equals u_2
+     3       -  1000        -   1001        -      -     v_3 has 4 bytes, v_4 is the larger list
+
+The least cost is match(3, 1) = 1001: one run, and one larger allocation. Backwards from there, no
+added(i, 1) is below match(i, 1), so that d stays 1: j = 2, 3, 4, and v_1 is additional.
 """
 
 from __future__ import annotations
@@ -23,13 +42,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from autotune.estimate.screening.points import Integers, NotUniform
+from autotune.estimate.screening.points import Integers, NotUniform, integers
 from autotune.estimate.screening.repetition import LayerRepetition
 
 SizeAndPart = tuple[int, int]
 
-LARGER_COST = 1000  # cost of a match with a larger list, in runs: no trace has as many runs
-NO_MATCH_COST = 10**9
+LARGER_COST = 1000
+"""Cost of a match with a larger list, in runs: no block has as many."""
+
+NO_MATCH_COST = 10**9  # more than any number of larger matches
 
 
 def aligned(
@@ -40,9 +61,10 @@ def aligned(
     """Return j(i), counted from 0. NotUniform if an allocation has no match."""
     if len(longer) < len(short):
         raise NotUniform("the longer model lacks an allocation of the short one")
-    match, added = _least_costs(_match_costs(short, longer, repetition))
-    least_cost = min(match[-1, -1], added[-1, -1])
-    if least_cost >= NO_MATCH_COST:
+    costs = _match_costs(short, longer, repetition)
+    match, added = _least_costs(costs)
+    end = (-1, -1)
+    if min(match[end], added[end]) >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
     return _cheapest_places(match, added)
 
@@ -55,21 +77,29 @@ def _match_costs(
     """Return cost(i, d)."""
     short_sizes, short_parts = _columns(short)
     longer_sizes, longer_parts = _columns(longer)
+    additional = len(longer) - len(short)
     i = np.arange(len(short))[:, np.newaxis]
-    d = np.arange(len(longer) - len(short) + 1)
+    d = np.arange(additional + 1)
+    j = i + d
 
-    growth = longer_sizes[i + d] - short_sizes[i]
-    grows_like_list = growth * repetition.layers <= short_sizes[i] * repetition.period
-    same_part = longer_parts[i + d] == short_parts[i]
+    # v_j - u_i <= p / L0 u_i, in whole numbers
+    growth = longer_sizes[j] - short_sizes[i]
+    most_growth = short_sizes[i] * repetition.period
+    grows_like_list = growth * repetition.layers <= most_growth
+
+    same_part = longer_parts[j] == short_parts[i]
+    is_equal = same_part & (growth == 0)
+    is_larger = same_part & (growth > 0) & grows_like_list
     costs = np.full(growth.shape, NO_MATCH_COST)
-    costs[same_part & (growth > 0) & grows_like_list] = LARGER_COST
-    costs[same_part & (growth == 0)] = 0
+    costs[is_larger] = LARGER_COST
+    costs[is_equal] = 0
     return costs
 
 
 def _columns(allocations: Sequence[SizeAndPart]) -> Integers:
     """Return the sizes and the parts."""
-    return np.array(allocations, dtype=np.int64).reshape(-1, 2).T
+    rows = integers(allocations)
+    return rows.reshape(-1, 2).T
 
 
 def _least_costs(costs: Integers) -> tuple[Integers, Integers]:
@@ -82,22 +112,27 @@ def _least_costs(costs: Integers) -> tuple[Integers, Integers]:
     for i in range(1, count + 1):
         before = np.minimum(match[i - 1], added[i - 1])
         match[i] = before + costs[i - 1]
-        added[i, 1:] = 1 + np.minimum.accumulate(match[i, :-1])
+        least_match = np.minimum.accumulate(match[i])  # over d' <= d
+        added[i, 1:] = 1 + least_match[:-1]
     return match, added
 
 
 def _cheapest_places(match: Integers, added: Integers) -> list[int]:
     """Follow the least costs back from the end: j(n) first."""
     places: list[int] = []
-    d = match.shape[1] - 1
-    for i in range(len(match) - 1, 0, -1):
-        if added[i, d] < match[i, d]:
-            d = _begin_of_run(match[i, :d], added[i, d])
+    rows, columns = match.shape
+    d = columns - 1
+    for i in range(rows - 1, 0, -1):
+        cost = added[i, d]
+        if cost < match[i, d]:
+            d = _begin_of_run(match[i, :d], cost)
         places.append(i - 1 + d)
-    return places[::-1]
+    places.reverse()
+    return places
 
 
 def _begin_of_run(match: Integers, cost: int) -> int:
     """Return the last d' at which a run of additional allocations begins that costs this much."""
-    (begins,) = np.nonzero(match + 1 == cost)
+    is_begin = match + 1 == cost
+    begins = np.flatnonzero(is_begin)
     return int(begins[-1])

@@ -16,7 +16,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate.screening.points import Booleans, Integers
+from autotune.estimate.screening.points import Booleans, Integers, integers
 from autotune.estimate.sharding.module_uses import ENDINGS
 
 PARTS: tuple[Part, ...] = get_args(Part)
@@ -77,18 +77,17 @@ def block_spans(trace: Trace) -> list[BlockSpan]:
     occurrences: Counter[BlockKey] = Counter()
     previous: BlockKey | None = None
     for key, events in _stretches(trace):
-        continues = key == previous and key.layer is None and spans[-1].stop == events.start
-        if continues:
+        is_between_layers = key.layer is None
+        if is_between_layers and key == previous and spans[-1].stop == events.start:
             spans[-1] = replace(spans[-1], stop=events.stop)
         else:
             numbered = key._replace(occurrence=occurrences[key])
-            spans.append(
-                BlockSpan(
-                    key=numbered,
-                    start=events.start,
-                    stop=events.stop,
-                )
+            span = BlockSpan(
+                key=numbered,
+                start=events.start,
+                stop=events.stop,
             )
+            spans.append(span)
             occurrences[key] += 1
         previous = key
     return spans
@@ -100,11 +99,12 @@ def _stretches(trace: Trace) -> Iterator[tuple[BlockKey, range]]:
     stay: Stay | None = None
     after: int | None = None
     for mark, events in trace.stretches():
-        if not len(events):
+        if not events:
             continue
-        if stay is None or (mark.phase, mark.step) != (stay.phase, stay.step):
-            runs[mark.phase, mark.step] += 1
-            stay = Stay(mark.phase, mark.step, runs[mark.phase, mark.step])
+        phase_and_step = (mark.phase, mark.step)
+        if stay is None or stay[:2] != phase_and_step:
+            runs[phase_and_step] += 1
+            stay = Stay(*phase_and_step, runs[phase_and_step])
             after = None
         if mark.layer is not None:
             after = mark.layer
@@ -117,14 +117,19 @@ def ordered_events(trace: Trace, spans: Sequence[BlockSpan]) -> Integers:
     Frees between two allocations are simultaneous and in arbitrary order: they are sorted by
     number, within a block and between two uses of modules.
     """
-    events = np.array(trace.events, dtype=np.int64)
+    events = integers(trace.events)
     starts = [span.start for span in spans]
     if trace.usage is not None:
-        starts += [use[0] for use in trace.usage.uses if use[0] < len(events)]
+        for event, *_ in trace.usage.uses:
+            if event < len(events):
+                starts.append(event)
+
     # A run is a series of events of one sign in which none of `starts` lies.
-    begins_run = np.append(True, (events[1:] > 0) != (events[:-1] > 0))
-    begins_run[np.array(starts, dtype=np.int64)] = True
-    order = np.lexsort((np.abs(events), np.cumsum(begins_run)))
+    allocates = events > 0
+    begins_run = np.append(True, allocates[1:] != allocates[:-1])
+    begins_run[integers(starts)] = True
+    runs = np.cumsum(begins_run)
+    order = np.lexsort((np.abs(events), runs))  # by run, then by number
     ordered: Integers = events[order]
     return ordered
 
@@ -135,18 +140,22 @@ def blocks_of(trace: Trace) -> tuple[TraceBlock, ...]:
     spans = block_spans(trace)
     events = ordered_events(trace, spans)
     numbers = np.abs(events) - 1
-    deltas = np.sign(events) * np.array(trace.sizes, dtype=np.int64)[numbers]
-    part_codes = np.array([PARTS.index(name) for name in trace.part_names], dtype=np.int64)
-    parts = part_codes[np.array(trace.parts, dtype=np.int64)][numbers]
+    sizes = integers(trace.sizes)
+    deltas = np.sign(events) * sizes[numbers]
+    codes = [PARTS.index(name) for name in trace.part_names]
+    part_codes = integers(codes)
+    trace_parts = integers(trace.parts)
+    parts = part_codes[trace_parts[numbers]]
 
     # 2. The columns of each block.
     blocks = []
     for span in spans:
+        events_of_block = slice(span.start, span.stop)
         block = TraceBlock(
             key=span.key,
-            numbers=numbers[span.start : span.stop],
-            deltas=deltas[span.start : span.stop],
-            parts=parts[span.start : span.stop],
+            numbers=numbers[events_of_block],
+            deltas=deltas[events_of_block],
+            parts=parts[events_of_block],
         )
         blocks.append(block)
     return tuple(blocks)
@@ -172,7 +181,8 @@ class BlockedTrace:
         return self._events[span.start : span.stop]
 
     def event_at(self, block: int, offset: int) -> int:
-        return self._events[self.spans[block].start + offset]
+        begin = self.spans[block].start
+        return self._events[begin + offset]
 
     def size_and_part(self, event: int) -> tuple[int, int]:
         """Return size and part of the allocation that an event makes or frees."""
@@ -183,7 +193,8 @@ class BlockedTrace:
         """Return block and offset of the event that makes each allocation."""
         origins = [(0, 0)] * len(self.trace.sizes)
         for block in range(len(self.spans)):
-            for offset, event in enumerate(self.events_of(block)):
+            events = self.events_of(block)
+            for offset, event in enumerate(events):
                 if event > 0:
                     origins[event - 1] = (block, offset)
         return origins
@@ -193,7 +204,8 @@ class BlockedTrace:
         block = 0
         for mark in self.trace.marks:
             block = self._block_from(block, mark.event)
-            marks[block].append((mark.event - self.spans[block].start, mark))
+            offset = mark.event - self.spans[block].start
+            marks[block].append((offset, mark))
         return marks
 
     def _uses_by_block(self) -> list[list[Use]]:
@@ -203,9 +215,10 @@ class BlockedTrace:
             return uses
         block = 0
         for event, kind, *details in self.trace.usage.uses:
-            is_end = kind in ENDINGS
-            block = self._block_from(block, event - is_end)
-            uses[block].append((event - self.spans[block].start, kind, *details))
+            last_event = event - 1 if kind in ENDINGS else event
+            block = self._block_from(block, last_event)
+            offset = event - self.spans[block].start
+            uses[block].append((offset, kind, *details))
         return uses
 
     def _block_from(self, block: int, event: int) -> int:

@@ -9,13 +9,25 @@ import numpy as np
 
 from autotune.core.trace import Trace
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening.points import Integers, Point
+from autotune.estimate.screening.points import Integers, Point, integers
 from autotune.estimate.screening.step_model import StepModel, steps_at
 from autotune.estimate.trace_context import PredictionInput, TraceContext
 
 
 class Family:
-    """The step model of a family, sharded over its ranks."""
+    """The step model of a family, sharded over its ranks.
+
+    Sharding rewrites one trace, at the first point, in the full depth. The rank that reserves most
+    there stands for the family: at other points its events, marks and inventory are used again,
+    with other sizes.
+
+        allocations of the rank      1 ... n                  n + 1 ...
+        made by                      the model's step         sharding: buckets, gathered weights
+        size at x                    the step model's         the same as at the first point
+
+    Sharding keeps the numbers of the step's allocations, and adds its own behind them: these follow
+    from the parameters, which the point does not change.
+    """
 
     def __init__(
         self,
@@ -31,16 +43,16 @@ class Family:
         self.model = model
         self.rank = rank
         unsharded = len(model.trace.sizes)
-        self._added_sizes = np.array(rank.trace.sizes[unsharded:], dtype=np.int64)
+        self._added_sizes = integers(rank.trace.sizes[unsharded:])
         self._stages = [stage]
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
         surveyed = np.array(self.points)
         rows = np.array(points)
-        above_least = surveyed.min(axis=0) <= rows.min(axis=0)
-        below_largest = rows.max(axis=0) <= surveyed.max(axis=0)
-        return bool(above_least.all() and below_largest.all())
+        reaches_least = surveyed.min(axis=0) <= rows.min(axis=0)
+        reaches_largest = surveyed.max(axis=0) >= rows.max(axis=0)
+        return bool(reaches_least.all() and reaches_largest.all())
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
@@ -51,7 +63,8 @@ class Family:
                 high_extra_bytes=step.high_extra_bytes,
                 derived_error_bytes=step.derived_error_bytes,
             )
-            yield step.point, trace, np.concatenate([step.sizes, self._added_sizes])
+            sizes = np.concatenate([step.sizes, self._added_sizes])
+            yield step.point, trace, sizes
 
     def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
         """Return one point's step in its context, ready for an allocator replay."""

@@ -19,10 +19,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
-from autotune.estimate.screening.points import Booleans, Floats, Integers
+from autotune.estimate.screening.points import Booleans, Floats, Integers, integers
 
 AXES = "BPCNSRT"
 """Batch, prompt, completion, micro-steps, S = P + C, R and T."""
@@ -42,7 +43,12 @@ COMMONEST_FIRST = (
 
 MAX_TERMS = 3  # B x (P + C - 1) has two terms; (S - 1) squared has three
 MAX_APPROXIMATE_TERMS = 2  # limit without an exact sum: long sums go astray between examples
-EXACT = 1e-9  # relative: examples are integers below 2**53
+EXACT = 1e-9
+"""Relative error within which two values are equal. Examples are integers below 2**53, so an exact
+sum misses them by the rounding of `lstsq` only, some 1e-13, and another sum by much more. For the
+same reason a sum is closer than another only if its error is smaller by this share: between equally
+close ones the first, which has commoner terms, stays, whatever the last digits of a machine are.
+"""
 MIN_EXAMPLES_TO_FIT = 4
 """Number of examples from which the closest short sum beats the closest known one."""
 
@@ -61,16 +67,26 @@ class Term:
         total = np.zeros(len(axes))
         for product, coefficient in self.products:
             total += coefficient * _product(axes, product)
-        if self.cap is not None and self.rounds:
-            total = np.ceil(total / self.cap)
-        elif self.cap is not None:
-            total = np.minimum(total, self.cap)
+        if self.cap is not None:
+            total = self._capped(total, self.cap)
         return total * _product(axes, self.factor)
+
+    def _capped(self, total: Floats, cap: float) -> Floats:
+        if self.rounds:
+            return np.ceil(total / cap)
+        return np.minimum(total, cap)
 
 
 def single(product: str) -> Term:
     """Return a product of axes as a term."""
     return Term(((product, 1.0),))
+
+
+class Fit(NamedTuple):
+    """Formulas of examples, a row for each."""
+
+    coefficients: Floats  # of the basis' terms
+    is_exact: Booleans  # True for rows whose examples are reproduced
 
 
 @dataclass(frozen=True)
@@ -82,70 +98,91 @@ class Basis:
     @classmethod
     def of(cls, points: Floats) -> Basis:
         """Return the products of those axes that vary."""
-        axes = _axes(points)
-        varying = {axis for column, axis in enumerate(AXES) if np.ptp(axes[:, column]) > 0}
-        products = [product for product in COMMONEST_FIRST if set(product) <= varying]
-        return cls(tuple(map(single, products)))
+        ranges = np.ptp(_axes(points), axis=0)
+        varying = set()
+        for axis, axis_range in zip(AXES, ranges, strict=True):
+            if axis_range > 0:
+                varying.add(axis)
+
+        terms = []
+        for product in COMMONEST_FIRST:
+            if varying.issuperset(product):
+                terms.append(single(product))
+        return cls(tuple(terms))
 
     def values(self, points: Floats) -> Floats:
         """Return A: a row for each point, a column for each term."""
         axes = _axes(points)
-        matrix = np.zeros((len(points), len(self.terms)))
+        matrix = self._zeros(points)
         for column, term in enumerate(self.terms):
             matrix[:, column] = term.values(axes)
         return matrix
 
+    def _zeros(self, rows: Floats) -> Floats:
+        """Return a column for each term, with as many rows as these."""
+        return np.zeros((len(rows), len(self.terms)))
+
     # Bases of several families.
 
     def joined(self, further: Basis) -> Basis:
-        return Basis(tuple(dict.fromkeys((*self.terms, *further.terms))))
+        terms = dict.fromkeys(self.terms + further.terms)
+        return Basis(tuple(terms))
 
     def widened(self, coefficients: Floats, wider: Basis) -> Floats:
         """Return the coefficients (terms last) in a basis that contains these terms."""
-        widened = np.zeros((*coefficients.shape[:-1], len(wider.terms)))
+        leading = coefficients.shape[:-1]
+        widened = np.zeros((*leading, len(wider.terms)))
         for column, term in enumerate(self.terms):
-            widened[..., wider.terms.index(term)] = coefficients[..., column]
+            wider_column = wider.terms.index(term)
+            widened[..., wider_column] = coefficients[..., column]
         return widened
 
     # Fitting. Examples are rows with a column for each point.
 
-    def fit(self, points: Floats, examples: Floats) -> tuple[Floats, Booleans]:
-        """Return the coefficients of each row of examples, and whether they are exact."""
+    def fit(self, points: Floats, examples: Floats) -> Fit:
+        """Return the shortest exact sum of each row of examples, or else the closest one."""
         matrix = self.values(points)
-        coefficients, is_exact = self._exact_sums(matrix, examples)
-        if not is_exact.all():
-            coefficients[~is_exact] = self._closest_sums(matrix, examples[~is_exact])
-        return coefficients, is_exact
+        sums = self._exact_sums(matrix, examples)
+        inexact = ~sums.is_exact
+        if inexact.any():
+            sums.coefficients[inexact] = self._closest_sums(matrix, examples[inexact])
+        return sums
 
-    def _exact_sums(self, matrix: Floats, examples: Floats) -> tuple[Floats, Booleans]:
-        """Return the shortest exact sum of each row, and True for rows that have one."""
-        coefficients = np.zeros((len(examples), len(self.terms)))
+    def _exact_sums(self, matrix: Floats, examples: Floats) -> Fit:
+        """Return the shortest exact sum of each row that has one."""
+        coefficients = self._zeros(examples)
         is_exact = np.zeros(len(examples), dtype=bool)
-        tolerances = EXACT * np.maximum(1.0, np.abs(examples).max(axis=1))
-        for terms in self._short_sums(min(MAX_TERMS, len(matrix) - 1)):
-            rows = np.flatnonzero(~is_exact)
-            if not len(rows):
+        largest = np.abs(examples).max(axis=1)
+        tolerances = EXACT * np.maximum(1.0, largest)
+        # As many terms as points reproduce anything.
+        max_terms = min(MAX_TERMS, len(matrix) - 1)
+        for terms in self._short_sums(max_terms):
+            unsolved = np.flatnonzero(~is_exact)
+            if not len(unsolved):
                 break
-            solved, errors = solve(matrix[:, terms], examples[rows].T)
-            is_solved = errors <= tolerances[rows]
-            coefficients[np.ix_(rows[is_solved], np.array(terms))] = solved[is_solved]
-            is_exact[rows[is_solved]] = True
-        return coefficients, is_exact
+            solved, errors = solve(matrix[:, terms], examples[unsolved].T)
+            is_solved = errors <= tolerances[unsolved]
+            rows = unsolved[is_solved]
+            coefficients[rows[:, np.newaxis], terms] = solved[is_solved]
+            is_exact[rows] = True
+        return Fit(coefficients, is_exact)
 
     def _closest_sums(self, matrix: Floats, examples: Floats) -> Floats:
         """Return the sum of each row with the least error at its worst example."""
-        coefficients = np.zeros((len(examples), len(self.terms)))
+        coefficients = self._zeros(examples)
         least_errors = np.full(len(examples), np.inf)
         for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
             solved, errors = solve(matrix[:, terms], examples.T)
             is_closer = errors < least_errors * (1 - EXACT)
-            coefficients[is_closer] = 0.0
-            coefficients[np.ix_(is_closer, np.array(terms))] = solved[is_closer]
-            least_errors[is_closer] = errors[is_closer]
+            rows = np.flatnonzero(is_closer)
+            coefficients[rows] = 0.0
+            coefficients[rows[:, np.newaxis], terms] = solved[rows]
+            least_errors[rows] = errors[rows]
         return coefficients
 
     def _short_sums(self, max_terms: int) -> Iterator[list[int]]:
-        return short_sums(range(len(self.terms)), max_terms)
+        columns = range(len(self.terms))
+        return short_sums(columns, max_terms)
 
     # Caps.
 
@@ -155,22 +192,27 @@ class Basis:
         terms = list(self.terms)
         for values in np.abs(examples):
             capped = self._capped_sum(matrix, values)
-            if capped is not None and capped not in terms:
+            is_new = capped not in terms
+            if capped is not None and is_new:
                 terms.append(capped)
         return Basis(tuple(terms))
 
     def _capped_sum(self, matrix: Floats, values: Floats) -> Term | None:
         """Return the sum that equals the values below the cap and exceeds it at the others."""
         cap = values.max()
-        is_full = values >= cap * (1 - EXACT)
+        least_full = cap * (1 - EXACT)
+        is_full = values >= least_full
         if is_full.sum() < 2:
             return None
-        below = matrix[~is_full]
         full = matrix[is_full]
-        for terms in self._short_sums(min(MAX_APPROXIMATE_TERMS, len(below) - 1)):
-            coefficients, error = solve(below[:, terms], values[~is_full])
-            exceeds_cap = full[:, terms] @ coefficients >= cap * (1 - EXACT)
-            if error <= EXACT * cap and exceeds_cap.all():
+        below = matrix[~is_full]
+        values_below = values[~is_full]
+        max_terms = min(MAX_APPROXIMATE_TERMS, len(below) - 1)
+        for terms in self._short_sums(max_terms):
+            coefficients, error = solve(below[:, terms], values_below)
+            uncapped = full[:, terms] @ coefficients
+            reaches_cap = (uncapped >= least_full).all()
+            if error <= EXACT * cap and reaches_cap:
                 return self._capped_term(terms, coefficients, cap)
         return None
 
@@ -185,10 +227,17 @@ class Basis:
         """
         unit = float(coefficients.max())
         products = []
-        for term, coefficient in zip(terms, coefficients, strict=True):
-            axes = self.terms[term].products[0][0]
-            products.append((axes, round(float(coefficient) / unit, 9)))
-        return Term(tuple(products), cap=round(float(cap) / unit, 6))
+        for column, coefficient in zip(terms, coefficients, strict=True):
+            term = self.terms[column]
+            axes, _ = term.products[0]
+            share = float(coefficient) / unit
+            products.append((axes, round(share, 9)))
+        cap_in_units = float(cap) / unit
+        return Term(tuple(products), cap=round(cap_in_units, 6))
+
+
+def _no_coefficients() -> Floats:
+    return np.zeros((0, 0))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -200,36 +249,44 @@ class KnownFormulas:
     """
 
     basis: Basis = Basis(())
-    coefficients: Floats = field(default_factory=lambda: np.zeros((0, 0)))  # a row per formula
+    coefficients: Floats = field(default_factory=_no_coefficients)  # a row per formula
 
     def fit(self, points: Floats, examples: Floats) -> tuple[KnownFormulas, Floats, Booleans]:
         """Express each row (a column per point) as a known formula or the shortest sum.
 
-        Return the known formulas with those of these rows, the rows' coefficients, and True for
-        each row that is exact.
+        Return the known formulas with those of these rows, the rows' coefficients in their basis,
+        and True for each row that is exact.
         """
         # 1. Rows that equal a known formula, and the others.
-        known_values = self.coefficients @ self.basis.values(points).T
+        matrix = self.basis.values(points)
+        known_values = self.coefficients @ matrix.T
         formula_of_row = _equal_rows(examples, known_values)
         is_new = formula_of_row < 0
-        new_basis, new_coefficients, is_new_exact = _fit_new(points, examples[is_new])
+        new_basis, new_sums = _fit_new(points, examples[is_new])
 
         # 2. Both in one basis.
         basis = self.basis.joined(new_basis)
         known_rows = self.basis.widened(self.coefficients, basis)
+        equal_formulas = formula_of_row[~is_new]
         coefficients = np.zeros((len(examples), len(basis.terms)))
-        coefficients[~is_new] = known_rows[formula_of_row[~is_new]]
-        coefficients[is_new] = new_basis.widened(new_coefficients, basis)
+        coefficients[~is_new] = known_rows[equal_formulas]
+        coefficients[is_new] = new_basis.widened(new_sums.coefficients, basis)
         is_exact = np.ones(len(examples), dtype=bool)
-        is_exact[is_new] = is_new_exact
+        is_exact[is_new] = new_sums.is_exact
 
         # 3. For inexact rows with few examples, the closest known formula.
         if len(points) < MIN_EXAMPLES_TO_FIT and len(known_rows):
             for row in np.flatnonzero(~is_exact):
-                errors = np.abs(known_values - examples[row]).max(axis=1)
-                coefficients[row] = known_rows[errors.argmin()]
-        formulas = np.unique(np.concatenate([known_rows, coefficients[is_new]]), axis=0)
-        return KnownFormulas(basis=basis, coefficients=formulas), coefficients, is_exact
+                differences = np.abs(known_values - examples[row])
+                errors = differences.max(axis=1)
+                closest = errors.argmin()
+                coefficients[row] = known_rows[closest]
+
+        # 4. The known formulas of the next family.
+        formulas = np.concatenate([known_rows, coefficients[is_new]])
+        distinct = np.unique(formulas, axis=0)
+        next_formulas = KnownFormulas(basis=basis, coefficients=distinct)
+        return next_formulas, coefficients, is_exact
 
 
 def _equal_rows(examples: Floats, known_values: Floats) -> Integers:
@@ -237,51 +294,69 @@ def _equal_rows(examples: Floats, known_values: Floats) -> Integers:
     formulas: dict[tuple[int, ...], int] = {}
     for formula, values in enumerate(_rounded(known_values)):
         formulas.setdefault(tuple(values), formula)
-    rows = [formulas.get(tuple(values), -1) for values in _rounded(examples)]
-    return np.array(rows, dtype=np.int64)
+    rows = []
+    for values in _rounded(examples):
+        formula = formulas.get(tuple(values), -1)
+        rows.append(formula)
+    return integers(rows)
 
 
 def _rounded(values: Floats) -> list[list[int]]:
-    rounded: list[list[int]] = np.rint(values).astype(np.int64).tolist()
+    integers = np.rint(values).astype(np.int64)
+    rounded: list[list[int]] = integers.tolist()
     return rounded
 
 
-def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Floats, Booleans]:
-    """Return a basis, the rows' coefficients and which are exact; with caps only if needed."""
+def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Fit]:
+    """Return a basis and the rows' fit in it; with caps only if needed."""
     basis = Basis.of(points)
-    coefficients, is_exact = basis.fit(points, examples)
-    if not is_exact.all():
-        basis = basis.with_caps(points, examples[~is_exact])
-        coefficients, is_exact = basis.fit(points, examples)
-    return basis, coefficients, is_exact
+    sums = basis.fit(points, examples)
+    inexact = ~sums.is_exact
+    if inexact.any():
+        basis = basis.with_caps(points, examples[inexact])
+        sums = basis.fit(points, examples)
+    return basis, sums
 
 
 def short_sums(terms: Sequence[int], max_terms: int) -> Iterator[list[int]]:
     """Yield sets of terms, small ones first."""
     for count in range(1, max_terms + 1):
-        yield from map(list, itertools.combinations(terms, count))
+        for combination in itertools.combinations(terms, count):
+            yield list(combination)
 
 
 def solve(matrix: Floats, targets: Floats) -> tuple[Floats, Floats]:
     """Return coefficients of each target (a column) and its largest error; infinite if
     rank-deficient.
+
+    Each column of A is divided by its largest value, and its coefficient as well. Else BSS, with
+    values a million times those of B, would decide the scale of `rcond`: `lstsq` takes what is
+    below this share of the largest singular value for dependent, and loses as many digits.
     """
-    scale = np.abs(matrix).max(axis=0)  # a length squared times a batch is a million times a batch
+    scale = np.abs(matrix).max(axis=0)
     scaled = matrix / scale
     solved, _, rank, _ = np.linalg.lstsq(scaled, targets, rcond=1e-10)
     if rank < matrix.shape[1]:
-        return solved.T, np.full(targets.shape[1:], np.inf)
-    return solved.T / scale, np.abs(scaled @ solved - targets).max(axis=0)
+        no_sum = np.full(targets.shape[1:], np.inf)
+        return solved.T, no_sum
+    differences = scaled @ solved - targets
+    errors = np.abs(differences).max(axis=0)
+    return solved.T / scale, errors
 
 
 def _axes(points: Floats) -> Floats:
     """Return a column for each of AXES."""
-    length = points[:, 1] + points[:, 2]
-    tiles = np.ceil(length / TILE) * TILE
-    rows = np.ceil(points[:, 0] * length / ROWS) * ROWS
-    return np.column_stack([points, length, tiles, rows])
+    batch, prompt, completion, _ = points.T
+    length = prompt + completion
+    tiles = np.ceil(length / TILE)
+    rows = np.ceil(batch * length / ROWS)
+    return np.column_stack([points, length, tiles * TILE, rows * ROWS])
 
 
 def _product(axes: Floats, product: str) -> Floats:
-    columns = [axes[:, AXES.index(axis)] for axis in product]
-    return np.asarray(np.prod(columns, axis=0, initial=1.0), dtype=np.float64)
+    columns = []
+    for axis in product:
+        column = AXES.index(axis)
+        columns.append(axes[:, column])
+    values = np.prod(columns, axis=0, initial=1.0)
+    return np.asarray(values, dtype=np.float64)

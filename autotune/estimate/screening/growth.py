@@ -36,8 +36,9 @@ def grown_inventory(
     second = longer.inventory
     sums: dict[str, Any] = {}
     for name in SUMS_OVER_LAYERS:
-        base = getattr(first, name)
-        sums[name] = base + repetition.copies * (getattr(second, name) - base)
+        short_sum = getattr(first, name)
+        longer_sum = getattr(second, name)
+        sums[name] = short_sum + repetition.copies * (longer_sum - short_sum)
     return replace(
         first,
         **sums,
@@ -91,16 +92,21 @@ def grown_parameters(
     module_count = len(longer.modules) - len(short.modules)
     group_modules = modules[module_end - module_count :]
     for copy in range(1, copies + 1):
+        more_layers = copy * len(layers)
+        more_parameters = copy * len(group)
         for index in group:
-            parameters.append(_moved(longer.parameters[index], copy * len(layers)))
+            parameter = longer.parameters[index]
+            parameters.append(_moved(parameter, more_layers))
         for indices in group_modules:
-            modules.append(tuple(index + copy * len(group) for index in indices))
+            modules.append(tuple(index + more_parameters for index in indices))
 
     # 3. What follows, numbered on.
+    more_layers = copies * len(layers)
+    more_parameters = copies * len(group)
     for parameter in longer.parameters[group.stop :]:
-        parameters.append(_moved(parameter, copies * len(layers)))
+        parameters.append(_moved(parameter, more_layers))
     for indices in longer.modules[module_end:]:
-        modules.append(_numbered_on(indices, group.stop, copies * len(group)))
+        modules.append(_numbered_on(indices, group.stop, more_parameters))
     return parameters, tuple(modules)
 
 
@@ -119,7 +125,8 @@ def _group_of(
     count = len(longer.parameters) - len(short.parameters)
     group = range(end - count, end)
     members = longer.parameters[max(0, group.start) : end]
-    if not 0 < count <= end or {parameter.layer for parameter in members} != set(layers):
+    layers_of_members = {parameter.layer for parameter in members}
+    if not 0 < count <= end or layers_of_members != set(layers):
         raise NotUniform("parameters are in another order")
     return group
 
@@ -139,7 +146,8 @@ def _moved(parameter: Parameter, layers: int) -> Parameter:
     """Return the same parameter of a later layer."""
     if parameter.layer is None:
         return parameter
-    return replace(parameter, layer=parameter.layer + layers)
+    later = parameter.layer + layers
+    return replace(parameter, layer=later)
 
 
 def _numbered_on(
@@ -148,4 +156,8 @@ def _numbered_on(
     additional: int,
 ) -> tuple[int, ...]:
     """Return the indices, those from `begin` on after additional parameters."""
-    return tuple(index + additional * (index >= begin) for index in indices)
+    numbered = []
+    for index in indices:
+        is_behind = index >= begin
+        numbered.append(index + additional * is_behind)
+    return tuple(numbered)

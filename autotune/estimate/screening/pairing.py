@@ -41,12 +41,14 @@ def block_order(keys: Sequence[BlockKey], repetition: LayerRepetition) -> list[B
     the highest instance first.
     """
     descending = descending_blocks(keys)
+    blocks = range(len(keys))
 
     def stay_and_group(place: int) -> tuple[object, bool]:
-        return keys[place].stay, repetition.contains(keys[place].last_layer)
+        key = keys[place]
+        return key.stay, repetition.contains(key.last_layer)
 
     order = []
-    for (_, in_group), series in groupby(range(len(keys)), key=stay_and_group):
+    for (_, in_group), series in groupby(blocks, key=stay_and_group):
         places = list(series)
         highest = repetition.copies if in_group else 0
         for turn in range(highest + 1):
@@ -59,17 +61,21 @@ def block_order(keys: Sequence[BlockKey], repetition: LayerRepetition) -> list[B
 def descending_blocks(keys: Sequence[BlockKey]) -> set[int]:
     """Return the blocks in stays that run the layers from last to first (the backward pass)."""
     blocks: set[int] = set()
-    for _, places in groupby(range(len(keys)), key=lambda place: keys[place].stay):
-        previous: int | None = None
-        current: int | None = None
-        for place in places:
-            layer = keys[place].last_layer
-            if layer is None:
-                continue
-            if layer != current:
-                previous, current = current, layer
-            if previous is not None and previous > layer:
-                blocks.add(place)
+    stay: object = None
+    previous: int | None = None
+    current: int | None = None
+    for place, key in enumerate(keys):
+        if key.stay != stay:
+            stay = key.stay
+            previous = current = None
+        layer = key.last_layer
+        if layer is None:
+            continue
+        if layer != current:
+            previous = current
+            current = layer
+        if previous is not None and previous > layer:
+            blocks.add(place)
     return blocks
 
 
@@ -106,7 +112,8 @@ class Pairing:
 
     def pattern_of(self, copy: BlockCopy) -> int:
         """Return the longer model's block that any copy repeats."""
-        return self.blocks[BlockCopy(copy.place, min(copy.instance, 1))]
+        instance = min(copy.instance, 1)
+        return self.blocks[BlockCopy(copy.place, instance)]
 
     def place_of(self, number: int) -> int:
         """Return the block of the short model that makes one of the longer model's allocations."""
@@ -115,7 +122,8 @@ class Pairing:
 
     def is_in_group(self, number: int) -> bool:
         """Return True for one of the longer model's allocations that each group repeats."""
-        return self.place_of(number) in self.group_blocks
+        place = self.place_of(number)
+        return place in self.group_blocks
 
     def address_of(self, number: int) -> Address:
         """Return the address of one of the longer model's allocations."""
@@ -128,7 +136,9 @@ class Pairing:
 
     def instances_of(self, place: int) -> tuple[int, int]:
         """Return instances 0 and 1 of a block of the group: blocks of the longer model."""
-        return self.blocks[BlockCopy(place, 0)], self.blocks[BlockCopy(place, 1)]
+        lower = self.blocks[BlockCopy(place, 0)]
+        upper = self.blocks[BlockCopy(place, 1)]
+        return lower, upper
 
     def allocations_at(self, place: int, offset: int) -> tuple[int, int]:
         """Return what an event of the group makes or frees in instances 0 and 1."""
@@ -151,8 +161,9 @@ class Pairing:
         longer_events = self.longer.events_of(block)
         if self._are_equal(short_events, longer_events):
             for short_event, longer_event in zip(short_events, longer_events, strict=True):
+                number = longer_event - 1
                 if longer_event > 0:
-                    self.counterparts[longer_event - 1] = short_event - 1
+                    self.counterparts[number] = short_event - 1
         elif place in self.group_blocks or longer_key.layer is not None:
             layer = longer_key.layer
             raise NotUniform(f"layer {layer} in phase {phase} differs from its neighbours")
@@ -163,11 +174,12 @@ class Pairing:
         """Return True if both make and free the same sizes of the same parts in the same order."""
         if len(short_events) != len(longer_events):
             return False
-        size_in_short = self.short.size_and_part
-        size_in_longer = self.longer.size_and_part
         for short, longer in zip(short_events, longer_events, strict=True):
             same_kind = (short > 0) == (longer > 0)
-            if not same_kind or size_in_short(short) != size_in_longer(longer):
+            if not same_kind:
+                return False
+            size_and_part = self.short.size_and_part(short)
+            if size_and_part != self.longer.size_and_part(longer):
                 return False
         return True
 
@@ -175,11 +187,9 @@ class Pairing:
         """Match the allocations of a block between the layers, which grows with their number."""
         short_made = [event for event in short_events if event > 0]
         longer_made = [event for event in longer_events if event > 0]
-        places = aligned(
-            list(map(self.short.size_and_part, short_made)),
-            list(map(self.longer.size_and_part, longer_made)),
-            self.repetition,
-        )
+        short_sizes = list(map(self.short.size_and_part, short_made))
+        longer_sizes = list(map(self.longer.size_and_part, longer_made))
+        places = aligned(short_sizes, longer_sizes, self.repetition)
         self.per_group.update(event - 1 for event in longer_made)
         for short_event, place in zip(short_made, places, strict=True):
             short_number = short_event - 1
@@ -187,4 +197,5 @@ class Pairing:
             self.per_group.remove(number)
             self.counterparts[number] = short_number
             size = self.longer.trace.sizes[number]
-            self.growth[number] = size - self.short.trace.sizes[short_number]
+            short_size = self.short.trace.sizes[short_number]
+            self.growth[number] = size - short_size

@@ -33,7 +33,12 @@ POSITIONS = (
     Position(0.0, 1.0, 0.8, 5),
     Position(0.6, 0.3, 1.0, 4),
 )
-"""Positions of the first traces: irregular, so that no two terms are proportional over them.
+"""Positions of the first traces.
+
+The numbers are irregular on purpose. If each completion were twice as long as its prompt, BC would
+be 2 BP at all points: both would reproduce the examples, and one would be wrong elsewhere. Over
+these positions no terms coincide: two or three are dependent only where they are everywhere, as S
+is P + C.
 
 Micro-steps are few: beyond four they repeat, and a generation's bytes grow linearly.
 """
@@ -67,7 +72,8 @@ def initial_traces(
         longer = repetition.layers + repetition.period
 
     if batches is None:
-        chosen, checked = picked_points(points), longer
+        chosen = picked_points(points)
+        checked = longer
     else:
         chosen = _points_with_reference(points, batches)
         checked = short
@@ -84,40 +90,48 @@ def picked_points(points: Sequence[Point]) -> list[Point]:
     distinct = list(dict.fromkeys(points))
     if len(distinct) <= 2:
         return distinct
-    return list(dict.fromkeys(_point_at(position, points) for position in POSITIONS))
+    chosen = [_point_at(position, points) for position in POSITIONS]
+    return list(dict.fromkeys(chosen))
 
 
 def _points_with_reference(points: Sequence[Point], batches: Sequence[int]) -> list[Point]:
     """Return two points that differ in everything, at small micro-batches."""
     if len(set(points)) <= len(REFERENCE_POSITIONS):
         return picked_points(points)
-    micro_batches = sorted({point.micro_batch for point in points} | set(batches))
+    own_batches = {point.micro_batch for point in points}
+    micro_batches = sorted(own_batches.union(batches))
     if len(micro_batches) > MAX_BATCHES:
         micro_batches.pop()
 
     chosen = []
     for position in REFERENCE_POSITIONS:
+        point = _point_at(position, points)
         micro_batch = _between(micro_batches, position.micro_batch)
-        chosen.append(_point_at(position, points)._replace(micro_batch=micro_batch))
+        chosen.append(point._replace(micro_batch=micro_batch))
     return list(dict.fromkeys(chosen))
 
 
 def corner(points: Sequence[Point]) -> Point:
     """Return the largest of everything, where an error is largest: the point of the check."""
-    largest = Point(*map(max, zip(*points, strict=True)))
+    columns = zip(*points, strict=True)
+    largest = Point(*map(max, columns))
     micro_steps = {point.micro_steps for point in points}
     if len(micro_steps) == 1:
         return largest
-    return largest._replace(micro_steps=max(CHECKED_MICRO_STEPS, min(micro_steps)))
+    checked = max(CHECKED_MICRO_STEPS, min(micro_steps))
+    return largest._replace(micro_steps=checked)
 
 
 def reserve_points(points: Sequence[Point]) -> list[Point]:
     """Return the points to add while the check fails: one at which loops are not full, the corner
     with few micro-steps, and one in the middle.
     """
-    low, middle = (_point_at(position, points) for position in (LOW, MIDDLE))
     few = _micro_steps_at(POSITIONS[0], points)
-    return [low, corner(points)._replace(micro_steps=few), middle]
+    return [
+        _point_at(LOW, points),
+        corner(points)._replace(micro_steps=few),
+        _point_at(MIDDLE, points),
+    ]
 
 
 def _point_at(position: Position, points: Sequence[Point]) -> Point:
@@ -132,7 +146,9 @@ def _point_at(position: Position, points: Sequence[Point]) -> Point:
 
 def _micro_steps_at(position: Position, points: Sequence[Point]) -> int:
     values = {point.micro_steps for point in points}
-    return values.pop() if len(values) == 1 else position.micro_steps
+    if len(values) == 1:
+        return values.pop()
+    return position.micro_steps
 
 
 def _between(
@@ -147,5 +163,6 @@ def _between(
         return least
     if share == 1:
         return greatest
-    value = grid * round((least + share * (greatest - least)) / grid)
-    return min(greatest, max(least, value))
+    value = least + share * (greatest - least)
+    on_grid = grid * round(value / grid)
+    return min(greatest, max(least, on_grid))

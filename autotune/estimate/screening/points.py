@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from autotune.core.trace import Trace
 
@@ -35,6 +35,10 @@ class Sample:
 
     point: Point
     trace: Trace
+
+
+def integers(values: ArrayLike) -> Integers:
+    return np.array(values, dtype=np.int64)
 
 
 def rows_of(points: Sequence[Point]) -> Floats:

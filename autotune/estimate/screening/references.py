@@ -42,22 +42,27 @@ class References:
 
     def _in_instances(self, lower: int, upper: int) -> list[Address]:
         """Return f(0) ... f(c), from f(0) and f(1): allocations of the longer model."""
+        pairing = self._pairing
         first, first_instance = self._address_of(lower)
         second, second_instance = self._address_of(upper)
-        all_but_lowest = range(1, self.copies + 1)
+        instances = range(self.copies + 1)
+        all_but_lowest = instances[1:]
+        all_but_highest = instances[:-1]
         # e, g(1) ... g(c)
-        if upper in self._pairing.per_group:
+        if upper in pairing.per_group:
             return [(first, 0), *_in(all_but_lowest, second)]
         # a(0), a(1) ... a(c)
-        same_block = self._pairing.place_of(first) == self._pairing.place_of(second)
+        same_block = pairing.place_of(first) == pairing.place_of(second)
         if same_block and (first_instance, second_instance) == (0, 1):
-            return [(first, 0), *_in(all_but_lowest, first)]
+            return _in(instances, first)
         # e, a(0) ... a(c - 1)
-        if self._pairing.is_in_group(second) and second_instance == 0:
-            return [self._edge(lower), *_in(range(self.copies), second)]
+        if pairing.is_in_group(second) and second_instance == 0:
+            edge = self._edge(lower)
+            return [edge, *_in(all_but_highest, second)]
         # a(1), a(2) ... a(c), e
         if first_instance == 1:
-            return [*_in(all_but_lowest, first), self._edge(upper)]
+            edge = self._edge(upper)
+            return [*_in(all_but_lowest, first), edge]
         raise NotUniform("a layer frees an allocation that its neighbours do not")
 
     # Outside the layers.
@@ -68,7 +73,8 @@ class References:
         `number`: what it refers to in the longer model.
         """
         if number in self._pairing.per_group:
-            return number, group or self.copies
+            last_group = self.copies
+            return number, group or last_group
         allocation, _ = self._address_of(number)
         if group and self._pairing.is_in_group(allocation):
             return allocation, group
@@ -80,20 +86,24 @@ class References:
         `block`: the longer model's, in which the event is.
         """
         number = abs(event) - 1
-        if event > 0 or number in self._pairing.per_group:
-            return number in self._pairing.per_group
+        is_per_group = number in self._pairing.per_group
+        if event > 0 or is_per_group:
+            return is_per_group
         # It frees one of the group's allocations in instance 1: is that in instance 0 freed, too?
         in_lowest, instance = self._address_of(number)
         return instance == 1 and in_lowest in self._frees_of(block)
 
     def _frees(self, block: int) -> set[int]:
         """Return the allocations that a block of the longer model frees."""
-        return {-event - 1 for event in self._pairing.longer.events_of(block) if event < 0}
+        events = self._pairing.longer.events_of(block)
+        return {-event - 1 for event in events if event < 0}
 
     def _edge(self, number: int) -> Address:
         """Return an allocation of the lowest or of the highest instance, as in the longer model."""
         allocation, instance = self._address_of(number)
-        return allocation, self.copies if instance else 0
+        if instance:
+            return allocation, self.copies
+        return allocation, 0
 
 
 def _in(instances: range, allocation: int) -> list[Address]:

@@ -8,6 +8,17 @@ The others contain a loop whose length depends on the point. Their allocations a
 first point, in two groups: bytes that the block keeps, and bytes that it frees again. Each group is
 scaled by part: size = size at the first point * G(x) / G(x_1), where G(x) are the group's bytes of
 that part at the block's peak, a formula as well.
+
+Example: a loop over at most 4,096 tokens at a time keeps 4 bytes of each token, and frees a tensor
+of 100 bytes for each token of the iteration before the next one begins.
+
+                        iterations          kept bytes    freed bytes, at their peak
+    x_1    4,096 tokens    1                    16,384            409,600
+    x     10,000 tokens    3                    40,000            409,600
+
+Kept bytes add up over the iterations, freed ones are there once. So the kept allocation of x_1 is
+scaled by 40,000 / 16,384, and the freed one stays: together the first iteration then has what the
+loop has at its peak. One scale for both would make 1,000,000 bytes of the freed ones.
 """
 
 from __future__ import annotations
@@ -26,6 +37,7 @@ from autotune.estimate.screening.points import (
     NotUniform,
     Point,
     Sample,
+    integers,
     rows_of,
 )
 
@@ -43,9 +55,11 @@ class ScaledGroup:
         """Scale the group's sizes. `values`: of each formula at the point."""
         first = self.bytes_at_first
         # A part without bytes at the peak has no known growth: it keeps its size.
-        growth = np.where(first > 0, values[self.formulas] / np.maximum(1, first), 1.0)
-        scaled = sizes[self.allocations] * growth[self.parts]
-        sizes[self.allocations] = np.rint(scaled).astype(np.int64)
+        ratio = values[self.formulas] / np.maximum(1, first)
+        growth_by_part = np.where(first > 0, ratio, 1.0)
+        growth = growth_by_part[self.parts]
+        scaled = np.rint(sizes[self.allocations] * growth)
+        sizes[self.allocations] = scaled.astype(np.int64)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +78,7 @@ class SizeModel:
 
     def sizes_at(self, point: Point) -> Integers:
         """Return s_a(x) of each allocation a."""
-        values = self._formula_values([point])[:, 0]
+        values = self._formula_values([point]).ravel()
         sizes = self.sizes_at_first.copy()
         sizes[self.uniform] = values[self.formula_of]
         for group in self.scaled:
@@ -73,14 +87,16 @@ class SizeModel:
 
     def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
         """Return `Trace.high_extra_bytes` at each point."""
-        extra: list[int] = self._formula_values(points)[self.extra_formula].tolist()
-        return extra
+        values = self._formula_values(points)
+        extra_bytes: list[int] = values[self.extra_formula].tolist()
+        return extra_bytes
 
     def _formula_values(self, points: Sequence[Point]) -> Integers:
         """Return the value of each formula (rows) at each point, in whole bytes."""
-        values = self.coefficients @ self.basis.values(rows_of(points)).T
-        rounded: Integers = np.maximum(0, np.rint(values)).astype(np.int64)
-        return rounded
+        matrix = self.basis.values(rows_of(points))
+        values = np.rint(self.coefficients @ matrix.T)
+        whole_bytes: Integers = np.maximum(0, values).astype(np.int64)
+        return whole_bytes
 
 
 def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -> SizeModel:
@@ -91,36 +107,48 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     examples = _Examples()
     extra_bytes = [sample.trace.high_extra_bytes for sample in samples]
     (extra_row,) = examples.add(np.array([extra_bytes]))
-    empty = np.zeros(0, dtype=np.int64)
+    empty = integers([])
     uniform = [empty]
     uniform_rows = [empty]
-    scaled: list[ScaledGroup] = []
+    groups: list[ScaledGroup] = []
     for blocks in _blocks_of_samples(samples):
-        first = blocks[0]
-        if all(np.array_equal(block.allocates, first.allocates) for block in blocks):
-            sizes = np.stack([block.deltas[block.allocates] for block in blocks], axis=1)
+        if _have_equal_events(blocks):
+            first = blocks[0]
+            sizes = [block.deltas[block.allocates] for block in blocks]
+            rows = examples.add(np.stack(sizes, axis=1))
             uniform.append(first.numbers[first.allocates])
-            uniform_rows.append(examples.add(sizes))
+            uniform_rows.append(rows)
         else:
-            scaled += _scaled_groups(blocks, examples)
+            groups += _scaled_groups(blocks, examples)
 
     # 2. The formula of each distinct row of examples.
-    rows, formulas = examples.distinct()
+    distinct, formulas = examples.distinct()
     points = rows_of([sample.point for sample in samples])
     earlier = known_formulas or KnownFormulas()
-    known_formulas, coefficients, is_exact = earlier.fit(points, rows)
+    known_formulas, coefficients, is_exact = earlier.fit(points, distinct)
 
+    # 3. Rows of examples become those of their formulas.
+    scaled = []
+    for group in groups:
+        scaled.append(replace(group, formulas=formulas[group.formulas]))
+    formula_of = formulas[np.concatenate(uniform_rows)]
     return SizeModel(
         basis=known_formulas.basis,
         coefficients=coefficients,
-        sizes_at_first=np.array(samples[0].trace.sizes, dtype=np.int64),
+        sizes_at_first=integers(samples[0].trace.sizes),
         uniform=np.concatenate(uniform),
-        formula_of=formulas[np.concatenate(uniform_rows)],
-        scaled=tuple(replace(group, formulas=formulas[group.formulas]) for group in scaled),
+        formula_of=formula_of,
+        scaled=tuple(scaled),
         extra_formula=int(formulas[extra_row]),
         is_exact=bool(is_exact.all()),
         known_formulas=known_formulas,
     )
+
+
+def _have_equal_events(blocks: Sequence[TraceBlock]) -> bool:
+    """Return True if all allocate and free in the same order."""
+    pattern = blocks[0].allocates
+    return all(np.array_equal(block.allocates, pattern) for block in blocks)
 
 
 def _blocks_of_samples(samples: Sequence[Sample]) -> list[tuple[TraceBlock, ...]]:
@@ -142,49 +170,72 @@ class _Examples:
 
     def add(self, rows: Integers) -> Integers:
         """Add rows; return their numbers."""
+        begin = self._count
         self._rows.append(rows)
         self._count += len(rows)
-        return np.arange(self._count - len(rows), self._count)
+        return np.arange(begin, self._count)
 
     def distinct(self) -> tuple[Floats, Integers]:
         """Return the distinct rows, and the place of each added row among them."""
-        rows = np.concatenate(self._rows).astype(np.float64)
-        distinct, places = np.unique(rows, axis=0, return_inverse=True)
+        rows = np.concatenate(self._rows)
+        examples = rows.astype(np.float64)
+        distinct, places = np.unique(examples, axis=0, return_inverse=True)
         return distinct, places.reshape(-1)
 
 
 def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
     """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
-    allocations = first.numbers[first.allocates]
-    parts = first.parts[first.allocates]
-    is_freed = np.isin(allocations, first.numbers[~first.allocates])
-    retained, transient = zip(*map(_retained_and_transient_bytes, blocks), strict=True)
-
-    groups = []
-    for is_member, bytes_by_sample in ((~is_freed, retained), (is_freed, transient)):
-        group = ScaledGroup(
-            allocations=allocations[is_member],
-            parts=parts[is_member],
-            bytes_at_first=bytes_by_sample[0],
-            formulas=examples.add(np.stack(bytes_by_sample, axis=1)),
-        )
-        groups.append(group)
-    return groups
+    is_transient = _is_transient(first)
+    kept_bytes = [_kept_bytes(block) for block in blocks]
+    freed_bytes = [_freed_bytes(block) for block in blocks]
+    return [
+        _scaled_group(first, first.allocates & ~is_transient, kept_bytes, examples),
+        _scaled_group(first, first.allocates & is_transient, freed_bytes, examples),
+    ]
 
 
-def _retained_and_transient_bytes(block: TraceBlock) -> tuple[Integers, Integers]:
-    """Return bytes by part, at the block's peak: kept, and freed again."""
-    is_freed = np.isin(block.numbers, block.numbers[~block.allocates])
-    is_made = np.isin(block.numbers, block.numbers[block.allocates])
-    is_transient = is_made & is_freed
-    live = np.cumsum(np.where(is_transient, block.deltas, 0))
+def _scaled_group(
+    first: TraceBlock,
+    is_member: Booleans,
+    bytes_by_sample: Sequence[Integers],
+    examples: _Examples,
+) -> ScaledGroup:
+    """Return the group of the first block's allocations that these events make."""
+    rows = examples.add(np.stack(bytes_by_sample, axis=1))
+    return ScaledGroup(
+        allocations=first.numbers[is_member],
+        parts=first.parts[is_member],
+        bytes_at_first=bytes_by_sample[0],
+        formulas=rows,
+    )
+
+
+def _is_transient(block: TraceBlock) -> Booleans:
+    """Return True for events whose allocation the block both makes and frees."""
+    allocated = block.numbers[block.allocates]
+    freed = block.numbers[~block.allocates]
+    is_allocated = np.isin(block.numbers, allocated)
+    is_freed = np.isin(block.numbers, freed)
+    return is_allocated & is_freed
+
+
+def _kept_bytes(block: TraceBlock) -> Integers:
+    """Return the bytes by part that the block makes and does not free."""
+    return _bytes_by_part(block, block.allocates & ~_is_transient(block))
+
+
+def _freed_bytes(block: TraceBlock) -> Integers:
+    """Return the bytes by part that the block frees again, where they are most."""
+    is_transient = _is_transient(block)
+    changes = np.where(is_transient, block.deltas, 0)
+    live = np.cumsum(changes)
     until_peak = np.arange(len(live)) <= live.argmax()
-    retained = _bytes_by_part(block, block.allocates & ~is_transient)
-    return retained, _bytes_by_part(block, is_transient & until_peak)
+    return _bytes_by_part(block, is_transient & until_peak)
 
 
 def _bytes_by_part(block: TraceBlock, is_counted: Booleans) -> Integers:
     total = np.zeros(len(PARTS), dtype=np.int64)
-    np.add.at(total, block.parts[is_counted], block.deltas[is_counted])
+    parts = block.parts[is_counted]
+    np.add.at(total, parts, block.deltas[is_counted])
     return total

@@ -13,7 +13,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace, Work
-from autotune.estimate.screening.points import Integers, Point, rows_of
+from autotune.estimate.screening.points import Integers, Point, integers, rows_of
 from autotune.estimate.screening.size_model import SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace
 from autotune.estimate.screening.work_model import WorkModel
@@ -46,19 +46,21 @@ class PointStep:
 
 def sizes_at(model: StepModel, point: Point) -> Integers:
     """Return the sizes of the full trace's allocations."""
-    return model.stretched.sizes_from(model.sizes.sizes_at(point))
+    short_sizes = model.sizes.sizes_at(point)
+    return model.stretched.sizes_from(short_sizes)
 
 
 def steps_at(model: StepModel, points: Sequence[Point]) -> Iterator[PointStep]:
     """Yield the step at each point."""
-    events = np.array(model.trace.events, dtype=np.int64)
+    events = integers(model.trace.events)
     works = model.work.work_at(rows_of(points))
     extras = model.sizes.high_extra_bytes(points)
     for point, work, extra in zip(points, works, extras, strict=True):
         sizes = sizes_at(model, point)
         margin = 0
         if model.residual:
-            margin = round(model.residual * int(requested_bytes(events, sizes).max()))
+            peak = int(requested_bytes(events, sizes).max())
+            margin = round(model.residual * peak)
         yield PointStep(
             point=point,
             sizes=sizes,
@@ -74,17 +76,20 @@ def phase_peaks(trace: Trace, sizes: Integers | None = None) -> dict[Phase, int]
     `sizes`: others than the trace's own.
     """
     if sizes is None:
-        sizes = np.array(trace.sizes, dtype=np.int64)
-    events = np.array(trace.events, dtype=np.int64)
-    requested = np.append(0, requested_bytes(events, sizes))
+        sizes = integers(trace.sizes)
+    events = integers(trace.events)
+    before_events = np.append(0, requested_bytes(events, sizes))
     peaks: dict[Phase, int] = {}
     for mark, span in trace.stretches():
-        if len(span):
-            peak = int(requested[span.start : span.stop + 1].max())
-            peaks[mark.phase] = max(peak, peaks.get(mark.phase, 0))
+        if span:
+            in_stretch = before_events[span.start : span.stop + 1]
+            earlier_peak = peaks.get(mark.phase, 0)
+            peaks[mark.phase] = max(earlier_peak, int(in_stretch.max()))
     return peaks
 
 
 def requested_bytes(events: Integers, sizes: Integers) -> Integers:
     """Return the requested bytes that are live after each event."""
-    return np.cumsum(np.sign(events) * sizes[np.abs(events) - 1])
+    numbers = np.abs(events) - 1
+    changes = np.sign(events) * sizes[numbers]
+    return np.cumsum(changes)

@@ -108,7 +108,8 @@ class _TraceWriter:
             starts = self._write_outside(block)
         for offset, mark in self.longer.marks[block]:
             layer = self._layer_in(copy, mark.layer)
-            self.marks.append(replace(mark, event=starts[offset], layer=layer))
+            copied = replace(mark, event=starts[offset], layer=layer)
+            self.marks.append(copied)
         for offset, *use in self._uses_in(copy, block):
             self.uses.append((starts[offset], *use))
 
@@ -118,12 +119,16 @@ class _TraceWriter:
         place, instance = copy
         lowest, _ = self.pairing.instances_of(place)
         pattern = self.longer.events_of(block)
-        for offset, event in enumerate(self.longer.events_of(lowest)):
+        lowest_events = self.longer.events_of(lowest)
+        for offset, event in enumerate(lowest_events):
             if event > 0:
-                self._make((event - 1, instance), pattern[offset] - 1)
+                address = (event - 1, instance)
+                self._make(address, pattern[offset] - 1)
             else:
-                self._free(self.references.freed_by_layer(place, offset)[instance])
-        return range(begin, len(self.events) + 1)
+                addresses = self.references.freed_by_layer(place, offset)
+                self._free(addresses[instance])
+        end = len(self.events)
+        return range(begin, end + 1)
 
     def _write_outside(self, block: int) -> Sequence[int]:
         """Write the events of another block; return the begin of each, and the end.
@@ -132,23 +137,28 @@ class _TraceWriter:
         after the other.
         """
         starts: list[int] = []
-        events = self.longer.events_of(block)
-        per_group = [self.references.comes_per_group(block, event) for event in events]
-        for comes_again, series in groupby(range(len(events)), key=per_group.__getitem__):
-            offsets = list(series)
-            starts += range(len(self.events), len(self.events) + len(offsets))
-            groups = range(1, self.repetition.copies + 1) if comes_again else (0,)
-            for group in groups:
-                for offset in offsets:
-                    self._write_event(events[offset], group)
+        groups = range(1, self.repetition.copies + 1)
+
+        def comes_per_group(event: int) -> bool:
+            return self.references.comes_per_group(block, event)
+
+        for comes_again, series in groupby(self.longer.events_of(block), key=comes_per_group):
+            events = list(series)
+            begin = len(self.events)
+            starts += range(begin, begin + len(events))
+            for group in groups if comes_again else (0,):
+                for event in events:
+                    self._write_event(event, group)
         return [*starts, len(self.events)]
 
     def _write_event(self, event: int, group: int) -> None:
         """Write an event outside the layers, for one of the groups if not 0."""
+        number = abs(event) - 1
         if event > 0:
-            self._make((event - 1, group), event - 1)
+            self._make((number, group), number)
         else:
-            self._free(self.references.outside(-event - 1, group))
+            address = self.references.outside(number, group)
+            self._free(address)
 
     def _make(self, address: Address, pattern: int) -> None:
         self.numbers[address] = len(self.patterns)
@@ -156,7 +166,8 @@ class _TraceWriter:
         self.events.append(len(self.patterns))
 
     def _free(self, address: Address) -> None:
-        self.events.append(-1 - self._number(address))
+        number = self._number(address)
+        self.events.append(-1 - number)
 
     def _layer_in(self, copy: BlockCopy, layer: int | None) -> int | None:
         """Return the layer of a mark of the longer model's block, in this copy."""
@@ -174,6 +185,13 @@ class _TraceWriter:
         """Yield the block's uses, with the modules and allocations of this copy."""
         # 1. Two uses that show the step from one module to the next: of instances 0 and 1, or
         #    outside the layers of both models.
+        #
+        #    Modules are numbered in the order of the model, and each group has equally many. If
+        #    the same module is number 12 in instance 0 and 22 in instance 1, it is 12 + 10 i in
+        #    instance i. Outside the layers the two models show it: a module behind the layers
+        #    that is number 40 in the short model and 50 in the longer one has one group more
+        #    before it there, and in the full model c groups more: 40 + 10 c. One before the
+        #    layers has the same number in both, and keeps it.
         uses = self.longer.uses[block]
         if self._is_in_group(copy.place):
             lower_block, upper_block = self.pairing.instances_of(copy.place)
@@ -192,7 +210,8 @@ class _TraceWriter:
             offset, kind, _, *allocation = use
             if not lower[KIND] == upper[KIND] == kind:
                 raise NotUniform("modules are used in another order")
-            index = lower[INDEX] + steps * (upper[INDEX] - lower[INDEX])
+            modules_per_step = upper[INDEX] - lower[INDEX]
+            index = lower[INDEX] + steps * modules_per_step
             if allocation and allocation[0] >= 0:
                 allocation = [self._gradient_in(copy, lower, upper)]
             yield offset, kind, index, *allocation
@@ -205,7 +224,8 @@ class _TraceWriter:
     ) -> int:
         """Return this copy's allocation, from those of two uses."""
         if not self._is_in_group(copy.place):
-            return self._number(self.references.outside(upper[ALLOCATION]))
+            address = self.references.outside(upper[ALLOCATION])
+            return self._number(address)
         addresses = self.references.in_instances(lower[ALLOCATION], upper[ALLOCATION])
         return self._number(addresses[copy.instance])
 
@@ -223,31 +243,30 @@ class _TraceWriter:
     def result(self) -> StretchedTrace:
         short = self.short.trace
         longer = self.longer.trace
+        more_groups = self.repetition.copies - 1  # than the longer model has
+
         # 1. Sizes.
         patterns = np.array(self.patterns)
         counterparts = np.array(self.pairing.counterparts)
-        growth = self.repetition.copies * np.array(self.pairing.growth)
-        growth = np.where(counterparts == NO_COUNTERPART, np.array(longer.sizes), growth)
+        is_new = counterparts == NO_COUNTERPART
+        growth_of_list = self.repetition.copies * np.array(self.pairing.growth)
+        growth_of_pattern = np.where(is_new, np.array(longer.sizes), growth_of_list)
         origin = counterparts[patterns]
-        growth = growth[patterns]
+        growth = growth_of_pattern[patterns]
         sizes = _full_sizes(np.array(short.sizes), origin, growth)
 
-        # 2. The first allocation of the full trace for each of the longer model's.
-        first_copies: dict[int, int] = {}
-        for number, pattern in enumerate(self.patterns):
-            first_copies.setdefault(pattern, number)
-
+        # 2. The trace.
         trace = replace(
             longer,
-            layers=longer.layers + (self.repetition.copies - 1) * self.added_layers,
+            layers=longer.layers + more_groups * self.added_layers,
             sizes=tuple(sizes.tolist()),
             parts=tuple(longer.parts[pattern] for pattern in self.patterns),
             events=tuple(self.events),
             marks=tuple(self.marks),
             streams=self._streams(),
             returns=self._returns(),
-            products=tuple(first_copies[n] for n in longer.products if n in first_copies),
-            emptied=tuple(first_copies[n] for n in longer.emptied if n in first_copies),
+            products=self._first_copies(longer.products),
+            emptied=self._first_copies(longer.emptied),
             usage=self._usage(),
             inventory=grown_inventory(short, longer, self.repetition),
         )
@@ -258,39 +277,65 @@ class _TraceWriter:
             growth=growth,
         )
 
+    def _first_copies(self, patterns: Sequence[int]) -> tuple[int, ...]:
+        """Return the first allocation of the full trace for each of the longer model's."""
+        copies: dict[int, int] = {}
+        for number, pattern in enumerate(self.patterns):
+            copies.setdefault(pattern, number)
+        return tuple(copies[pattern] for pattern in patterns if pattern in copies)
+
     def _streams(self) -> dict[int, int]:
+        longer_streams = self.longer.trace.streams
         streams: dict[int, int] = {}
         for number, pattern in enumerate(self.patterns):
-            if pattern in self.longer.trace.streams:
-                streams[number] = self.longer.trace.streams[pattern]
+            if pattern in longer_streams:
+                streams[number] = longer_streams[pattern]
         return streams
 
     def _returns(self) -> dict[int, int]:
-        """Return, for each allocation, the allocation before which another stream has passed."""
+        """Return, for each allocation, the allocation before which another stream has passed.
+
+        A GPU's streams run side by side. A block that is freed while another stream may still
+        read it waits: the allocator uses it again only after the process has waited for that
+        stream. `returns` = {4: 9} says that the block of allocation 4 waits until allocation 9 is
+        made; the number of allocations, that it waits until the end. The full model's pairs follow
+        from the longer model's by the rules for what events free (`references`). So far only
+        `sharding` writes such pairs, into the full trace; those of the worker would pass here.
+        """
         returns: dict[int, int] = {}
-        if self.longer.trace.returns:
-            for address, number in self.numbers.items():
-                before = self.longer.trace.returns.get(self.patterns[number])
-                if before is not None:
-                    returns[number] = self._passed_before(address, before)
+        longer_returns = self.longer.trace.returns
+        if not longer_returns:
+            return returns
+        for address, number in self.numbers.items():
+            before = longer_returns.get(self.patterns[number])
+            if before is not None:
+                returns[number] = self._passed_before(address, before)
         return returns
 
     def _passed_before(self, address: Address, before: int) -> int:
-        """Return the full model's allocation for `before`, which is one of the longer model's."""
+        """Return the full model's allocation for `before`, which is one of the longer model's.
+
+        `address`: of the allocation whose block waits. In the group, its blocks of instances 0
+        and 1 wait for f(0) and f(1), which give f(i).
+        """
         allocation, copy = address
-        end = len(self.longer.trace.sizes)  # not within the trace
+        longer_returns = self.longer.trace.returns
+        end = len(self.longer.trace.sizes)  # the stream has not passed within the trace
         if before >= end:
             return len(self.patterns)
         if not self.pairing.is_in_group(allocation):
-            return self._number(self.references.outside(before, group=copy))
+            outside = self.references.outside(before, group=copy)
+            return self._number(outside)
 
+        place = self.pairing.place_of(allocation)
         _, offset = self.longer.origins[allocation]
-        lower, upper = self.pairing.allocations_at(self.pairing.place_of(allocation), offset)
-        before_lower = self.longer.trace.returns.get(lower, before)
-        before_upper = self.longer.trace.returns.get(upper, before)
+        lower, upper = self.pairing.allocations_at(place, offset)
+        before_lower = longer_returns.get(lower, before)
+        before_upper = longer_returns.get(upper, before)
         if max(before_lower, before_upper) >= end:
             raise NotUniform("another stream passes a layer's block in some instances alone")
-        return self._number(self.references.in_instances(before_lower, before_upper)[copy])
+        addresses = self.references.in_instances(before_lower, before_upper)
+        return self._number(addresses[copy])
 
     def _usage(self) -> ModuleUse | None:
         short = self.short.trace.usage
@@ -325,14 +370,16 @@ class _TraceWriter:
         allocations: dict[ParameterKind, deque[int]] = defaultdict(deque)
         for number, pattern in enumerate(self.patterns):
             if pattern in kinds:
-                allocations[kinds[pattern]].append(number)
+                kind = kinds[pattern]
+                allocations[kind].append(number)
 
         # 2. The next one for each parameter.
         for parameter, kind in zip(parameters, parameter_kinds(parameters), strict=True):
             if parameter.number is None:
                 yield parameter
             elif allocations[kind]:
-                yield replace(parameter, number=allocations[kind].popleft())
+                number = allocations[kind].popleft()
+                yield replace(parameter, number=number)
             else:
                 raise NotUniform("parameters are made in another order")
 

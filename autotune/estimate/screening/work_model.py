@@ -13,11 +13,19 @@ delta is the work of a group of layers that is counted outside of them: the opti
 Phases that generate are counted for the whole batch, micro-step after micro-step, so all their
 terms contain the number of micro-steps N. The training passes are counted for the same few
 micro-steps, whatever N is. Work is never negative.
+
+So the main terms of a phase are the constant and
+
+    rollout, score, ...    those with N: N, BNS, BNC, NS, BNSS, ...
+    forward, backward      those without: BS, S, BSS, BC, ...
+
+A training pass also takes its share out of the generated batch: amounts of N, BNS and BNC, small
+beside the model's products. These are its small terms: they may occur in an exact sum, but not in
+the closest one, where they would only follow the error.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -38,8 +46,12 @@ NOT_OPERATIONS = (MOVED_BYTES, KERNELS)
 PASS_AXES = ("", "BS", "S", "BSS", "BC", "B", "C", "BCC")
 """Terms of one pass: weights, hidden states, positions, attention, logits."""
 
-SPLIT_AXES = ("N", "BNS", "BNC")  # terms of splitting a generated batch into micro-batches
-BATCH_AXES = ("NS", "BNSS", "BN", "NC", "BNCC")  # the others of PASS_AXES, once per micro-step
+SPLIT_AXES = ("N", "BNS", "BNC")
+"""Terms of splitting a generated batch into micro-batches."""
+
+BATCH_AXES = ("NS", "BNSS", "BN", "NC", "BNCC")
+"""The others of PASS_AXES, once for each micro-step."""
+
 CONSTANT = single("")
 MAX_TERMS = 5  # the reference family is traced at one point more than that
 
@@ -76,12 +88,15 @@ class WorkModel:
         matrix = self.basis.values(points)
         values: dict[Phase, dict[str, Floats]] = {}
         for count, coefficients in zip(self.counts, self.coefficients, strict=True):
+            amounts = matrix @ coefficients
             by_quantity = values.setdefault(count.phase, {})
-            by_quantity[count.quantity] = np.maximum(0.0, matrix @ coefficients)
+            by_quantity[count.quantity] = np.maximum(0.0, amounts)
 
         works = []
         for row in range(len(points)):
-            phases = [_work(phase, columns, row) for phase, columns in values.items()]
+            phases = []
+            for phase, columns in values.items():
+                phases.append(_work(phase, columns, row))
             works.append(tuple(phases))
         return works
 
@@ -97,10 +112,12 @@ def _work(
     row: int,
 ) -> Work:
     values = {quantity: float(column[row]) for quantity, column in columns.items()}
+    moved_bytes = values.pop(MOVED_BYTES)
+    kernels = values.pop(KERNELS)
     return Work(
         phase=phase,
-        moved_bytes=values.pop(MOVED_BYTES),
-        kernels=round(values.pop(KERNELS)),
+        moved_bytes=moved_bytes,
+        kernels=round(kernels),
         flops=values,
     )
 
@@ -116,28 +133,36 @@ def fit_work(
     """Fit the work of traces of a short model at several points, and of a longer one at the first
     of them. Capped `size_terms` reveal loops that work piece by piece.
     """
-    measured = list(samples) if check is None else [*samples, check]
+    measured = list(samples)
+    if check is not None:
+        measured.append(check)
     points = rows_of([sample.point for sample in measured])
     counts = _counts_of(samples)
 
     # 1. w_in(x) and w_out(x): formulas of the reference family again, or new ones.
-    basis = _basis_of(points, size_terms, () if reference is None else reference.basis.terms)
-    known_formulas = {} if reference is None else reference.formulas_in(basis)
+    known_formulas: Formulas = {}
+    if reference is None:
+        basis = _basis_of(points, size_terms, known_terms=())
+    else:
+        basis = _basis_of(points, size_terms, reference.basis.terms)
+        known_formulas = reference.formulas_in(basis)
     matrix = basis.values(points)
     formulas = dict(known_formulas)
     for share, values in _examples(counts, measured).items():
         formulas[share] = _formula(share, basis, matrix, values, known_formulas)
 
     # 2. w(L, x).
+    added_layers = repetition.copies * repetition.period
+    layers_ratio = 1 + added_layers / max(1, repetition.layers)
+    constant = basis.terms.index(CONSTANT)
     coefficients = []
-    layers_ratio = 1 + repetition.copies * repetition.period / max(1, repetition.layers)
     for count in counts:
         inside = formulas[CountShare(True, count)]
         outside = formulas[CountShare(False, count)]
         full = outside + layers_ratio * inside
         if longer is not None:
             delta = _delta(samples[0].trace, longer, count, repetition)
-            full[basis.terms.index(CONSTANT)] += repetition.copies * delta
+            full[constant] += repetition.copies * delta
         coefficients.append(full)
     return WorkModel(
         basis=basis,
@@ -198,11 +223,13 @@ def _delta(
 ) -> float:
     """Return a group's work that is not counted inside the layers."""
     expected = _inside(short, count) * repetition.period / repetition.layers
-    return _total(longer, count) - _total(short, count) - expected
+    growth = _total(longer, count) - _total(short, count)
+    return growth - expected
 
 
 def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
-    return np.array([*rows]).reshape(-1, len(basis.terms))
+    matrix = np.array([*rows])
+    return matrix.reshape(-1, len(basis.terms))
 
 
 # Terms.
@@ -214,23 +241,43 @@ def _basis_of(
     known_terms: Sequence[Term],
 ) -> Basis:
     """Return the constant, the known terms, and those that vary over these points."""
-    terms = [single(axes) for axes in (*PASS_AXES, *SPLIT_AXES, *BATCH_AXES)]
-    for loop in size_terms:
-        if loop.cap:
-            for rounds, factor in itertools.product((True, False), ("", "N")):
-                terms.append(replace(loop, rounds=rounds, factor=factor))
-    columns = Basis(tuple(terms)).values(points).T
-    varying = [term for term, column in zip(terms, columns, strict=True) if np.ptp(column) > 0]
-    return Basis(tuple(dict.fromkeys((CONSTANT, *known_terms, *varying))))
+    possible = [single(axes) for axes in (*PASS_AXES, *SPLIT_AXES, *BATCH_AXES)]
+    for term in size_terms:
+        if term.cap:
+            possible += _loop_terms(term)
+
+    terms = [CONSTANT, *known_terms]
+    values = Basis(tuple(possible)).values(points)
+    for term, value_range in zip(possible, np.ptp(values, axis=0), strict=True):
+        if value_range > 0:
+            terms.append(term)
+    distinct = dict.fromkeys(terms)
+    return Basis(tuple(distinct))
+
+
+def _loop_terms(amount: Term) -> list[Term]:
+    """Return the terms of a loop: its iterations and an iteration's amount, also N times."""
+    iterations = replace(amount, rounds=True)
+    return [
+        iterations,
+        replace(iterations, factor="N"),
+        amount,
+        replace(amount, factor="N"),
+    ]
 
 
 def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
     """Return the terms that can dominate this phase's counts, and those of small amounts."""
     is_batch_phase = phase in BATCH_PHASES
-    main, small = [], []
+    main = []
+    small = []
     for place, term in enumerate(basis.terms):
-        axes = term.factor if term.cap else term.products[0][0]
-        if term == CONSTANT or ("N" in axes) == is_batch_phase:
+        if term.cap:
+            axes = term.factor
+        else:
+            axes, _ = term.products[0]
+        is_of_batch = "N" in axes
+        if term == CONSTANT or is_of_batch == is_batch_phase:
             main.append(place)
         elif axes in SPLIT_AXES:
             small.append(place)
@@ -255,11 +302,13 @@ def _formula(
         candidates.insert(0, same)
     tolerance = EXACT * max(1.0, values.max())
     for coefficients in candidates:
-        if np.abs(matrix @ coefficients - values).max() <= tolerance:
+        differences = matrix @ coefficients - values
+        if np.abs(differences).max() <= tolerance:
             return coefficients
 
     # 2. The shortest exact sum.
-    shortest, error = _shortest(matrix, values, *_possible_terms(share.total.phase, basis))
+    main, small = _possible_terms(share.total.phase, basis)
+    shortest, error = _shortest(matrix, values, main, small)
     if error <= EXACT:
         return shortest
 
@@ -283,18 +332,23 @@ def _shortest(
     least_error = np.inf
     if not values.any():
         return best, 0.0
-    small_terms = frozenset(small)
-    weights = 1 / np.maximum(np.abs(values), EXACT * np.abs(values).max())
+
+    # Errors are relative to each value: both sides are divided by it.
+    amounts = np.abs(values)
+    weights = 1 / np.maximum(amounts, EXACT * amounts.max())
     weighted = matrix * weights[:, np.newaxis]
     target = values * weights
-    for terms in short_sums([*main, *small], max(1, min(MAX_TERMS, len(values) - 1))):
+
+    small_terms = frozenset(small)
+    max_terms = min(MAX_TERMS, len(values) - 1)
+    for terms in short_sums([*main, *small], max(1, max_terms)):
         coefficients, error = solve(weighted[:, terms], target)
         is_exact = error <= EXACT
         is_closer = error < least_error * (1 - EXACT)
         if is_exact or (is_closer and coefficients.min() >= 0 and small_terms.isdisjoint(terms)):
             best = np.zeros(matrix.shape[1])
-            least_error = float(error)
             best[terms] = coefficients
+            least_error = float(error)
         if is_exact:
             break
     return best, least_error
@@ -305,13 +359,25 @@ def _rescaled(
     values: Floats,
     formula: Floats,
 ) -> Floats:
-    """Return the known sum with coefficients rescaled by the least change (minimum norm)."""
+    """Return the known sum with coefficients rescaled by the least change.
+
+    Assumes that the count consists of the same terms k_j t_j(x) as in the other family, each times
+    a factor, and that these factors are nearly equal: recomputation, for example, repeats most of
+    the forward pass. The factors f_j have to explain the ratio of the values to the known sum,
+
+        ratio(x_i) = sum over j of share_ij f_j        share_ij = k_j t_j(x_i) / known sum(x_i)
+
+    Usually there are fewer points than terms: of all solutions that with the factors closest to the
+    median ratio is taken (minimum norm), and no factor is negative.
+    """
     terms = np.flatnonzero(formula)
+    coefficients = formula[terms]
     known_values = matrix @ formula
-    shares = matrix[:, terms] * formula[terms] / known_values[:, np.newaxis]
+    shares = matrix[:, terms] * coefficients / known_values[:, np.newaxis]
     ratio = values / known_values
     median = float(np.median(ratio))
-    change = np.linalg.lstsq(shares, ratio - median, rcond=1e-6)[0]
+    change, *_ = np.linalg.lstsq(shares, ratio - median, rcond=1e-6)
+    factors = np.maximum(0.0, median + change)
     rescaled = np.zeros_like(formula)
-    rescaled[terms] = formula[terms] * np.maximum(0.0, median + change)
+    rescaled[terms] = coefficients * factors
     return rescaled

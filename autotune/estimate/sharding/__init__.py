@@ -32,7 +32,8 @@ def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
     """Return the trace of one rank, from a plain trace (FSDP2: a trace of a sharded step)."""
     # FSDP1 with masters keeps separate weights on one rank, too.
     has_masters = sharding.kind == "fsdp1" and sharding.master_bytes
-    if sharding.kind in ("none", "fsdp2") or (sharding.ranks == 1 and not has_masters):
+    is_whole = sharding.ranks == 1 and not has_masters
+    if is_whole or sharding.kind in ("none", "fsdp2"):
         return ShardedTrace(trace=trace)
     if trace.usage is None:
         raise ValueError(
@@ -49,10 +50,11 @@ def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
     """
     if sharding.kind == "ddp":
         return [apply(trace, sharding)]
-    if sharding.begins_on_meta and sharding.ranks > 1:
-        return [apply(trace, replace(sharding, rank=sharding.ranks - 1))]
-    ranks = {0, sharding.ranks - 1}
-    if sharding.kind in ("zero1", "zero2") and trace.usage is not None:
+    last = sharding.ranks - 1
+    ranks = {0, last}
+    if sharding.begins_on_meta:
+        ranks = {last}
+    elif sharding.kind in ("zero1", "zero2") and trace.usage is not None:
         ranks.add(fullest_rank(trace.usage, sharding.ranks))
     return [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
 
@@ -84,20 +86,24 @@ class Ddp(Rewriter):
         # 1. Broadcast the weights.
         tensors, trained = [], []
         for parameter in self.usage.parameters:
-            tensors.append((parameter.size // max(1, parameter.count), parameter.size))
+            width = parameter.size // max(1, parameter.count)
+            tensors.append((width, parameter.size))
             if parameter.trains:
                 trained.append(parameter.size)
         in_flight: list[int | None] = []
         for size in broadcast_copies(tensors):
             if len(in_flight) == BROADCASTS_IN_FLIGHT:
-                self.book.free(in_flight.pop(0))
-            in_flight.append(self.book.allocate(size, "communication") if size else None)
+                oldest = in_flight.pop(0)
+                self.book.free(oldest)
+            copy = self.book.allocate(size, "communication") if size else None
+            in_flight.append(copy)
         self.book.free(*in_flight)
 
         # 2. The first buckets.
         buckets = [sum(trained)] if trained else []
         if not self.rebuilds:
-            buckets = self._divided(trained)[::-1]
+            buckets = self._divided(trained)
+            buckets.reverse()
         self.buckets = self.book.allocate_each(buckets, "communication")
 
     def _divided(self, sizes: Sequence[int]) -> list[int]:
@@ -110,15 +116,20 @@ class Ddp(Rewriter):
             filled += size
             if filled >= cap:
                 buckets.append(filled)
-                filled, cap = 0, later_cap
-        return [*buckets, filled] if filled else buckets
+                filled = 0
+                cap = later_cap
+        if filled:
+            buckets.append(filled)
+        return buckets
 
     def pass_begins(self, module: int) -> None:
-        if not (self.rebuilds and self.came and self.phase == "forward" and self.step_number):
+        follows_step = self.phase == "forward" and self.step_number > 0
+        if not (self.rebuilds and self.came and follows_step):
             return
         self.book.free(*self.buckets)
         sizes = [self.usage.parameters[index].size for index in self.came]
-        self.buckets = self.book.allocate_each(self._divided(sizes), "communication")
+        buckets = self._divided(sizes)
+        self.buckets = self.book.allocate_each(buckets, "communication")
         self.rebuilds = False
 
     def gradient(

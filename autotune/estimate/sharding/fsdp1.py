@@ -47,6 +47,22 @@ class FlatUnit:
     width: int  # bytes per element
     master_width: int  # the same of the shards that the optimizer updates
 
+    @property
+    def is_widened(self) -> bool:
+        return self.master_width != self.width
+
+    @property
+    def gathered_bytes(self) -> int:
+        return self.count * self.width
+
+    @property
+    def shard_bytes(self) -> int:
+        return self.shard * self.width
+
+    @property
+    def master_shard_bytes(self) -> int:
+        return self.shard * self.master_width
+
 
 def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
     """Return the units of accelerate: decoder layers, and a root with the rest.
@@ -59,14 +75,16 @@ def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
     owner: dict[int, int] = {}
     for module, indices in enumerate(usage.modules):
         owner.update(dict.fromkeys(indices, module))
-    partly_frozen = {parameter.layer for parameter in usage.parameters if not parameter.trains}
+    frozen = [parameter for parameter in usage.parameters if not parameter.trains]
+    partly_frozen = {parameter.layer for parameter in frozen}
     members: dict[UnitKey, list[int]] = {}
     for index, parameter in enumerate(usage.parameters):
         layer = ROOT[0] if parameter.layer is None else parameter.layer
         module_of_unit = None
         if parameter.trains and parameter.layer in partly_frozen:
             module_of_unit = owner.get(index)
-        members.setdefault((layer, module_of_unit), []).append(index)
+        indices_of_unit = members.setdefault((layer, module_of_unit), [])
+        indices_of_unit.append(index)
 
     # 2. The units.
     return {key: _flat_unit(usage, sharding, tuple(members[key])) for key in members}
@@ -137,7 +155,10 @@ class Fsdp1(Rewriter):
     def _layer_of(self, module: int) -> int | None:
         """Return the layer of the module's own parameters; None if it has none."""
         indices = self.usage.modules[module]
-        return self.unit_of[indices[0]][0] if indices else None
+        if not indices:
+            return None
+        layer, _ = self.unit_of[indices[0]]
+        return layer
 
     def _announcers(self) -> dict[int, int]:
         """Return layer -> module whose backward prefetches the layer below.
@@ -151,7 +172,10 @@ class Fsdp1(Rewriter):
         frozen = {layer for (layer, _), unit in self.units.items() if not unit.trains}
         for module, indices in enumerate(self.usage.modules):
             layer = self._layer_of(module)
-            if layer in frozen and self.usage.parameters[indices[0]].trains:
+            if layer not in frozen:
+                continue
+            first = self.usage.parameters[indices[0]]
+            if first.trains:
                 announcers.setdefault(layer, module)
         return announcers
 
@@ -181,7 +205,7 @@ class Fsdp1(Rewriter):
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
         # 1. Wrap.
         keys = [key for key, unit in self.units.items() if not unit.ignored]
-        keys.sort(key=lambda key: (key[0] < 0, key[0]))
+        keys.sort(key=_wrapping_order)
         shards = []
         for turn, key in enumerate(keys):
             # Copies from the host wait for the device. Ranks that begin on meta copy nothing and
@@ -190,16 +214,19 @@ class Fsdp1(Rewriter):
                 self.limiter.synchronise()
             elif turn % 2 == 0:
                 self.limiter.wait_for_oldest()
+            layer, _ = key
             unit = self.units[key]
-            shards.append((key[0], unit, self._wrapped(unit)))
+            shard = self._wrapped(unit)
+            shards.append((layer, unit, shard))
             self.limiter.record_event()
 
         # 2. Widen.
         root_first = [shards[-1], *shards[:-1]]
         for layer, unit, number in root_first:
-            if unit.master_width != unit.width:
-                self.book.allocate(unit.shard * unit.master_width, "weights")
-                self.narrow.setdefault(layer, []).append(number)
+            if unit.is_widened:
+                self.book.allocate(unit.master_shard_bytes, "weights")
+                narrow = self.narrow.setdefault(layer, [])
+                narrow.append(number)
 
         # 3. Gather buffers are made and freed once (`init_flat_param_attributes`).
         if self.on_streams:
@@ -207,9 +234,10 @@ class Fsdp1(Rewriter):
                 self._pass_gather_buffers(unit)
 
     def _pass_gather_buffers(self, unit: FlatUnit) -> None:
-        sizes = [unit.count * unit.width]
-        if unit.master_width != unit.width:
-            sizes = [unit.shard * unit.width, *sizes, unit.count * unit.master_width]
+        sizes = [unit.gathered_bytes]
+        if unit.is_widened:
+            widened = unit.count * unit.master_width
+            sizes = [unit.shard_bytes, unit.gathered_bytes, widened]
         for size in sizes:
             self.book.passing(size, "communication")
 
@@ -225,12 +253,13 @@ class Fsdp1(Rewriter):
         if broadcasts:
             sizes = [parameter.size for parameter in parameters]
             moved = self.book.allocate_each(sizes, "weights")
-            for size in broadcast_copies((0, size) for size in sizes):
+            tensors = [(0, size) for size in sizes]
+            for size in broadcast_copies(tensors):
                 self._pass_broadcast_copy(size)
-            flat = self.book.allocate(unit.count * unit.width, "weights")
+            flat = self.book.allocate(unit.gathered_bytes, "weights")
 
         # 2. Shard. `_init_param_handle_from_module` lists the moved ones until here.
-        shard = self.book.allocate(unit.shard * unit.width, "weights")
+        shard = self.book.allocate(unit.shard_bytes, "weights")
         self.book.free(flat, *moved)
         for parameter in parameters:
             self.give_up(parameter.number)
@@ -248,24 +277,26 @@ class Fsdp1(Rewriter):
     # Gathering.
 
     def _unshard(self, key: UnitKey) -> None:
-        if key not in self.open:
-            unit = self.units.get(key)
-            self.open[key] = None
-            if unit is not None and not unit.ignored:
-                self.open[key] = self._gathered(unit)
+        if key in self.open:
+            return
+        unit = self.units.get(key)
+        self.open[key] = None
+        if unit is not None and not unit.ignored:
+            self.open[key] = self._gathered(unit)
 
     def _unshard_module(self, module: int) -> None:
-        if module in self.module_units:
-            self._unshard(self.module_units[module])
+        unit = self.module_units.get(module)
+        if unit is not None:
+            self._unshard(unit)
 
     def _gathered(self, unit: FlatUnit) -> int:
         cast: int | None = None
-        if unit.master_width != unit.width:
-            cast = self._allocate(unit.shard * unit.width, "communication", CASTING)
+        if unit.is_widened:
+            cast = self._allocate(unit.shard_bytes, "communication", CASTING)
         self.limiter.before_gathering()
-        gathered = self._allocate(unit.count * unit.width, "communication", GATHERING)
+        gathered = self._allocate(unit.gathered_bytes, "communication", GATHERING)
         if self.trace.device == "cpu":  # gloo gathers into a buffer of its own first
-            self.book.passing(unit.count * unit.width, "communication")
+            self.book.passing(unit.gathered_bytes, "communication")
         self.limiter.free(cast)
         return gathered
 
@@ -275,12 +306,15 @@ class Fsdp1(Rewriter):
         part: Part,
         stream: int,
     ) -> int:
-        return self.book.allocate(size, part, stream if self.on_streams else COMPUTING)
+        if not self.on_streams:
+            stream = COMPUTING
+        return self.book.allocate(size, part, stream)
 
     def _reshard(self, key: UnitKey, *, read_elsewhere: bool = True) -> None:
         layer, module = key
         if key in self.open and module is None:
-            self.book.free(*self.narrow.pop(layer, []))
+            narrow = self.narrow.pop(layer, [])
+            self.book.free(*narrow)
         gathered = self.open.pop(key, None)
         if gathered is None:
             return
@@ -306,14 +340,16 @@ class Fsdp1(Rewriter):
         self._unshard_module(module)
 
     def forward_ends(self, module: int) -> None:
-        if module in self.module_units and self.sharding.reshards_after_forward:
-            self._reshard(self.module_units[module])
+        unit = self.module_units.get(module)
+        if unit is not None and self.sharding.reshards_after_forward:
+            self._reshard(unit)
 
     def backward_begins(self, module: int) -> None:
         if module == 0 and not self.usage.modules[0] and self._prefetches():
             # The root's own hook: the unit that ran before it is the last layer.
             self._unshard(ROOT)
-            self._unshard((max(layer for layer, _ in self.units), None))
+            last_layer = max(layer for layer, _ in self.units)
+            self._unshard((last_layer, None))
         layer = self._reach(module)
         self._unshard_module(module)
         if layer is None:
@@ -337,18 +373,19 @@ class Fsdp1(Rewriter):
         return self.turned != layer
 
     def _prefetches(self) -> bool:
-        return (
-            self.phase == "backward" and self.sharding.prefetches_backward and not self.recomputes
-        )
+        if self.phase != "backward" or self.recomputes:
+            return False
+        return self.sharding.prefetches_backward
 
     def _reach(self, module: int) -> int | None:
         """Gather the layer of this module, if it is the layer's first."""
         layer = self._layer_of(module)
-        if layer is not None:
-            if layer != self.current:
-                self._leave()
-            self.current = layer
-            self._unshard((layer, None))
+        if layer is None:
+            return None
+        if layer != self.current:
+            self._leave()
+        self.current = layer
+        self._unshard((layer, None))
         return layer
 
     def _leave(self) -> None:
@@ -359,7 +396,8 @@ class Fsdp1(Rewriter):
 
     def _enter(self, mark: Mark) -> None:
         # A backward pass ends with its phase, not with the last gradient: frozen layers may follow.
-        if self.phase == "backward" and mark.phase != "backward":
+        ends_backward = self.phase == "backward" and mark.phase != "backward"
+        if ends_backward:
             self.limiter.synchronise()  # all but what the final callback frees
             self._finish_backward()
         in_layer = self.current is not None and self.current >= 0
@@ -380,7 +418,8 @@ class Fsdp1(Rewriter):
         gradient = self.taken_over(number)
         self.seen[parameter] = -1 if gradient is None else gradient
         key = self.unit_of[parameter]
-        if self.seen.keys() >= set(self.units[key].parameters):
+        unit = self.units[key]
+        if self.seen.keys() >= set(unit.parameters):
             self._reduce(key)
 
     def _reduce(self, key: UnitKey) -> None:
@@ -392,9 +431,10 @@ class Fsdp1(Rewriter):
         """
         unit = self.units[key]
         wide = self.sharding.reduce_bytes or unit.width
-        flat = self._allocate(unit.count * unit.width, "gradients", GATHERING)
+        flat = self._allocate(unit.gathered_bytes, "gradients", GATHERING)
         for index in unit.parameters:
-            self.give_up(self.seen.pop(index), self.limiter.free)
+            gradient = self.seen.pop(index)
+            self.give_up(gradient, self.limiter.free)
         # An adapter's frozen layer when the gradients of its inputs are ready.
         self._reshard(key, read_elsewhere=False)
         cast: int | None = None
@@ -406,25 +446,29 @@ class Fsdp1(Rewriter):
         elif unit.master_width == wide:
             self.shards[key] = part
         else:
-            self.shards[key] = self._allocate(unit.shard * unit.master_width, "gradients", REDUCING)
+            self.shards[key] = self._allocate(unit.master_shard_bytes, "gradients", REDUCING)
             self.limiter.free(part)
         self.limiter.free(cast)
         self.limiter.free(flat)
 
     def _finish_backward(self) -> None:
         if self.phase in ("backward", "optimizer"):
-            for key in sorted(self.open, key=lambda key: key[1] is None):  # units of modules first
+            modules_first = sorted(self.open, key=_is_layer)
+            for key in modules_first:
                 self._reshard(key)
-        self.current = self.recomputing = self.turned = None
+        self.current = None
+        self.recomputing = None
+        self.turned = None
 
     def optimizer_begins(self) -> None:
         self._finish_backward()
         # 1. Pieces in the order of the parameters, with their widths.
         pieces = []
         for unit in self.units.values():
-            if unit.trains:
-                for index, count in self._pieces(unit):
-                    pieces.append((index, count, unit.master_width))
+            if not unit.trains:
+                continue
+            for index, count in self._pieces(unit):
+                pieces.append((index, count, unit.master_width))
         pieces.sort()
 
         # 2. The state, once.
@@ -435,10 +479,11 @@ class Fsdp1(Rewriter):
 
         # 3. Temporary copies.
         sizes = [count * width for _, count, width in pieces]
+        temporary_copies = self.optimizer.temporary_copies
         if not self.optimizer.listed:
-            self.book.passing(max(sizes) * self.optimizer.temporary_copies, "optimizer")
+            self.book.passing(max(sizes) * temporary_copies, "optimizer")
             return
-        copies = self.book.allocate_each(sizes * self.optimizer.temporary_copies, "optimizer")
+        copies = self.book.allocate_each(sizes * temporary_copies, "optimizer")
         self.book.free(*copies)
 
     def _pieces(self, unit: FlatUnit) -> Iterator[tuple[int, int]]:
@@ -452,10 +497,11 @@ class Fsdp1(Rewriter):
             yield unit.parameters[0], unit.shard
         else:
             shard_start = self.sharding.rank * unit.shard
+            shard_end = shard_start + unit.shard
             start = 0
             for index, count in counts:
                 end = start + count
-                overlap = min(shard_start + unit.shard, end) - max(shard_start, start)
+                overlap = min(shard_end, end) - max(shard_start, start)
                 start = end
                 if overlap > 0:
                     yield index, overlap
@@ -464,6 +510,18 @@ class Fsdp1(Rewriter):
         """Free the gradients: zero_grad sets them to None."""
         self.book.free(*self.shards.values())
         self.shards.clear()
+
+
+def _wrapping_order(key: UnitKey) -> tuple[bool, int]:
+    """Sort the layers in order, and the root last."""
+    layer, _ = key
+    return layer < 0, layer
+
+
+def _is_layer(key: UnitKey) -> bool:
+    """Return False for a unit that is a module of its own."""
+    _, module = key
+    return module is None
 
 
 class RateLimiter:
@@ -497,7 +555,8 @@ class RateLimiter:
 
     def wait_for_oldest(self) -> None:
         if self._events:
-            self._passed(self._events.popleft())
+            oldest = self._events.popleft()
+            self._passed(oldest)
 
     def synchronise(self) -> None:
         """Wait for the whole device, as reading a loss or a norm does."""

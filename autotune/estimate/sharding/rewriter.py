@@ -130,7 +130,8 @@ SWITCHES = (
 
 def _options(specification: Mapping[str, object]) -> dict[str, object]:
     """Return the options without DeepSpeed's section and accelerate's prefix."""
-    sectioned = dict(cast(Mapping[str, object], specification.get("options") or {}))
+    options = cast(Mapping[str, object], specification.get("options") or {})
+    sectioned = dict(options)
     section = sectioned.pop("zero_optimization", None) or {}
     sectioned.update(cast(Mapping[str, object], section))
     return {name.removeprefix("fsdp_"): value for name, value in sectioned.items()}
@@ -142,15 +143,19 @@ def _is_set(options: Mapping[str, object], name: str) -> bool:
 
 def _torch_options(options: Mapping[str, object]) -> dict[str, Any]:
     reshard = options.get("reshard_after_forward", "FULL_SHARD")
-    strategy = str(options.get("sharding_strategy", reshard)).upper()
-    prefetch = str(options.get("backward_prefetch", "BACKWARD_PRE")).upper()
+    strategy = options.get("sharding_strategy", reshard)
+    prefetch = options.get("backward_prefetch", "BACKWARD_PRE")
+    keeps_gathered = str(strategy).upper() in ("SHARD_GRAD_OP", "2", "FALSE")
+    prefetches = str(prefetch).upper() in ("BACKWARD_PRE", "1")
     fields: dict[str, Any] = {
-        "reshards_after_forward": strategy not in ("SHARD_GRAD_OP", "2", "FALSE"),
-        "prefetches_backward": prefetch in ("BACKWARD_PRE", "1"),
+        "reshards_after_forward": not keeps_gathered,
+        "prefetches_backward": prefetches,
     }
     if _is_set(options, "bucket_cap_mb"):
-        fields["bucket_cap_bytes"] = int(float(str(options["bucket_cap_mb"])) * MIB)
-    if str(options.get("mixed_precision", "no")) in ("bf16", "fp16"):
+        megabytes = float(str(options["bucket_cap_mb"]))
+        fields["bucket_cap_bytes"] = int(megabytes * MIB)
+    precision = str(options.get("mixed_precision", "no"))
+    if precision in ("bf16", "fp16"):
         fields["master_bytes"] = 4  # accelerate then trains on float32 masters
     return fields
 
@@ -178,11 +183,17 @@ def _number(
 
 
 def _truth(value: object) -> bool:
-    return value if isinstance(value, bool) else str(value).lower() in ("true", "1", "yes")
+    if isinstance(value, bool):
+        return value
+    text = str(value).lower()
+    return text in ("true", "1", "yes")
 
 
 def _is_offloaded(section: object) -> bool:
-    return isinstance(section, Mapping) and str(section.get("device", "none")) == "cpu"
+    if not isinstance(section, Mapping):
+        return False
+    device = section.get("device", "none")
+    return str(device) == "cpu"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -231,14 +242,15 @@ class Writer:
         part: Part,
         stream: int = 0,
     ) -> int:
+        number = len(self.sizes)
         if stream:
-            self.streams[len(self.sizes)] = stream
+            self.streams[number] = stream
         if part not in self.part_names:
             self.part_names.append(part)
         self.sizes.append(max(0, size))
         self.parts.append(self.part_names.index(part))
-        self.events.append(len(self.sizes))
-        return len(self.sizes) - 1
+        self.events.append(number + 1)
+        return number
 
     def allocate_each(self, sizes: Iterable[int], part: Part) -> list[int]:
         return [self.allocate(size, part) for size in sizes]
@@ -250,7 +262,8 @@ class Writer:
 
     def passing(self, size: int, part: Part) -> None:
         """Allocate and free at once."""
-        self.free(self.allocate(size, part))
+        number = self.allocate(size, part)
+        self.free(number)
 
     def empty_cache(self) -> None:
         """Empty the cache before the next allocation."""
@@ -273,11 +286,14 @@ class Writer:
             following = (entry - 1 for entry in self.events[event:] if entry > 0)
             next_allocation = next(following, len(self.sizes))
             returns.update(dict.fromkeys(numbers, next_allocation))
-        names = ("sizes", "parts", "part_names", "events", "marks", "emptied")
-        lists: dict[str, Any] = {name: tuple(getattr(self, name)) for name in names}
         return replace(
             self._old,
-            **lists,
+            sizes=tuple(self.sizes),
+            parts=tuple(self.parts),
+            part_names=tuple(self.part_names),
+            events=tuple(self.events),
+            marks=tuple(self.marks),
+            emptied=tuple(self.emptied),
             streams=self.streams,
             returns=returns,
             usage=None,
@@ -400,16 +416,21 @@ class Rewriter:
         In a later micro-step the plain trace accumulates a gradient and frees it at once: it is the
         latest block of its size, and its free event is deleted.
         """
-        if number < 0 or number not in self.gone:
-            return None if number < 0 else number
+        if number < 0:
+            return None
+        if number not in self.gone:
+            return number
         events = self.book.events
-        for back in range(1, min(RECENT_EVENTS, len(events)) + 1):
-            recent = abs(events[-back]) - 1
-            if recent >= len(self.trace.sizes) or recent in self.gone:
+        sizes = self.trace.sizes
+        looked_back = min(RECENT_EVENTS, len(events))
+        for back in range(1, looked_back + 1):
+            entry = events[-back]
+            recent = abs(entry) - 1
+            if recent >= len(sizes) or recent in self.gone:
                 continue
-            if self.trace.sizes[recent] != self.trace.sizes[number]:
+            if sizes[recent] != sizes[number]:
                 continue
-            if events[-back] < 0:
+            if entry < 0:
                 self.book.delete_event(len(events) - back)
             self._taken_over.add(recent)
             return recent
@@ -429,16 +450,18 @@ def _last_gradients(usage: ModuleUse) -> set[tuple[int, ...]]:
     last: dict[int, tuple[int, ...]] = {}  # by passes begun
     begun = 0
     for use in usage.uses:
-        begun += use[1] == UseKind.PASS
-        if use[1] == UseKind.GRADIENT:
+        kind = use[1]
+        begun += kind == UseKind.PASS
+        if kind == UseKind.GRADIENT:
             last[begun] = use
     return set(last.values())
 
 
 def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
     """Derive the optimizer from the plain trace's own optimizer phase."""
-    sizes = [parameter.size for parameter in usage.parameters if parameter.trains]
-    counts = [parameter.count for parameter in usage.parameters if parameter.trains]
+    trained = [parameter for parameter in usage.parameters if parameter.trains]
+    sizes = [parameter.size for parameter in trained]
+    counts = [parameter.count for parameter in trained]
     if not sizes:
         raise ValueError("a model without trainable parameters has no optimizer to shard")
     smallest = min(sizes)
@@ -459,10 +482,11 @@ def optimizer_of(trace: Trace, usage: ModuleUse) -> Optimizer:
         copies = sum(temporary) / updated
 
     # 2. The state.
+    state_size = sum(state)
     mirrors = max(state) == largest
     return Optimizer(
-        state_copies=sum(state) / sum(sizes) if mirrors else None,
-        state_bytes_per_count=sum(state) / sum(counts),
+        state_copies=state_size / sum(sizes) if mirrors else None,
+        state_bytes_per_count=state_size / sum(counts),
         temporary_copies=round(copies),
         listed=listed,
     )

@@ -21,6 +21,7 @@ NORM_BYTES = 8  # norms of gradients are computed in double precision, tensor by
 # Elements per norm computation of offloaded gradients (`_constant_buffered_norm2`)
 NORM_CHUNK = 250_000_000
 MASTER_BYTES = 4
+HOST_GRADIENT_BYTES = 4  # gradients of an offloaded optimizer are float32
 # stream of stage 3's gradient reduction; those of its parameter coordinators have odd numbers
 REDUCING = 2
 
@@ -63,8 +64,8 @@ class Zero(Rewriter):
     def _reduce(self) -> None: ...  # and clear the bucket
 
     def _clear_bucket(self) -> None:
-        for number in self.oversized:
-            self.give_up(number)
+        for gradient in self.oversized:
+            self.give_up(gradient)
         self.oversized.clear()
         self.bucket.clear()
         self.filled = 0
@@ -79,18 +80,19 @@ class Zero(Rewriter):
         """Update `count` masters of this rank. Their gradients are flattened, unless they are
         one tensor, and widened to float32. `reduced`: gradients that are released then.
         """
+        master_size = count * MASTER_BYTES
         gradients: int | None = None
         if not is_flat:
             gradients = self.book.allocate(count * self.width, "gradients")
         if self.width != MASTER_BYTES:
             flat = gradients
-            gradients = self.book.allocate(count * MASTER_BYTES, "gradients")
+            gradients = self.book.allocate(master_size, "gradients")
             self.book.free(flat)
         self.book.free(reduced)
         if not self.has_state:
             tensors = self.optimizer.state_tensors(count, MASTER_BYTES)
             self.book.allocate_each(tensors, "optimizer")
-        self.book.passing(count * MASTER_BYTES * self.optimizer.temporary_copies, "optimizer")
+        self.book.passing(master_size * self.optimizer.temporary_copies, "optimizer")
         self.book.free(gradients)
 
 
@@ -136,8 +138,10 @@ class Zero12(Zero):
         for indices in _indices_by_group(usage):
             group = _divided(usage, indices, sharding.ranks, sharding.rank)
             self.groups.append(group)
-            self.layout.update((piece.parameter, piece) for piece in group.slices)
-            self.owned.update((piece.parameter, piece) for piece in group.owned)
+            for piece in group.slices:
+                self.layout[piece.parameter] = piece
+            for piece in group.owned:
+                self.owned[piece.parameter] = piece
         self.partition = sum(group.partition for group in self.groups)
         self.buffers: list[int] = []
         self.unreduced: dict[int, int] = {}  # gradients of stage 1, by parameter
@@ -149,27 +153,32 @@ class Zero12(Zero):
 
     def loaded(self) -> None:
         # 1. Move the weights of each group into one flat tensor, then make this rank's masters.
-        part: Part = "weights" if len(self.trained) == len(self.usage.parameters) else "adapters"
+        trains_all = len(self.trained) == len(self.usage.parameters)
+        part: Part = "weights" if trains_all else "adapters"
         for group in self.groups:
+            partition_size = group.partition * self.width
             self.book.empty_cache()
-            self.book.allocate(group.partition * self.sharding.ranks * self.width, part)
+            self.book.allocate(partition_size * self.sharding.ranks, part)
             for piece in group.slices:
-                self.give_up(self.usage.parameters[piece.parameter].number)
+                parameter = self.usage.parameters[piece.parameter]
+                self.give_up(parameter.number)
             cloned: int | None = None
             if self.width != MASTER_BYTES:
-                cloned = self.book.allocate(group.partition * self.width, "optimizer")
+                cloned = self.book.allocate(partition_size, "optimizer")
             if not self.sharding.offload_optimizer:
                 self.book.allocate(group.partition * MASTER_BYTES, "optimizer")
             self.book.free(cloned)
         if not self.sharding.offload_optimizer:
             sizes = [group.partition * MASTER_BYTES for group in self.groups]
-            self.book.free(*self.book.allocate_each(sizes, "gradients"))
+            gradients = self.book.allocate_each(sizes, "gradients")
+            self.book.free(*gradients)
             return
         # 2. On the host, pinned: masters, 16-bit weights to copy back, gradients, one in transit.
         # On the device: another one in transit.
-        largest = max(self.usage.parameters[index].count for index in self.trained)
-        self.host_bytes += self.partition * (MASTER_BYTES + self.width + 4) + largest * self.width
-        self.book.allocate(largest * self.width, "communication")
+        in_transit = self.width * max(self.usage.parameters[index].count for index in self.trained)
+        width_on_host = MASTER_BYTES + self.width + HOST_GRADIENT_BYTES
+        self.host_bytes += self.partition * width_on_host + in_transit
+        self.book.allocate(in_transit, "communication")
 
     # Micro-step.
 
@@ -186,7 +195,8 @@ class Zero12(Zero):
         if not self.buffers and self.sharding.contiguous_gradients:
             size = self.sharding.reduce_bucket_size * self.width
             count = 2 if self.sharding.overlap_comm else 1
-            self.buffers = self.book.allocate_each([size] * count, "communication")
+            sizes = [size] * count
+            self.buffers = self.book.allocate_each(sizes, "communication")
         reduces_in_stage_1 = self.sharding.overlap_comm and self._passes in self._boundary
         if self.sharding.kind == "zero2" or reduces_in_stage_1:
             self._into_bucket(parameter, number)
@@ -200,7 +210,9 @@ class Zero12(Zero):
         # Pieces: stretches of the bucket that go to one rank each.
         owners: set[int] = set()
         for index in self.bucket:
-            owners.update((self.layout[index].first, self.layout[index].last))
+            piece = self.layout[index]
+            owners.add(piece.first)
+            owners.add(piece.last)
         if len(owners) > 1:
             self.book.passing(self.filled * self.width, "communication")
         for index in self.bucket:
@@ -208,7 +220,8 @@ class Zero12(Zero):
                 continue
             # Norms of offloaded gradients are computed on the device.
             if self.sharding.offload_optimizer:
-                self.book.passing(self.owned[index].count * NORM_BYTES, "workspaces")
+                norm_size = self.owned[index].count * NORM_BYTES
+                self.book.passing(norm_size, "workspaces")
             elif self.fresh is None:
                 count = sum(self.usage.parameters[parameter].count for parameter in self.owned)
                 self.fresh = self.book.allocate(count * self.width, "gradients")
@@ -232,7 +245,8 @@ class Zero12(Zero):
     def optimizer_begins(self) -> None:
         if self.sharding.offload_optimizer:
             if not self.has_state:
-                self.host_bytes += self.optimizer.state_bytes(self.partition, MASTER_BYTES)
+                state = self.optimizer.state_bytes(self.partition, MASTER_BYTES)
+                self.host_bytes += state
             self.has_state = True
             return
         for piece in self.owned.values():
@@ -244,7 +258,8 @@ class Zero12(Zero):
             if group.owned:
                 last = number
         for number, group in enumerate(self.groups):
-            is_flat = len(group.owned) == 1 and group.owned[0].count == group.partition
+            owned_counts = [piece.count for piece in group.owned]
+            is_flat = owned_counts == [group.partition]
             reduced = self.accumulated if number == last else None
             self._update(group.partition, is_flat=is_flat, reduced=reduced)
         self.accumulated = None
@@ -257,9 +272,11 @@ def fullest_rank(usage: ModuleUse, ranks: int) -> int:
     """
     gradient_bytes = [0] * ranks
     for indices in _indices_by_group(usage):
-        for piece in _divided(usage, indices, ranks, 0).slices:
+        group = _divided(usage, indices, ranks, rank=0)
+        for piece in group.slices:
+            parameter = usage.parameters[piece.parameter]
             for rank in range(piece.first, piece.last + 1):
-                gradient_bytes[rank] += usage.parameters[piece.parameter].size
+                gradient_bytes[rank] += parameter.size
     return gradient_bytes.index(max(gradient_bytes))
 
 
@@ -267,7 +284,8 @@ def _indices_by_group(usage: ModuleUse) -> list[list[int]]:
     indices: dict[int, list[int]] = {}
     for index, parameter in enumerate(usage.parameters):
         if parameter.trains:
-            indices.setdefault(parameter.group, []).append(index)
+            members = indices.setdefault(parameter.group, [])
+            members.append(index)
     return [indices[group] for group in sorted(indices)]
 
 
@@ -279,12 +297,15 @@ def _divided(
 ) -> ParameterGroup:
     """Divide the concatenated parameters of a group into equal, padded partitions."""
     total = sum(usage.parameters[index].count for index in indices)
-    share = -(-total // (2 * ranks)) * 2
+    pairs = -(-total // (2 * ranks))
+    share = 2 * pairs
+    share_start = rank * share
+    share_end = share_start + share
     pieces = []
     start = 0
     for index in indices:
         end = start + usage.parameters[index].count
-        inside = min(end, (rank + 1) * share) - max(start, rank * share)
+        inside = min(end, share_end) - max(start, share_start)
         piece = Slice(
             parameter=index,
             count=max(0, inside),
@@ -300,10 +321,11 @@ def _boundaries(trace: Trace, usage: ModuleUse) -> set[int]:
     """Return the numbers of the last passes with gradients before each optimizer step."""
     steps = [mark.event for mark in trace.marks if mark.phase == "optimizer"]
     last_passes: dict[int, int] = {}  # by steps done when the pass begins
-    number, done = -1, 0
+    number = -1
+    done = 0
     for event, kind, *_ in usage.uses:
         if kind == UseKind.PASS:
-            number = number + 1
+            number += 1
             done = bisect_right(steps, event)
         elif kind == UseKind.GRADIENT:
             last_passes[done] = number
@@ -335,8 +357,10 @@ class Zero3(Zero):
         self._model_of: dict[int, int] = {}  # by parameter
         self._persistent: list[frozenset[int]] = []
         self._gatherings: list[Gathering] = []
-        for model, (begin, end) in enumerate(pairwise((*self._roots, len(usage.modules)))):
-            parameters = sorted(set().union(*usage.modules[begin:end]))
+        bounds = (*self._roots, len(usage.modules))
+        for model, (begin, end) in enumerate(pairwise(bounds)):
+            modules = usage.modules[begin:end]
+            parameters = sorted(set().union(*modules))
             self._model_of.update(dict.fromkeys(parameters, model))
             self._persistent.append(self._small(parameters))
             gathering = Gathering(
@@ -358,8 +382,11 @@ class Zero3(Zero):
 
     def _share(self, *indices: int) -> int:
         """Return this rank's elements of the parameters, each of which is divided alone."""
-        counts = [self.usage.parameters[index].count for index in indices]
-        return sum(-(-count // self.sharding.ranks) for count in counts)
+        total = 0
+        for index in indices:
+            count = self.usage.parameters[index].count
+            total += -(-count // self.sharding.ranks)
+        return total
 
     def rewritten(self) -> Trace:
         """Return the rank's trace; a rollout gathers the policy's parameters, which remain
@@ -377,7 +404,8 @@ class Zero3(Zero):
         return replace(super().rewritten(), usage=usage)
 
     def _gathering_of(self, module: int) -> Gathering:
-        return self._gatherings[bisect_right(self._roots, module) - 1]
+        model = bisect_right(self._roots, module) - 1
+        return self._gatherings[model]
 
     def _small(self, indices: Sequence[int]) -> frozenset[int]:
         """Return a model's small parameters, which stay gathered, up to the model's threshold."""
@@ -408,8 +436,9 @@ class Zero3(Zero):
         trained: list[int] = []
         for index, parameter in enumerate(self.usage.parameters):
             size = self._share(index) * self.widths[index]
-            offloads = self.sharding.offload_parameters
-            if offloads and index not in self._persistent[self._model_of[index]]:
+            model = self._model_of[index]
+            is_persistent = index in self._persistent[model]
+            if self.sharding.offload_parameters and not is_persistent:
                 self.host_bytes += size
             elif parameter.trains:
                 trained.append(size)
@@ -426,7 +455,7 @@ class Zero3(Zero):
         # 3. Masters, the gradients' buckets.
         count = self._share(*self.trained)
         if self.sharding.offload_optimizer:
-            self.host_bytes += count * (4 + 4 + self.width)
+            self.host_bytes += count * (MASTER_BYTES + HOST_GRADIENT_BYTES + self.width)
         else:
             sizes = [self._share(*group) * MASTER_BYTES for group in self.groups]
             for size in sizes:
@@ -434,13 +463,15 @@ class Zero3(Zero):
                 self.book.allocate(size, "optimizer")
                 self.book.free(converted)
             self.book.passing(max(sizes), "gradients")
-        self.book.allocate(self.sharding.reduce_bucket_size * self.width, "communication")
+        bucket_size = self.sharding.reduce_bucket_size * self.width
+        self.book.allocate(bucket_size, "communication")
         if not self.sharding.offload_optimizer:
             self.book.allocate(count * self.width, "gradients")
         # 4. Gather each parameter once to find where its gradient is accumulated.
+        copies = 1 if self.trace.device == "cuda" else 2
         for index in self.trained:
-            size = self._share(index) * self.sharding.ranks * self.widths[index]
-            copies = 1 if self.trace.device == "cuda" else 2
+            count = self._share(index) * self.sharding.ranks
+            size = count * self.widths[index]
             self.book.passing(copies * size, "communication")
 
     # Micro-step.
@@ -454,15 +485,18 @@ class Zero3(Zero):
         gathering.begin_pass()
 
     def forward_begins(self, module: int) -> None:
-        self._gathering_of(module).fetch(module, forward=True, recomputing=self.phase == "backward")
+        gathering = self._gathering_of(module)
+        gathering.fetch(module, forward=True, recomputing=self.phase == "backward")
 
     def forward_ends(self, module: int) -> None:
-        self._gathering_of(module).release(module, forward=True)
+        gathering = self._gathering_of(module)
+        gathering.release(module, forward=True)
 
     def read(self, parameter: int) -> None:
         # DeepSpeed intercepts such reads in its engine's forward alone.
         if self.phase != "backward":
-            self._gatherings[self._model_of[parameter]].read(parameter)
+            model = self._model_of[parameter]
+            self._gatherings[model].read(parameter)
 
     def backward_begins(self, module: int) -> None:
         self.gathering.fetch(module, forward=False)
@@ -484,16 +518,19 @@ class Zero3(Zero):
         """Reduce a copy arranged by rank, or one gradient that divides evenly."""
         counts = [self.usage.parameters[index].count for index in self.bucket]
         is_even = len(counts) == 1 and counts[0] % self.sharding.ranks == 0
-        size = self._share(*self.bucket) * self.sharding.ranks * self.width
-        copies = (not is_even) + (self.trace.device == "cpu")  # gloo reduces in a copy of its own
+        through_gloo = self.trace.device == "cpu"  # it reduces in a copy of its own
+        copies = (not is_even) + through_gloo
+        padded_count = self._share(*self.bucket) * self.sharding.ranks
+        size = padded_count * self.width
         if self.bucket and copies:
             copied = self.book.allocate(size * copies, "communication", self._reduction_stream)
             self.book.free(copied)
         if self.sharding.offload_optimizer:
             # A part is copied back to the device for its norm, then to the host.
             for index in self.bucket:
-                norm = min(self._share(index), NORM_CHUNK) * NORM_BYTES
-                self.book.passing(self._share(index) * self.width + norm, "workspaces")
+                count = self._share(index)
+                norm_size = min(count, NORM_CHUNK) * NORM_BYTES
+                self.book.passing(count * self.width + norm_size, "workspaces")
         self._clear_bucket()
 
     def backward_over(self) -> None:
@@ -506,11 +543,13 @@ class Zero3(Zero):
         self.gathering.release_all()
         if not self.sharding.offload_optimizer:
             for index in self.trained:
-                self.book.passing(self._share(index) * NORM_BYTES, "workspaces")
+                norm_size = self._share(index) * NORM_BYTES
+                self.book.passing(norm_size, "workspaces")
         for group in self.groups:
+            count = self._share(*group)
             if not self.sharding.offload_optimizer:
-                self._update(self._share(*group))
+                self._update(count)
             elif not self.has_state:
-                self.host_bytes += self.optimizer.state_bytes(self._share(*group), MASTER_BYTES)
+                self.host_bytes += self.optimizer.state_bytes(count, MASTER_BYTES)
         self.has_state = True
         self.gathering.gather_persistent()

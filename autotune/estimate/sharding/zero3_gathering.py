@@ -105,9 +105,8 @@ class Gathering:
         forward: bool,
         recomputing: bool = False,
     ) -> None:
-        if self._mode == "known" and (
-            self._at >= len(self._order) or self._order[self._at] != module
-        ):
+        expected = self._order[self._at : self._at + 1]
+        if self._mode == "known" and expected != [module]:
             self.forget_order()
         elif self._mode == "recording":
             self._order.append(module)
@@ -116,7 +115,8 @@ class Gathering:
         else:
             self._in_backward[module] = None
         parameters = self._of(module)
-        self._gather([parameter for parameter in parameters if self._is_apart(parameter)])
+        apart = [parameter for parameter in parameters if self._is_apart(parameter)]
+        self._gather(apart)
         for parameter in parameters:
             self._users[parameter].add(module)
             trains = self._usage.parameters[parameter].trains
@@ -138,14 +138,17 @@ class Gathering:
     def read(self, parameter: int) -> None:
         """Gather another module's parameter for the running module at once, uncounted."""
         if self._running and self._is_apart(parameter):
-            self._others[self._running[-1]].add(parameter)
+            innermost = self._running[-1]
+            self._others[innermost].add(parameter)
             self._gather_alone(parameter)
 
     def release(self, module: int, *, forward: bool) -> None:
         while forward and self._running and self._running.pop() != module:
             pass  # recomputation stops early: no hook reports the end of the modules inside
         touched = set(self._of(module))
-        plan = set(self._plan(module, self._at) if self._mode == "known" else touched)
+        plan = set(touched)
+        if self._mode == "known":
+            plan = set(self._plan(module, self._at))
         if not forward:
             self._end_awaiting(module)
             again = self._recomputed.pop(module, set())
@@ -161,7 +164,8 @@ class Gathering:
         """End the backward of modules whose inputs need no gradient: no hook reports it."""
         while self._in_backward:
             module, _ = self._in_backward.popitem()
-            for parameter in sorted({*self._of(module), *self._recomputed.pop(module, set())}):
+            touched = self._recomputed.pop(module, set()).union(self._of(module))
+            for parameter in sorted(touched):
                 self._users[parameter].discard(module)
                 if parameter not in self._persistent:
                     self._let_go(parameter)
@@ -188,7 +192,8 @@ class Gathering:
         # 1. Strike out this module's.
         due = 0
         for parameter in parameters:
-            due += self._fetched_for.get(parameter, NEVER) < self._at
+            fetched_for = self._fetched_for.get(parameter, NEVER)
+            due += fetched_for < self._at
         struck: set[int] = set()
         while self._queue and len(struck) < due:
             parameter, last_used = self._queue.popleft()
@@ -202,9 +207,9 @@ class Gathering:
         count = 0
         while self._queue and count < room:
             parameter, last_used = self._queue.popleft()
-            fetch = self._is_apart(parameter) and parameter not in ahead
-            self._fetched_for[parameter] = max(self._fetched_for.get(parameter, NEVER), last_used)
-            if fetch:
+            fetched_for = self._fetched_for.get(parameter, NEVER)
+            self._fetched_for[parameter] = max(fetched_for, last_used)
+            if self._is_apart(parameter) and parameter not in ahead:
                 ahead.append(parameter)
                 count += self._usage.parameters[parameter].count
         self._gather(ahead)
@@ -226,21 +231,24 @@ class Gathering:
             for parameter in self._of(later):
                 plan.discard(parameter)
                 distance += self._usage.parameters[parameter].count
-        self._release_plans[module, at] = frozenset(plan)
-        return self._release_plans[module, at]
+        fixed = frozenset(plan)
+        self._release_plans[module, at] = fixed
+        return fixed
 
     # Memory.
 
     def _of(self, module: int) -> list[int]:
-        return sorted({*self._usage.modules[module], *self._others[module]})
+        indices = self._usage.modules[module]
+        return sorted(self._others[module].union(indices))
 
     def _is_apart(self, parameter: int) -> bool:
         return parameter not in self._held and parameter not in self._flying
 
     def _padded(self, parameter: int) -> int:
         ranks = self._sharding.ranks
-        share = -(-self._usage.parameters[parameter].count // ranks)
-        return share * ranks * self._widths[parameter]
+        count = self._usage.parameters[parameter].count
+        padded_count = -(-count // ranks) * ranks
+        return padded_count * self._widths[parameter]
 
     def _gather(self, parameters: list[int]) -> None:
         if not parameters:
@@ -258,7 +266,8 @@ class Gathering:
 
     def _gather_alone(self, parameter: int) -> None:
         """Gather outside the coordinator, uncounted."""
-        self._held[parameter] = self._allocate(self._padded(parameter))
+        size = self._padded(parameter)
+        self._held[parameter] = self._allocate(size)
 
     def _allocate(self, size: int, stream: int = 0) -> int:
         number = self._book.allocate(size, "communication", stream)
@@ -276,7 +285,8 @@ class Gathering:
             gather.complete = True
             stream = 0 if cleaning else self._stream
             for index in gather.parameters:
-                size = self._usage.parameters[index].count * self._widths[index]
+                count = self._usage.parameters[index].count
+                size = count * self._widths[index]
                 self._held[index] = self._book.allocate(size, "communication", stream)
         if not gather.waiting and not cleaning:
             self._book.free(gather.buffer)
@@ -300,7 +310,8 @@ class Gathering:
             return
         number = self._held.pop(parameter)
         if self._awaited.get(parameter):
-            self._saved.append((number, self._awaited.pop(parameter)))
+            modules = self._awaited.pop(parameter)
+            self._saved.append((number, modules))
         else:
             self._book.free(number)
         self._live -= self._usage.parameters[parameter].count
