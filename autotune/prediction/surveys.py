@@ -37,6 +37,10 @@ MAX_STORED_ERROR = 1e-5
 """Relative error at the check up to which no more points are traced for a model that is stored: it
 is used for long, and the memory that torch reserves depends on every size."""
 
+MAX_OPERATIONS_ERROR = 0.01
+"""Relative error of a phase's operations up to which a model serves a single candidate: its speed
+follows from them."""
+
 MAX_TRACED_ALONE = 3  # candidates of a family that are traced alone: fewer traces than a survey
 
 
@@ -87,7 +91,10 @@ class Surveys:
         earlier = stored.surveyed_points(request)
         points = points_around(request, earlier)
         try:
-            return self._survey(request, points, repetition)
+            surveyed = self._survey(request, points, repetition)
+            if surveyed.model.operations_error <= MAX_OPERATIONS_ERROR:
+                return surveyed
+            stored.refuse(request)
         except NotUniform:
             stored.refuse(request)
         except CannotPredict:  # a single trace may be possible, or names what is wrong

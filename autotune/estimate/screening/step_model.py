@@ -27,6 +27,7 @@ class StepModel:
     sizes: SizeModel  # of the short model
     work: WorkModel
     residual: float  # largest error at the check, relative to the highest peak
+    operations_error: float = 0.0  # largest error of a phase's operations at the traced points
 
     @property
     def trace(self) -> Trace:

@@ -21,7 +21,7 @@ from autotune.estimate.screening.repetition import LayerRepetition
 from autotune.estimate.screening.size_model import SizeModel, fit_sizes
 from autotune.estimate.screening.step_model import StepModel, phase_peaks
 from autotune.estimate.screening.stretching import StretchedTrace, stretched
-from autotune.estimate.screening.work_model import fit_work
+from autotune.estimate.screening.work_model import fit_work, operations_error
 
 TracePoint: TypeAlias = Callable[[Point, int | None], Trace]
 """Traces a point in a number of layers; None: all."""
@@ -88,6 +88,7 @@ def survey(
         sizes=sizes,
         work=work,
         residual=error,
+        operations_error=operations_error(work, samples),
     )
 
 

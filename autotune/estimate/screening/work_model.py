@@ -53,6 +53,7 @@ BATCH_AXES = ("NS", "BNSS", "BN", "NC", "BNCC")
 """The others of PASS_AXES, once for each micro-step."""
 
 CONSTANT = single("")
+MIN_PHASE_SHARE = 0.02
 MAX_TERMS = 5  # the reference family is traced at one point more than that
 
 
@@ -171,6 +172,34 @@ def fit_work(
         short_shares=tuple(formulas),
         short_coefficients=_stacked(formulas.values(), basis),
     )
+
+
+def operations_error(work: WorkModel, samples: Sequence[Sample]) -> float:
+    """Return the largest error of a phase's operations at the points of the short model's traces,
+    relative to the phase's own. A phase with less than MIN_PHASE_SHARE of a step's does not count.
+    """
+    matrix = work.basis.values(rows_of([sample.point for sample in samples]))
+    predicted: dict[Phase, Floats] = {}
+    for share, coefficients in zip(work.short_shares, work.short_coefficients, strict=True):
+        phase, quantity = share.total
+        if quantity not in NOT_OPERATIONS:
+            predicted[phase] = predicted.get(phase, 0.0) + matrix @ coefficients
+
+    errors = [0.0]
+    for place, sample in enumerate(samples):
+        operations = _operations_by_phase(sample.trace)
+        least = MIN_PHASE_SHARE * sum(operations.values())
+        for phase, traced in operations.items():
+            if phase in predicted and traced > least:
+                errors.append(abs(predicted[phase][place] / traced - 1))
+    return max(errors)
+
+
+def _operations_by_phase(trace: Trace) -> Mapping[Phase, float]:
+    operations: dict[Phase, float] = {}
+    for work in trace.work:
+        operations[work.phase] = operations.get(work.phase, 0.0) + sum(work.flops.values())
+    return operations
 
 
 def _counts_of(samples: Sequence[Sample]) -> tuple[Count, ...]:
