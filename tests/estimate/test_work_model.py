@@ -143,3 +143,21 @@ def test_a_family_reuses_the_reference_formulas_with_its_own_coefficients(
     assert {
         key: off for key, off in largest_error(model, recomputed=False).items() if off > 0.005
     } == {}
+
+
+def test_exact_formulas_of_operations_have_no_error(reference: StepModel) -> None:
+    assert reference.operations_error < 1e-9
+
+
+def test_operations_that_no_formula_follows_have_an_error() -> None:
+    """A phase whose passes depend on a number that is no part of the point."""
+
+    def trace(point: Point, layers: int | None) -> Trace:
+        exact = tracer_of(recomputed=True)(point, layers)
+        passes = 1 + point.completion // 64 % 3
+        score = one_pass("score", point, layers or LAYERS, times=passes)
+        return replace(exact, work=(score, *exact.work[1:]))
+
+    config = {"model_type": "synthetic", "num_hidden_layers": LAYERS}
+    model = survey(trace, SPACE, repetition_of(config))
+    assert model.operations_error > 0.05
