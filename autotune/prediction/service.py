@@ -46,7 +46,7 @@ from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.surveys import Surveys, points_of
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer import OutOfTime, TracerPool
 
 Request = Mapping[str, Any]
 
@@ -103,10 +103,22 @@ class PredictionService:
             self._predictions[candidate.id] = self._with_memory_at_lengths(candidate, prediction)
         return self._predictions[candidate.id]
 
+    def screen_within(
+        self, seconds: float, candidates: Sequence[Candidate]
+    ) -> Mapping[str, Prediction]:
+        """Predict the candidates, by id, of which all traces are there after these seconds;
+        possibly none.
+        """
+        self._surveys.until = time.monotonic() + seconds
+        try:
+            return self.screen(candidates, seconds=seconds)
+        finally:
+            self._surveys.until = math.inf
+
     def screen(
         self, candidates: Sequence[Candidate], *, seconds: float | None = None
     ) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id. After `seconds` and the running trace the rest is
+        """Predict many candidates, by id. After `seconds` and the running survey the rest is
         omitted; one is always predicted.
         """
         # 1. All candidates at their longest rows.
@@ -282,7 +294,19 @@ class PredictionService:
                 predictions[candidate.id] = self._longest[candidate.id]
             else:
                 unpredicted.append(candidate)
-        families = self._group_by_family(unpredicted)
+        with contextlib.suppress(OutOfTime):
+            self._predict_families(unpredicted, deadline, predictions)
+        ids = (candidate.id for candidate in candidates)
+        return {name: predictions[name] for name in ids if name in predictions}
+
+    def _predict_families(
+        self,
+        candidates: Sequence[Candidate],
+        deadline: float,
+        predictions: dict[str, Prediction],
+    ) -> None:
+        """Add the predictions of these candidates. OutOfTime if a trace is not waited for."""
+        families = self._group_by_family(candidates)
         requests = {key: _requests_of(members) for key, members in families.items()}
         order = self._surveys.reference_first(
             requests, self._repetition, _end_of_share(deadline, 4)
@@ -298,8 +322,6 @@ class PredictionService:
                 predictions[name] = prediction
                 if time.monotonic() > deadline:
                     break
-        ids = (candidate.id for candidate in candidates)
-        return {name: predictions[name] for name in ids if name in predictions}
 
     def _group_by_family(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
         """Return the families by key, the largest first."""
@@ -401,15 +423,17 @@ def predict_candidates(
     job: Job,
     trainer: Trainer,
     candidates: Sequence[Candidate],
+    *,
+    seconds: float = math.inf,
 ) -> Mapping[str, Prediction]:
-    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and
-    if a step cannot be traced.
+    """Predict every candidate, by id, within these seconds; empty on a CPU, whose limit counts
+    more than a trace, and if a step cannot be traced.
     """
     if job.task.hardware.kind != "cuda":
         return {}
     with contextlib.closing(open_prediction_service(job, trainer)) as service:
         try:
-            return service.screen(candidates)
+            return service.screen_within(seconds, candidates)
         except CannotPredict:
             return {}
 

@@ -10,8 +10,10 @@ from pathlib import Path
 from autotune.core.answer import Recommendation
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
+from autotune.search.confirmation import _has_time
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
+from autotune.search.trial_view import TrialView
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 
@@ -37,18 +39,25 @@ class SlowMachine(Machine):
         return replace(measurement, cost=cost)
 
 
-def search(tmp_path: Path, machine: SlowMachine, budget_seconds: float) -> Recommendation:
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+def search(
+    tmp_path: Path,
+    machine: SlowMachine,
+    budget_seconds: float,
+    max_probes: int = 100,
+) -> tuple[Recommendation, TrialView]:
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=max_probes)
     candidates = legal_candidates(job, ToyTrainer())
     baseline = baseline_candidate(job, ToyTrainer())
     predictions = Oracle(machine, off=0.05).screen(candidates)
-    return run_search(
+    study = open_study(job, candidates, baseline, predictions)
+    answer = run_search(
         job,
-        study=open_study(job, candidates, baseline, predictions),
+        study=study,
         executor=InlineExecutor(measure=machine.measure),
         listener=lambda event: None,
         clock=Clock(budget_seconds, now=lambda: machine.now),
     )
+    return answer, study.view
 
 
 def test_a_budget_is_not_spent_while_it_pays_for_a_probe_and_its_confirmation(
@@ -58,7 +67,7 @@ def test_a_budget_is_not_spent_while_it_pays_for_a_probe_and_its_confirmation(
     20 s, its load 60 s, and its confirmation 30 s: 219 s together.
     """
     machine = SlowMachine(limit_bytes=4000 * MIB)
-    answer = search(tmp_path, machine, budget_seconds=240.0)
+    answer, _ = search(tmp_path, machine, budget_seconds=240.0)
     assert answer.winner is not None and answer.winner.candidate.knobs["use_vllm"] is True
     assert answer.certificate is not None
     assert machine.now <= 240.0
@@ -67,6 +76,14 @@ def test_a_budget_is_not_spent_while_it_pays_for_a_probe_and_its_confirmation(
 def test_no_probe_is_started_whose_confirmation_would_be_cut_off(tmp_path: Path) -> None:
     """After the baseline 21 s are left: no engine can be loaded in them."""
     machine = SlowMachine(limit_bytes=4000 * MIB)
-    answer = search(tmp_path, machine, budget_seconds=130.0)
+    answer, _ = search(tmp_path, machine, budget_seconds=130.0)
     assert answer.proven == "budget spent"
     assert [candidate.knobs["use_vllm"] for candidate, _ in machine.asked] == [False, False]
+
+
+def test_a_confirmation_takes_one_load_and_two_probes(tmp_path: Path) -> None:
+    """60 s and twice 49 s, not twice the load as well."""
+    machine = SlowMachine(limit_bytes=4000 * MIB)
+    _, view = search(tmp_path, machine, budget_seconds=1000.0, max_probes=1)
+    assert not _has_time(view, 155.0)
+    assert _has_time(view, 160.0)
