@@ -23,10 +23,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from gpu_points import POINT, Box, job_of, measure_setups, predict
+from gpu_points import POINT, Box, built, measure_setups, predict
 from gpu_record import Record
 from gpu_search import LENGTHS, QUESTION, run_search, tiny_job
 from gpu_setups import SETUPS, tiny
+
+from autotune.core.units import MIB
+from autotune.machine.hardware_detection import gpus_here
 
 ABOUT = {
     "transformers": (
@@ -45,12 +48,14 @@ SHAPE = ("--hidden", "128", "--intermediate", "768", "--layers", "2", "--vocab",
 
 def main() -> None:
     arguments = _arguments()
-    gpus = "cpu" if arguments.device == "cpu" else "local"
+    gpus = _requested_gpus(arguments)
     with tempfile.TemporaryDirectory(prefix="bench-gpu-") as folder:
         model = _made_up(Path(folder)) if arguments.tiny else None
-        gpu = _gpu(gpus, model)
+        gpu = _gpu(gpus, arguments.gpu)
         out = arguments.out / str(gpu["name"])
         for part in arguments.parts:
+            if arguments.only_predict and not (out / f"{part}.json").exists():
+                continue  # nothing was measured
             _part(part, gpus, model, gpu, out, arguments)
             print(json.dumps({"part": part, "written": str(out / f"{part}.json")}))
 
@@ -80,6 +85,11 @@ def _arguments() -> argparse.Namespace:
         action="store_true",
         help="measure nothing: fill in the predicted figures that lack",
     )
+    parser.add_argument(
+        "--gpu",
+        metavar="NAME",
+        help="with --only-predict: the card that was measured elsewhere, by its folder's name",
+    )
     parser.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     arguments = parser.parse_args()
     if unknown := set(arguments.parts) - set(ABOUT):
@@ -89,7 +99,22 @@ def _arguments() -> argparse.Namespace:
             "--device cpu and --tiny go together: a real shape takes hours on a CPU, and a tiny one"
             " fills no GPU"
         )
+    if arguments.gpu is not None and not arguments.only_predict:
+        parser.error("--gpu is for --only-predict: measured is the card of this machine")
+    if arguments.device == "cuda" and arguments.gpu is None and not gpus_here():
+        parser.error(
+            "no NVIDIA GPU is visible on this machine; predictions for one that was measured"
+            " elsewhere: --only-predict --gpu NAME, like --gpu h100-80gb-hbm3"
+        )
     return arguments
+
+
+def _requested_gpus(arguments: argparse.Namespace) -> str:
+    if arguments.device == "cpu":
+        return "cpu"
+    if arguments.gpu is None:
+        return "local"
+    return "NVIDIA " + str(arguments.gpu).replace("-", " ")  # as its driver calls it
 
 
 def _part(
@@ -113,13 +138,17 @@ def _part(
             about=ABOUT[part],
             config=config,
             gpu=gpu,
+            measures=not arguments.only_predict,
         ),
         Box(arguments.minutes),
     )
     record.write()
     if arguments.only_predict:
+        mode = "predict" if arguments.gpu else "probe"
         for setup in setups:
-            predict(setup, job_of(setup, gpus), record)
+            understood = built(setup, gpus, record, mode=mode)
+            if understood is not None:
+                predict(setup, understood, record)
     elif part == "search":
         run_search(job, gpus, record, box, space="demo" if model else None, lengths=_lengths(model))
     else:
@@ -131,27 +160,19 @@ def _lengths(model: str | None) -> tuple[str, ...]:
     return ("max_prompt_length=64", "max_completion_length=128") if model else LENGTHS
 
 
-def _gpu(gpus: str, model: str | None) -> dict[str, Any]:
+def _gpu(gpus: str, measured_elsewhere: str | None) -> dict[str, Any]:
     """Return the GPU's name, also as a folder name; on a CPU the folder is `cpu`."""
-    if gpus == "cpu":
-        return {"name": "cpu", "says": None}
-    query = [
-        "nvidia-smi",
-        "--query-gpu=name,memory.total,driver_version,compute_cap",
-        "--format=csv,noheader",
-    ]
-    says = (
-        subprocess.run(
-            query,
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        .stdout.strip()
-        .splitlines()[0]
+    if gpus == "cpu" or measured_elsewhere is not None:
+        return {"name": measured_elsewhere or "cpu", "says": None}
+    device = gpus_here()[0]
+    name = device.name.removeprefix("NVIDIA ").strip().lower().replace(" ", "-")
+    facts = (
+        device.name,
+        f"{device.memory_bytes // MIB} MiB",
+        device.driver_version,
+        device.compute_capability,
     )
-    name = says.split(",")[0].removeprefix("NVIDIA ").strip().lower().replace(" ", "-")
-    return {"name": name, "says": says}
+    return {"name": name, "says": ", ".join(map(str, facts))}
 
 
 def _made_up(folder: Path) -> str:

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
 
-from gpu_record import Record, measured_row, predicted_figures, refused_row
+from gpu_record import Record, measured_row, predicted_figures, refused_row, unstarted_row
 from gpu_setups import Ladder, Setup
 
 from autotune.core.errors import AutotuneError, CannotPredict
@@ -92,11 +92,31 @@ def measure_setups(
     for setup in setups:
         if box.left <= 0:
             return
-        understood = job_of(setup, gpus)
+        understood = built(setup, gpus, record)
+        if understood is None:
+            continue
         with closing(open_executor(understood.job, understood.trainer)) as executor:
             for ladder in setup.ladders:
                 _climb(setup, ladder, understood, executor, record, box)
         predict(setup, understood, record)
+
+
+def built(
+    setup: Setup,
+    gpus: str,
+    record: Record,
+    **changes: object,
+) -> ParsedRequest | None:
+    """Return the setup's request; None, and a row with the reason, where there can be none."""
+    key = fingerprint({"setup": setup.name})
+    try:
+        understood = job_of(setup, gpus, **changes)
+    except AutotuneError as error:
+        print(f"{setup.name}: {error}", file=sys.stderr, flush=True)
+        record.add(unstarted_row(key, setup.name, str(error)))
+        return None
+    record.discard(key)  # what was missing at an earlier start is there now
+    return understood
 
 
 def _climb(
@@ -139,7 +159,7 @@ def _point(
     try:
         measurement = measure(executor, candidate, box)
     except AutotuneError as error:
-        record.add(refused_row(key, setup.name, candidate, str(error)))
+        record.add(unstarted_row(key, setup.name, str(error), candidate.knobs))
         return record.row(key)
     if measurement is None:
         return None

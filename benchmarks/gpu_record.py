@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from machine import facts
@@ -28,7 +29,9 @@ class Record:
         about: str,
         config: Mapping[str, Any],
         gpu: Mapping[str, Any],
+        measures: bool = True,
     ) -> None:
+        """`measures`: False where predictions are added to what another machine measured."""
         self._path = path
         earlier = json.loads(path.read_text()) if path.exists() else {}
         self.rows: list[dict[str, Any]] = list(earlier.get("rows", []))
@@ -37,6 +40,10 @@ class Record:
         self._versions: dict[str, str] = dict(earlier.get("machine", {}).get("versions", {}))
         self._spent = float(earlier.get("seconds_spent", 0.0))
         self._began = time.monotonic()
+        self._unchanged: dict[str, Any] = {}
+        if not measures:
+            for name in ("about", "config", "gpu", "machine", "seconds_spent"):
+                self._unchanged[name] = earlier[name]
 
     def has(self, key: str) -> bool:
         return self.row(key) is not None
@@ -48,6 +55,9 @@ class Record:
         self.rows = [*(old for old in self.rows if old["key"] != row["key"]), row]
         self._versions.update(versions or {})
         self.write()
+
+    def discard(self, key: str) -> None:
+        self.rows = [row for row in self.rows if row["key"] != key]
 
     def find(self, name: str, value: Any) -> None:
         """Record a result that is not a point, such as the recommendation of a search."""
@@ -66,6 +76,7 @@ class Record:
             "found": self._extra,
             "seconds_spent": round(self._spent + time.monotonic() - self._began, 1),
             "rows": self.rows,
+            **self._unchanged,
         }
         partial = self._path.with_suffix(".partial")
         partial.write_text(json.dumps(document, indent=1) + "\n")
@@ -116,16 +127,27 @@ def refused_row(
     candidate: Candidate,
     why: str,
 ) -> dict[str, Any]:
-    """A point that the framework would refuse, or that could not be started."""
+    """A point that the framework would refuse."""
+    row = unstarted_row(key, setup, why, candidate.knobs)
+    return {**row, "outcome": "illegal", "predicted_why_not": "it is not legal"}
+
+
+def unstarted_row(
+    key: str,
+    setup: str,
+    why: str,
+    knobs: Mapping[str, object] = MappingProxyType({}),
+) -> dict[str, Any]:
+    """A point that could not be started; without knobs a whole setup that cannot be built."""
     return {
         "key": key,
         "setup": setup,
-        "knobs": dict(candidate.knobs),
-        "outcome": "illegal",
+        "knobs": dict(knobs),
+        "outcome": "failed to start",
         "fits": False,
         "why": why,
         "predicted": None,
-        "predicted_why_not": "it is not legal",
+        "predicted_why_not": "not predicted yet" if knobs else why,
     }
 
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gpu_points import Box, job_of, key_of, measure
 from gpu_record import Record, measured_row
-from gpu_setups import GLOBAL_BATCH, Setup
+from gpu_setups import GLOBAL_BATCH, HALF, Setup
 
 from autotune.core.space import Candidate
 from autotune.probe.executors import open_executor
@@ -26,7 +26,7 @@ from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 QUESTION = Setup(
     model="Qwen2.5-7B",
     tuning="lora",
-    limit="40G",
+    limit=HALF,
     ladders=(),
     holds=(),
 )

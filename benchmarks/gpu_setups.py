@@ -10,10 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import starmap
 
 GLOBAL_BATCH = 64
 MICRO_BATCHES = (1, 4, 16, 64)
 GENERATIONS = 8
+WHOLE, HALF, THIRD, FIFTH = "100%", "50%", "30%", "20%"
+"""Memory limits as shares of the card. On one of 80 GB, of which drivers report less, they emulate
+cards of 40, 24 and 16 GB.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,67 +69,37 @@ SHORT, LONG, WITH_ENGINE = (256, 256), (512, 512), (512, 1024)
 hence 512 at most there.
 """
 
-TRANSFORMERS: tuple[Setup, ...] = (
-    Setup(
-        model="Qwen2.5-0.5B",
-        tuning="lora",
-        limit="16G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="lora",
-        limit="24G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="full",
-        limit="80G",
-        ladders=ladders([SHORT]),
-    ),
-    Setup(
-        model="Qwen2.5-1.5B",
-        tuning="full",
-        limit="24G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="lora",
-        limit="40G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-0.5B",
-        tuning="full",
-        limit="16G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-1.5B",
-        tuning="lora",
-        limit="16G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-1.5B",
-        tuning="full",
-        limit="40G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="lora",
-        limit="80G",
-        ladders=ladders([SHORT, LONG]),
-    ),
-    Setup(
-        model="Qwen2.5-0.5B",
-        tuning="full",
-        limit="40G",
-        ladders=ladders([SHORT, LONG]),
-    ),
+
+def _generating_itself(
+    model: str,
+    tuning: str,
+    limit: str,
+    *lengths: tuple[int, int],
+) -> Setup:
+    return Setup(
+        model=model,
+        tuning=tuning,
+        limit=limit,
+        ladders=ladders(lengths),
+    )
+
+
+TRANSFORMERS: tuple[Setup, ...] = tuple(
+    starmap(
+        _generating_itself,
+        (
+            ("Qwen2.5-0.5B", "lora", FIFTH, SHORT, LONG),
+            ("Qwen2.5-7B", "lora", THIRD, SHORT, LONG),
+            ("Qwen2.5-7B", "full", WHOLE, SHORT),
+            ("Qwen2.5-1.5B", "full", THIRD, SHORT, LONG),
+            ("Qwen2.5-7B", "lora", HALF, SHORT, LONG),
+            ("Qwen2.5-0.5B", "full", FIFTH, SHORT, LONG),
+            ("Qwen2.5-1.5B", "lora", FIFTH, SHORT, LONG),
+            ("Qwen2.5-1.5B", "full", HALF, SHORT, LONG),
+            ("Qwen2.5-7B", "lora", WHOLE, SHORT, LONG),
+            ("Qwen2.5-0.5B", "full", HALF, SHORT, LONG),
+        ),
+    )
 )
 """Setups by information content: a time limit may end anywhere."""
 
@@ -155,10 +130,10 @@ def _with_engine(
 COLOCATED: tuple[Setup, ...] = tuple(
     _with_engine(model, tuning, limit, share, sleep)
     for model, tuning, limit, share in (
-        ("Qwen2.5-7B", "lora", "80G", 0.4),
-        ("Qwen2.5-1.5B", "full", "40G", 0.3),
-        ("Qwen2.5-0.5B", "lora", "16G", 0.3),
-        ("Qwen2.5-7B", "lora", "40G", 0.5),
+        ("Qwen2.5-7B", "lora", WHOLE, 0.4),
+        ("Qwen2.5-1.5B", "full", HALF, 0.3),
+        ("Qwen2.5-0.5B", "lora", FIFTH, 0.3),
+        ("Qwen2.5-7B", "lora", HALF, 0.5),
     )
     for sleep in (False, True)
 )
@@ -170,13 +145,13 @@ QUANTISED: tuple[Setup, ...] = (
     Setup(
         model="Qwen2.5-7B",
         tuning="qlora",
-        limit="40G",
+        limit=HALF,
         ladders=ladders([LONGEST]),
     ),
     Setup(
         model="Qwen2.5-7B",
         tuning="qlora",
-        limit="40G",
+        limit=HALF,
         ladders=ladders([LONGEST], (2, 8, 32)),
         holds=(
             "use_vllm=true",
@@ -194,9 +169,9 @@ def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
     """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its
     size.
     """
-    without_engine = {"16G": "560M", "24G": "640M", "40G": "800M", "80G": "1G"}
+    without_engine = {FIFTH: "560M", THIRD: "640M", HALF: "800M", WHOLE: "1G"}
     # vLLM wants half of the limit free when it starts, beside 550 MiB of imported packages.
-    with_engine = {"16G": "1150M", "24G": "1200M", "40G": "1300M", "80G": "1500M"}
+    with_engine = {FIFTH: "1150M", THIRD: "1200M", HALF: "1300M", WHOLE: "1500M"}
     names: set[str] = set()
     for setup in setups:
         holds = tuple(_for_a_cpu(hold) for hold in setup.holds)

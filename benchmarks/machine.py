@@ -36,10 +36,13 @@ def _cpu() -> str:
 
 
 def _commit() -> str:
-    run = subprocess.run(
-        ["git", "describe", "--always", "--dirty"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    try:
+        run = subprocess.run(
+            ["git", "describe", "--always", "--dirty"],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+    except FileNotFoundError:  # no git, as on a machine for measurements alone
+        return "unknown"
     return run.stdout.strip() or "unknown"

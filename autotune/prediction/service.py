@@ -46,7 +46,7 @@ from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.surveys import Surveys, points_of
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer import OutOfTime, TracerPool
 
 Request = Mapping[str, Any]
 
@@ -100,10 +100,22 @@ class PredictionService:
             self._predictions[candidate.id] = prediction
         return prediction
 
+    def screen_within(
+        self, seconds: float, candidates: Sequence[Candidate]
+    ) -> Mapping[str, Prediction]:
+        """Predict the candidates, by id, of which all traces are there after these seconds;
+        possibly none.
+        """
+        self._surveys.until = time.monotonic() + seconds
+        try:
+            return self.screen(candidates, seconds=seconds)
+        finally:
+            self._surveys.until = math.inf
+
     def screen(
         self, candidates: Sequence[Candidate], *, seconds: float | None = None
     ) -> Mapping[str, Prediction]:
-        """Predict many candidates, by id. After `seconds` and the running trace the rest is
+        """Predict many candidates, by id. After `seconds` and the running survey the rest is
         omitted; one is always predicted.
         """
         # 1. All candidates at their longest rows.
@@ -316,7 +328,22 @@ class PredictionService:
                 predictions[candidate.id] = self._longest[candidate.id]
             else:
                 unpredicted.append(candidate)
-        families = self._group_by_family(unpredicted)
+        with contextlib.suppress(OutOfTime):
+            self._predict_families(unpredicted, deadline, predictions)
+        in_order: dict[str, Prediction] = {}
+        for candidate in candidates:
+            if candidate.id in predictions:
+                in_order[candidate.id] = predictions[candidate.id]
+        return in_order
+
+    def _predict_families(
+        self,
+        candidates: Sequence[Candidate],
+        deadline: float,
+        predictions: dict[str, Prediction],
+    ) -> None:
+        """Add the predictions of these candidates. OutOfTime if a trace is not waited for."""
+        families = self._group_by_family(candidates)
         requests_by_family = {}
         for key, members in families.items():
             requests_by_family[key] = _requests_of(members)
@@ -333,11 +360,6 @@ class PredictionService:
                 predictions[name] = prediction
                 if time.monotonic() > deadline:
                     break
-        in_order: dict[str, Prediction] = {}
-        for candidate in candidates:
-            if candidate.id in predictions:
-                in_order[candidate.id] = predictions[candidate.id]
-        return in_order
 
     def _group_by_family(self, candidates: Sequence[Candidate]) -> Mapping[str, Members]:
         """Return the families by key, the largest first."""
@@ -443,15 +465,17 @@ def predict_candidates(
     job: Job,
     trainer: Trainer,
     candidates: Sequence[Candidate],
+    *,
+    seconds: float = math.inf,
 ) -> Mapping[str, Prediction]:
-    """Predict every candidate, by id; empty on a CPU, whose limit counts more than a trace, and
-    if a step cannot be traced.
+    """Predict every candidate, by id, within these seconds; empty on a CPU, whose limit counts
+    more than a trace, and if a step cannot be traced.
     """
     if job.task.hardware.kind != "cuda":
         return {}
     with contextlib.closing(open_prediction_service(job, trainer)) as service:
         try:
-            return service.screen(candidates)
+            return service.screen_within(seconds, candidates)
         except CannotPredict:
             return {}
 

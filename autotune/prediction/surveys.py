@@ -6,6 +6,7 @@ that a survey would take longer are traced one by one; `traced_alone` decides.
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -50,6 +51,9 @@ class Surveys:
     def __init__(self, tracer: TracerPool, stored: StepModels | None = None) -> None:
         """`stored`: without it, a single candidate is always traced."""
         self.families: dict[str, Family] = {}
+        self.until = math.inf
+        """Time on the monotonic clock after which no trace is waited for."""
+
         self._tracer = tracer
         self._stored = stored
         self._reference: StepModel | None = None
@@ -61,7 +65,7 @@ class Surveys:
     def trace(self, request: Request) -> Trace:
         if self._stored is not None:
             self._stored.require_tracing()
-        return self._tracer.trace(traced_request(request))
+        return self._tracer.trace(traced_request(request), until=self.until)
 
     def expect(self, requests: Iterable[Request]) -> None:
         """Announce traces that are needed later, in order."""

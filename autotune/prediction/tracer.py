@@ -9,12 +9,13 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import os
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -57,6 +58,10 @@ _ENVIRONMENT = {
     "HF_DATASETS_OFFLINE": "1",
     "CUDA_VISIBLE_DEVICES": "",
 }
+
+
+class OutOfTime(Exception):
+    """A trace is not there in the time that it may take."""
 
 
 class _WorkerGone(Exception):
@@ -325,13 +330,17 @@ class TracerPool:
         for specification in specifications:
             self._submit(specification)
 
-    def trace(self, specification: Specification) -> Trace:
-        """Return the trace and drop it from the pool. CannotPredict if it cannot be traced."""
+    def trace(self, specification: Specification, *, until: float = math.inf) -> Trace:
+        """Return the trace and drop it from the pool. CannotPredict if it cannot be traced,
+        OutOfTime if it is not there at `until`, of the monotonic clock.
+        """
         future = self._submit(specification, first=True)
-        try:
-            return future.result()
-        finally:
-            self._requested.pop(fingerprint(specification), None)
+        if until < math.inf:
+            finished, _ = wait([future], max(0.0, until - time.monotonic()))
+            if not finished:
+                raise OutOfTime
+        self._requested.pop(fingerprint(specification), None)
+        return future.result()
 
     def close(self) -> None:
         """End the processes and cancel announced traces. A later `trace` starts new processes."""

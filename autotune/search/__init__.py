@@ -12,6 +12,7 @@ Pure functions of the trials, without storage and loop:
 
 agenda.py           next measurement or end
     confirmation.py     which finalist to confirm next
+    affordable.py       candidates that the remaining budget pays for
     acquisition.py      candidate of the agenda's pool; sampler.py: by Optuna's own samplers
     pruning.py          when a probe is stopped early
     trial_view.py       what they decide by; pooling.py, speed_comparison.py

@@ -130,6 +130,15 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
     return np.asarray(usual_seconds * np.exp(bounded))
 
 
+def expected_seconds(view: TrialView) -> tuple[FloatArray, FloatArray]:
+    """Return the expected seconds of every candidate's probe, and of its load. Requires a
+    measurement.
+    """
+    probe = _probe_seconds(view.completed, view.estimates)
+    usual_seconds = float(np.median(probe))
+    return probe, _load_seconds(view.table, view.completed, usual_seconds)
+
+
 def _load_seconds(
     table: CandidateTable,
     trials: Sequence[Trial],

@@ -23,7 +23,8 @@ further state, a killed study continues at the same point.
        d. Otherwise the next tier.
     4. No tier is likely to fit: measure the likeliest candidate of all, up to MAX_LAST_RESORTS.
        Predictions alone never prove that nothing fits.
-    5. The probe of steps 2 to 4 would leave no time for a confirmation: the end.
+    5. Of the pool of steps 2 to 4, candidates that leave no time for a confirmation are left out
+       (`affordable`); without any other: the end.
     6. At the end: confirm the finalists, one at a time [confirm] (`confirmation`).
     7. Steps 6 and the end wait until no other probe is pending.
 
@@ -39,7 +40,7 @@ from __future__ import annotations
 
 import math
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,7 +48,8 @@ from autotune.core.answer import Proven, Purpose
 from autotune.core.measurement import Outcome
 from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
-from autotune.search.confirmation import PROBES_PER_CONFIRMATION, next_confirmation
+from autotune.search.affordable import affordable
+from autotune.search.confirmation import next_confirmation
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
@@ -115,8 +117,7 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
             step = _probe("confirm", finalist, view)
         elif view.open_baseline is not None:
             comparison = _probe("baseline", view.open_baseline, view)
-            if _leaves_confirmation(comparison, view, budget):
-                step = comparison
+            step = _affordable_part(comparison, view, budget) or step
 
     needs_all_results = isinstance(step, SearchEnd) or step.purpose == "confirm"
     return Wait() if view.pending and needs_all_results else step
@@ -139,8 +140,8 @@ def _search_within(budget: RemainingBudget, view: TrialView) -> NextProbe | Sear
         step: NextProbe | SearchEnd = _probe("baseline", baseline, view)
     else:
         step = _search(view)
-    if isinstance(step, NextProbe) and not _leaves_confirmation(step, view, budget):
-        return SearchEnd(proven="budget spent")
+    if isinstance(step, NextProbe):
+        return _affordable_part(step, view, budget) or SearchEnd(proven="budget spent")
     return step
 
 
@@ -328,24 +329,18 @@ def promising(
 # 4. The budget.
 
 
-def _leaves_confirmation(
+def _affordable_part(
     step: NextProbe,
     view: TrialView,
     budget: RemainingBudget,
-) -> bool:
-    """Return True if the probe leaves time for one confirmation of the incumbent."""
+) -> NextProbe | None:
+    """Return the step without the candidates that the budget does not pay for; None without any
+    left.
+    """
     if budget.probes <= 0:
-        return False
-    ready = budget.live
-    if not ready and view.probes:
-        ready = frozenset({view.probes[-1].candidate.load_key})
-    loads = not view.table.is_loaded(ready)[step.pool].any()
-
-    incumbent, reserve = view.best(), 0.0
-    if incumbent is not None:
-        loads_again = loads or incumbent.candidate.load_key not in ready
-        reserve = PROBES_PER_CONFIRMATION * view.usual_seconds(load=loads_again)
-    return budget.seconds > view.usual_seconds(load=loads) + reserve
+        return None
+    pool = affordable(step.pool, view, budget.seconds, budget.live)
+    return replace(step, pool=pool) if len(pool) else None
 
 
 # 5. For Optuna's own samplers: one load after the other.

@@ -142,7 +142,9 @@ def _simpler_rival(view: TrialView) -> Candidate | None:
 
 def _has_time(view: TrialView, seconds: float) -> bool:
     """Return True if one more confirmation ends within these seconds."""
-    return seconds > PROBES_PER_CONFIRMATION * view.usual_seconds(load=True)
+    further_probes = PROBES_PER_CONFIRMATION - 1  # on the same load
+    needed = view.usual_seconds(load=True) + further_probes * view.usual_seconds(load=False)
+    return seconds > needed
 
 
 def _affordable(

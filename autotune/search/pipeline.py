@@ -5,6 +5,7 @@ fits (`relaxation`), soak.
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -31,6 +32,7 @@ from autotune.search.soak import soak
 from autotune.search.study import Study, open_study
 
 NAMED_PACKAGES = ("trl", "torch", "vllm")  # Versions to name with a stored answer
+PREDICTION_SHARE = 0.5  # Largest share of the remaining budget that predictions may take
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +145,7 @@ class _Searcher:
         # 1. Predict.
         baseline = baseline_candidate(job, self.trainer)
         predicted = [*candidates, baseline] if baseline else candidates
-        predictions = predict_candidates(job, self.trainer, predicted)
+        predictions = self._predict(job, predicted)
         best = best_predicted(job, candidates, baseline, predictions)
         if best is not None:
             self.listener(BestPredicted(best=best))
@@ -171,6 +173,22 @@ class _Searcher:
             listener=listener,
             clock=self.clock,
         )
+
+    def _predict(self, job: Job, candidates: Sequence[Candidate]) -> Mapping[str, Prediction]:
+        """Predict the candidates. Of a budget that the user stated, probes keep a share: what is
+        not predicted by then is measured without a prediction.
+        """
+        seconds = math.inf if job.budget_adapts else PREDICTION_SHARE * self.clock.left
+        ends = self.clock.elapsed + seconds
+        predictions = predict_candidates(job, self.trainer, candidates, seconds=seconds)
+        count = len({candidate.id for candidate in candidates})
+        if len(predictions) < count and self.clock.elapsed >= ends:
+            self._note(
+                f"{PREDICTION_SHARE:.0%} of the budget was spent on predictions, of"
+                f" {len(predictions)} of {counted(count, 'candidate')}; the others are measured"
+                " without. The next run continues with the traces of this one."
+            )
+        return predictions
 
     def relaxed(self, request: ParsedRequest, first: Recommendation) -> SearchAnswer:
         """Return the answer to the wider job if nothing fits for lack of memory; otherwise

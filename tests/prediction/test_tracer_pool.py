@@ -15,7 +15,7 @@ import pytest
 
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.prediction.tracer import OutOfTime, Tracer, TracerPool
 from tests.probe.toys import tree_of
 
 TOY = str(Path(__file__).parent / "toy_trace.py")
@@ -68,6 +68,13 @@ def test_an_error_is_raised_only_by_the_request_that_failed(tracers: TracerPool)
         tracers.trace(spec(do="untraceable"))
     with pytest.raises(ProbeError, match="ended by signal 9"):
         tracers.trace(spec(do="kill"))
+
+
+@pytest.mark.timeout(60)
+def test_a_trace_is_not_waited_for_after_its_time(tracers: TracerPool) -> None:
+    with pytest.raises(OutOfTime):
+        tracers.trace(spec(do="hang"), until=time.monotonic() + 0.5)
+    assert tracers.trace(spec(), until=time.monotonic() + 50).peak_bytes == 6
 
 
 def test_closing_ends_running_traces_at_once(tracers: TracerPool) -> None:
