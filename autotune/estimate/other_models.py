@@ -49,8 +49,9 @@ def other_model_bytes(
             continue
         model = _OtherModel(resident, trace, composition, used, config)
         for phase, parts in model.phases():
+            sizes = by_phase[phase]
             for part, size in parts.items():
-                by_phase[phase][f"{resident.role}_{part}"] += size
+                sizes[f"{resident.role}_{part}"] += size
     return {phase: dict(parts) for phase, parts in by_phase.items() if parts}
 
 
@@ -117,8 +118,9 @@ class _OtherModel:
             yield from self._another_model(phase)
         elif not self.resident.trains:
             size = self.inventory.weight_bytes
-            is_sharded = self.resident.sharding == "parameters"
-            yield "weights", self._per_rank(size) if is_sharded else size
+            if self.resident.sharding == "parameters":
+                size = self._per_rank(size)
+            yield "weights", size
         else:
             yield from self._trained_like_policy(phase)
 
@@ -154,8 +156,9 @@ class _OtherModel:
         for use in self.used.phases:
             if use.phase not in TRAINING:
                 continue
+            activations = use.parts.get("activations", 0)
             parts: Counter[str] = Counter()
-            parts["activations"] = round(use.parts.get("activations", 0) * scale)
+            parts["activations"] = round(activations * scale)
             parts["inputs"] = use.parts.get("inputs", 0)
             if not self.differs:
                 parts["gradients"] = use.parts.get("gradients", 0)
@@ -173,7 +176,8 @@ class _OtherModel:
                 continue
             parts = self._parts_in_turn(use)
             policy = sum(use.parts.get(part, 0) for part in (*TURN_PARTS, *offloaded))
-            yield use.phase, _filled(parts, max(0, sum(parts.values()) - policy))
+            excess = sum(parts.values()) - policy
+            yield use.phase, _filled(parts, max(0, excess))
 
     def _parts_in_turn(self, use: PhaseUse) -> dict[str, int]:
         if not self.differs:
@@ -194,7 +198,8 @@ class _OtherModel:
 
     def _parts_like_policy(self, use: PhaseUse) -> dict[str, int]:
         """Return the parts of a model of the policy's shape, which are the policy's own."""
-        resident, state = self.resident, self.used.resting.parts
+        resident = self.resident
+        state = self.used.resting.parts
         parts = dict.fromkeys(("weights", "optimizer", "gradients"), 0)
         if resident.awake == () or resident.offloads_weights:
             parts["weights"] = state.get("weights", 0)
@@ -209,11 +214,13 @@ class _OtherModel:
 
     def _activations(self, use: PhaseUse) -> int:
         scale = self._scale() * self.resident.activation_scale
-        return round(use.parts.get("activations", 0) * scale)
+        activations = use.parts.get("activations", 0)
+        return round(activations * scale)
 
     def _training(self, count: int, phase: Phase) -> Iterator[ModelPart]:
         """Yield optimizer state and gradients of full training."""
-        yield "optimizer", self._state(count * self.resident.state_bytes_per_weight)
+        state_size = count * self.resident.state_bytes_per_weight
+        yield "optimizer", self._state(state_size)
         if phase in self.gradient_phases:
             yield "gradients", self._in_dtype(count, "parameters", "gradients")
 
@@ -223,7 +230,8 @@ class _OtherModel:
         if self.resident.model == self.policy.model:
             return model_shape.shape(self.config)
         try:
-            return model_shape.shape(model_lookup.find_model(self.resident.model).config)
+            model = model_lookup.find_model(self.resident.model)
+            return model_shape.shape(model.config)
         except BadInput as error:
             raise CannotPredict(
                 f"The {self.resident.role} model's size decides, and is not known: {error.what}",
@@ -237,7 +245,9 @@ class _OtherModel:
         """Return layers · hidden, relative to the policy's: the ratio of the activations."""
         shape = self._shape()
         policy = model_shape.shape(self.config)
-        return len(shape.layers) * shape.hidden / (len(policy.layers) * policy.hidden)
+        width = len(shape.layers) * shape.hidden
+        policy_width = len(policy.layers) * policy.hidden
+        return width / policy_width
 
     def _parameters(self) -> int:
         """Return the parameters; critics and rewards have one output, no vocabulary."""
@@ -251,10 +261,14 @@ class _OtherModel:
         the ranks.
         """
         size = count * model_shape.dtype_bytes(self.resident.dtype)
-        return self._per_rank(size) if self.resident.sharding in sharded else size
+        if self.resident.sharding in sharded:
+            return self._per_rank(size)
+        return size
 
     def _state(self, size: int) -> int:
-        return size if self.resident.sharding == "none" else self._per_rank(size)
+        if self.resident.sharding == "none":
+            return size
+        return self._per_rank(size)
 
     def _per_rank(self, size: int) -> int:
         return size // max(1, len(self.resident.ranks))

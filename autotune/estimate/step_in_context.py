@@ -86,7 +86,10 @@ def _end_of_loading(trace: Trace) -> int:
     """Return the first event after loading; 0 if nothing is loaded."""
     if not any(mark.phase == "load" for mark in trace.marks):
         return 0
-    return next((mark.event for mark in trace.marks if mark.phase != "load"), len(trace.events))
+    for mark in trace.marks:
+        if mark.phase != "load":
+            return mark.event
+    return len(trace.events)
 
 
 def _first_preparation(trace: Trace, loaded: int) -> int:
@@ -94,8 +97,9 @@ def _first_preparation(trace: Trace, loaded: int) -> int:
     for event, entry in enumerate(trace.events[:loaded]):
         if entry < 0:
             continue
-        part = trace.part_names[trace.parts[entry - 1]]
-        if part in MADE_WHILE_PREPARING or entry - 1 in trace.emptied:
+        number = entry - 1
+        part = trace.part_names[trace.parts[number]]
+        if part in MADE_WHILE_PREPARING or number in trace.emptied:
             return event
     return loaded
 
@@ -125,7 +129,8 @@ def _cycles(trace: Trace) -> Iterator[tuple[int, int]]:
     begin = next(mark for mark in trace.marks if mark.phase != "load")
     if begin.event < second:
         yield begin.event, begin.step
-    yield second, next(mark.step for mark in reversed(trace.marks) if mark.event <= second)
+    running = next(mark for mark in reversed(trace.marks) if mark.event <= second)
+    yield second, running.step
 
 
 def second_cycle(trace: Trace) -> int | None:
@@ -153,14 +158,18 @@ def _pass_gathering(trace: Trace) -> PassGathering | None:
     if not numbers:
         return None
     sizes = [trace.sizes[number] for number in numbers]
-    frees = range(-1, -len(sizes) - 1, -1)
+    streams = [trace.streams.get(number, 0) for number in numbers]
     done = frozenset(order)
+    final_frees = []
+    for own_entry in range(1, len(sizes) + 1):
+        if -own_entry not in done:
+            final_frees.append(-own_entry)
     return PassGathering(
         sizes=tuple(sizes),
-        streams=tuple(trace.streams.get(number, 0) for number in numbers),
+        streams=tuple(streams),
         order=tuple(order),
         turn=_highest_after_root(sizes, order),
-        final_frees=tuple(free for free in frees if free not in done),
+        final_frees=tuple(final_frees),
     )
 
 
@@ -187,14 +196,21 @@ def _highest_after_root(sizes: list[int], order: list[int]) -> int:
     """Return the events up to the highest point after the largest buffer, the root's, was given
     back: a layer computes there. Without one: all events.
     """
-    live = top = turn = 0
-    root, root_freed = max(sizes), False
+    live = 0
+    highest = 0
+    turn = 0
+    root = max(sizes)
+    root_freed = False
     for at, entry in enumerate(order):
         size = sizes[abs(entry) - 1]
-        live += size if entry > 0 else -size
-        root_freed = root_freed or (entry < 0 and size == root)
-        if root_freed and live > top:
-            top, turn = live, at + 1
+        if entry > 0:
+            live += size
+        else:
+            live -= size
+            root_freed = root_freed or size == root
+        if root_freed and live > highest:
+            highest = live
+            turn = at + 1
     return turn or len(order)
 
 

@@ -50,7 +50,8 @@ def gathered_bytes(
     if composition.sharded_by not in SHARDS_WEIGHTS or composition.ranks == 1:
         return 0
     count = inventory.parameters if all_weights else inventory.largest_parameter
-    return round(count * (inventory.weight_bytes / max(1, inventory.parameters)))
+    mean_width = inventory.weight_bytes / max(1, inventory.parameters)
+    return round(count * mean_width)
 
 
 def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
@@ -70,7 +71,9 @@ def gathered_pieces(size: int, trace: Trace) -> tuple[int, ...]:
     # By the mean size of a parameter, which adapters of another precision raise a little.
     largest = inventory.largest_parameter * size // max(1, inventory.parameters)
     largest = max(1, min(outside, largest))
-    return (*([largest] * (outside // largest)), *in_layers, outside % largest)
+    count, remainder = divmod(outside, largest)
+    outside_pieces = [largest] * count
+    return (*outside_pieces, *in_layers, remainder)
 
 
 # A sync.
@@ -112,7 +115,8 @@ def sync_blocks(
 
     # 3. The merged adapter: one module at a time. A packed buffer, made afterwards, is larger.
     if adapters and not packed:
-        yield "workspaces", MERGE_BYTES_PER_WEIGHT * _largest_adapted(composition, config, trace)
+        elements = _largest_adapted(composition, config, trace)
+        yield "workspaces", MERGE_BYTES_PER_WEIGHT * elements
 
 
 def _largest_adapted(
@@ -144,9 +148,11 @@ def _largest_with_adapter(composition: Composition, trace: Trace) -> int:
     if not rank or len(sizes) % 2 or sum(sizes) != inventory.trainable_bytes:
         return 0
     width = inventory.trainable_bytes // max(1, inventory.trainable_parameters)
+    squared = (rank * width) ** 2
     largest = 0
     for a_bytes, b_bytes in zip(sizes[::2], sizes[1::2], strict=True):
-        largest = max(largest, a_bytes * b_bytes // (rank * width) ** 2)
+        elements = a_bytes * b_bytes // squared
+        largest = max(largest, elements)
     return largest
 
 
@@ -155,8 +161,9 @@ def _loaded_adapters(trace: Trace) -> list[int]:
     loaded = next((mark.event for mark in trace.marks if mark.phase != "load"), 0)
     sizes = []
     for entry in trace.events[:loaded]:
-        if entry > 0 and trace.part_names[trace.parts[entry - 1]] == "adapters":
-            sizes.append(trace.sizes[entry - 1])
+        number = entry - 1
+        if entry > 0 and trace.part_names[trace.parts[number]] == "adapters":
+            sizes.append(trace.sizes[number])
     return sizes
 
 
@@ -184,8 +191,9 @@ def _sent_bytes(
     gathered_size = size if ranks > 1 else 0
     elements_per_byte = inventory.parameters / max(1, inventory.weight_bytes)
     outside = inventory.weight_bytes - sum(inventory.layer_bytes)
-    unit_bytes = max(max(inventory.layer_bytes, default=0), outside)
-    unit = round(unit_bytes * elements_per_byte) * gathered_size
+    unit_bytes = max(*inventory.layer_bytes, 0, outside)
+    unit_elements = round(unit_bytes * elements_per_byte)
+    unit = unit_elements * gathered_size
     largest = inventory.largest_parameter * gathered_size
     match composition.sync_gathers:
         case "model":
@@ -195,8 +203,11 @@ def _sent_bytes(
         case "parameter":
             return largest + buffer
     shape = model_shape.shape(config)
-    state_dict_elements = inventory.parameters + (0 if shape.head else shape.embedding)
-    return state_dict_elements * size // ranks + largest + max(buffer, unit)
+    state_dict_elements = inventory.parameters
+    if not shape.head:
+        state_dict_elements += shape.embedding
+    shards = state_dict_elements * size // ranks
+    return shards + largest + max(buffer, unit)
 
 
 # Packed buffers.
@@ -224,10 +235,13 @@ def packed_blocks(composition: Composition, trace: Trace) -> tuple[int, int, int
             buffers.append(0)
         buffers[-1] += size
 
-    policy, gathered = composition["policy"], 0
+    policy = composition["policy"]
+    gathered = 0
     if policy.sharding == "parameters" and policy.adapter_rank is None:
         gathered = max(buffers)
-    return max(buffers[::2]), max(buffers[1::2], default=0), gathered
+    even = max(buffers[::2])
+    odd = max(buffers[1::2], default=0)
+    return even, odd, gathered
 
 
 def _sent_parameters(composition: Composition, trace: Trace) -> list[int]:
@@ -237,7 +251,8 @@ def _sent_parameters(composition: Composition, trace: Trace) -> list[int]:
     inventory = trace.inventory
     sent_size = model_shape.dtype_bytes(composition["policy"].dtype)
     scale = inventory.parameters * sent_size / max(1, inventory.weight_bytes)
-    sizes = [round(piece * scale) for piece in gathered_pieces(inventory.weight_bytes, trace)]
+    pieces = gathered_pieces(inventory.weight_bytes, trace)
+    sizes = [round(piece * scale) for piece in pieces]
     # Without a trace of the parameters the two largest come first: embedding and head.
     if trace.usage is None and len(sizes) > 1 and sizes[0] == sizes[1] == max(sizes):
         return [*sizes[1:], sizes[0]]

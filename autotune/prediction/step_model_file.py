@@ -75,7 +75,9 @@ _DECODER = msgspec.msgpack.Decoder(_Document)
 def packed(surveyed: SurveyedModel) -> bytes:
     """Return a step model as the content of a file."""
     model = surveyed.model
-    sizes, work, trace = model.sizes, model.work, model.trace
+    sizes = model.sizes
+    work = model.work
+    trace = model.trace
     columns: PackedColumns = {
         "origin": _column(model.stretched.origin),
         "growth": _column(model.stretched.growth),
@@ -125,14 +127,16 @@ def unpacked(content: bytes) -> SurveyedModel:
 def _surveyed(document: _Document) -> SurveyedModel:
     columns = document.columns
     sizes = _size_model(document)
-    origin, growth = _numbers(columns["origin"]), _numbers(columns["growth"])
+    origin = _numbers(columns["origin"])
+    growth = _numbers(columns["growth"])
     # The trace's own sizes are those at the first point.
     stretched = StretchedTrace(
         trace=document.trace,
         origin=origin,
         growth=growth,
     )
-    trace = _with_columns(document.trace, columns, stretched.sizes_from(sizes.sizes_at_first))
+    full_sizes = stretched.sizes_from(sizes.sizes_at_first)
+    trace = _with_columns(document.trace, columns, full_sizes)
     model = StepModel(
         stretched=replace(stretched, trace=trace),
         sizes=sizes,
@@ -165,7 +169,7 @@ def _size_model(document: _Document) -> SizeModel:
                 formulas=_numbers(columns[f"{prefix} formulas"]),
             )
         )
-    known = KnownFormulas(
+    known_formulas = KnownFormulas(
         basis=document.known_basis,
         coefficients=_rows(columns["known"], document.known_basis),
     )
@@ -178,7 +182,7 @@ def _size_model(document: _Document) -> SizeModel:
         scaled=tuple(scaled),
         extra_formula=document.extra_formula,
         is_exact=document.is_exact,
-        known_formulas=known,
+        known_formulas=known_formulas,
     )
 
 
@@ -207,10 +211,10 @@ def _without_columns(trace: Trace) -> Trace:
 
 
 def _trace_columns(trace: Trace) -> PackedColumns:
-    marks = [
-        (mark.event, PHASES.index(mark.phase), mark.step, _or_none(mark.layer))
-        for mark in trace.marks
-    ]
+    marks = []
+    for mark in trace.marks:
+        phase = PHASES.index(mark.phase)
+        marks.append((mark.event, phase, mark.step, _or_none(mark.layer)))
     columns = {
         "events": _column(_live_ranks(trace.events)),
         "parts": _column(trace.parts),
@@ -294,11 +298,13 @@ def _with_usage(usage: ModuleUse, columns: PackedColumns) -> ModuleUse:
     uses = []
     for use in _tuples("uses", columns, width=4):
         uses.append(use if use[3] >= NO_NUMBER else use[:3])
-    modules, begin = [], 0
+    modules = []
+    begin = 0
     owned: list[int] = _numbers(columns["module_parameters"]).tolist()
     for length in _numbers(columns["module_lengths"]).tolist():
-        modules.append(tuple(owned[begin : begin + length]))
-        begin += length
+        end = begin + length
+        modules.append(tuple(owned[begin:end]))
+        begin = end
     return replace(
         usage,
         parameters=tuple(parameters),
@@ -326,14 +332,16 @@ def _live_ranks(events: Sequence[int]) -> list[int]:
 
 def _events(ranks: Sequence[int]) -> tuple[int, ...]:
     live: list[int] = []
-    events, made = [], 0
+    events = []
+    allocations = 0
     for rank in ranks:
         if rank:
-            events.append(-live.pop(-rank))
+            freed = live.pop(-rank)
+            events.append(-freed)
         else:
-            made += 1
-            live.append(made)
-            events.append(made)
+            allocations += 1
+            live.append(allocations)
+            events.append(allocations)
     return tuple(events)
 
 
@@ -375,13 +383,15 @@ def _column(values: Sequence[int] | Integers) -> bytes:
     for code, width in enumerate(WIDTHS):
         narrow = differences.astype(width)
         if np.array_equal(narrow, differences):
-            return bytes([code]) + narrow.astype(narrow.dtype.newbyteorder("<")).tobytes()
+            little_endian = narrow.dtype.newbyteorder("<")
+            return bytes([code]) + narrow.astype(little_endian).tobytes()
     raise AssertionError("int64 holds every difference")
 
 
 def _numbers(column: bytes) -> Integers:
     width = np.dtype(WIDTHS[column[0]]).newbyteorder("<")
-    numbers: Integers = np.cumsum(np.frombuffer(column, width, offset=1), dtype=np.int64)
+    differences = np.frombuffer(column, width, offset=1)
+    numbers: Integers = np.cumsum(differences, dtype=np.int64)
     return numbers
 
 

@@ -186,12 +186,12 @@ class _TraceWriter:
         # 1. Two uses that show the step from one module to the next: of instances 0 and 1, or
         #    outside the layers of both models.
         #
-        #    Modules are numbered in the order of the model, and each group has equally many. If
-        #    the same module is number 12 in instance 0 and 22 in instance 1, it is 12 + 10 i in
-        #    instance i. Outside the layers the two models show it: a module behind the layers
-        #    that is number 40 in the short model and 50 in the longer one has one group more
-        #    before it there, and in the full model c groups more: 40 + 10 c. One before the
-        #    layers has the same number in both, and keeps it.
+        #    Modules (and parameters alike) are numbered in the order of the model, and each group
+        #    has equally many. If the same module is number 12 in instance 0 and 22 in instance 1,
+        #    it is 12 + 10 i in instance i. Outside the layers the two models show it: a module
+        #    behind the layers that is number 40 in the short model and 50 in the longer one has
+        #    one group more before it there, and in the full model c groups more: 40 + 10 c. One
+        #    before the layers has the same number in both, and keeps it.
         uses = self.longer.uses[block]
         if self._is_in_group(copy.place):
             lower_block, upper_block = self.pairing.instances_of(copy.place)
@@ -210,8 +210,8 @@ class _TraceWriter:
             offset, kind, _, *allocation = use
             if not lower[KIND] == upper[KIND] == kind:
                 raise NotUniform("modules are used in another order")
-            modules_per_step = upper[INDEX] - lower[INDEX]
-            index = lower[INDEX] + steps * modules_per_step
+            index_step = upper[INDEX] - lower[INDEX]
+            index = lower[INDEX] + steps * index_step
             if allocation and allocation[0] >= 0:
                 allocation = [self._gradient_in(copy, lower, upper)]
             yield offset, kind, index, *allocation
