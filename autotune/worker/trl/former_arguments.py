@@ -15,7 +15,6 @@ from typing import Any, TypeAlias
 
 from ..tracing.patching import attribute
 
-
 Method: TypeAlias = Callable[..., Any]
 """Method of a configuration or a parser."""
 
