@@ -179,7 +179,8 @@ def _memory(
     own_peak = result.peak_bytes
     own_phases = _phase_peaks(result)
     if sampled.newcomers:  # the rank's own figure (total - free) would include their memory
-        own_peak, own_phases = None, {}
+        own_peak = None
+        own_phases = {}
     # Others that left hide growth of the probe from every difference; torch's own figure counts it
     # alone.
     torch_phases: dict[str, int] = {}

@@ -149,7 +149,8 @@ def wait_until_released(
     """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An
     engine that starts while a killed process's memory is released mistakes it for its own.
     """
-    deadline, last = now() + patience_seconds, None
+    deadline = now() + patience_seconds
+    last = None
     while True:
         used = used_bytes()
         released = used <= base_bytes + RESIDUE_BYTES

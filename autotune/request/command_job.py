@@ -31,7 +31,8 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
     _refuse_missing_program(command.words[0], flags.training.python, python)
 
     # 2. What it searches.
-    held_values, searched = values_of(flags.settings.hold), flags.settings.searched
+    held_values = values_of(flags.settings.hold)
+    searched = flags.settings.searched
     choices = _choices(command, held_values, searched)
     space = _space(command, choices, searched)
 

@@ -109,7 +109,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
     # 1. Sources, and the settings that they state together.
     sources = _read_sources(flags, reader)
-    trainer, hardware = sources.trainer, sources.hardware
+    trainer = sources.trainer
+    hardware = sources.hardware
     choice = _with_exported(flags.settings, sources.exported)
     model = _model(flags, sources.file)
     settings = _merge_settings(flags, choice, sources)
@@ -153,7 +154,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
 def candidate_of_job(request: ParsedRequest) -> Candidate:
     """Return the candidate of `predict`: given values, else the framework's defaults."""
-    job, trainer = request.job, request.trainer
+    job = request.job
+    trainer = request.trainer
     candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     reason = trainer.why_illegal(candidate, job.task)
     if reason is not None:
@@ -169,7 +171,8 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
 
 def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     """Read the user's file and the space, which decide framework and method together."""
-    training, choice = flags.training, flags.file
+    training = flags.training
+    choice = flags.file
     hardware = target_hardware(flags.hardware)
     python = environment.interpreter(training.python)
 
@@ -283,7 +286,9 @@ def _merge_settings(
     choice: SettingChoice,
     sources: Sources,
 ) -> MergedSettings:
-    trainer, space, file = sources.trainer, sources.space, sources.file
+    trainer = sources.trainer
+    space = sources.space
+    file = sources.file
     tuning = choose_tuning(flags, file, space)
     named = named_choices(choice, space, tuning.tuning, trainer)
 
@@ -313,7 +318,8 @@ def _with_shares_of_limit(
     sources: Sources,
 ) -> HeldSettings:
     """Return the file's settings with engine shares of the limit: in a file they are of the GPU."""
-    trainer, hardware = sources.trainer, sources.hardware
+    trainer = sources.trainer
+    hardware = sources.hardware
     scale = shares_in_files.scale_of(hardware, memory_limit(flags.hardware.memory_limit, hardware))
     converted = shares_in_files.within_limit(values_of(of_file), scale, trainer.fields())
     default = Origin(source=Source.FRAMEWORK, place=trainer.name)
@@ -387,7 +393,8 @@ def _workload(
     space: SearchSpace,
     model: Model,
 ) -> Workload:
-    file, trainer = sources.file, sources.trainer
+    file = sources.file
+    trainer = sources.trainer
     held_values = values_of(settings.held_settings)
     lengths = _completion_lengths(flags.lengths, trainer.method)
     typical = flags.lengths.typical_completion
@@ -515,7 +522,8 @@ def build_job(
     mode: Mode,
 ) -> Job:
     """Return the job. The study's default name consists of subject and hardware."""
-    search, hardware = flags.search, flags.hardware
+    search = flags.search
+    hardware = flags.hardware
     return Job(
         task=task,
         space=space,

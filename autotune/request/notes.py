@@ -105,7 +105,8 @@ def job_notes(
 ) -> Iterator[str]:
     """Yield the deviations from what one would expect, the most important one first."""
     # 1. Other hardware or settings than the user's file has.
-    hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
+    hardware = job.task.hardware
+    lengths = job.task.workload.completion_lengths
     if config is not None and config.processes not in (None, hardware.count):
         yield (
             f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"

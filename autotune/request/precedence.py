@@ -58,12 +58,14 @@ def choose_training(
     space: SearchSpace | None,
 ) -> tuple[str, str]:
     """Return framework and method. `space`: the one of --space; its own have to agree."""
-    framework, method = flags.framework, flags.method
+    framework = flags.framework
+    method = flags.method
     stated_by_file = file is not None and file.framework is not None
     if file is not None and stated_by_file:
         _refuse_other(framework, file.framework, "--framework", file)
         _refuse_other(method, file.method, "--method", file)
-        framework, method = file.framework, file.method
+        framework = file.framework
+        method = file.method
     if space is None:
         return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
 
@@ -115,12 +117,14 @@ def choose_tuning(
     # 1. --tuning, the launch script, the settings of the file, or the space.
     origin = None
     if flags.model.tuning is not None:
-        tuning, origin = flags.model.tuning, Origin(source=Source.TUNING, place="--tuning")
+        tuning = flags.model.tuning
+        origin = Origin(source=Source.TUNING, place="--tuning")
     elif file is None:
         tuning = cast(Tuning, space.assume.get("tuning", "lora"))
     elif file.tuning is not None:
         place = str(file.config.path)
-        tuning, origin = file.tuning, Origin(source=Source.TUNING, place=place)
+        tuning = file.tuning
+        origin = Origin(source=Source.TUNING, place=place)
     else:
         tuning = _tuning_under(file.config.settings, "full")
     settings = {} if origin is None else _tuning_settings(tuning, origin)

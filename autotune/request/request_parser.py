@@ -115,8 +115,11 @@ class RequestSources:
 
     def with_value(self, name: SettingName, value: KnobValue) -> RequestSources:
         """Return the request with another value of one setting."""
-        choice, own_name = self.values.settings, name.of_autotune
-        hold, settings, by_flag = dict(choice.hold), dict(choice.set), dict(choice.own)
+        choice = self.values.settings
+        own_name = name.of_autotune
+        hold = dict(choice.hold)
+        settings = dict(choice.set)
+        by_flag = dict(choice.own)
         hold.pop(name.of_framework, None)
         settings.pop(name.of_framework, None)
         if own_name is None:
@@ -253,7 +256,8 @@ def _why_never(
     value: KnobValue,
 ) -> str | None:
     """Return a reason why all candidates with this value are illegal, if it names the knob."""
-    job, trainer = request.job, request.trainer
+    job = request.job
+    trainer = request.trainer
     for knobs in job.space.with_choices({name: (value,)}).assignments():
         if name not in knobs:
             continue

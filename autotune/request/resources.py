@@ -125,7 +125,8 @@ def check_packages(
     """Check the framework's packages, and return True if vLLM is installed as well. A prediction
     may need none of them: what traces a step checks that they are there.
     """
-    needs, requires = trainer.needs, trainer.requires
+    needs = trainer.needs
+    requires = trainer.requires
     if mode == "predict":
         needs = packages_to_trace(trainer)
     else:

@@ -17,10 +17,10 @@ from dataclasses import dataclass
 from typing import TypeGuard
 
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
 # Settings that change together at one global batch, and count as one change.
-BATCH_KNOBS = ("per_device_train_batch_size", "gradient_accumulation_steps", "steps_per_generation")
-MICRO_BATCH, ACCUMULATION = BATCH_KNOBS[:2]
+BATCH_KNOBS = (MICRO_BATCH, ACCUMULATION, "steps_per_generation")
 
 TRIED_SHARES = tuple(percent / 100 for percent in range(5, 100, 5))
 LENGTH_STEP = 64  # tokens; counts below twice that are halved
@@ -30,7 +30,7 @@ KnobValues = Mapping[str, KnobValue]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kind:
+class ChangeKind:
     """Changes of one thing, mildest first."""
 
     changes: tuple[KnobValues, ...]
@@ -38,7 +38,7 @@ class Kind:
     falling: bool = False  # each change needs less memory than the one before
 
 
-def kinds_of(space: SearchSpace, candidate: Candidate) -> list[Kind]:
+def kinds_of(space: SearchSpace, candidate: Candidate) -> list[ChangeKind]:
     """Return the possible kinds of changes, neutral ones first."""
     kinds = [_smaller_batches(candidate)]
     for knob in (*space.knobs, *space.remedies):
@@ -48,25 +48,25 @@ def kinds_of(space: SearchSpace, candidate: Candidate) -> list[Kind]:
     return [kind for kind in kinds if kind.changes]
 
 
-def _smaller_batches(candidate: Candidate) -> Kind:
+def _smaller_batches(candidate: Candidate) -> ChangeKind:
     """Return smaller micro-batches with more accumulation, at the same global batch."""
     micro = candidate.settings.get(MICRO_BATCH)
     steps = candidate.settings.get(ACCUMULATION)
     if not isinstance(micro, int) or not isinstance(steps, int):
-        return Kind(changes=(), learning=False)
+        return ChangeKind(changes=(), learning=False)
     changes: list[KnobValues] = []
     for size in range(micro - 1, 0, -1):
         if (micro * steps) % size == 0:
             accumulation = micro * steps // size
             changes.append({MICRO_BATCH: size, ACCUMULATION: accumulation})
-    return Kind(
+    return ChangeKind(
         changes=tuple(changes),
         learning=False,
         falling=True,
     )
 
 
-def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
+def _knob_changes(knob: Knob, candidate: Candidate) -> ChangeKind:
     current = candidate.settings.get(knob.name)
     learning = knob.effect_under(candidate.settings) == "learning"
     shares = [choice for choice in knob.choices if _is_share(choice)]
@@ -82,7 +82,7 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> Kind:
     changes = []
     for value in values:
         changes.append({knob.name: value})
-    return Kind(
+    return ChangeKind(
         changes=tuple(changes),
         learning=learning,
         falling=falling,

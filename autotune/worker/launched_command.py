@@ -100,7 +100,9 @@ class _LaunchedRun:
         recorder: Any,
         folder: Path,
     ) -> None:
-        self._request, self._recorder, self._folder = request, recorder, folder
+        self._request = request
+        self._recorder = recorder
+        self._folder = folder
         self._plan: Request = request["plan"]
         # Records left out of the timing: the first has the first step, with all one-time work.
         self._warmup = max(1, int(self._plan["warmup_cycles"]))

@@ -185,7 +185,8 @@ class Tail:
         try:
             size = self._path.stat().st_size
             if size < self._offset:  # written anew
-                self._offset, self._incomplete = 0, b""
+                self._offset = 0
+                self._incomplete = b""
             if size == self._offset:
                 return
             with self._path.open("rb") as file:

@@ -51,7 +51,8 @@ class Worker:
         spawns: bool = False,
     ) -> None:
         """`spawns`: start each rank as a fresh interpreter instead of a fork."""
-        self._parent, self._adapter_name = parent, adapter_name
+        self._parent = parent
+        self._adapter_name = adapter_name
         self._spawns = spawns
         self._environment = dict(os.environ)
         self._adapter: ModuleType | None = None
@@ -231,7 +232,8 @@ class Worker:
             try:
                 pid, status = os.waitpid(live.pid, os.WNOHANG)
             except ChildProcessError:
-                pid, status = live.pid, 0
+                pid = live.pid
+                status = 0
             if not pid:
                 continue
             self._relay(live, live.wire.take_rest())

@@ -113,7 +113,8 @@ class ModelWatch:
 
     def __init__(self, table: Request, folder: Path) -> None:
         self._folder = folder
-        self._steps, self._uses = table["steps"], table["uses"]
+        self._steps = table["steps"]
+        self._uses = table["uses"]
         self._rows: dict[str, _HolderRow] = {}  # by class
         for row in table["holders"]:
             self._rows[row["cls"]] = _HolderRow(
@@ -250,7 +251,8 @@ def _patch_method(
     functools.update_wrapper(watched, original)
     # Ray ships a class by value but its methods by name: with these names the receiver finds its
     # own, watched method.
-    watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
+    watched.__module__ = cls.__module__
+    watched.__qualname__ = f"{cls.__qualname__}.{method}"
     setattr(cls, method, watched)
 
 

@@ -39,7 +39,8 @@ class Trend:
     """
 
     def __init__(self, limit_bytes: int | None, read_bytes: Callable[[], int]) -> None:
-        self._limit_bytes, self._read_bytes = limit_bytes, read_bytes
+        self._limit_bytes = limit_bytes
+        self._read_bytes = read_bytes
         self.begin()
 
     def begin(self) -> None:
@@ -108,7 +109,8 @@ class PhaseRecorder:
         meter: MemoryMeter | None = None,
     ) -> None:
         self.emit = emit
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.limit_bytes = limit_bytes
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank
@@ -175,7 +177,8 @@ class PhaseRecorder:
     def _account(self) -> None:
         """Add the time and the peak since the last call to the phase that ends now."""
         self.synchronize()
-        now, phase = self._clock(), self._stack[-1]
+        now = self._clock()
+        phase = self._stack[-1]
         self._seconds[phase] += now - self._since
         self._since = now
         torch = self._meter.take_torch()

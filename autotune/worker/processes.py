@@ -51,7 +51,8 @@ def children() -> dict[int, list[int]]:
 def descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     """Return all processes below `root`, without those in `spare` and everything below them."""
     table = children()
-    result, pending = [], [root]
+    result = []
+    pending = [root]
     while pending:
         for pid in table.get(pending.pop(), []):
             if pid not in spare:

@@ -68,7 +68,8 @@ class _Rank:
         place: Place,
     ) -> None:
         self._adapter: Any = adapter
-        self._wire, self._place = wire, place
+        self._wire = wire
+        self._place = place
         self._loaded: Any = None
         self._loaded_bytes = 0
         self._headroom_bytes: int | None = None  # to the limit, after the load

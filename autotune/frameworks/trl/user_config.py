@@ -250,7 +250,8 @@ class _SplitKeys:
         """Refuse a file none of whose keys is TRL's, and one of another method."""
         if not self._of_author:
             return
-        place, listed = (self._of_author[0],), ", ".join(self._of_author[:4])
+        place = (self._of_author[0],)
+        listed = ", ".join(self._of_author[:4])
         if len(self._of_author) == len(self._document.content):
             raise self._document.error(
                 place,

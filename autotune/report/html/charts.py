@@ -187,7 +187,8 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
 
 def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
     """Return each candidate once; the recommended one with its confirmation's figures."""
-    best, chosen = answer.recommendation, []
+    best = answer.recommendation
+    chosen = []
     if best is not None:
         speed = best.tokens_per_second
         peak = best.peak_memory_bytes
@@ -212,7 +213,10 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
     from plotly.subplots import make_subplots
 
     # 1. The candidates by outcome.
-    fitting, recommended, unlike, failed = [], [], [], []
+    fitting = []
+    recommended = []
+    unlike = []
+    failed = []
     for row in rows:
         if row.rate is None or row.fits is False:
             failed.append(row)
@@ -350,7 +354,8 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     name = "predicted-against-measured"
     title = "Predicted against measured"
     names = moving_knobs(answer)
-    rows, table = [], []
+    rows = []
+    table = []
     for row in answer.probes:
         if row.prediction is not None and row.outcome == "ok":
             rows.append((row, row.prediction))
@@ -399,7 +404,8 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         cols=2,
         horizontal_spacing=0.14,
     )
-    peaks, speeds = [], []
+    peaks = []
+    speeds = []
     for row, predicted in rows:
         speeds.append((predicted.tokens_per_second, row.rate_at_longest))
         if row.fits:
@@ -410,7 +416,10 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         pairs = [(span, measured) for span, measured in spans if span and measured is not None]
         if not pairs:
             continue
-        x, y, above, below = [], [], [], []
+        x = []
+        y = []
+        above = []
+        below = []
         for span, measured in pairs:
             x.append(span.value / unit)
             y.append(measured / unit)

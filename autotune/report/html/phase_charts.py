@@ -165,7 +165,9 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
-    sizes, labels, phases = [], [], []
+    sizes = []
+    labels = []
+    phases = []
     for label, phase, size in at:
         sizes.append(size / GIB)
         labels.append(label)
@@ -196,7 +198,8 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     name = "seconds-by-phase"
     title = "Seconds of one generation cycle"
     names = moving_knobs(answer)
-    shown, rows = [], []
+    shown = []
+    rows = []
     for label, row in labelled(answer):
         # Of the recommendation, its confirmation.
         timed = row.confirmed if isinstance(row, RecommendationRow) else row

@@ -82,11 +82,13 @@ def flag_values(flags: Flags) -> FlagValues:
     """Return the values of the flags. BadInput: a contradiction, or a value that can't be read."""
     if flags.framework == COMMAND:
         _refuse_for_command(flags)
-        file, command = None, _own_command(flags)
+        file = None
+        command = _own_command(flags)
     else:
         flags = _with_launch_script(flags)
         _refuse_for_framework(flags)
-        file, command = _file_choice(flags), None
+        file = _file_choice(flags)
+        command = None
     return FlagValues(
         training=_training_choice(flags),
         model=ModelChoice(

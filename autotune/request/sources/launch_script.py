@@ -77,7 +77,8 @@ def read_launch_script(
     text = launch_text(choice)
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
-    kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
+    kind = kind_of(launch.framework)
+    trainer = frameworks.trainer(launch.framework, launch.method)
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
@@ -237,7 +238,8 @@ def _assumed(
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
     for name in split.lacking:
-        stated, default = launch.stated[name], trainer.fields()[name].default
+        stated = launch.stated[name]
+        default = trainer.fields()[name].default
         value = name if default is None else f"{name}={setting_text(default)}"
         yield (
             f"{value} (the default of {launch.framework}): line {stated.line} needs"

@@ -25,7 +25,9 @@ from autotune.core.files import read_text
 from autotune.core.units import counted
 
 LARGEST_BYTES = 256 << 20
-MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"
+MEAN = "mean"
+LONGEST = "longest"
+CLIPPED = "clipped"
 NAMES: Mapping[str, tuple[str, ...]] = {
     MEAN: ("completions/mean_length", "response_length/mean", "completion_length", "mean_length"),
     LONGEST: ("completions/max_length", "response_length/max", "max_length"),
@@ -41,11 +43,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 Step = Mapping[str, float]
 """Mean, longest and clipped share of one training step, as far as they are stated."""
 
-LONGEST_QUANTILE, DEFAULT_SIGMA = 0.99, 0.6
-MAX_STEPS, SAMPLES_PER_STEP = 256, 64
+LONGEST_QUANTILE = 0.99
+DEFAULT_SIGMA = 0.6
+MAX_STEPS = 256
+SAMPLES_PER_STEP = 64
 CHARACTERS_PER_TOKEN = 4
 
-LOGNORMAL, GROWING = "lognormal:", "growing:"
+LOGNORMAL = "lognormal:"
+GROWING = "growing:"
 STAGES = 4  # parts of a training whose lengths change
 WAY_OUT = (
     "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with"
@@ -148,7 +153,8 @@ def _changing(source: str, stages: str) -> TokenLengths:
 
 def _between(source: str, figures: str) -> TokenLengths:
     """Return the stages between two distributions, in equal ratios."""
-    first, last = figures.split(",")[:2], figures.split(",")[2:]
+    first = figures.split(",")[:2]
+    last = figures.split(",")[2:]
     for pair in (first, last):
         _lognormal(source, ",".join(pair))  # raises BadInput for what is no distribution
     mean, p95 = map(float, first)
@@ -294,7 +300,8 @@ def _printed_steps(text: str) -> list[Step]:
     for line in text.splitlines():
         step: dict[str, float] = {}
         for figure in FIGURE.finditer(line):
-            quantity, value = _quantity(figure["name"]), _number(figure["value"])
+            quantity = _quantity(figure["name"])
+            value = _number(figure["value"])
             if quantity is not None and value is not None:
                 step.setdefault(quantity, value)
         if step.get(MEAN):
@@ -334,7 +341,8 @@ def _lengths_of(steps: Sequence[Step]) -> list[float]:
 
 def _lengths_of_step(step: Step) -> list[float]:
     """Return quantiles of a step's lengths: those that ended by themselves, then those cut off."""
-    mean, longest = step[MEAN], step.get(LONGEST)
+    mean = step[MEAN]
+    longest = step.get(LONGEST)
     clipped = min(1.0, step.get(CLIPPED, 0.0))
     cut = round(clipped * SAMPLES_PER_STEP) if longest else 0
     ended = SAMPLES_PER_STEP - cut
@@ -357,5 +365,6 @@ def _sigma(mean: float, longest: float | None) -> float:
         return DEFAULT_SIGMA
     if longest <= mean:
         return 0.0
-    z, ratio = NormalDist().inv_cdf(LONGEST_QUANTILE), math.log(longest / mean)
+    z = NormalDist().inv_cdf(LONGEST_QUANTILE)
+    ratio = math.log(longest / mean)
     return z - math.sqrt(max(0.0, z * z - 2 * ratio))

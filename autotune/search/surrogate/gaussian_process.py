@@ -210,7 +210,8 @@ class Fit:
         self, structures: Sequence[Shares], noises: Sequence[float]
     ) -> list[CovarianceModel]:
         """Return the models with their weights: likelihood over the sum of likelihoods."""
-        models, evidence = [], []
+        models = []
+        evidence = []
         for shares, scale, noise in itertools.product(structures, SCALES, noises):
             model = CovarianceModel(
                 shares=shares,

@@ -63,7 +63,8 @@ MEMORY_NOISE = (0.004, 0.02)
 OOM_FACTOR = 1.005  # Lower bound of need / limit after an out-of-memory error
 MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound leaves
 # Deviations from which λ of a truncated distribution equals z, and the least Φ(-z) to divide by
-ASYMPTOTIC_DEVIATIONS, MIN_PROBABILITY = 5, 1e-9
+ASYMPTOTIC_DEVIATIONS = 5
+MIN_PROBABILITY = 1e-9
 
 
 class _Residuals:

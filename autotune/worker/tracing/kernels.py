@@ -75,7 +75,8 @@ def _product_added(
 
 
 # Fake tensors use torch's own decompositions alone, which they tell by these two names.
-_product_added.__module__, _product_added.__name__ = "torch._decomp.decompositions", "addmm"
+_product_added.__module__ = "torch._decomp.decompositions"
+_product_added.__name__ = "addmm"
 
 
 def _dropout(

@@ -36,7 +36,8 @@ from ..protocol import Settings
 from . import Spec, Untraceable
 from .patching import all_entered, swapped
 
-WEIGHT_BLOCK, NESTED_BLOCK = 64, 256
+WEIGHT_BLOCK = 64
+NESTED_BLOCK = 256
 """Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
 
 OUTLIER_THRESHOLD = 6.0

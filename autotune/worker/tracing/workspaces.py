@@ -276,12 +276,15 @@ def _softmax(call: OperationCall) -> int:
     return 0 if operand.is_contiguous() else int(operand.nbytes)
 
 
-THREADS, WARP, MAX_OUTPUTS = 512, 32, 4
+THREADS = 512
+WARP = 32
+MAX_OUTPUTS = 4
 """Threads of a block for one output each, of a warp; outputs of one thread at most
 (`Reduce.cuh`).
 """
 
-LEAST_VALUES, MOST_VALUES = 16, 256
+LEAST_VALUES = 16
+MOST_VALUES = 256
 """Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more
 blocks.
 """

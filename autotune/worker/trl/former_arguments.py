@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from ..tracing.patching import attribute
 
-Method: TypeAlias = Callable[..., Any]
+ConfigMethod: TypeAlias = Callable[..., Any]
 """Method of a configuration or a parser."""
 
 
@@ -99,7 +99,7 @@ def accepted(former: FormerArguments, bases: Sequence[Any]) -> Iterator[None]:
         yield
 
 
-def _reader(former: FormerArguments) -> Method:
+def _reader(former: FormerArguments) -> ConfigMethod:
     def read(config: Any, name: str) -> Any:
         return former.attribute_of(config, name)
 
@@ -136,7 +136,7 @@ def _owner_of_constructor(config_class: Any) -> Any:
     return object
 
 
-def _translating(former: FormerArguments, construct: Method) -> Method:
+def _translating(former: FormerArguments, construct: ConfigMethod) -> ConfigMethod:
     @functools.wraps(construct)
     def translating(config: Any, *args: Any, **stated: Any) -> None:
         names = getattr(config, "__dataclass_fields__", {})
@@ -146,7 +146,7 @@ def _translating(former: FormerArguments, construct: Method) -> Method:
     return translating
 
 
-def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Method]]:
+def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]:
     """Yield the replaced methods of the parsers of flags and of YAML files."""
     from transformers import HfArgumentParser
     from trl import TrlParser
@@ -167,7 +167,7 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Method]]:
     yield TrlParser, "set_defaults_with_config", set_present
 
 
-def _parsing(former: FormerArguments, parse: Method) -> Method:
+def _parsing(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:
     @functools.wraps(parse)
     def parse_present(parser: Any, args: Any = None, *positional: Any, **options: Any) -> Any:
         argv = sys.argv[1:] if args is None else args

@@ -277,8 +277,10 @@ class _ProgressCounter:
         total: int,
         unit: str,
     ) -> None:
-        self._recorder, self._phase = recorder, phase
-        self._total, self._unit = total, unit
+        self._recorder = recorder
+        self._phase = phase
+        self._total = total
+        self._unit = unit
         self._entered: int | None = None  # the recorder's number of the entry that is counted
         self._done = 0
 
@@ -286,6 +288,7 @@ class _ProgressCounter:
         if self._recorder.phase != self._phase:
             return
         if self._recorder.phase_changes != self._entered:
-            self._entered, self._done = self._recorder.phase_changes, 0
+            self._entered = self._recorder.phase_changes
+            self._done = 0
         self._done += 1
         self._recorder.progress(self._done, self._total, self._unit)

@@ -138,7 +138,8 @@ class _FittingTokenizer:
     """Tokenizer whose prompts get their forced length before they are padded to each other."""
 
     def __init__(self, tokenizer: Any, lengths: ForcedLengths) -> None:
-        self._tokenizer, self._lengths = tokenizer, lengths
+        self._tokenizer = tokenizer
+        self._lengths = lengths
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -163,10 +164,12 @@ def _padded(
     import torch
 
     longest = max(len(row) for row in rows)
-    ids, masks = [], []
+    ids = []
+    masks = []
     for row in rows:
         padding = [0] * (longest - len(row))
-        tokens, mask = list(row), [1] * len(row)
+        tokens = list(row)
+        mask = [1] * len(row)
         ids.append(padding + tokens if on_left else tokens + padding)
         masks.append(padding + mask if on_left else mask + padding)
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)

@@ -181,7 +181,8 @@ class KtoRun(OfflineRun):
     module = seams.KTO
     names = ("KTOConfig", "KTOTrainer")
     oldest = seams.KTO_OLDEST
-    columns, labelled = ("prompt", "completion"), True
+    columns = ("prompt", "completion")
+    labelled = True
     _words = 1
 
     def _column_lengths(self) -> dict[str, int]:

@@ -116,7 +116,8 @@ class Rollouts:
         """Return the rollout for later candidates; None after too few generations to time it."""
         if self.source is not None or len(self._phase_seconds) < 2:
             return None
-        seconds, peak_bytes = {}, {}
+        seconds = {}
+        peak_bytes = {}
         timed = self._phase_seconds[1:]
         for phase in REUSED_PHASES:
             seconds[phase] = statistics.median(spent[phase] for spent in timed)

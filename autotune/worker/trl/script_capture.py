@@ -38,7 +38,8 @@ class ScriptFailed(Exception):
 
     def __init__(self, kind: str, text: str, **facts: Any) -> None:
         super().__init__(text)
-        self.kind, self.facts = kind, facts
+        self.kind = kind
+        self.facts = facts
 
 
 # What is captured.

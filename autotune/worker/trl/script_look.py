@@ -176,7 +176,8 @@ class AbsentParts:
 
 
 def _describe_failure(failure: ScriptFailed) -> Result:
-    cause, log = failure.__cause__, ""
+    cause = failure.__cause__
+    log = ""
     if cause is not None:
         lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
         log = "".join(lines)[-MAX_LOG_CHARACTERS:]

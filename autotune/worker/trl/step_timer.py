@@ -120,9 +120,12 @@ class StepTimer:
         rollouts: Rollouts,
         reward_clock: RewardClock,
     ) -> None:
-        self._plan, self._stop_rule = plan, stop_rule
-        self._recorder, self._counts = recorder, counts
-        self._rollouts, self._reward_clock = rollouts, reward_clock
+        self._plan = plan
+        self._stop_rule = stop_rule
+        self._recorder = recorder
+        self._counts = counts
+        self._rollouts = rollouts
+        self._reward_clock = reward_clock
         self.trainer: Any = None  # set once it is constructed
         self.steps = 0
         self.model_bytes: dict[str, int] | None = None  # after the first optimizer step

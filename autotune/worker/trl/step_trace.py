@@ -416,7 +416,8 @@ def _rows(
     column = "messages"
     tokens = lengths.prompt + lengths.completion
     if method.generates:
-        column, tokens = "prompt", lengths.prompt
+        column = "prompt"
+        tokens = lengths.prompt
     return training_data.image_rows(
         processing, images, column, tokens, rows, generates=method.generates
     )

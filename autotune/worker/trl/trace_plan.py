@@ -9,7 +9,8 @@ from dataclasses import dataclass
 DEFAULT_MICRO_STEPS = 2
 """Micro-steps computed in each optimizer step, unless the specification has another number."""
 
-PROMPT_ID, COMPLETION_ID = 3, 4
+PROMPT_ID = 3
+COMPLETION_ID = 4
 """Token ids of synthetic rows. No id is read, so that all may be equal."""
 
 

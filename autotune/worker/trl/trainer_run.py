@@ -54,7 +54,9 @@ class TrainerRun(TrainingMethod):
         result: Result,
         is_worst_case: bool,
     ) -> None:
-        self.loaded, self.request, self.recorder = loaded, request, recorder
+        self.loaded = loaded
+        self.request = request
+        self.recorder = recorder
         self.plan: Request = request["plan"]
         self.lengths = lengths
         self.stop_below = stop_below
@@ -163,7 +165,8 @@ class TrainerRun(TrainingMethod):
         import transformers
 
         # Configuration, model and data.
-        loaded, recorder = self.loaded, self.recorder
+        loaded = self.loaded
+        recorder = self.recorder
         config_class, trainer_class = self._classes()
         config = self._config(config_class, settings, plan.optimizer_steps)
         model_arguments = trl.ModelConfig(

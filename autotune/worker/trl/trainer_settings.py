@@ -292,7 +292,8 @@ def model_bytes(trainer: Any) -> dict[str, int]:
     candidates = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
     for reward in getattr(trainer, "reward_funcs", None) or ():
         candidates.append(("reward", reward))
-    models, optimizer = [], trainer.optimizer
+    models = []
+    optimizer = trainer.optimizer
     for role, model in candidates:
         if hasattr(model, "parameters"):  # neither missing nor a function
             model = trainer.accelerator.unwrap_model(model)

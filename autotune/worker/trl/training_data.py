@@ -30,7 +30,8 @@ from ..protocol import Request
 LONGEST_WORD = 8
 
 # Words of a synthetic prompt, each with at least one token.
-MIN_WORDS, MAX_WORDS = 4, 4096
+MIN_WORDS = 4
+MAX_WORDS = 4096
 
 Reward = Any  # reward function, or name of a reward model, as the trainer takes them
 
@@ -414,7 +415,9 @@ def _shortlist(source: Any, column: str) -> set[int]:
     sample = range(0, len(source), stride)
     images = undecoded(source.select_columns([column]), column)
     texts = source.remove_columns([column])
-    pixels, image_counts, text_lengths = {}, {}, {}
+    pixels = {}
+    image_counts = {}
+    text_lengths = {}
     for index in sample:
         row_images = listed(images[index][column])
         sizes = [size_of(image) for image in row_images]

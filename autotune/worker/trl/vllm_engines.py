@@ -119,7 +119,8 @@ class Engines:
         random_weights: bool,
     ) -> None:
         self.recorder = recorder
-        self._cpu, self._random = cpu, random_weights
+        self._cpu = cpu
+        self._random = random_weights
         self._key: str | None = None  # arguments of the current engine
         self._engine: Any = None
         self.arguments: Arguments = {}
@@ -143,7 +144,8 @@ class Engines:
                 self._free()
             with self.recorder.inside("load"):
                 self._engine = self._build(completed)
-            self._key, self.arguments = key, completed
+            self._key = key
+            self.arguments = completed
             return self._engine
         # Requests of a failed generation are aborted: the next one would continue them.
         engine = self._engine.llm_engine
