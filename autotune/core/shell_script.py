@@ -159,15 +159,15 @@ class _Interpreter(ShellState):
     # Conditions.
 
     def _list(self, node: Node, certain: bool) -> Truth:
-        left = node.named_children[0]
-        right = node.named_children[-1]
+        first = node.named_children[0]
+        second = node.named_children[-1]
         is_and = any(child.type == "&&" for child in node.children)
-        status = self.run(left, certain=certain)
+        status = self.run(first, certain=certain)
         if status is None:
-            self.run(right, certain=False)
+            self.run(second, certain=False)
             return None
         if status is is_and:
-            return self.run(right, certain=certain)
+            return self.run(second, certain=certain)
         return status
 
     def _condition(self, nodes: Sequence[Node], certain: bool) -> Truth:

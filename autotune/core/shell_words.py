@@ -450,8 +450,8 @@ def _items(value: Value) -> list[Word]:
     ]
 
 
-def _joined(words: Sequence[Word]) -> str:
-    return " ".join(word.text for word in words)
+def _joined(items: Sequence[Word]) -> str:
+    return " ".join(item.text for item in items)
 
 
 def _stripped(

@@ -159,9 +159,9 @@ def limit_notes(job: Job, candidates: Iterable[Candidate]) -> Iterator[str]:
         examples = {**shares_among(candidate.settings), **examples}
     for name, share in examples.items():
         limit = format_bytes(job.memory_limit_bytes)
-        whole = format_bytes(hardware.memory_bytes)
+        gpu = format_bytes(hardware.memory_bytes)
         yield (
-            f"{name} is a share of the limit of {limit} here, and of the whole GPU of {whole} in"
+            f"{name} is a share of the limit of {limit} here, and of the whole GPU of {gpu} in"
             f" files and commands of the training: {share} is written as"
             f" {share_of_gpu(share, scale)}"
         )
@@ -183,9 +183,9 @@ def file_notes(
     within = shares_among(held_values)
     for name, share in shares_among(stated).items():
         if 1 >= share > scale:
-            whole = shared_bytes(hardware.memory_bytes, None, gpu_of(hardware))
+            total = shared_bytes(hardware.memory_bytes, None, gpu_of(hardware))
             yield (
-                f"your {name} of {share} takes {format_bytes(share * whole)} of the GPU, above the"
+                f"your {name} of {share} takes {format_bytes(share * total)} of the GPU, above the"
                 f" limit of {limit}"
             )
         elif name in within:

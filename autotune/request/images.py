@@ -98,4 +98,8 @@ def _largest_of_row(sizes: tuple[tuple[int, int], ...], model: Model) -> Images:
             height=height,
         )
         candidates.append(images)
-    return max(candidates, key=lambda images: (images.tokens, images.width * images.height))
+
+    def size(images: Images) -> tuple[int, int]:
+        return images.tokens, images.width * images.height
+
+    return max(candidates, key=size)

@@ -61,7 +61,9 @@ class ParsedRequest:
     trainer: Trainer
     assumed: tuple[str, ...]  # defaults of the space that no flag states
     notes: tuple[str, ...]  # deviations from what one would expect
-    named: Mapping[str, tuple[KnobValue, ...]]  # knob values that flags name; each must be possible
+    flag_choices: Mapping[
+        str, tuple[KnobValue, ...]
+    ]  # knob values that flags name; each must be possible
     whole_space: SearchSpace  # space before anything was held; advice may change all of it
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
     held_settings: HeldSettings = field(default_factory=dict)  # of the job, with their origins
@@ -99,7 +101,7 @@ class MergedSettings:
     of_file: HeldSettings  # of the user's file, with these defaults and the tuning
     of_flags: HeldSettings  # of flags and exported variables, under the framework's names
     held_settings: HeldSettings
-    named: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
+    flag_choices: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
 
 
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
@@ -144,7 +146,7 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         trainer=trainer,
         assumed=(*of_script, *assumed),
         notes=tuple(notes),
-        named=settings.named,
+        flag_choices=settings.flag_choices,
         whole_space=sources.space,
         pinned=frozenset(choice.hold),
         held_settings=settings.held_settings,
@@ -290,7 +292,7 @@ def _merge_settings(
     space = sources.space
     file = sources.file
     tuning = choose_tuning(flags, file, space)
-    named = named_choices(choice, space, tuning.tuning, trainer)
+    flag_choices = named_choices(choice, space, tuning.tuning, trainer)
 
     defaults: Mapping[str, KnobValue] = {}
     if file is not None and file.script is None:
@@ -308,7 +310,7 @@ def _merge_settings(
         held_settings=held_settings(
             of_file, of_flags, frozenset() if file is None else file.unread
         ),
-        named=named,
+        flag_choices=flag_choices,
     )
 
 
@@ -340,14 +342,16 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
         trainer = sources.trainer
         completed = _completed(trainer, values_of(settings.held_settings))
         ranks = trainer.ranks(completed, sources.hardware.count)
-        yield from difference_of_gpus(sources.file.script_gpus, ranks, trainer)
+        script_gpus = sources.file.script_gpus
+        yield from difference_of_gpus(script_gpus, ranks, trainer)
         yield from sources.file.config.assumed
 
 
 def _completed(trainer: Trainer, settings: Mapping[str, KnobValue]) -> dict[str, Any]:
     """Return the settings with the framework's defaults below them."""
     completed: dict[str, Any] = {}
-    for name, field_ in trainer.fields().items():
+    setting_fields = trainer.fields()
+    for name, field_ in setting_fields.items():
         completed[name] = field_.default
     return completed | dict(settings)
 
@@ -361,7 +365,8 @@ def _share_notes(
     if sources.file is None:
         return []
     unchanged = {}
-    for name, value in sources.file.config.settings.items():
+    file_settings = sources.file.config.settings
+    for name, value in file_settings.items():
         if name not in settings.of_flags:
             unchanged[name] = value
     held_values = values_of(settings.held_settings)
@@ -380,7 +385,13 @@ def _searched_space(
     if choice.global_batch is not None:
         stated.add("global_batch")
     held_values = values_of(settings.held_settings)
-    return space_around(sources.space, sources.trainer, held_values, stated, settings.named)
+    return space_around(
+        sources.space,
+        sources.trainer,
+        held_values,
+        stated,
+        settings.flag_choices,
+    )
 
 
 # Workload and job.
@@ -400,6 +411,7 @@ def _workload(
     typical = flags.lengths.typical_completion
     if typical is None and lengths is not None:
         typical = max(1, round(lengths.mean))
+    global_batch = _global_batch(flags.settings, sources, settings, space)
     workload = Workload(
         model=model,
         method=trainer.method,
@@ -407,7 +419,7 @@ def _workload(
         python=sources.python,
         tuning=settings.tuning.tuning,
         weights=flags.model.weights,
-        global_batch=_global_batch(flags.settings, sources, settings, space),
+        global_batch=global_batch,
         typical_completion_length=typical,
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags.lengths),
@@ -557,10 +569,13 @@ def _refuse_illegal_file(
     task = job.task
     if task.workload.config_file is None:
         return
-    if trainer.why_illegal(trainer.complete({}, task), task) is None:
+    candidate = trainer.complete({}, task)
+    if trainer.why_illegal(candidate, task) is None:
         return
-    file_task = replace(task, workload=replace(task.workload, held_values=values_of(of_file)))
-    reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
+    workload = replace(task.workload, held_values=values_of(of_file))
+    file_task = replace(task, workload=workload)
+    candidate = trainer.complete({}, file_task)
+    reason = trainer.why_illegal(candidate, file_task)
     if reason is not None:
         differences = ""
         for line in of_script:

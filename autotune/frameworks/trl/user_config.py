@@ -259,8 +259,8 @@ class _SplitKeys:
                 way_out=_own_script(self._document),
             )
         for method in METHODS_OF_FILES:
-            other = trl_fields(method)
-            if all(name in other for name in self._document.content):
+            fields_of_method = trl_fields(method)
+            if all(name in fields_of_method for name in self._document.content):
                 raise self._document.error(
                     place,
                     f"{listed}: settings of {method}, and not of {self._method}.",

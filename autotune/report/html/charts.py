@@ -122,7 +122,7 @@ def told_apart(
     if best is None or row is best:
         return label
     differing = [name for name in moving_knobs(answer) if _differs(name, row.knobs, best.knobs)]
-    return f"{label}: {named(row.knobs, differing)}" if differing else label
+    return f"{label}: {knobs_text(row.knobs, differing)}" if differing else label
 
 
 def _differs(
@@ -133,7 +133,7 @@ def _differs(
     return name in knobs and knobs[name] != other_knobs.get(name)
 
 
-def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
+def knobs_text(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return a candidate's moving knobs as text."""
     texts = [f"{name}={setting_text(knobs[name])}" for name in names if name in knobs]
     return ", ".join(texts) or "the only candidate"
@@ -168,7 +168,7 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
         lengths = "speed at typical ones"
     table = []
     for row in rows:
-        name = named(row.knobs, moving_knobs(answer))
+        name = knobs_text(row.knobs, moving_knobs(answer))
         outcome = row.outcome or word
         table.append((name, outcome, rate(row.rate), gib(row.peak_memory_bytes)))
     return Drawing(
@@ -295,7 +295,7 @@ def _points(
         speed = ""
         if row.rate is not None:
             speed = f"{rate(row.rate)} tokens/s, "
-        settings = escape(named(row.knobs, names)).replace(", ", "<br>")
+        settings = escape(knobs_text(row.knobs, names)).replace(", ", "<br>")
         hover.append(
             f"{settings}<br>{speed}{gib(row.peak_memory_bytes)}"
             f" GiB<br>{escape(row.outcome or row.basis)}"
@@ -361,7 +361,7 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
             rows.append((row, row.prediction))
             table.append(
                 (
-                    named(row.knobs, names),
+                    knobs_text(row.knobs, names),
                     gib(_value(row.prediction.peak_memory_bytes)),
                     gib(row.peak_memory_bytes),
                     rate(_value(row.prediction.tokens_per_second)),

@@ -17,9 +17,9 @@ from autotune.report.document_types import AnswerDocument, LengthsRow, read_answ
 from autotune.report.html.charts import (
     Drawing,
     gib,
+    knobs_text,
     labelled,
     moving_knobs,
-    named,
     predicted_against_measured,
     rate,
     speed_against_memory,
@@ -72,7 +72,7 @@ def render(document: Mapping[str, Any]) -> str:
         drawings=drawings,
         figures=figures,
         settings=settings_yaml(answer),
-        name=lambda knobs: named(knobs, names),
+        name=lambda knobs: knobs_text(knobs, names),
         names=names,
         peaks=two_peaks(answer),
         headline=headline(answer),
@@ -227,7 +227,7 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
         if predicted.peak_memory_bytes_at_lengths is not None:
             at_longest = _peak(predicted.peak_memory_bytes, predicted.fits)
             at_lengths = _peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths)
-            says = named(row.knobs, names)
+            says = knobs_text(row.knobs, names)
             rows.append(
                 {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
             )
