@@ -64,10 +64,12 @@ class Trend:
         text = f"at {unit} {done} of {total} memory is {now.bytes} bytes"
         if now.bytes > limit:
             raise LimitForeseen(f"{text}, over the limit of {limit} bytes")
-        if done < total * MIN_DONE_SHARE or len(self._readings) <= RECENT_READINGS:
+        is_done_share_small = done < total * MIN_DONE_SHARE
+        if is_done_share_small or len(self._readings) <= RECENT_READINGS:
             return
         slope = self._slowest_growth(now)
-        bytes_at_end = now.bytes + int(slope * (total - done))
+        remaining_bytes = int(slope * (total - done))
+        bytes_at_end = now.bytes + remaining_bytes
         if slope > 0 and bytes_at_end > limit:
             raise LimitForeseen(
                 f"{text} and grows by {int(slope)} bytes a {unit}: it reaches {bytes_at_end} bytes,"
@@ -84,7 +86,8 @@ class Trend:
         recent = self._readings[-1 - RECENT_READINGS : -1]
         slopes = []
         for before in (*recent, halfway):
-            slopes.append((now.bytes - before.bytes) / (now.done - before.done))
+            added_bytes = now.bytes - before.bytes
+            slopes.append(added_bytes / (now.done - before.done))
         return min(slopes)
 
 
@@ -160,7 +163,8 @@ class PhaseRecorder:
 
     def leave(self) -> None:
         """End the phase that was entered last."""
-        self._leave_to(max(1, len(self._stack) - 1))
+        depth = max(1, len(self._stack) - 1)
+        self._leave_to(depth)
 
     def _leave_to(self, depth: int) -> None:
         if len(self._stack) > depth:
@@ -183,9 +187,11 @@ class PhaseRecorder:
         self._since = now
         torch = self._meter.take_torch()
         if torch is not None:
-            self._torch[phase] = _merged(torch, self._torch.get(phase))
+            recorded = self._torch.get(phase)
+            self._torch[phase] = _merged(torch, recorded)
         peak = self._meter.take_peak()
-        self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
+        highest = self._peaks.get(phase, 0)
+        self._peaks[phase] = max(peak, highest)
         self._cycle_peak = max(peak, self._cycle_peak)
 
     def use_meter(self, meter: MemoryMeter) -> None:

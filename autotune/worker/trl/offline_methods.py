@@ -47,7 +47,8 @@ class OfflineRun(TrainerRun):
             return training_data.image_rows(
                 self.processing, images, "messages", self._words, rows, generates=False
             )
-        return Dataset.from_list(self._synthetic_rows(rows, random.Random(seed)))
+        draw = random.Random(seed)
+        return Dataset.from_list(self._synthetic_rows(rows, draw))
 
     def _synthetic_rows(self, rows: int, draw: random.Random) -> list[dict[str, Any]]:
         result = []

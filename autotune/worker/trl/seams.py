@@ -189,7 +189,8 @@ def check(
     missing = []
     for seam in SEAMS:
         cls, _, name = seam.name.rpartition(".")
-        if seam.use == "probe" and cls in owners and not hasattr(owners[cls], name):
+        is_replaced = seam.use == "probe" and cls in owners
+        if is_replaced and not hasattr(owners[cls], name):
             missing.append(seam.name)
     if missing:
         raise UnsupportedFramework(
