@@ -213,15 +213,13 @@ class LogReader:
         # 2. Its cause, with the processes that held the memory.
         finding = self._with_neighbours(best)
         if finding.cause == "gpu_other_process":
-            neighbours = self._neighbours.remarks(finding.evidence)
-            remarks = (*neighbours, *remarks)
+            remarks = (*self._neighbours.remarks(finding.evidence), *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
-        rank = self._first_to_fail if best.rank is None else best.rank
         diagnosis = Diagnosis(
             known=False,
             phase=best.phase,
-            rank=rank,
+            rank=self._first_to_fail if best.rank is None else best.rank,
             evidence=one_line(finding.evidence),
             remarks=remarks,
         )

@@ -143,7 +143,9 @@ class Values:
     def text(self, name: str) -> str:
         """Return a text; an empty one if the setting has none."""
         value = self.value(name)
-        return value if isinstance(value, str) else ""
+        if not isinstance(value, str):
+            return ""
+        return value
 
 
 class Trainer(Protocol):

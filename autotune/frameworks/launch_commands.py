@@ -556,7 +556,9 @@ def _argument(
     word = shlex.quote(as_word(value))
     if launch.dotted:
         stated = launch.stated.get(name)
-        prefix = "" if stated is None else stated.prefix
+        prefix = ""
+        if stated is not None:
+            prefix = stated.prefix
         return f"{prefix}{launch.former.get(name, name)}={word}"
     if launch.in_files:
         flag = name.replace("_", "-")

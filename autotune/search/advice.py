@@ -20,7 +20,7 @@ from autotune.core.answer import WayToFit
 from autotune.core.errors import AutotuneError, CannotPredict, ProbeError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, setting_text
-from autotune.search.change_kinds import ChangeKind, KnobValues, kinds_of
+from autotune.search.change_kinds import AdviceKind, KnobValues, kinds_of
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
@@ -74,7 +74,7 @@ class _Adviser:
 
     # 1. Ways of one kind.
 
-    def single_ways(self, kinds: Sequence[ChangeKind]) -> list[WayToFit]:
+    def single_ways(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
         """Return the best way of each neutral kind, then of kinds of learning, up to enough."""
         ways: list[WayToFit] = []
         for kind in kinds:
@@ -85,14 +85,14 @@ class _Adviser:
                 ways.append(way)
         return ways
 
-    def _best(self, kind: ChangeKind, fixed: KnobValues) -> WayToFit | None:
+    def _best(self, kind: AdviceKind, fixed: KnobValues) -> WayToFit | None:
         """Return the best change of a kind that fits, together with `fixed` changes."""
         ways = self._fitting(kind, fixed)
         if kind.learning:
             return next(ways, None)
         return min(ways, key=self._slowness, default=None)
 
-    def _fitting(self, kind: ChangeKind, fixed: KnobValues) -> Iterator[WayToFit]:
+    def _fitting(self, kind: AdviceKind, fixed: KnobValues) -> Iterator[WayToFit]:
         """Yield the changes that surely fit, mildest first; where memory falls from one to the
         next, the mildest.
         """
@@ -111,7 +111,7 @@ class _Adviser:
 
     # 2. Ways of two kinds.
 
-    def paired_ways(self, kinds: Sequence[ChangeKind]) -> list[WayToFit]:
+    def paired_ways(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
         """Return ways of two kinds, neutral pairs and large savings first."""
         ways: list[WayToFit] = []
         for first, second in self._promising_pairs(kinds):
@@ -126,10 +126,10 @@ class _Adviser:
                 ways.append(way)
         return ways
 
-    def _promising_pairs(self, kinds: Sequence[ChangeKind]) -> list[tuple[ChangeKind, ChangeKind]]:
+    def _promising_pairs(self, kinds: Sequence[AdviceKind]) -> list[tuple[AdviceKind, AdviceKind]]:
         changeable = [kind for kind in kinds if self._strongest(kind)]
 
-        def promise(pair: tuple[ChangeKind, ChangeKind]) -> tuple[bool, float]:
+        def promise(pair: tuple[AdviceKind, AdviceKind]) -> tuple[bool, float]:
             first, second = pair
             memory = self._least_memory(first) + self._least_memory(second)
             return second.learning, memory
@@ -137,7 +137,7 @@ class _Adviser:
         pairs = itertools.combinations(changeable, 2)
         return sorted(pairs, key=promise)[:MAX_PAIRS]
 
-    def _strongest(self, kind: ChangeKind) -> KnobValues:
+    def _strongest(self, kind: AdviceKind) -> KnobValues:
         """Return the change of a kind that needs least memory; empty if none is possible."""
         changes = [change for change in kind.changes if self._is_possible(change)]
         if kind.falling:
@@ -145,7 +145,7 @@ class _Adviser:
         possible = [change for change in changes if self._predicted(change) is not None]
         return min(possible, key=self._memory, default={})
 
-    def _least_memory(self, kind: ChangeKind) -> float:
+    def _least_memory(self, kind: AdviceKind) -> float:
         return self._memory(self._strongest(kind))
 
     def _memory(self, change: KnobValues) -> float:

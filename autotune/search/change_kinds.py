@@ -30,7 +30,7 @@ KnobValues = Mapping[str, KnobValue]
 
 
 @dataclass(frozen=True, kw_only=True)
-class ChangeKind:
+class AdviceKind:
     """Changes of one thing, mildest first."""
 
     changes: tuple[KnobValues, ...]
@@ -38,7 +38,7 @@ class ChangeKind:
     falling: bool = False  # each change needs less memory than the one before
 
 
-def kinds_of(space: SearchSpace, candidate: Candidate) -> list[ChangeKind]:
+def kinds_of(space: SearchSpace, candidate: Candidate) -> list[AdviceKind]:
     """Return the possible kinds of changes, neutral ones first."""
     kinds = [_smaller_batches(candidate)]
     for knob in (*space.knobs, *space.remedies):
@@ -48,25 +48,25 @@ def kinds_of(space: SearchSpace, candidate: Candidate) -> list[ChangeKind]:
     return [kind for kind in kinds if kind.changes]
 
 
-def _smaller_batches(candidate: Candidate) -> ChangeKind:
+def _smaller_batches(candidate: Candidate) -> AdviceKind:
     """Return smaller micro-batches with more accumulation, at the same global batch."""
     micro = candidate.settings.get(MICRO_BATCH)
     steps = candidate.settings.get(ACCUMULATION)
     if not isinstance(micro, int) or not isinstance(steps, int):
-        return ChangeKind(changes=(), learning=False)
+        return AdviceKind(changes=(), learning=False)
     changes: list[KnobValues] = []
     for size in range(micro - 1, 0, -1):
         if (micro * steps) % size == 0:
             accumulation = micro * steps // size
             changes.append({MICRO_BATCH: size, ACCUMULATION: accumulation})
-    return ChangeKind(
+    return AdviceKind(
         changes=tuple(changes),
         learning=False,
         falling=True,
     )
 
 
-def _knob_changes(knob: Knob, candidate: Candidate) -> ChangeKind:
+def _knob_changes(knob: Knob, candidate: Candidate) -> AdviceKind:
     current = candidate.settings.get(knob.name)
     learning = knob.effect_under(candidate.settings) == "learning"
     shares = [choice for choice in knob.choices if _is_share(choice)]
@@ -82,7 +82,7 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> ChangeKind:
     changes = []
     for value in values:
         changes.append({knob.name: value})
-    return ChangeKind(
+    return AdviceKind(
         changes=tuple(changes),
         learning=learning,
         falling=falling,

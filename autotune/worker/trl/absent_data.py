@@ -12,7 +12,7 @@ from typing import Any
 
 from ..tracing.patching import attribute
 
-STATED_ROWS = 1000  # stated length of a placeholder
+PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
 
 # Functions of `datasets` that read rows, and those that join several datasets.
@@ -89,10 +89,10 @@ class PlaceholderRows:
     """Dataset, or mapping of splits, with every column: each change of it returns the same."""
 
     column_names = features = _Columns(USUAL_COLUMNS)
-    num_rows = STATED_ROWS
+    num_rows = PLACEHOLDER_ROWS
 
     def __len__(self) -> int:
-        return STATED_ROWS
+        return PLACEHOLDER_ROWS
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(LISTED_ROWS):
