@@ -57,8 +57,7 @@ def _smaller_batches(candidate: Candidate) -> AdviceKind:
     changes: list[KnobValues] = []
     for size in range(micro - 1, 0, -1):
         if (micro * steps) % size == 0:
-            accumulation = micro * steps // size
-            changes.append({MICRO_BATCH: size, ACCUMULATION: accumulation})
+            changes.append({MICRO_BATCH: size, ACCUMULATION: micro * steps // size})
     return AdviceKind(
         changes=tuple(changes),
         learning=False,
