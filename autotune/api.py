@@ -179,7 +179,8 @@ def _forecast(
     from autotune.search.forecast_search import forecast
     from autotune.search.loop import baseline_candidate
 
-    job, trainer = request.job, request.trainer
+    job = request.job
+    trainer = request.trainer
     baseline = baseline_candidate(job, trainer)
     with contextlib.closing(open_prediction_service(job, trainer)) as service:
         answer = forecast(job, service, candidates, baseline)
@@ -248,7 +249,8 @@ def _write_answer(
     """Write the winner's files and the page into the output folder; return the document."""
     from autotune.report.output_folder import head_lines
 
-    job, winner = request.job, answer.winner
+    job = request.job
+    winner = answer.winner
     if job.task.workload.script is not None and answer.certificate is None:
         winner = None  # no patch from a single short probe
     confirm_with = ""
@@ -279,7 +281,8 @@ def _publish(
     from autotune.report.html.render import render
     from autotune.report.output_folder import publish, write_files
 
-    job, section = request.job, None
+    job = request.job
+    section = None
 
     def write(*folders: Path) -> list[Path]:
         nonlocal section

@@ -286,7 +286,8 @@ def _hub_id(text: str) -> str:
 
     # A name of several models, or the beginning of names.
     begins = re.compile(rf"{re.escape(lowered)}(?![a-z0-9])")
-    names, similar_names = [], []
+    names = []
+    similar_names = []
     for hub_id in ids:
         name = hub_id.split("/")[1]
         names.append(name)

@@ -77,7 +77,8 @@ def command(
             "--config is about a log, and none was named.",
             way_out="Name the log that this configuration left.",
         )
-    diagnosis, traps = None, None
+    diagnosis = None
+    traps = None
     with interruptible():
         if log == "-":  # read while the training writes it
             diagnosis = _diagnosis(log, config, gpus, python)

@@ -189,11 +189,14 @@ def become(command_words: Sequence[str], use: Path) -> NoReturn:
 
 
 def _text(result: Preflight) -> str:
-    config, trial = result.job.task.workload.config_file, result.proof.trial
+    config = result.job.task.workload.config_file
+    trial = result.proof.trial
     details = _details(result)
     if result.fits:
-        memory, margin = trial.measurement.memory, trial.verdict.margin_bytes
-        peak, limit = format_bytes(memory.peak_bytes or 0), format_bytes(memory.limit_bytes)
+        memory = trial.measurement.memory
+        margin = trial.verdict.margin_bytes
+        peak = format_bytes(memory.peak_bytes or 0)
+        limit = format_bytes(memory.limit_bytes)
         return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
     if result.fits is None:
         return f"{config} can't be decided: {trial.verdict.why} {details}"
@@ -202,7 +205,8 @@ def _text(result: Preflight) -> str:
 
 def _details(result: Preflight) -> str:
     """Return where the proof is from, for which lengths, and its time."""
-    source, settings = "measured now", result.candidate.settings
+    source = "measured now"
+    settings = result.candidate.settings
     if result.from_record:
         source = f"on record, measured {result.proof.when} on {result.proof.where}"
     lengths = (

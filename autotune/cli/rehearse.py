@@ -138,7 +138,8 @@ def _document(rehearsed: Rehearsed, diagnosis: Diagnosis | None) -> dict[str, An
     from autotune.diagnosis import as_document
     from autotune.emulator.reports import LIMITATIONS
 
-    status, failure = "fits", rehearsed.failure
+    status = "fits"
+    failure = rehearsed.failure
     if diagnosis is not None:
         status = "out_of_memory" if diagnosis.is_memory else "failed"
     cards = []
@@ -191,7 +192,9 @@ def _text(document: Mapping[str, Any], diagnosis: Diagnosis | None) -> str:
     """Return the document as text."""
     from autotune.diagnosis.diagnosis import in_words
 
-    gpus, error, processes = document["gpus"], document["error"], document["processes"]
+    gpus = document["gpus"]
+    error = document["error"]
+    processes = document["processes"]
     lines = [f"Rehearsed on {len(gpus)} emulated {gpus[0]}: {_ending(document)}"]
     for row in processes:
         lines += _process_lines(row)
@@ -210,7 +213,8 @@ def _text(document: Mapping[str, Any], diagnosis: Diagnosis | None) -> str:
 
 
 def _ending(document: Mapping[str, Any]) -> str:
-    code, error = document["exit_code"], document["error"]
+    code = document["exit_code"]
+    error = document["error"]
     if not code:
         return "it ran to its end."
     ending = f"it ended with exit code {code}."
@@ -236,7 +240,8 @@ def _process_lines(row: Mapping[str, Any]) -> list[str]:
 
 def torch_counters(row: Mapping[str, Any]) -> str:
     """Return torch's own figures of a process on a card."""
-    allocated, reserved = row["torch_allocated_bytes"] or 0, row["torch_reserved_bytes"]
+    allocated = row["torch_allocated_bytes"] or 0
+    reserved = row["torch_reserved_bytes"]
     if reserved is None:
         return ""
     # torch goes on counting the pool of an engine that gave its memory back to the driver.

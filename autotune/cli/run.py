@@ -59,7 +59,8 @@ torchrun train.py --bs {batch}
         _show(terminal.output, answer)
         if as_json:
             print(json.dumps(answer.document))
-    recommendation, document = answer.recommendation, answer.document
+    recommendation = answer.recommendation
+    document = answer.document
     if recommendation is not None and recommendation.interrupted:
         progress = _progress_text(recommendation)
         say(f"{progress} Go on with: {document['resume_with']}", sys.stderr)
@@ -73,7 +74,8 @@ def _show(output: Console, answer: RunAnswer) -> None:
     from autotune.report.html.render import PAGE
     from autotune.report.terminal import show_answer, show_file
 
-    job, document = answer.job, answer.document
+    job = answer.job
+    document = answer.document
     confirm_with = document["confirm_with"]
     if answer.forecast is not None:
         show_forecast(output, answer.forecast, document, confirm_with=confirm_with)
@@ -96,7 +98,8 @@ def _progress_text(answer: Recommendation) -> str:
     text = f"Interrupted after {probed} probes; all of them are kept."
     none_fitted = "None of them fitted"
     if probed == 1:
-        text, none_fitted = "Interrupted after 1 probe, which is kept.", "It did not fit"
+        text = "Interrupted after 1 probe, which is kept."
+        none_fitted = "It did not fit"
     if answer.winner is None:
         text += f" {none_fitted}, so there is no configuration to write down yet."
     return text

@@ -102,7 +102,8 @@ def gpus(as_json: bool) -> None:
     columns = ["name", "memory", "GB/s", "bf16 TFLOPS", "link GB/s", "compute", "seen by", "source"]
     table(columns, [_gpu_cells(gpu) for gpu in catalog.gpus()])
     present = [f"{device.name} ({format_bytes(device.memory_bytes)})" for device in devices]
-    gpus_here, cpu = ", ".join(present) or "no NVIDIA GPU", format_bytes(machine_memory_bytes())
+    gpus_here = ", ".join(present) or "no NVIDIA GPU"
+    cpu = format_bytes(machine_memory_bytes())
     say("\nDense peaks, and one direction of a link. --json adds the other dtypes and all sources.")
     say(f"Here: {gpus_here}; a CPU with {cpu}, as --gpus cpu or 2xcpu.")
 

@@ -148,7 +148,8 @@ class Job:
     @property
     def identity(self) -> dict[str, object]:
         """Values that must be equal when a study is resumed."""
-        workload, hardware = self.task.workload, self.task.hardware
+        workload = self.task.workload
+        hardware = self.task.hardware
         devices = [hardware.kind, hardware.name, hardware.count]
         if hardware.emulated:
             devices.append("emulated")

@@ -352,7 +352,8 @@ class Verdict:
 
 def judge(measurement: Measurement) -> Verdict:
     """Return the verdict: fits means a good end and a peak within the limit."""
-    peak, limit = measurement.memory.peak_bytes, measurement.memory.limit_bytes
+    peak = measurement.memory.peak_bytes
+    limit = measurement.memory.limit_bytes
     margin = None if peak is None else limit - peak
     if measurement.outcome is not Outcome.OK:
         evidence = measurement.failure.evidence if measurement.failure else "no reason was given"

@@ -83,7 +83,9 @@ def highest(estimates: Iterable[Estimate]) -> Estimate:
     of both.
     """
     first, *further = estimates
-    value, low, high = first.value, first.low, first.high
+    value = first.value
+    low = first.low
+    high = first.high
     for estimate in further:
         value = max(value, estimate.value)
         low = max(low, estimate.low)

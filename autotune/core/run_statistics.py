@@ -41,7 +41,8 @@ UNKNOWN_DEVIATION = 0.05
 """Standard deviation between runs where no run has two cycles: that of the candidates of
 benchmarks/results/demo_sweep.json, three runs each."""
 
-MIN_SPREAD, MAX_SPREAD = 0.005, 0.1
+MIN_SPREAD = 0.005
+MAX_SPREAD = 0.1
 """Bounds of the prior standard deviation."""
 
 PRIOR_FREEDOM = 4.0
@@ -54,7 +55,8 @@ MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 deviation.
 """
 
-TWO_SIDED, ONE_SIDED = 1.959964, 1.644854
+TWO_SIDED = 1.959964
+ONE_SIDED = 1.644854
 """Standard deviations of a normal distribution within which 95 % lie: on both sides, on one
 side.
 """
@@ -113,7 +115,8 @@ class RunSpread:
 def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     """Return the spread from the runs of each candidate; runs that were cut short do not count."""
     scatters: list[float] = []
-    squares, repeats = 0.0, 0
+    squares = 0.0
+    repeats = 0
     # 1. Scatter of cycles within runs, and squared deviations between runs.
     for speeds in runs_by_candidate:
         runs = [run for run in speeds if not run.cut_short and run.tokens_per_second > 0]
@@ -161,7 +164,8 @@ class Disturbance:
 
 def measure_interference(undisturbed: Measurement, disturbed: Measurement) -> Disturbance | None:
     """Compare two measurements; None if one has no speed or no probe ran next to the second."""
-    quiet, busy = undisturbed.worst, disturbed.worst
+    quiet = undisturbed.worst
+    busy = disturbed.worst
     if quiet is None or busy is None or not disturbed.beside:
         return None
     return Disturbance(
@@ -292,7 +296,8 @@ def _verdict(
     projected: int | None,
 ) -> tuple[SoakVerdict, str]:
     # 1. A run that did not hold.
-    peak, limit = measurement.memory.peak_bytes, measurement.memory.limit_bytes
+    peak = measurement.memory.peak_bytes
+    limit = measurement.memory.limit_bytes
     if measurement.outcome is not Outcome.OK or peak is None or peak > limit:
         evidence = "its peak went over the limit"
         if measurement.failure is not None:
@@ -338,7 +343,8 @@ def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
         if steps > 0:
             slopes.append((later.peak_bytes - earlier.peak_bytes) / steps)
     slopes.sort()
-    n, pairs = len(cycles), len(slopes)
+    n = len(cycles)
+    pairs = len(slopes)
     z = NormalDist().inv_cdf((1 + CONFIDENCE) / 2)
     deviation = z * math.sqrt(n * (n - 1) * (2 * n + 5) / 18)
     outside = max(0, math.floor((pairs - deviation) / 2))

@@ -263,13 +263,13 @@ class Secrets:
         return self.hide_all(value)
 
 
-def without_secret_arguments(words: Sequence[str]) -> list[str]:
+def without_secret_arguments(argv: Sequence[str]) -> list[str]:
     """Return the words of a command line with the values of options, and of variables, with a
     secret name replaced: `--api-key=VALUE`, `--api-key VALUE` and `API_KEY=VALUE`.
     """
     shown = []
     is_secret_value = False
-    for word in words:
+    for word in argv:
         name, separator, value = word.partition("=")
         if is_secret_value and not word.startswith("-"):
             shown.append(REDACTED)

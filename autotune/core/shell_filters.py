@@ -19,9 +19,8 @@ Filter = Callable[[Sequence[str], str], str | None]
 
 def output_of(command: str, expansion: Expansion) -> str:
     """Return what the command in `$(...)` prints, without the line ends behind it."""
-    stages = _parts(command, "|")
     text = ""
-    for stage in stages:
+    for stage in _parts(command, "|"):
         steps = _parts(stage, "&&")
         printed = _stage(steps, text, expansion)
         if printed is None:
@@ -37,16 +36,16 @@ def _stage(
     expansion: Expansion,
 ) -> str | None:
     """Return the output of `cd FOLDER && pwd`, or of one program."""
+    *changes, last = steps
     folder: str | None = None
-    for step in steps[:-1]:
-        step_words = _words(step, expansion)
-        if step_words[:1] != ["cd"] or len(step_words) < 2 or UNKNOWN in step_words[-1]:
+    for step in changes:
+        folder = _folder_after(step, expansion)
+        if folder is None:
             return None
-        folder = posixpath.normpath(posixpath.join(expansion.text("PWD"), step_words[-1]))
-    step_words = _words(steps[-1], expansion)
-    if not step_words:
+    texts = _texts(last, expansion)
+    if not texts:
         return None
-    name, arguments = step_words[0], step_words[1:]
+    name, *arguments = texts
     if name == "pwd":
         return folder or expansion.text("PWD")
     if name == "expr":
@@ -59,11 +58,24 @@ def _stage(
     return filter_(arguments, received)
 
 
-def _words(command: str, expansion: Expansion) -> list[str]:
+def _folder_after(command: str, expansion: Expansion) -> str | None:
+    """Return the folder after `cd FOLDER`; None for another command."""
+    texts = _texts(command, expansion)
+    if texts[:1] != ["cd"] or len(texts) < 2:
+        return None
+    target = texts[-1]
+    if UNKNOWN in target:
+        return None
+    path = posixpath.join(expansion.text("PWD"), target)
+    return posixpath.normpath(path)
+
+
+def _texts(command: str, expansion: Expansion) -> list[str]:
     texts: list[str] = []
     try:
         for raw in _raw_words(command):
-            texts += [word.text for word in expansion.words(raw, 1, None)]
+            expanded = expansion.words(raw, 1, None)
+            texts += [word.text for word in expanded]
     except NotClosed:
         return []
     return texts
@@ -75,7 +87,8 @@ _REDIRECTION = re.compile(r"(?:\d*>>?|&>)(?:&\d|\s*\S+)")
 
 
 def _raw_words(command: str) -> list[str]:
-    return _RAW_WORD.findall(_REDIRECTION.sub(" ", command))
+    without_redirections = _REDIRECTION.sub(" ", command)
+    return _RAW_WORD.findall(without_redirections)
 
 
 def _parts(command: str, separator: str) -> list[str]:
@@ -101,34 +114,44 @@ def _echo(arguments: Sequence[str], received: str) -> str | None:
 
 
 def _printf(arguments: Sequence[str], received: str) -> str | None:
-    if arguments[:1] == ["%s"] and len(arguments) == 2:
-        return arguments[1]
-    is_plain = len(arguments) == 1 and "%" not in arguments[0] and "\\" not in arguments[0]
-    return arguments[0] if is_plain else None
+    template, *values = arguments or [""]
+    if template == "%s" and len(values) == 1:
+        return values[0]
+    is_plain = "%" not in template and "\\" not in template
+    if not arguments or values or not is_plain:
+        return None
+    return template
 
 
 def _dirname(arguments: Sequence[str], received: str) -> str | None:
     if len(arguments) != 1:
         return None
-    return posixpath.dirname(arguments[0].rstrip("/")) or "."
+    folder = posixpath.dirname(arguments[0].rstrip("/"))
+    return folder or "."
 
 
 def _basename(arguments: Sequence[str], received: str) -> str | None:
     if not 1 <= len(arguments) <= 2 or arguments[0].startswith("-"):
         return None
-    name = posixpath.basename(arguments[0].rstrip("/"))
-    suffix = arguments[1] if len(arguments) == 2 else ""
-    return name.removesuffix(suffix) if name != suffix else name
+    path = arguments[0].rstrip("/")
+    name = posixpath.basename(path)
+    if len(arguments) < 2 or name == arguments[1]:
+        return name
+    return name.removesuffix(arguments[1])
 
 
 def _realpath(arguments: Sequence[str], received: str) -> str | None:
     paths = [argument for argument in arguments if not argument.startswith("-")]
-    return os.path.abspath(paths[0]) if len(paths) == 1 else None  # noqa: PTH100
+    if len(paths) != 1:
+        return None
+    return os.path.abspath(paths[0])  # noqa: PTH100
 
 
 def _which(arguments: Sequence[str], received: str) -> str | None:
     names = [argument for argument in arguments if not argument.startswith("-")]
-    return names[0] if len(names) == 1 else None
+    if len(names) != 1:
+        return None
+    return names[0]
 
 
 def _seq(arguments: Sequence[str], received: str) -> str | None:
@@ -138,11 +161,13 @@ def _seq(arguments: Sequence[str], received: str) -> str | None:
         return None
     if not 1 <= len(numbers) <= 3:
         return None
+    last = numbers[-1]
     first = numbers[0] if len(numbers) > 1 else 1
     step = numbers[1] if len(numbers) == 3 else 1
-    if step <= 0 or (numbers[-1] - first) // step > 1000:
+    if step <= 0 or (last - first) // step > 1000:
         return None
-    return "\n".join(str(number) for number in range(first, numbers[-1] + 1, step))
+    sequence = range(first, last + 1, step)
+    return "\n".join(map(str, sequence))
 
 
 _ESCAPES = {"\\n": "\n", "\\t": "\t", "\\\\": "\\"}
@@ -153,17 +178,27 @@ def _tr(arguments: Sequence[str], received: str) -> str | None:
         return None
     old, new = (_ESCAPES.get(argument, argument) for argument in arguments)
     if old == "-d":
-        return received.replace(new, "") if len(new) == 1 else None
+        if len(new) != 1:
+            return None
+        return received.replace(new, "")
     if old in ("[:upper:]", "A-Z", "[A-Z]"):
         return received.lower()
     if old in ("[:lower:]", "a-z", "[a-z]"):
         return received.upper()
-    return received.replace(old, new) if len(old) == len(new) == 1 else None
+    if not len(old) == len(new) == 1:
+        return None
+    return received.replace(old, new)
 
 
 def _wc(arguments: Sequence[str], received: str) -> str | None:
-    counts = {"-l": received.count("\n"), "-w": len(received.split()), "-c": len(received)}
-    return str(counts[arguments[0]]) if list(arguments[:1]) and arguments[0] in counts else None
+    counts = {
+        "-l": received.count("\n"),
+        "-w": len(received.split()),
+        "-c": len(received),
+    }
+    if not arguments or arguments[0] not in counts:
+        return None
+    return str(counts[arguments[0]])
 
 
 def _awk(arguments: Sequence[str], received: str) -> str | None:
@@ -171,7 +206,9 @@ def _awk(arguments: Sequence[str], received: str) -> str | None:
     separator = None
     texts = list(arguments)
     if texts and texts[0].startswith("-F"):
-        separator = texts.pop(0)[2:] or (texts.pop(0) if texts else None)
+        separator = texts.pop(0)[2:]
+        if not separator:
+            separator = texts.pop(0) if texts else None
     program = re.fullmatch(r"\s*\{\s*print\s+(NF|\$(\d|NF))\s*\}\s*", " ".join(texts))
     if program is None:
         return None
@@ -180,10 +217,20 @@ def _awk(arguments: Sequence[str], received: str) -> str | None:
         fields = line.split(separator)
         if program[1] == "NF":
             lines.append(str(len(fields)))
+            continue
+        place = len(fields) if program[2] == "NF" else int(program[2])
+        if place == 0:
+            lines.append(line)
         else:
-            index = len(fields) if program[2] == "NF" else int(program[2])
-            lines.append(line if index == 0 else (["", *fields, *[""] * 9])[index])
+            lines.append(_field(fields, place))
     return "\n".join(lines) + "\n"
+
+
+def _field(fields: Sequence[str], place: int) -> str:
+    """Return a field by its number, from 1; empty beyond the last."""
+    if place > len(fields):
+        return ""
+    return fields[place - 1]
 
 
 def _cut(arguments: Sequence[str], received: str) -> str | None:
@@ -194,8 +241,7 @@ def _cut(arguments: Sequence[str], received: str) -> str | None:
     lines = []
     for line in received.splitlines():
         fields = line.split(match[1])
-        place = int(match[2]) - 1
-        lines.append(fields[place] if place < len(fields) else "")
+        lines.append(_field(fields, int(match[2])))
     return "\n".join(lines) + "\n"
 
 
@@ -204,7 +250,8 @@ def _sed(arguments: Sequence[str], received: str) -> str | None:
     match = re.fullmatch(r"s([/|#,])([\w. :-]*)\1([\w. :-]*)\1(g?)", " ".join(arguments))
     if match is None or "." in match[2]:
         return None
-    return received.replace(match[2], match[3], -1 if match[4] else 1)
+    count = -1 if match[4] else 1
+    return received.replace(match[2], match[3], count)
 
 
 _FILTERS: Mapping[str, Filter] = {

@@ -309,7 +309,9 @@ class Expansion:
         match = _PARAMETER.match(inner)
         if match is None:
             return UNKNOWN
-        name, index, operation = match["name"], match["index"], inner[match.end() :]
+        name = match["name"]
+        index = match["index"]
+        operation = inner[match.end() :]
         noted = len(self._unset)
         value = self._parameter(name, index)
         if not operation:
@@ -448,8 +450,8 @@ def _items(value: Value) -> list[Word]:
     ]
 
 
-def _joined(words: Sequence[Word]) -> str:
-    return " ".join(word.text for word in words)
+def _joined(items: Sequence[Word]) -> str:
+    return " ".join(item.text for item in items)
 
 
 def _stripped(
@@ -534,7 +536,8 @@ def brace_expanded(raw: str) -> list[str]:
 def _choices(match: re.Match[str]) -> Sequence[str]:
     if match["items"] is not None:
         return match["items"].split(",")
-    first, last = int(match["first"]), int(match["last"])
+    first = int(match["first"])
+    last = int(match["last"])
     step = 1 if last >= first else -1
     numbers = range(first, last + step, step)
     return ["", *[""] * MAX_BRACES] if len(numbers) > MAX_BRACES else [str(n) for n in numbers]

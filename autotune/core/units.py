@@ -10,7 +10,10 @@ import re
 
 from autotune.core.errors import BadInput
 
-KIB, MIB, GIB, TIB = 2**10, 2**20, 2**30, 2**40
+KIB = 2**10
+MIB = 2**20
+GIB = 2**30
+TIB = 2**40
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*(?:([KMGT])(?:I?B)?|B)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,18}(?:\.\d{1,18})?", re.ASCII)

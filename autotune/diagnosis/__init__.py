@@ -39,16 +39,18 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     first_lines: list[str] = []
     numbered = enumerate(lines)
     while block := list(itertools.islice(numbered, BLOCK_LINES)):
-        lowered = "\n".join(raw for _, raw in block).lower()
+        raw_lines = [raw for _, raw in block]
+        lowered = "\n".join(raw_lines).lower()
         framework.feed(lowered)
         reader.feed(block, lowered)
         if len(first_lines) <= MOST_LINES:
-            first_lines += [raw for _, raw in block if raw.strip()]
+            first_lines += [raw for raw in raw_lines if raw.strip()]
 
     # 2. Prefer the reading as an excerpt where the log itself says less.
     diagnosis = reader.conclude()
     if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
-        diagnosis = _more_exact(diagnosis, diagnose_excerpt(first_lines))
+        of_excerpt = diagnose_excerpt(first_lines)
+        diagnosis = _more_exact(diagnosis, of_excerpt)
 
     # 3. Add the remedies in the framework's own names.
     remedies = advice_for(diagnosis, framework)

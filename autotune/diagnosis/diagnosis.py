@@ -76,9 +76,13 @@ _INDENT = 10
 
 def in_words(diagnosis: Diagnosis, width: int) -> str:
     """Return the failure, its line and the remedies as text."""
-    rows = [("result", _verdict(diagnosis)), ("line", diagnosis.evidence)]
+    rows = [
+        ("result", _verdict(diagnosis)),
+        ("line", diagnosis.evidence),
+    ]
     if diagnosis.numbers:
-        rows.append(("numbers", ", ".join(_figures_of_message(diagnosis.numbers))))
+        numbers = ", ".join(_figures_of_message(diagnosis.numbers))
+        rows.append(("numbers", numbers))
     if diagnosis.configured is not None:
         rows.append(("predicted", f"as configured: {_figures(diagnosis.configured)}"))
     rows += _labelled("try", map(_advised, diagnosis.remedies))
@@ -106,8 +110,10 @@ def check_in_words(active: Sequence[ActiveTrap], width: int) -> str:
         return _row("check", "no known conflict in this environment.", width)
     lines = []
     for trap in active:
-        lines.append(_row("trap", f"{trap.says} ({trap.name})", width))
-        lines.append(_row("", f"fix: {trap.helps}", width))
+        trap_row = _row("trap", f"{trap.says} ({trap.name})", width)
+        lines.append(trap_row)
+        fix_row = _row("", f"fix: {trap.helps}", width)
+        lines.append(fix_row)
         lines += [" " * _INDENT + source for source in trap.sources]
     return "\n".join(lines)
 
@@ -148,12 +154,14 @@ def _figure(
 
 
 def _advised(advice: Advice) -> str:
-    change = "; ".join(f"{name}: {direction}" for name, direction in advice.change.items())
+    directions = [f"{name}: {direction}" for name, direction in advice.change.items()]
+    change = "; ".join(directions)
     text = f"{change} ({advice.why})"
     effect = advice.predicted
     if effect is None:
         return text
-    settings = ", ".join(f"{name}={value}" for name, value in effect["change"].items())
+    changed = [f"{name}={value}" for name, value in effect["change"].items()]
+    settings = ", ".join(changed)
     consequence = ""
     if effect["changes_what_is_learned"]:
         consequence = ", changes what is learned"
@@ -164,7 +172,8 @@ def _advised(advice: Advice) -> str:
 
 def _figures(figures: Mapping[str, Any]) -> str:
     peak = figures["peak_memory_bytes"]
-    fits = {True: "fits", False: "does not fit", None: "can't be decided"}[figures["fits"]]
+    verdicts = {True: "fits", False: "does not fit", None: "can't be decided"}
+    fits = verdicts[figures["fits"]]
     return (
         f"{fits}, {format_bytes(peak['value'])} ({format_bytes(peak['low'])} to"
         f" {format_bytes(peak['high'])})"

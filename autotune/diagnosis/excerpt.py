@@ -44,7 +44,9 @@ _EXCEPTION = re.compile(
 
 def are_steps_without_numbers(lines: Sequence[str]) -> bool:
     """Return True if each line is a step of training whose loss or gradient is no number."""
-    return 0 < len(lines) <= MOST_LINES and all(_STEP_WITHOUT_NUMBER.search(line) for line in lines)
+    if not 0 < len(lines) <= MOST_LINES:
+        return False
+    return all(_STEP_WITHOUT_NUMBER.search(line) for line in lines)
 
 
 def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
@@ -55,13 +57,15 @@ def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
     tracebacks = Tracebacks()
     for position, raw in enumerate(excerpt):
         text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
-        line = read_line(_CUT_FRAME.sub('  File "/', text, count=1))
+        completed = _CUT_FRAME.sub('  File "/', text, count=1)
+        line = read_line(completed)
         lines.append(line)
         list(tracebacks.feed(line, position))
     frames = tracebacks.frames_cut_off()
     # A line that its logger marked as a warning counts where no other says more.
     loud_lines = [line for line in lines if line.level != "lower"]
-    return _failure_in(loud_lines, frames) or _failure_in(lines, frames)
+    loud_failure = _failure_in(loud_lines, frames)
+    return loud_failure or _failure_in(lines, frames)
 
 
 def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
@@ -74,8 +78,9 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
     if frames:
         exceptions.append(CUT_OFF)
     texts = [line.text.strip() for line in lines]
-    joined = "\n".join(line.text for line in lines)[:MOST_CHARACTERS]
-    finding = classify_quoted(exceptions, [*texts, joined], frames)
+    printed = "\n".join(line.text for line in lines)
+    quoted = [*texts, printed[:MOST_CHARACTERS]]
+    finding = classify_quoted(exceptions, quoted, frames)
     if finding is None:
         return None
 
@@ -84,13 +89,16 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
         finding = _with_purpose(finding, texts)
 
     ranks = [line.rank for line in lines if line.rank is not None]
+    evidence = finding.evidence
+    if evidence == CUT_OFF:
+        evidence = frames[-1]
     return Diagnosis(
         known=True,
         is_memory=finding.is_memory,
         cause=finding.cause,
         phase=phase_of(frames),
         rank=ranks[0] if ranks else None,
-        evidence=frames[-1] if finding.evidence == CUT_OFF else finding.evidence,
+        evidence=evidence,
         numbers=dict(finding.numbers),
         row=finding.row,
     )
@@ -98,7 +106,8 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
 
 def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:
     """Return the finding with the cause that statements and mentioned functions tell."""
-    if finding.cause != "unknown_memory" or finding.row in _ROWS_WITHOUT_PURPOSE:
+    has_no_purpose = finding.row in _ROWS_WITHOUT_PURPOSE
+    if finding.cause != "unknown_memory" or has_no_purpose:
         return finding
     statements = []
     for text in texts:
@@ -106,4 +115,5 @@ def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:
         if function is not None:
             # The form of a frame without a file.
             statements.append(f"?:{function[1]} {text}")
-    return replace(finding, cause=cause_of(statements) or finding.cause)
+    cause = cause_of(statements) or finding.cause
+    return replace(finding, cause=cause)

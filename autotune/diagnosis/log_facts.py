@@ -82,18 +82,23 @@ class LogEndings:
         """Return True for the line of a step, or one that reports the end of training."""
         if _STEP.search(raw) is not None:
             if _NO_NUMBER.search(raw) is None:
-                self._no_numbers, self._update_left_out = [], False
+                self._no_numbers = []
+                self._update_left_out = False
             elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
                 self._no_numbers.append(raw)
-            self._ended, self.finished_last = "", False
+            self._ended = ""
+            self.finished_last = False
             self._caught.clear()
             return True
         text = read_line(raw).text
-        self._update_left_out |= _UPDATE_LEFT_OUT.search(text) is not None
+        is_left_out = _UPDATE_LEFT_OUT.search(text) is not None
+        self._update_left_out |= is_left_out
         if _FINISHED.match(text) is not None:
-            self.finished, self.finished_last = raw, True
+            self.finished = raw
+            self.finished_last = True
             return True
-        if _ENDED.match(text) is not None or self._all_exited(text):
+        has_ended = _ENDED.match(text) is not None
+        if has_ended or self._all_exited(text):
             self._ended = raw
         elif _ENDED_BADLY.search(text) is not None:
             self._ended = ""
@@ -104,7 +109,8 @@ class LogEndings:
     def _all_exited(self, text: str) -> bool:
         """Return True once all processes that a launcher started have exited successfully."""
         spawned = _SPAWNED.search(text)
-        if spawned is not None and len(self._spawned) < _MOST_PROCESSES:
+        has_room = len(self._spawned) < _MOST_PROCESSES
+        if spawned is not None and has_room:
             self._launched = True
             self._spawned.add(spawned[1])
         exited = _EXITED.search(text)
@@ -155,18 +161,21 @@ class GpuNeighbours:
         self._begun = False
 
     def feed(self, raw: str, lowered: str) -> None:
-        if "pid=" in raw and len(self._own) < _MOST_PROCESSES:
+        has_room = len(self._own) < _MOST_PROCESSES
+        if "pid=" in raw and has_room:
             prefix = _PID.match(raw)
             if prefix is not None:
                 self._own.add(prefix[1])
         if self._begun:
             return
         listed = _LISTED.match(raw)
-        if listed is not None and len(self._earlier) < _MOST_PROCESSES:
+        has_room = len(self._earlier) < _MOST_PROCESSES
+        if listed is not None and has_room:
             pid, name, mib = listed.groups()
             self._earlier[pid] = int(mib) * MIB
             self._names[pid] = name
-        self._begun = any(word in lowered for word in _BEGUN) and "nvidia" not in lowered
+        has_begun = any(word in lowered for word in _BEGUN)
+        self._begun = has_begun and "nvidia" not in lowered
 
     def are_own(
         self,
@@ -180,9 +189,12 @@ class GpuNeighbours:
         Containers number processes anew, so that torch's numbers may be in no line of the log.
         While the job loads and does not hold its share yet, a foreign process is the better guess.
         """
-        if self._own.issuperset(NEIGHBOUR.findall(evidence)):
+        neighbours = NEIGHBOUR.findall(evidence)
+        if self._own.issuperset(neighbours):
             return True
-        return bool(self._own) and phase != "load" and any(map(_SHARES_GPUS.search, frames))
+        if not self._own or phase == "load":
+            return False
+        return any(map(_SHARES_GPUS.search, frames))
 
     def hold_most_unseen(self, finding: Finding, frames: Sequence[str]) -> bool:
         """Return True if processes that torch does not list hold most of a device that no other
@@ -191,10 +203,15 @@ class GpuNeighbours:
         total = finding.numbers.get("total_bytes")
         free = finding.numbers.get("free_bytes")
         process = finding.numbers.get("process_bytes")
-        if finding.row != "cuda_out_of_memory" or total is None or free is None or process is None:
+        if finding.row != "cuda_out_of_memory":
             return False
-        unlisted = total - free - process - finding.numbers.get("others_bytes", 0)
-        return unlisted >= UNSEEN_SHARE * total and not any(map(_SHARES_GPUS.search, frames))
+        if total is None or free is None or process is None:
+            return False
+        others_bytes = finding.numbers.get("others_bytes", 0)
+        unlisted = total - free - process - others_bytes
+        if unlisted < UNSEEN_SHARE * total:
+            return False
+        return not any(map(_SHARES_GPUS.search, frames))
 
     def leave_too_little(self, finding: Finding) -> bool:
         """Return True if memory that others held before the run is the memory that vLLM lacked
@@ -202,20 +219,25 @@ class GpuNeighbours:
         """
         free_bytes = finding.numbers.get("free_bytes")
         asked_bytes = finding.numbers.get("asked_bytes")
-        if finding.row != "vllm_reservation" or free_bytes is None or asked_bytes is None:
+        if finding.row != "vllm_reservation":
             return False
-        foreign_bytes = sum(self._foreign(self._earlier).values())
+        if free_bytes is None or asked_bytes is None:
+            return False
+        foreign = self._foreign(self._earlier)
+        foreign_bytes = sum(foreign.values())
         return foreign_bytes >= GIB and free_bytes + foreign_bytes >= asked_bytes
 
     def remarks(self, evidence: str) -> tuple[str, ...]:
         """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
         sizes: dict[str, float] = dict(self._earlier)
         for pid, size, unit in _HOLDS.findall(evidence):
-            sizes[pid] = float(size) * _UNITS[unit]
+            unit_bytes = _UNITS[unit]
+            sizes[pid] = float(size) * unit_bytes
         foreign = self._foreign(sizes)
         if not foreign:
             return ()
-        largest = sorted(foreign, key=foreign.__getitem__, reverse=True)[:MOST_NAMED]
+        largest_first = sorted(foreign, key=foreign.__getitem__, reverse=True)
+        largest = largest_first[:MOST_NAMED]
         processes = []
         for pid in largest:
             name = self._names.get(pid, "name unknown")
@@ -254,7 +276,11 @@ class GpuNeighbours:
         return (sentence,)
 
     def _foreign(self, bytes_by_process: Mapping[str, float]) -> dict[str, float]:
-        return {pid: size for pid, size in bytes_by_process.items() if pid not in self._own}
+        foreign = {}
+        for pid, size in bytes_by_process.items():
+            if pid not in self._own:
+                foreign[pid] = size
+        return foreign
 
 
 _PAGE_BYTES = 4 * KIB
@@ -288,18 +314,21 @@ class HostMemoryUsers:
         if self._in_rays_table:
             user = _RAY_USER.match(text.strip())
             if user is not None:
-                self._note(user["pid"], user["name"], round(float(user["gib"]) * GIB))
+                user_bytes = round(float(user["gib"]) * GIB)
+                self._note(user["pid"], user["name"], user_bytes)
                 return
-        self._in_rays_table = "MEM(GB)" in text and _RAY_TABLE.search(text) is not None
+        self._in_rays_table = "MEM(GB)" in text and bool(_RAY_TABLE.search(text))
         if self._victim is None and "anon-rss:" in text:
             killed = _KILLED.search(text)
             if killed is not None:
-                self._victim = _process(killed["pid"], killed["name"]), int(killed["kib"]) * KIB
+                victim = _process(killed["pid"], killed["name"])
+                self._victim = victim, int(killed["kib"]) * KIB
                 return
         if "]" in text:
             task = _TASK.search(text)
             if task is not None:
-                self._note(task["pid"], task["name"], int(task["pages"]) * _PAGE_BYTES)
+                task_bytes = int(task["pages"]) * _PAGE_BYTES
+                self._note(task["pid"], task["name"], task_bytes)
 
     def remarks(self) -> tuple[str, ...]:
         """Return one sentence about the victim and one about the largest holder, as far as the
@@ -323,7 +352,8 @@ class HostMemoryUsers:
         held_bytes: int,
     ) -> None:
         if len(self._held_bytes) < _MOST_PROCESSES:
-            self._held_bytes[_process(pid, name.strip())] = held_bytes
+            process = _process(pid, name.strip())
+            self._held_bytes[process] = held_bytes
 
 
 def _process(pid: str, name: str) -> str:

@@ -74,11 +74,14 @@ def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
     replaced. `head` was read before.
     """
     pending = b""
-    for block in itertools.chain([head], iter(lambda: stream.read(READ_BYTES), b"")):
+    blocks = iter(lambda: stream.read(READ_BYTES), b"")
+    for block in itertools.chain([head], blocks):
         # A progress bar is redrawn by \r: each drawing is a line, and so is a text over it.
-        lines = (pending + block).replace(b"\r", b"\n").split(b"\n")
+        text = (pending + block).replace(b"\r", b"\n")
+        lines = text.split(b"\n")
         for line in lines[:-1]:
-            yield _shortened(line).decode("utf-8", errors="replace")
+            shortened = _shortened(line)
+            yield shortened.decode("utf-8", errors="replace")
         pending = _shortened(lines[-1])
     yield pending.decode("utf-8", errors="replace")
 
@@ -86,7 +89,9 @@ def lines_of(stream: BinaryIO, head: bytes = b"") -> Iterator[str]:
 def _shortened(line: bytes) -> bytes:
     """Return a line of at most LONGEST_LINE bytes: the beginning and the end."""
     half = LONGEST_LINE // 2
-    return line if len(line) <= LONGEST_LINE else line[:half] + line[-half:]
+    if len(line) <= LONGEST_LINE:
+        return line
+    return line[:half] + line[-half:]
 
 
 def _refuse_what_is_no_file(log: str) -> None:
@@ -135,7 +140,8 @@ def _refuse_what_is_no_text(
             f"{name} is text in UTF-16, and logs are read as UTF-8.",
             way_out=f"Convert it: iconv -f UTF-16 -t UTF-8 {log} | autotune diagnose -",
         )
-    control = len(head) - len(head.translate(None, _CONTROL))
+    text = head.translate(None, _CONTROL)
+    control = len(head) - len(text)
     if control > 0.1 * max(len(head), 1):
         raise BadInput(
             f"{name} is binary: {control} of its first {len(head)} bytes are no text.",

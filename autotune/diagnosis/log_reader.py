@@ -139,23 +139,28 @@ class LogReader:
         progress_words: Sequence[str],
     ) -> None:
         if raw.strip():
-            self._last, self._last_position = raw, position
+            self._last = raw
+            self._last_position = position
         lowered = raw.lower()
         self._neighbours.feed(raw, lowered)
         self._host_memory.feed(raw)
-        if self._tracebacks.busy or any(map(lowered.__contains__, failure_words)):
+        may_be_failure = any(map(lowered.__contains__, failure_words))
+        if self._tracebacks.busy or may_be_failure:
             self._read(read_line(raw), position)
-        if any(map(lowered.__contains__, progress_words)) and self._ends.feed(raw, position):
+        is_progress = any(map(lowered.__contains__, progress_words))
+        if is_progress and self._ends.feed(raw, position):
             self._go_on()
         has_room = len(self._remarks) < MOST_REMARKS
-        if has_room and any(map(lowered.__contains__, WORDS.of_warnings)):
+        may_be_warning = any(map(lowered.__contains__, WORDS.of_warnings))
+        if has_room and may_be_warning:
             warning = warning_in(raw)
             if warning is not None:
                 self._remarks[warning] = None
 
     def _read(self, line: LogLine, position: int) -> None:
         # 1. What launchers say of their processes.
-        self._aborted = self._aborted or _ABORT.search(line.text) is not None
+        is_abort = _ABORT.search(line.text) is not None
+        self._aborted = self._aborted or is_abort
         if self._in_launchers_summary(line.text):
             return
         if self._first_to_fail is None:
@@ -178,7 +183,8 @@ class LogReader:
             return
         finding = classify_line(line.text, is_error=line.level == "error")
         if finding is not None:
-            self._keep(_message(finding, line, position))
+            message = _message(finding, line, position)
+            self._keep(message)
 
     def conclude(self) -> Diagnosis:
         for reported in self._tracebacks.flush():
@@ -188,7 +194,8 @@ class LogReader:
             return self._without_failure(remarks)
 
         # 1. The best finding, unless the log ended well in spite of it.
-        best = self._earliest[min(self._earliest)]
+        first_tier = min(self._earliest)
+        best = self._earliest[first_tier]
         if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
             # Logs of several ranks, concatenated: the first failure is before the steps of the
             # other ranks.
@@ -199,7 +206,8 @@ class LogReader:
                 return _at_the_end("unknown_memory", caught, remarks)
             if self._only_aborted_at_exit(best):
                 remarks = (ABORTED_AT_EXIT, *remarks)
-                ended_well = _at_the_end("none", self._ends.without_failure, remarks)
+                last_line = self._ends.without_failure
+                ended_well = _at_the_end("none", last_line, remarks)
                 return dataclasses.replace(ended_well, rank=best.rank)
 
         # 2. Its cause, with the processes that held the memory.
@@ -231,9 +239,8 @@ class LogReader:
 
     def _only_aborted_at_exit(self, best: _Candidate) -> bool:
         """Return True if training was complete and a process aborted while it ended."""
-        is_of_the_end = (
-            best.tier is _Tier.WRAPPER or _ABORT.search(best.finding.evidence) is not None
-        )
+        is_abort = _ABORT.search(best.finding.evidence) is not None
+        is_of_the_end = best.tier is _Tier.WRAPPER or is_abort
         return self._aborted and is_of_the_end and bool(self._ends.without_failure)
 
     @property
@@ -255,12 +262,12 @@ class LogReader:
         thrown = candidate.thrown
         frames = () if thrown is None else thrown.frames
         neighbours = self._neighbours
-        if neighbours.leave_too_little(finding) or neighbours.hold_most_unseen(finding, frames):
+        are_full = neighbours.leave_too_little(finding)
+        if are_full or neighbours.hold_most_unseen(finding, frames):
             return dataclasses.replace(finding, cause="gpu_other_process")
 
-        names_a_neighbour = (
-            finding.cause == "gpu_other_process" and finding.row == "cuda_other_process"
-        )
+        names_other = finding.row == "cuda_other_process"
+        names_a_neighbour = finding.cause == "gpu_other_process" and names_other
         if thrown is None or not names_a_neighbour:
             return finding
         if not neighbours.are_own(finding.evidence, frames, candidate.phase):
@@ -275,8 +282,11 @@ class LogReader:
             has_traceback=True,
             is_whole=True,
         )
+        finding_of_part = _judge(reported).finding
         return dataclasses.replace(
-            _judge(reported).finding, evidence=finding.evidence, numbers=finding.numbers
+            finding_of_part,
+            evidence=finding.evidence,
+            numbers=finding.numbers,
         )
 
     def _without_failure(self, remarks: tuple[str, ...]) -> Diagnosis:
@@ -299,7 +309,8 @@ class LogReader:
             self._earliest[candidate.tier] = candidate
             return
         is_bare = earliest.phase is None and earliest.thrown is None
-        if is_bare and candidate.thrown is not None and _is_the_same(earliest, candidate):
+        has_frames = candidate.thrown is not None
+        if is_bare and has_frames and _is_the_same(earliest, candidate):
             # A library printed the message shortly before the exception with its frames.
             rank = candidate.rank if earliest.rank is None else earliest.rank
             self._earliest[candidate.tier] = dataclasses.replace(
@@ -310,7 +321,8 @@ class LogReader:
         """Record one more step, or the end of training: earlier errors did not end the run."""
         self._steps_since += 1
         self._has_steps = True
-        if self._earliest and (self._ends.finished_last or self._steps_since >= STEPS_SURVIVED):
+        is_over = self._ends.finished_last or self._steps_since >= STEPS_SURVIVED
+        if self._earliest and is_over:
             self._survived = {**self._earliest, **self._survived}
             self._earliest = {}
 
@@ -371,7 +383,8 @@ def _is_the_same(printed: _Candidate, raised: _Candidate) -> bool:
     texts = [raised.finding.evidence]
     if raised.thrown is not None:
         texts.append(f"{raised.thrown.text}\n{raised.thrown.continuation}")
-    return any(message in " ".join(text.split()) for text in texts)
+    one_line_texts = [" ".join(text.split()) for text in texts]
+    return any(message in text for text in one_line_texts)
 
 
 def _judge(reported: ExceptionChain) -> _Candidate:
@@ -381,13 +394,19 @@ def _judge(reported: ExceptionChain) -> _Candidate:
     A handled exception may be harmless, such as the import of an optional package. Running out of
     memory never is.
     """
-    candidates, classified = [], []
+    candidates = []
+    classified = []
     for thrown in reported.chain:
         candidate = _candidate(thrown, reported)
         candidates.append(candidate)
-        if candidate.tier is _Tier.ROOT and candidate.finding.row is not None:
+        has_row = candidate.finding.row is not None
+        if candidate.tier is _Tier.ROOT and has_row:
             classified.append(candidate)
-    best = min(classified, key=lambda candidate: _weakness(candidate.finding), default=None)
+
+    def weakness(candidate: _Candidate) -> tuple[bool, bool, bool]:
+        return _weakness(candidate.finding)
+
+    best = min(classified, key=weakness, default=None)
     if best is not None:
         # A framework's message may be about a fault in the user's own code, with which the chain
         # began.
@@ -416,7 +435,9 @@ def _candidate(thrown: LoggedException, reported: ExceptionChain) -> _Candidate:
 def _began_in_own_code(reported: ExceptionChain, first: _Candidate) -> bool:
     """Return True if the chain's first exception is unknown and was raised in the user's code."""
     frames = reported.chain[0].frames
-    return first.finding.row is None and bool(frames) and _INSTALLED.search(frames[-1]) is None
+    if first.finding.row is not None or not frames:
+        return False
+    return _INSTALLED.search(frames[-1]) is None
 
 
 def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
@@ -425,8 +446,10 @@ def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
     """
     row = _row(finding)
     is_by_place = row.raised_at is not None
-    has_purpose = row.kind == "memory" and row.cause not in (None, "unknown_memory")
-    return not finding.is_memory, not (has_purpose and not is_by_place), is_by_place
+    has_known_cause = row.cause not in (None, "unknown_memory")
+    has_purpose = row.kind == "memory" and has_known_cause
+    is_sure = has_purpose and not is_by_place
+    return not finding.is_memory, not is_sure, is_by_place
 
 
 def _tier(
@@ -479,5 +502,7 @@ def _at_the_end(
 
 def one_line(text: str) -> str:
     """Return the text as one printable line without prefixes."""
-    line = " ".join(read_line(text).text.split())
-    return "".join(filter(str.isprintable, line))[:600].removesuffix(":")
+    parts = read_line(text).text.split()
+    line = " ".join(parts)
+    printable = "".join(filter(str.isprintable, line))
+    return printable[:600].removesuffix(":")

@@ -65,7 +65,8 @@ class LogFramework:
         """Receive a block of lines. Most have none of the words: look at the block as a whole
         first.
         """
-        if self._may_have_former_flag(lowered) or self._has_marker(lowered):
+        is_relevant = self._may_have_former_flag(lowered) or self._has_marker(lowered)
+        if is_relevant:
             for line in lowered.split("\n"):
                 self._feed_line(line)
 
@@ -110,7 +111,8 @@ class LogFramework:
 
     def _translated(self, remedy: Remedy, kind: LaunchKind) -> Remedy | None:
         names = _names(kind.framework)
-        setting = names.get(remedy.elsewhere or remedy.setting, remedy.setting)
+        name = remedy.elsewhere or remedy.setting
+        setting = names.get(name, remedy.setting)
         if setting is None:
             return None
         if setting in _settings(kind.framework):  # its flag, as the log writes them
@@ -179,7 +181,8 @@ def _advice(remedy: Remedy, diagnosis: Diagnosis) -> Advice:
         if isinstance(bound, int):
             shown = str(bound)
         direction = f"{direction}, to at most {shown}"
-    return Advice(change={remedy.setting: direction}, why=remedy.why)
+    change = {remedy.setting: direction}
+    return Advice(change=change, why=remedy.why)
 
 
 def _of_method(remedy: Remedy, method: str) -> Remedy | None:
@@ -192,12 +195,14 @@ def _of_method(remedy: Remedy, method: str) -> Remedy | None:
         if former is None:
             return None
         return msgspec.structs.replace(remedy, setting=former)
-    fields = frameworks.trainer(SOURCE, method).fields()
-    canonical = frameworks.trainer(SOURCE, method).canonical
+    trainer = frameworks.trainer(SOURCE, method)
+    fields = trainer.fields()
+    canonical = trainer.canonical
     setting = canonical.get(remedy.setting, remedy.setting)
     if setting not in fields:
         setting = _ROW_LENGTH.get(remedy.setting, remedy.setting)
-    is_a_setting = remedy.setting in frameworks.trainer(SOURCE, DEFAULT_REMEDY_METHOD).fields()
+    usual_trainer = frameworks.trainer(SOURCE, DEFAULT_REMEDY_METHOD)
+    is_a_setting = remedy.setting in usual_trainer.fields()
     if is_a_setting and setting not in fields:
         return None
     return msgspec.structs.replace(remedy, setting=setting)
@@ -221,8 +226,10 @@ def _names(framework: str) -> Mapping[str, str | None]:
 @cache
 def _settings(framework: str) -> frozenset[str]:
     if kind_of(framework).only_logs:
-        return frozenset(name for name in _names(framework).values() if name is not None)
-    return frozenset(frameworks.trainer(framework, DEFAULT_REMEDY_METHOD).fields())
+        names = _names(framework).values()
+        return frozenset(name for name in names if name is not None)
+    trainer = frameworks.trainer(framework, DEFAULT_REMEDY_METHOD)
+    return frozenset(trainer.fields())
 
 
 RemedyChange: TypeAlias = Mapping[str, KnobValue]
@@ -243,7 +250,8 @@ def changes_of(
         elif setting in knobs:
             direction, _, bound = advised.partition(", to at most ")
             current = candidate.settings.get(setting)
-            for value in _values(knobs[setting], current, direction, bound):
+            values = _values(knobs[setting], current, direction, bound)
+            for value in values:
                 yield {setting: value}
 
 
@@ -256,7 +264,8 @@ def _smaller_batches(candidate: Candidate) -> Iterator[RemedyChange]:
     for size in range(batch - 1, 0, -1):
         is_power_of_two = size & (size - 1) == 0
         if is_power_of_two and batch % size == 0:
-            yield {MICRO_BATCH: size, ACCUMULATION: steps * batch // size}
+            accumulation = steps * batch // size
+            yield {MICRO_BATCH: size, ACCUMULATION: accumulation}
 
 
 def _values(
@@ -272,13 +281,16 @@ def _values(
         value = _SWITCH[direction]
         return [] if current is value else [value]
     if direction not in ("raise", "lower"):
-        return [choice for choice in knob.choices if str(choice) == direction and choice != current]
+        changed_choices = [choice for choice in knob.choices if choice != current]
+        return [choice for choice in changed_choices if str(choice) == direction]
     if bound:
         return [int(bound)]
     if not isinstance(current, int | float):
         return []
-    higher, lower = [], []
-    for choice in sorted(filter(_is_number, knob.choices)):
+    higher = []
+    lower = []
+    numbers = filter(_is_number, knob.choices)
+    for choice in sorted(numbers):
         if choice > current:
             higher.append(choice)
         elif choice < current:
@@ -311,8 +323,10 @@ def with_effects(
         effect = None
         if time.monotonic() < deadline:
             effect = _effect(advice, failed, request, candidate, service)
-        remedies.append(dataclasses.replace(advice, predicted=effect))
-    return dataclasses.replace(diagnosis, remedies=tuple(remedies), configured=_figures(failed))
+        with_effect = dataclasses.replace(advice, predicted=effect)
+        remedies.append(with_effect)
+    configured = _figures(failed)
+    return dataclasses.replace(diagnosis, remedies=tuple(remedies), configured=configured)
 
 
 def _effect(
@@ -330,7 +344,8 @@ def _effect(
     for stronger in changes_of(advice, request.whole_space, candidate):
         prediction = _predicted_after(stronger, request, candidate, service)
         if prediction is not None:
-            change, predicted = stronger, prediction
+            change = stronger
+            predicted = prediction
             if prediction.fits:
                 break
     if change is None or predicted is None:
@@ -338,11 +353,12 @@ def _effect(
 
     is_learning = request.whole_space.is_learning(change, candidate.settings)
     saved_bytes = failed.peak_memory_bytes.value - predicted.peak_memory_bytes.value
+    speed_ratio = None if is_learning else _speed_ratio(failed, predicted)
     return {
         "change": dict(change),
         **_figures(predicted),
         "saved_bytes": round(saved_bytes),
-        "speed_ratio": None if is_learning else _speed_ratio(failed, predicted),
+        "speed_ratio": speed_ratio,
         "changes_what_is_learned": is_learning,
     }
 
@@ -355,10 +371,12 @@ def _predicted_after(
 ) -> Prediction | None:
     """Return the prediction of the changed candidate, None if it is the same or illegal."""
     task = request.job.task
-    knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
+    changed_knobs = {**candidate.knobs, **change}
+    knobs = request.whole_space.with_remedies(changed_knobs)
     try:
         changed = request.trainer.complete(knobs, task)
-        if changed == candidate or request.trainer.why_illegal(changed, task) is not None:
+        reason = request.trainer.why_illegal(changed, task)
+        if changed == candidate or reason is not None:
             return None
         return service.predict(changed)
     except AutotuneError:
@@ -368,7 +386,8 @@ def _predicted_after(
 def _speed_ratio(before: Prediction, after: Prediction) -> float | None:
     if before.tokens_per_second is None or after.tokens_per_second is None:
         return None
-    return round(after.tokens_per_second.value / before.tokens_per_second.value, 3)
+    ratio = after.tokens_per_second.value / before.tokens_per_second.value
+    return round(ratio, 3)
 
 
 def _figures(prediction: Prediction) -> dict[str, Any]:
@@ -377,6 +396,7 @@ def _figures(prediction: Prediction) -> dict[str, Any]:
     for name in ("peak_memory_bytes", "margin_bytes", "tokens_per_second"):
         estimate = getattr(prediction, name)
         if estimate is not None:
-            estimate = {end: round(getattr(estimate, end)) for end in ("value", "low", "high")}
+            ends = ("value", "low", "high")
+            estimate = {end: round(getattr(estimate, end)) for end in ends}
         figures[name] = estimate
     return figures

@@ -21,7 +21,8 @@ from autotune.emulator.entry_points import ElfError, Stub, needed_by
 
 HERE = Path(__file__).parent
 SOURCES = HERE / "csrc"
-LIBRARY, LIST = "libautotune-emulated-cuda.so", "stubs.json"
+LIBRARY = "libautotune-emulated-cuda.so"
+LIST = "stubs.json"
 _LINKS = ("libcuda.so.1", "libcuda.so", "libnvidia-ml.so.1", "libnvidia-ml.so")
 """Names that a GPU's machine has and no package brings: whoever looks for them in the folder
 finds the library.

@@ -101,8 +101,10 @@ def _scalar_sizes(parameters: str) -> dict[int, int]:
 
 # Of ELF: a tag of the dynamic section, two types of sections, two types of symbols.
 _NEEDED = 1
-_DYNAMIC, _SYMBOLS = 6, 11
-_FUNCTION, _INDIRECT = 2, 10
+_DYNAMIC = 6
+_SYMBOLS = 11
+_FUNCTION = 2
+_INDIRECT = 10
 
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 

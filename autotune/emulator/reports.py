@@ -12,8 +12,11 @@ from pathlib import Path
 from autotune.emulator.entry_points import Stub
 
 # Of the file that the library writes: see `Report` in csrc/emu.h.
-CARDS, PHASE_BYTES, NAME_BYTES = 16, 32, 32
-MAGIC, VERSION = 0x454D5532, 2
+CARDS = 16
+PHASE_BYTES = 32
+NAME_BYTES = 32
+MAGIC = 0x454D5532
+VERSION = 2
 _HEAD = struct.Struct("<IIiiii5q")
 _PEAKS = struct.Struct(f"<{CARDS}q")
 _PHASE_SIZE = NAME_BYTES + _PEAKS.size

@@ -108,11 +108,15 @@ def classify_exception(raised: ReportedException) -> Finding:
     texts = [f"{kind}: {text}" for kind, text in raised.chain]
     match = _first_match(texts, frames=raised.frames)
     if match is None or match[0].secondary:
-        match = _from_print(raised.printed, only_memory=match is None) or match
-    if raised.limit_hit and (match is None or match[0].secondary):
-        return replace(_limit_hit(raised), secondary=match is not None)
+        decisive = _from_print(raised.printed, only_memory=match is None)
+        match = decisive or match
+    is_indecisive = match is None or match[0].secondary
+    if raised.limit_hit and is_indecisive:
+        finding = _limit_hit(raised)
+        return replace(finding, secondary=match is not None)
     if match is None:
-        evidence = _one_line(texts[0] if texts else "no error was reported")
+        text = texts[0] if texts else "no error was reported"
+        evidence = _one_line(text)
         return Finding(
             outcome=Outcome.CRASH,
             evidence=evidence,
@@ -158,7 +162,8 @@ def classify_logged(
 
 def _is_decisive(finding: Finding) -> bool:
     """Return True if the words of the exception itself are known."""
-    return finding.row is not None and not finding.secondary and finding.row not in _BY_PLACE
+    is_by_place = finding.row in _BY_PLACE
+    return finding.row is not None and not finding.secondary and not is_by_place
 
 
 def classify_exit(ending: ProcessExit) -> Finding:
@@ -166,7 +171,8 @@ def classify_exit(ending: ProcessExit) -> Finding:
     evidence = f"the process {_how_it_ended(ending)}"
     if ending.out_of_memory == "limit":
         return _memory(None, f"{evidence}: the memory limit was reached", ending.phase)
-    if ending.out_of_memory == "machine" and ending.signal in (None, signal.SIGKILL):
+    may_be_kernels = ending.signal in (None, signal.SIGKILL)
+    if ending.out_of_memory == "machine" and may_be_kernels:
         return _host_memory(f"{evidence}: the machine ran out of memory", ending.phase)
     match = _from_print(ending.printed, only_memory=True)
     if match is not None and ending.signal != signal.SIGKILL:
@@ -227,8 +233,10 @@ def classify_launched(ending: ProcessExit, last_words: str) -> Finding:
     first_crash: Finding | None = None
     for thrown in exceptions_in(ending.printed):
         finding = classify_logged(thrown, ending.phase, ending.device)
-        if finding.cause is not None or finding.outcome is not Outcome.CRASH:
-            return _placed(finding, ending.phase or phase_of(thrown.frames))
+        is_known = finding.cause is not None or finding.outcome is not Outcome.CRASH
+        if is_known:
+            phase = ending.phase or phase_of(thrown.frames)
+            return _placed(finding, phase)
         if first_crash is None:
             first_crash = finding
     finding = classify_exit(ending)
@@ -241,9 +249,12 @@ def classify_launched(ending: ProcessExit, last_words: str) -> Finding:
 
 def _placed(finding: Finding, phase: Phase | None) -> Finding:
     """Return the finding with its out-of-memory outcome set to the known phase."""
-    if not finding.outcome.is_out_of_memory or finding.outcome is Outcome.OOM_HOST:
+    is_device_memory = finding.outcome.is_out_of_memory and finding.outcome is not Outcome.OOM_HOST
+    if not is_device_memory:
         return finding
-    outcome = Outcome.OOM_UNKNOWN if phase is None else Outcome.out_of_memory_in(phase)
+    outcome = Outcome.OOM_UNKNOWN
+    if phase is not None:
+        outcome = Outcome.out_of_memory_in(phase)
     return replace(finding, outcome=outcome, phase=phase)
 
 
@@ -256,10 +267,12 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
     if not any(word in lowered for word in WORDS.of_rows):
         return None
     is_abort = line.startswith(("terminate called", "  what():"))
-    match = _first_match([line], _ERROR_ROWS if is_error or is_abort else _LOUD_ROWS)
+    rows = _ERROR_ROWS if is_error or is_abort else _LOUD_ROWS
+    match = _first_match([line], rows)
     if match is None:
         return None
-    return _finding(match, ReportedException(chain=(), device="cuda"))
+    raised = ReportedException(chain=(), device="cuda")
+    return _finding(match, raised)
 
 
 def classify_quoted(
@@ -317,8 +330,10 @@ def _finding(row_match: RowMatch, raised: ReportedException) -> Finding:
     evidence = _one_line(_matched_lines(match))
     numbers = numbers_of(match, evidence)
     phase = row.phase or raised.phase
-    if row.kind == "host_memory" or (row.on_host and raised.device == "cuda"):
-        return replace(_host_memory(evidence, phase), numbers=numbers, row=row.name)
+    is_on_host = row.on_host and raised.device == "cuda"
+    if row.kind == "host_memory" or is_on_host:
+        finding = _host_memory(evidence, phase)
+        return replace(finding, numbers=numbers, row=row.name)
     if row.kind == "memory":
         return _memory(row, evidence, phase, raised.frames, numbers)
     return Finding(
@@ -335,9 +350,12 @@ def _finding(row_match: RowMatch, raised: ReportedException) -> Finding:
 
 def _matched_lines(match: re.Match[str]) -> str:
     """Return the whole lines around a match."""
-    start = match.string.rfind("\n", 0, match.start()) + 1
+    line_end = match.string.rfind("\n", 0, match.start())
+    start = line_end + 1
     end = match.string.find("\n", match.end())
-    return match.string[start:] if end < 0 else match.string[start:end]
+    if end < 0:
+        return match.string[start:]
+    return match.string[start:end]
 
 
 def _host_memory(evidence: str, phase: Phase | None) -> Finding:
@@ -388,7 +406,8 @@ def _purpose(
     # it.
     if purpose != "kv_cache" and _is_fragmented(numbers):
         return "fragmentation"
-    return purpose or _BY_PHASE.get(phase or "", "unknown_memory")
+    by_phase = _BY_PHASE.get(phase or "", "unknown_memory")
+    return purpose or by_phase
 
 
 def _is_fragmented(numbers: Numbers) -> bool:
@@ -401,7 +420,8 @@ def _is_fragmented(numbers: Numbers) -> bool:
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:600]
+    line = " ".join(text.split())
+    return line[:600]
 
 
 _IMPORT_ERROR = re.compile(r"\b(?:ModuleNotFoundError|ImportError|PackageNotFoundError)\b")
@@ -411,12 +431,14 @@ def depends_on_candidate(failure: Failure) -> bool:
     """Return False for a failure that no other candidate can avoid: the import of a package that
     all of them need.
     """
-    if failure.cause != "version" or not _IMPORT_ERROR.search(failure.evidence):
+    is_import_error = _IMPORT_ERROR.search(failure.evidence)
+    if failure.cause != "version" or not is_import_error:
         return True
     return _optional_packages().search(f"{failure.evidence}\n{failure.excerpt}") is not None
 
 
 @functools.cache
 def _optional_packages() -> re.Pattern[str]:
-    names = "|".join(re.escape(name) for name in read_table("optional_packages", list[str]))
+    packages = read_table("optional_packages", list[str])
+    names = "|".join(map(re.escape, packages))
     return re.compile(rf"(?<![A-Za-z0-9])(?:{names})(?![A-Za-z0-9])")

@@ -83,13 +83,15 @@ def environment_facts(python: Path) -> EnvironmentFacts:
             timeout=INSPECTION_SECONDS,
             check=True,
         ).stdout
-        facts = msgspec.json.decode(reported.strip().splitlines()[-1], type=EnvironmentFacts)
+        lines = reported.strip().splitlines()
+        facts = msgspec.json.decode(lines[-1], type=EnvironmentFacts)
     except (OSError, subprocess.SubprocessError, msgspec.DecodeError, IndexError) as error:
         raise TrainingEnvironmentError(
             f"{python} can't be started as a Python interpreter. Name the training environment's"
             " with --python."
         ) from error
-    return replace(facts, variables=dict(os.environ))
+    variables = dict(os.environ)
+    return replace(facts, variables=variables)
 
 
 class _Strict(msgspec.Struct, forbid_unknown_fields=True, frozen=True):
@@ -151,8 +153,10 @@ class _TrapsFile(_Strict, frozen=True):
 def traps() -> tuple[_Trap, ...]:
     import msgspec.yaml
 
-    text = resources.files(__package__).joinpath("traps.yaml").read_bytes()
-    return msgspec.yaml.decode(text, type=_TrapsFile).traps
+    folder = resources.files(__package__)
+    text = folder.joinpath("traps.yaml").read_bytes()
+    table = msgspec.yaml.decode(text, type=_TrapsFile)
+    return table.traps
 
 
 Insertions = dict[str, str]
@@ -165,7 +169,9 @@ def active_traps(facts: EnvironmentFacts) -> tuple[ActiveTrap, ...]:
     """Return the traps of which every part of the condition holds, with the values in their
     messages.
     """
-    versions = {name.replace("-", "_"): version for name, version in facts.packages.items()}
+    versions = {}
+    for name, version in facts.packages.items():
+        versions[name.replace("-", "_")] = version
     active = []
     for trap in traps():
         insertions = _insertions(trap.when, facts)
@@ -195,17 +201,19 @@ def _insertions(when: _When, facts: EnvironmentFacts) -> Insertions | None:
 def _parts(when: _When, facts: EnvironmentFacts) -> Iterator[Insertions | None]:
     """Yield for each part of the condition the values to insert, or None where it does not hold."""
     for name, versions in when.packages.items():
-        yield _if(_is_within(_version(facts, name), versions))
+        installed = _version(facts, name)
+        yield _if(_is_within(installed, versions))
     for name, pattern in when.variables.items():
         value = facts.variables.get(name)
-        yield _if(value is not None and re.search(pattern, value) is not None)
+        yield _if(value is not None and bool(re.search(pattern, value)))
     for name in when.unset:
         yield _if(name not in facts.variables)
     if when.goes_with is not None:
         yield _mismatch(when.goes_with, facts)
     if when.one_is_cpu_build is not None:
-        first, second = when.one_is_cpu_build
-        yield _if(_one_is_cpu_build(_version(facts, first), _version(facts, second)))
+        first = _version(facts, when.one_is_cpu_build[0])
+        second = _version(facts, when.one_is_cpu_build[1])
+        yield _if(_one_is_cpu_build(first, second))
     if when.outside_extra is not None:
         yield _outside(when.outside_extra, facts)
     if when.broken_requirement_of:
@@ -221,20 +229,25 @@ def _if(holds: bool) -> Insertions | None:
 def _is_within(version: Version | None, versions: str) -> bool:
     if version is None:
         return False
-    return SpecifierSet(versions).contains(_public(version), prereleases=True)
+    public = _public(version)
+    return SpecifierSet(versions).contains(public, prereleases=True)
 
 
 def _one_is_cpu_build(first: Version | None, second: Version | None) -> bool:
     if first is None or second is None:
         return False
-    return (first.local == "cpu") != (second.local == "cpu")
+    is_first = first.local == "cpu"
+    is_second = second.local == "cpu"
+    return is_first != is_second
 
 
 def _broken_requirements(names: tuple[str, ...], facts: EnvironmentFacts) -> Insertions | None:
     messages: list[str] = []
     for name in names:
         messages += _broken(name, facts)
-    return {"broken": "; ".join(messages)} if messages else None
+    if not messages:
+        return None
+    return {"broken": "; ".join(messages)}
 
 
 def _small_shm(shm_bytes: int | None, least_bytes: int) -> Insertions | None:
@@ -245,7 +258,8 @@ def _small_shm(shm_bytes: int | None, least_bytes: int) -> Insertions | None:
 
 def _version(facts: EnvironmentFacts, name: str) -> Version | None:
     try:
-        return Version(facts.packages[canonicalize_name(name)])
+        text = facts.packages[canonicalize_name(name)]
+        return Version(text)
     except (KeyError, InvalidVersion):
         return None
 
@@ -260,20 +274,25 @@ def _mismatch(rule: _GoesWith, facts: EnvironmentFacts) -> Insertions | None:
     partner = _version(facts, rule.of)
     if package is None or partner is None:
         return None
-    if (package.major, partner.major) != (rule.major, rule.of_major):
+    is_same_major = package.major == rule.major and partner.major == rule.of_major
+    if not is_same_major:
         return None
     fitting_minor = package.minor - rule.minor_offset
-    return None if partner.minor == fitting_minor else {"wanted": str(fitting_minor)}
+    if partner.minor == fitting_minor:
+        return None
+    return {"wanted": str(fitting_minor)}
 
 
 def _outside(rule: _Extra, facts: EnvironmentFacts) -> Insertions | None:
     installed = _version(facts, rule.package)
     if installed is None:
         return None
-    for requirement in _requirements(rule.of, facts, extra=rule.extra):
+    requirements = _requirements(rule.of, facts, extra=rule.extra)
+    for requirement in requirements:
         if requirement.name != rule.package:
             continue
-        if not requirement.specifier.contains(_public(installed), prereleases=True):
+        public = _public(installed)
+        if not requirement.specifier.contains(public, prereleases=True):
             return {"wanted": f"{requirement.name} {requirement.specifier}"}
     return None
 
@@ -291,9 +310,9 @@ def _broken(name: str, facts: EnvironmentFacts) -> Iterator[str]:
 def _is_met(requirement: Requirement, version: Version) -> bool:
     """Return True if the version or its public part is allowed."""
     allowed = requirement.specifier
-    return allowed.contains(version, prereleases=True) or allowed.contains(
-        _public(version), prereleases=True
-    )
+    if allowed.contains(version, prereleases=True):
+        return True
+    return allowed.contains(_public(version), prereleases=True)
 
 
 def _requirements(
@@ -301,11 +320,13 @@ def _requirements(
     facts: EnvironmentFacts,
     extra: str = "",
 ) -> Iterator[Requirement]:
-    for text in facts.requires.get(canonicalize_name(name), ()):
+    package = canonicalize_name(name)
+    for text in facts.requires.get(package, ()):
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
             continue
-        applies = requirement.marker is None or requirement.marker.evaluate({"extra": extra})
-        if applies and (not extra or requirement.marker is not None):
+        marker = requirement.marker
+        applies = marker is None or marker.evaluate({"extra": extra})
+        if applies and (not extra or marker is not None):
             yield requirement

@@ -23,7 +23,12 @@ _COUNTS = {
 length.
 """
 
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_UNITS = {
+    "K": 2**10,
+    "M": 2**20,
+    "G": 2**30,
+    "T": 2**40,
+}
 _SIZE = r"(\d+(?:\.\d+)?) ([KMGT]?i?B|bytes)"
 _TORCH: Mapping[str, re.Pattern[str]] = {
     "allowed_bytes": re.compile(rf"memory in use\. {_SIZE} allowed; "),
@@ -50,18 +55,21 @@ def numbers_of(match: re.Match[str], reported: str) -> dict[str, int | float]:
     numbers: dict[str, int | float] = {}
     for name in _BYTES:
         if groups.get(name) is not None:
-            unit = groups.get(f"{name}_unit") or groups.get("total_unit") or "B"
+            own_unit = groups.get(f"{name}_unit")
+            unit = own_unit or groups.get("total_unit") or "B"
             numbers[f"{name}_bytes"] = _bytes(groups[name], unit)
     for group, name in _COUNTS.items():
         if groups.get(group) is not None:
             numbers[name] = int(groups[group])
-    milliseconds = groups.get("milliseconds") or groups.get("milliseconds2")
+    other_milliseconds = groups.get("milliseconds2")
+    milliseconds = groups.get("milliseconds") or other_milliseconds
     if milliseconds is not None:
         numbers["timeout_seconds"] = int(milliseconds) / 1000
     if groups.get("share") is not None:
         numbers["asked_share"] = float(groups["share"])
         if numbers.get("total_bytes"):
-            numbers["free_share"] = numbers["free_bytes"] / numbers["total_bytes"]
+            total_bytes = numbers["total_bytes"]
+            numbers["free_share"] = numbers["free_bytes"] / total_bytes
     if "ried to allocate" in reported:
         numbers |= _of_torch(reported)
     return numbers
@@ -72,13 +80,16 @@ def _of_torch(reported: str) -> dict[str, int | float]:
     for name, pattern in _TORCH.items():
         match = pattern.search(reported)
         if match is not None:
-            figure, unit = (group for group in match.groups() if group is not None)
+            figure, unit = filter(None, match.groups())
             numbers[name] = _bytes(figure, unit)
     reserved = _RESERVED.search(reported)
-    if reserved is not None and "idle_bytes" not in numbers and "allocated_bytes" in numbers:
-        idle = _bytes(*reserved.groups()) - int(numbers["allocated_bytes"])
+    can_tell = "idle_bytes" not in numbers and "allocated_bytes" in numbers
+    if reserved is not None and can_tell:
+        reserved_bytes = _bytes(*reserved.groups())
+        idle = reserved_bytes - int(numbers["allocated_bytes"])
         numbers["idle_bytes"] = max(0, idle)
-    neighbours = [_bytes(figure, unit) for figure, unit in _NEIGHBOUR_SIZE.findall(reported)]
+    sizes = _NEIGHBOUR_SIZE.findall(reported)
+    neighbours = [_bytes(figure, unit) for figure, unit in sizes]
     # A process that does not know itself, as in a container, is one of those that are listed.
     if neighbours and "process_bytes" in numbers:
         numbers["others_bytes"] = sum(neighbours)
@@ -87,7 +98,9 @@ def _of_torch(reported: str) -> dict[str, int | float]:
 
 def _bytes(figure: str, unit: str) -> int:
     """Return a figure of bounded size: broken logs have some of hundreds of digits."""
-    return int(min(float(figure) * _UNITS.get(unit[0].upper(), 1), 2.0**63))
+    factor = _UNITS.get(unit[0].upper(), 1)
+    size = min(float(figure) * factor, 2.0**63)
+    return int(size)
 
 
 def without_neighbours(text: str) -> str:

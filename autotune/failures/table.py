@@ -54,7 +54,8 @@ class _ArgumentNames(msgspec.Struct, forbid_unknown_fields=True):
 
 def read_table(name: str, type_: type[Decoded]) -> Decoded:
     """Return the content of tables/<name>.yaml, checked against the type."""
-    content = resources.files(__package__).joinpath("tables", f"{name}.yaml").read_bytes()
+    file = resources.files(__package__).joinpath("tables", f"{name}.yaml")
+    content = file.read_bytes()
     return msgspec.yaml.decode(content, type=type_)
 
 
@@ -66,7 +67,8 @@ def expand(pattern: Pattern) -> str:
 @functools.cache
 def _fragments() -> Mapping[str, str]:
     expanded = {"of_another_version": _refused_arguments()}
-    for name, pattern in read_table("fragments", dict[str, Pattern]).items():
+    table = read_table("fragments", dict[str, Pattern])
+    for name, pattern in table.items():
         expanded[name] = _joined(pattern, expanded)  # a fragment may contain earlier ones
     return expanded
 
@@ -76,7 +78,8 @@ def _joined(pattern: Pattern, fragments: Mapping[str, str]) -> str:
     expanded = []
     for alternative in alternatives:
         one_line = alternative.replace("\n", "")
-        expanded.append(_REFERENCE.sub(lambda match: fragments[match[1]], one_line))
+        inserted = _REFERENCE.sub(lambda match: fragments[match[1]], one_line)
+        expanded.append(inserted)
     return "|".join(expanded)
 
 
@@ -95,7 +98,8 @@ def _refused_arguments() -> str:
     # 2. Python's words about each class.
     refusals = []
     for owner, arguments in arguments_of.items():
-        alternatives = "|".join(map(re.escape, arguments.split()))
+        escaped = map(re.escape, arguments.split())
+        alternatives = "|".join(escaped)
         refusals.append(
             rf"\b{owner}\.__init__\(\) got an unexpected keyword argument '(?-i:{alternatives})'"
         )
@@ -181,18 +185,21 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def search(self, text: str, frames: Sequence[str] = ()) -> re.Match[str] | None:
         """Return the match of the row in the text, None where it does not apply."""
-        if self.raised_at is not None and not self._is_raised_in(frames):
+        needs_place = self.raised_at is not None
+        if needs_place and not self._is_raised_in(frames):
             return None
         return _compiled(self.pattern).search(text)
 
     def _is_raised_in(self, frames: Sequence[str]) -> bool:
         is_about_settings = self.kind in ("illegal", "other") and self.cause != "network"
-        if is_about_settings and any(map(_REWARDS.search, frames)):
+        is_in_reward = any(map(_REWARDS.search, frames))
+        if is_about_settings and is_in_reward:
             return False
         # The caller that requests a missing attribute is at fault, not the code that looks it up.
         callers = [frame for frame in frames if not _LOOKUP.search(frame)]
         place = _compiled(self.raised_at or "")
-        return any(map(place.search, callers[-self.innermost_frames :]))
+        innermost = callers[-self.innermost_frames :]
+        return any(map(place.search, innermost))
 
 
 # Frames that call the user's own functions: a failure behind them indicates nothing about settings,
@@ -211,7 +218,8 @@ _BACKTICK = re.compile(r"`(?!\?)")
 @functools.cache
 def _compiled(pattern: str) -> re.Pattern[str]:
     """Return the expression; who quotes a message may have lost its backticks."""
-    return re.compile(_BACKTICK.sub("`?", pattern), re.IGNORECASE | re.DOTALL)
+    expression = _BACKTICK.sub("`?", pattern)
+    return re.compile(expression, re.IGNORECASE | re.DOTALL)
 
 
 def _read_rows(*tables: str) -> tuple[FailureRow, ...]:
@@ -271,7 +279,8 @@ def _pairs(rows: list[dict[_Meaning, str]]) -> FrameTable[_Meaning]:
     pairs = []
     for row in rows:
         for meaning, pattern in row.items():
-            pairs.append((expand(pattern), meaning))
+            expression = expand(pattern)
+            pairs.append((expression, meaning))
     return tuple(pairs)
 
 
@@ -306,10 +315,13 @@ def cause_of(frames: Sequence[str]) -> str | None:
         # A loader may start an engine too, which has a cache.
         is_loaders_engine = purpose == "weights" and cause == "kv_cache"
         if _any(pattern, frames) and not is_loaders_engine:
-            return "weight_sync" if hands_over and purpose == "weights" else purpose
+            if hands_over and purpose == "weights":
+                return "weight_sync"
+            return purpose
     if hands_over and cause in ("zero_gather", "weights", None):
         return "weight_sync"
-    gathers_to_save = _any(r":full_tensor\b", frames) and _any(_SAVES, frames)
+    is_whole_tensor = _any(r":full_tensor\b", frames)
+    gathers_to_save = is_whole_tensor and _any(_SAVES, frames)
     if cause == "weight_sync" and gathers_to_save and not hands_over:
         return "zero_gather"
     return cause or _first(frames, _IN_GENERAL)
@@ -365,9 +377,12 @@ def _resolved(listed: dict[str, list[str | Remedy]], shared: dict[str, Remedy]) 
     """Return the remedies with those put in that several causes share."""
     resolved = {}
     for name, remedies in listed.items():
-        resolved[name] = tuple(
-            shared[remedy] if isinstance(remedy, str) else remedy for remedy in remedies
-        )
+        members = []
+        for remedy in remedies:
+            if isinstance(remedy, str):
+                remedy = shared[remedy]
+            members.append(remedy)
+        resolved[name] = tuple(members)
     return resolved
 
 

@@ -45,7 +45,8 @@ _LEVELS = ("level", "logged", "named", "letter", "ray")
 
 def read_line(raw: str) -> LogLine:
     """Return a line without its prefixes; the indentation behind them stays."""
-    text = _UNPRINTABLE.sub("", TERMINAL_SEQUENCE.sub("", raw))
+    without_colours = TERMINAL_SEQUENCE.sub("", raw)
+    text = _UNPRINTABLE.sub("", without_colours)
     text = _BAR.sub("", text, count=1)
     source = ""
     rank: int | None = None
@@ -55,13 +56,17 @@ def read_line(raw: str) -> LogLine:
         if prefix is None:
             break
         text = text[prefix.end() :]
-        groups = {name: value for name, value in prefix.groupdict().items() if value is not None}
+        groups = {}
+        for name, value in prefix.groupdict().items():
+            if value is not None:
+                groups[name] = value
         source += _first_of(groups, _SOURCES) or ""
         if rank is None:
             rank = _rank(groups)
         level_name = _first_of(groups, _LEVELS)
         if level_name is not None:
-            level = "error" if level_name[0] in "EFC" else "lower"
+            is_error = level_name[0] in "EFC"
+            level = "error" if is_error else "lower"
     return LogLine(
         text=text,
         source=source,
@@ -90,7 +95,9 @@ def _rank(groups: Mapping[str, str]) -> int | None:
         if groups.get(name):
             return int(groups[name])
     actor = _RANK_OF_ACTOR.search(groups.get("actor", ""))
-    return None if actor is None else int(actor[1] or actor[2])
+    if actor is None:
+        return None
+    return int(actor[1] or actor[2])
 
 
 HEADER = "Traceback (most recent call last)"
@@ -201,17 +208,20 @@ class _Open:
             or len(self.continuation) >= _MOST_MORE
         ):
             return False
-        return _NO_MORE.match(text) is None and _WITHOUT_TRACEBACK.match(text) is None
+        if _NO_MORE.match(text) is not None:
+            return False
+        return _WITHOUT_TRACEBACK.match(text) is None
 
     def wraps_into(self, text: str) -> bool:
         """Return True if a line behind a box belongs to the exception's wrapped text."""
-        is_open = bool(self.text) and self.boxed and self.wrapped < _MOST_WRAPPED
+        has_room = self.wrapped < _MOST_WRAPPED
+        is_open = bool(self.text) and self.boxed and has_room
         return is_open and not text.startswith(_BOX)
 
     @property
     def awaits_next(self) -> bool:
         """Return True between two exceptions of a chain, or behind Ray's header of one."""
-        is_between = not self.text and bool(self.chain) and not self.in_frames
+        is_between = bool(self.chain) and not self.text and not self.in_frames
         return is_between or bool(self.remote)
 
 
@@ -220,7 +230,8 @@ def exceptions_in(printed: str) -> list[LoggedException]:
     tracebacks = Tracebacks()
     chains: list[ExceptionChain] = []
     for position, line in enumerate(printed.splitlines()):
-        chains += tracebacks.feed(read_line(line), position)
+        log_line = read_line(line)
+        chains += tracebacks.feed(log_line, position)
     chains += tracebacks.flush()
 
     exceptions: list[LoggedException] = []
@@ -278,22 +289,27 @@ class Tracebacks:
         position: int,
         open_: _Open | None,
     ) -> Iterator[ExceptionChain]:
-        if open_ is not None and open_.text and line.text.startswith(_ORIGINAL):
+        is_original = line.text.startswith(_ORIGINAL)
+        if open_ is not None and open_.text and is_original:
             # A loader's worker: what it failed with follows the words that it did.
             open_.close_exception()
             open_.chain.clear()
-            open_.in_frames, open_.noise = True, 0
+            open_.in_frames = True
+            open_.noise = 0
             return
         if open_ is not None and open_.awaits_next:
-            open_.in_frames, open_.noise = True, 0
+            open_.in_frames = True
+            open_.noise = 0
             return
         yield from self._end(line.source)
         if len(self._open) < MOST_SOURCES:
+            mark, _, _ = line.text.partition(HEADER)
+            is_harmless = line.source in self._harmless or line.level == "lower"
             self._open[line.source] = _Open(
                 position=position,
                 rank=line.rank,
-                harmless=line.source in self._harmless or line.level == "lower",
-                mark=line.text.partition(HEADER)[0],
+                harmless=is_harmless,
+                mark=mark,
                 boxed=line.text.lstrip().startswith("╭"),
             )
         self._harmless.discard(line.source)
@@ -337,7 +353,7 @@ class Tracebacks:
         frame = _frame(text)
         if frame is not None:
             open_.frames.append(frame)
-        elif text[:1] in (" ", "\t", "", *_BOX) or text.startswith("--"):
+        elif not text or text.startswith((" ", "\t", "--", *_BOX)):
             if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
                 open_.frames[-1] += f" {text.strip(' │')[:300]}"
         elif _REMOTE.search(text) is not None:
@@ -345,7 +361,8 @@ class Tracebacks:
             # of these words.
             open_.remote = text[:_MOST_TEXT]
         elif _THROWN.match(text):
-            open_.text, open_.in_frames = text[:_MOST_TEXT], False
+            open_.text = text[:_MOST_TEXT]
+            open_.in_frames = False
         else:
             open_.noise += 1
             if open_.noise > _MOST_NOISE:
@@ -376,10 +393,11 @@ class Tracebacks:
                 remote=text[:_MOST_TEXT],
             )
         else:
+            exception = LoggedException(text=text[:_MOST_TEXT])
             yield ExceptionChain(
                 position=position,
                 rank=line.rank,
-                chain=(LoggedException(text=text[:_MOST_TEXT]),),
+                chain=(exception,),
                 has_traceback=False,
                 is_whole=False,
             )

@@ -27,7 +27,8 @@ Settings = Mapping[str, KnobValue]
 RequestPart = dict[str, object]
 """Part of a request to the worker, as JSON."""
 
-MICRO_BATCH, ACCUMULATION = "per_device_train_batch_size", "gradient_accumulation_steps"
+MICRO_BATCH = "per_device_train_batch_size"
+ACCUMULATION = "gradient_accumulation_steps"
 """Names of transformers, which several frameworks take over."""
 
 KINDS = {bool: "bool", int: "int", float: "float", str: "str", type(None): "null"}
@@ -142,7 +143,9 @@ class Values:
     def text(self, name: str) -> str:
         """Return a text; an empty one if the setting has none."""
         value = self.value(name)
-        return value if isinstance(value, str) else ""
+        if not isinstance(value, str):
+            return ""
+        return value
 
 
 class Trainer(Protocol):

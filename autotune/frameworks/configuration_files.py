@@ -328,7 +328,8 @@ def _option(
         value = ABSENT if is_part else "false"
     elif text is None:
         value = {} if name in rules.parts else "true"
-    first, last = option[0].span, option[-1].span
+    first = option[0].span
+    last = option[-1].span
     span = None
     if first is not None and last is not None:
         span = first[0], last[1]

@@ -17,7 +17,8 @@ from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.job import Task
 from autotune.frameworks.base import model_path
 
-PROMPTS_TIMEOUT_S, ROWS_TIMEOUT_S = 1800.0, 300.0
+PROMPTS_TIMEOUT_S = 1800.0
+ROWS_TIMEOUT_S = 300.0
 WORKER = Path(__file__).resolve().parent.parent / "worker"
 Measured = TypeVar("Measured", RowLengths, ImageRows)
 

@@ -148,12 +148,14 @@ def find_launch(
 ) -> LaunchScript:
     """Return the one training command among these. Raises BadInput without one, and for several."""
     training = _the_training(path, commands)
-    kind, command = training.kind, training.command
+    kind = training.kind
+    command = training.command
     _refuse_sharding_of_the_launcher(path, training)
     if kind.files is not None:
         stated, shared = settings_of(path, kind.files, training.arguments)
     else:
-        stated, shared = dict(_stated(training)), ()
+        stated = dict(_stated(training))
+        shared = ()
 
     # With a name of an earlier release among these, added ones must be of that release too.
     former_flags: dict[str, str] = {}
@@ -406,7 +408,8 @@ def _options(
         values: list[Word] = []
         while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
             values.append(remaining.popleft())
-        text, span = None, None
+        text = None
+        span = None
         if values:
             text = " ".join(word.text for word in values)
         if len(values) == 1:
@@ -447,7 +450,8 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
         value = stated.text
 
     # 1. Numbers in the type of the setting.
-    takes_float, takes_int = "float" in field.kinds, "int" in field.kinds
+    takes_float = "float" in field.kinds
+    takes_int = "int" in field.kinds
     takes_text = "str" in field.kinds
     if isinstance(value, str) and not takes_text and (takes_float or takes_int):
         with contextlib.suppress(ValueError):
@@ -552,7 +556,9 @@ def _argument(
     word = shlex.quote(as_word(value))
     if launch.dotted:
         stated = launch.stated.get(name)
-        prefix = "" if stated is None else stated.prefix
+        prefix = ""
+        if stated is not None:
+            prefix = stated.prefix
         return f"{prefix}{launch.former.get(name, name)}={word}"
     if launch.in_files:
         flag = name.replace("_", "-")

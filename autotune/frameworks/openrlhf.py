@@ -26,9 +26,12 @@ from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
 ESTIMATORS = {"grpo": "group_norm", "ppo": "gae"}
-ENGINES, TENSOR_PARALLEL = "vllm.num_engines", "vllm.tensor_parallel_size"
-LONGEST_ROW, LONGEST_COMPLETION = "data.max_len", "rollout.max_new_tokens"
-TOKEN_BUDGET, HAS_TOKEN_BUDGET = "train.max_tokens_per_gpu", "train.dynamic_batch_enable"
+ENGINES = "vllm.num_engines"
+TENSOR_PARALLEL = "vllm.tensor_parallel_size"
+LONGEST_ROW = "data.max_len"
+LONGEST_COMPLETION = "rollout.max_new_tokens"
+TOKEN_BUDGET = "train.max_tokens_per_gpu"
+HAS_TOKEN_BUDGET = "train.dynamic_batch_enable"
 
 
 class OpenRlhf(StandIn):
@@ -43,7 +46,8 @@ class OpenRlhf(StandIn):
     def derived(self, values: Values, task: Task) -> Settings:
         gpus = task.hardware.count
         parallel = max(1, values.count(TENSOR_PARALLEL))
-        training_gpus, engines = gpus, gpus // parallel
+        training_gpus = gpus
+        engines = gpus // parallel
         sections = self._sections_apart(values)
         if not _shares_gpus(values):
             engines = values.count(ENGINES) or max(1, gpus // 2 // parallel)

@@ -33,11 +33,13 @@ from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import SpecFields
 
 MODEL = "trainer.model"
-CHECKPOINTING, OFFLOADING = f"{MODEL}.ac", f"{MODEL}.ac_offloading"
+CHECKPOINTING = f"{MODEL}.ac"
+OFFLOADING = f"{MODEL}.ac_offloading"
 OPTIONAL_PARTS = ("model.ac", "model.ac_offloading")
 LONGEST_ROW = "orchestrator.seq_len"
 LONGEST_COMPLETION = "orchestrator.train.sampling.max_completion_tokens"
-TRAINING_GPUS, SERVER_GPUS = "deployment.num_train_gpus", "deployment.num_infer_gpus"
+TRAINING_GPUS = "deployment.num_train_gpus"
+SERVER_GPUS = "deployment.num_infer_gpus"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 
 
@@ -83,7 +85,8 @@ class PrimeRl(StandIn):
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         longest = sum(self.lengths(values))
-        trains, serves = values.count(TRAINING_GPUS), values.count(SERVER_GPUS)
+        trains = values.count(TRAINING_GPUS)
+        serves = values.count(SERVER_GPUS)
         parallel = max(1, values.count(f"{MODEL}.cp"))
         budget = values.count(f"{MODEL}.seq_len")
         completions = values.count("orchestrator.batch_size")
@@ -165,7 +168,8 @@ class PrimeRl(StandIn):
         """Return `rl`; a probe is only the trainer in its benchmark mode, on full synthetic
         micro-batches.
         """
-        settings, python = candidate.settings, str(task.workload.python)
+        settings = candidate.settings
+        python = str(task.workload.python)
         if plan is None:
             text = self.toml({"model.name": model_path(task), **settings})
             return Launch(

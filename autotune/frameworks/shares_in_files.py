@@ -67,7 +67,8 @@ def with_limit(
     fields: Mapping[str, Field],
 ) -> Job:
     """Return the job of a user's file with a lower limit: the engine keeps its share of the GPU."""
-    workload, hardware = job.task.workload, job.task.hardware
+    workload = job.task.workload
+    hardware = job.task.hardware
     scale = scale_of(hardware, limit_bytes) / scale_of(hardware, job.memory_limit_bytes)
     held_values = within_limit(workload.held_values, scale, fields)
     task = replace(job.task, workload=replace(workload, held_values=held_values))
@@ -157,9 +158,10 @@ def limit_notes(job: Job, candidates: Iterable[Candidate]) -> Iterator[str]:
     for candidate in candidates:
         examples = {**shares_among(candidate.settings), **examples}
     for name, share in examples.items():
-        limit, whole = format_bytes(job.memory_limit_bytes), format_bytes(hardware.memory_bytes)
+        limit = format_bytes(job.memory_limit_bytes)
+        gpu = format_bytes(hardware.memory_bytes)
         yield (
-            f"{name} is a share of the limit of {limit} here, and of the whole GPU of {whole} in"
+            f"{name} is a share of the limit of {limit} here, and of the whole GPU of {gpu} in"
             f" files and commands of the training: {share} is written as"
             f" {share_of_gpu(share, scale)}"
         )
@@ -177,12 +179,13 @@ def file_notes(
     scale = scale_of(hardware, limit_bytes)
     if scale == 1.0:
         return
-    limit, within = format_bytes(limit_bytes), shares_among(held_values)
+    limit = format_bytes(limit_bytes)
+    within = shares_among(held_values)
     for name, share in shares_among(stated).items():
         if 1 >= share > scale:
-            whole = shared_bytes(hardware.memory_bytes, None, gpu_of(hardware))
+            total = shared_bytes(hardware.memory_bytes, None, gpu_of(hardware))
             yield (
-                f"your {name} of {share} takes {format_bytes(share * whole)} of the GPU, above the"
+                f"your {name} of {share} takes {format_bytes(share * total)} of the GPU, above the"
                 f" limit of {limit}"
             )
         elif name in within:

@@ -31,12 +31,16 @@ from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
-POLICY, ENGINE, PLACEMENT = "trainer.policy", "generator.inference_engine", "trainer.placement"
+POLICY = "trainer.policy"
+ENGINE = "generator.inference_engine"
+PLACEMENT = "trainer.placement"
 MICRO_BATCH = "trainer.micro_train_batch_size_per_gpu"
 SCORE_MICRO_BATCH = "trainer.micro_forward_batch_size_per_gpu"
 TOKEN_BUDGET = "trainer.max_tokens_per_microbatch"
-COLOCATED, ENGINES = f"{PLACEMENT}.colocate_all", f"{ENGINE}.num_engines"
-POLICY_GPUS, POLICY_NODES = f"{PLACEMENT}.policy_num_gpus_per_node", f"{PLACEMENT}.policy_num_nodes"
+COLOCATED = f"{PLACEMENT}.colocate_all"
+ENGINES = f"{ENGINE}.num_engines"
+POLICY_GPUS = f"{PLACEMENT}.policy_num_gpus_per_node"
+POLICY_NODES = f"{PLACEMENT}.policy_num_nodes"
 TENSOR_PARALLEL = f"{ENGINE}.tensor_parallel_size"
 ENGINE_SIZES = (
     ENGINES,

@@ -77,7 +77,8 @@ def _readers(cls: type[Any]) -> dict[str, Reader]:
     return readers
 
 
-ENGINE_READERS, STEP_READERS = _readers(EngineSettings), _readers(StandInSpec)
+ENGINE_READERS = _readers(EngineSettings)
+STEP_READERS = _readers(StandInSpec)
 
 
 class StandIn(Launched):
@@ -150,7 +151,8 @@ class StandIn(Launched):
         refuse_untraced(self.facts.untraced, settings, self.name)
 
         # --global-batch is a number of completions.
-        batch, completions = self.facts.step_batch, task.workload.global_batch
+        batch = self.facts.step_batch
+        completions = task.workload.global_batch
         if batch is not None and completions is not None:
             unit, steps = self._unit_and_steps(batch, values)
             settings.setdefault(batch.setting, completions * steps // unit)
@@ -184,7 +186,8 @@ class StandIn(Launched):
         """Return the completions of each unit of the setting, and the optimizer steps that share
         them.
         """
-        unit, steps = 1, 1
+        unit = 1
+        steps = 1
         if batch.counts == "prompts":
             unit = values.count(self.canonical["num_generations"])
         if batch.steps is not None:
@@ -473,7 +476,8 @@ class StandIn(Launched):
 
     def _probe_files(self, settings: Settings) -> dict[str, str]:
         """Return the synthetic rows and reward of a probe; the user's dataset has priority."""
-        facts, values = self.facts, self.values(settings)
+        facts = self.facts
+        values = self.values(settings)
         longest_prompt, _ = self.lengths(values)
         prompts = synthetic_prompts(
             values.count(facts.rows), longest_prompt - facts.prompt_overhead
@@ -512,7 +516,8 @@ class StandIn(Launched):
     ) -> list[Path]:
         """Write the command line, one setting per line."""
         folder.mkdir(parents=True, exist_ok=True)
-        settings, missing = dict(candidate.settings), "your data and your reward"
+        settings = dict(candidate.settings)
+        missing = "your data and your reward"
         if task.workload.dataset is not None:
             settings |= self.data(task.workload.dataset)
             missing = "your reward"

@@ -28,7 +28,8 @@ MASTER_AND_MOMENTS = 12
 """Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
 
 LARGE_DEVICE_BYTES = 70 * GIB
-LARGE_LIMITS, USUAL_LIMITS = (1024, 8192), (256, 2048)
+LARGE_LIMITS = (1024, 8192)
+USUAL_LIMITS = (256, 2048)
 """Sequences, and tokens of a pass, by `EngineArgs` of vLLM 0.31. vLLM takes an A100 for a usual
 device whatever its memory.
 """

@@ -114,9 +114,11 @@ class Unsloth(TransformersTrainer):
         rows = f'str(OUT / "{SYNTHETIC_ROWS}")'
         if task.workload.dataset is not None:
             rows = _literal(task.workload.dataset)
-        reward, reward_argument = "", ""
+        reward = ""
+        reward_argument = ""
         if self.online:
-            reward, reward_argument = REWARD, "reward_funcs=reward, "
+            reward = REWARD
+            reward_argument = "reward_funcs=reward, "
         return SCRIPT.read_text(encoding="utf-8").format(
             title=repr(title),
             config_class=config_class,

@@ -48,7 +48,8 @@ REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
 FSDP = f"{ACTOR}.fsdp_config"
 
-PROMPTS, MINI_PROMPTS = "data.train_batch_size", f"{ACTOR}.ppo_mini_batch_size"
+PROMPTS = "data.train_batch_size"
+MINI_PROMPTS = f"{ACTOR}.ppo_mini_batch_size"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
 HAS_TOKEN_BUDGET = f"{ACTOR}.use_dynamic_bsz"
 TOKEN_BUDGET = f"{ACTOR}.ppo_max_token_len_per_gpu"
@@ -56,8 +57,10 @@ SCORE_TOKEN_BUDGET = f"{ROLLOUT}.log_prob_max_token_len_per_gpu"
 SEQUENCE_PARALLEL = f"{ACTOR}.ulysses_sequence_parallel_size"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
 TRAINING_NODES = "trainer.nnodes"
-TRAINING_GPUS, SERVER_GPUS = "trainer.n_gpus_per_node", f"{ROLLOUT}.n_gpus_per_node"
-TRAINER_MODE, SEPARATE = "trainer.v1.trainer_mode", "trainer.v1.separate_async"
+TRAINING_GPUS = "trainer.n_gpus_per_node"
+SERVER_GPUS = f"{ROLLOUT}.n_gpus_per_node"
+TRAINER_MODE = "trainer.v1.trainer_mode"
+SEPARATE = "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 BYPASS = {
     "algorithm.rollout_correction.bypass_mode": True,
@@ -104,7 +107,8 @@ class Verl(StandIn):
         ranks = _ranks(values, task)
         longest = sum(self.lengths(values)) or 1
         sequence = max(1, values.count(SEQUENCE_PARALLEL))
-        prompts, mini_prompts = values.count(PROMPTS), values.count(MINI_PROMPTS)
+        prompts = values.count(PROMPTS)
+        mini_prompts = values.count(MINI_PROMPTS)
         generations = values.count(f"{ROLLOUT}.n")
         budget = values.count(TOKEN_BUDGET)
         micro_batch = _rows(values, task, MICRO_BATCH)
@@ -132,7 +136,8 @@ class Verl(StandIn):
 
         # 2. A GPU's part of the mini-batch, and the GPUs of the engines.
         mini_batch = mini_prompts * generations * sequence // max(1, ranks)
-        serves, uses = ranks, ranks
+        serves = ranks
+        uses = ranks
         if _is_separate(values):
             serves = _server_gpus(values)
             uses = ranks + serves

@@ -14,7 +14,8 @@ from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
 from autotune.frameworks.stand_in_step import OtherModel
 
-CRITIC, POLICY_MODEL = "critic", "actor_rollout_ref.model.path"
+CRITIC = "critic"
+POLICY_MODEL = "actor_rollout_ref.model.path"
 CRITIC_MICRO_BATCH = "critic.ppo_micro_batch_size"
 CRITIC_SETTINGS = (
     f"{CRITIC}.fsdp.param_offload",
@@ -55,7 +56,8 @@ def critic_of(
 
 def _model(values: Values, task: Task) -> str:
     """Return the critic's model; one that a script names like its policy's is the policy's."""
-    policy, launch = task.workload.model.name, task.workload.launch
+    policy = task.workload.model.name
+    launch = task.workload.launch
     stated = values.text("critic.model.path") if "critic.model.path" in values else ""
     if launch is None or POLICY_MODEL not in launch.stated:
         return stated or policy

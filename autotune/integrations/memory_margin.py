@@ -51,14 +51,17 @@ class CudaGauge:
         *,
         sleeps: bool,
     ) -> None:
-        self._cuda, self._device, self._sleeps = torch.cuda, device, sleeps
+        self._cuda = torch.cuda
+        self._device = device
+        self._sleeps = sleeps
         self._peak = 0
 
     def read(self) -> GaugeReading:
         free, total = self._cuda.mem_get_info(self._device)
         used = int(total) - int(free)
         reserved = int(self._cuda.memory_reserved(self._device))
-        peak, outside = used, None
+        peak = used
+        outside = None
         if not self._sleeps:
             outside = max(0, used - reserved)
             peak = int(self._cuda.max_memory_reserved(self._device)) + outside

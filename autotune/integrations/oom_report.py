@@ -82,7 +82,8 @@ def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     advice = list(diagnosis.remedies)
     for cause in LAST_RESORT:
         advice += advice_for(dataclasses.replace(diagnosis, cause=cause, row=None))
-    trainer, task = running.trainer, running.task
+    trainer = running.trainer
+    task = running.task
     space = running.space
     candidate = running.candidate
     legal = []
@@ -159,7 +160,9 @@ def _configuration(
     following: Next,
     moment: OomMoment,
 ) -> str:
-    before, flags, arguments = {}, [], []
+    before = {}
+    flags = []
+    arguments = []
     for name, value in following.change.items():
         before[name] = running.candidate.settings.get(name)
         flags.append(f"--{name} {_text(value)}")
@@ -261,7 +264,8 @@ def _job(
     config_file = _file_behind(arguments)
     changed, parts = _changed_arguments(args, fields)
     adapter = _adapter(trainer.model)
-    held_values, user_settings = {**changed, **adapter}, parts
+    held_values = {**changed, **adapter}
+    user_settings = parts
     if config_file is not None:
         file = read_user_config(config_file, method)
         held_values = {**file.settings, **held_values}

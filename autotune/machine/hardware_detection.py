@@ -93,7 +93,8 @@ def gpu_named(name: str) -> catalog.Gpu:
     driver_gpu = _by_driver_name(name)
     if driver_gpu is not None:
         return driver_gpu
-    names, sizes = [], []
+    names = []
+    sizes = []
     for gpu in catalog.gpus():
         names.append(gpu.name)
         if _is_of_family(gpu, plain_name):

@@ -28,7 +28,8 @@ class HostMemory:
             counters = own_counters()
         if total_bytes is None:
             total_bytes = machine_memory_bytes()
-        self._counters, self.total_bytes = counters, total_bytes
+        self._counters = counters
+        self.total_bytes = total_bytes
 
     def kills(self) -> int:
         """Return the OOM kills in this process's cgroups, or else on the machine."""

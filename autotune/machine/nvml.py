@@ -269,7 +269,7 @@ def in_words(bytes_by_pid: Mapping[int, int | None], nvml: Nvml | None = None) -
     return tuple(descriptions)
 
 
-def named(descriptions: tuple[str, ...]) -> str:
+def listed(descriptions: tuple[str, ...]) -> str:
     """Join the descriptions; NVML lists none in some containers."""
     return ", ".join(descriptions) or "processes that NVML does not list here"
 

@@ -103,7 +103,8 @@ class Preflight:
 
     @property
     def document(self) -> dict[str, Any]:
-        trial, proof = self.proof.trial, self.proof
+        trial = self.proof.trial
+        proof = self.proof
         memory = trial.measurement.memory
         source = use = tuned = None
         if self.from_record:
@@ -187,7 +188,8 @@ def preflight_flags(
         proofs = Proofs(request.job, request.trainer, candidate, versions)
         recorded = proofs.find()
         if isinstance(recorded, Proof):
-            proof, missed = recorded, None
+            proof = recorded
+            missed = None
         else:
             missed = recorded
             listener(Note(text=f"Not on record: {missed}. Measuring its worst case."))

@@ -26,7 +26,8 @@ from autotune.probe.device_report import held_by_others
 from autotune.search.record import Store, circumstances, files_named, strings_in
 
 SCHEMA = 1
-PROOFS, LENGTHS_FOLDER = "proofs", "lengths"
+PROOFS = "proofs"
+LENGTHS_FOLDER = "lengths"
 
 PROOF = ProbePlan(
     optimizer_steps=3,

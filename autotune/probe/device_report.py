@@ -17,7 +17,7 @@ from autotune.core.job import Hardware
 from autotune.core.measurement import DeviceMemory, TorchMemory, highest, highest_by_phase
 from autotune.core.units import MIB, format_bytes
 from autotune.failures import numbers
-from autotune.machine.nvml import VISIBLE, GpuLost, NvmlNotSupported, in_words, named
+from autotune.machine.nvml import VISIBLE, GpuLost, NvmlNotSupported, in_words, listed
 from autotune.probe.device_meter import DevicePeaks
 from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
 from autotune.probe.message_validation import RankResult
@@ -103,7 +103,7 @@ def taken_meanwhile(gpus: Gpus, peaks: Mapping[str, DevicePeaks]) -> str | None:
         sampled = peaks.get(slot.visible)
         grown = {} if sampled is None else sampled.newcomers
         if sum(grown.values()) >= MIN_TAKEN_BYTES:
-            processes = named(in_words(grown, gpus.nvml))
+            processes = listed(in_words(grown, gpus.nvml))
             return (
                 f"{slot.label} was taken by others while a probe ran ({processes}): the"
                 " out-of-memory error is void."
@@ -179,7 +179,8 @@ def _memory(
     own_peak = result.peak_bytes
     own_phases = _phase_peaks(result)
     if sampled.newcomers:  # the rank's own figure (total - free) would include their memory
-        own_peak, own_phases = None, {}
+        own_peak = None
+        own_phases = {}
     # Others that left hide growth of the probe from every difference; torch's own figure counts it
     # alone.
     torch_phases: dict[str, int] = {}
@@ -311,7 +312,7 @@ def _others(gpus: Gpus) -> list[str]:
     for slot in gpus.slots:
         if not slot.others_bytes:
             continue
-        processes = named(slot.others_in_words(gpus.nvml))
+        processes = listed(slot.others_in_words(gpus.nvml))
         note = f"others hold {format_bytes(slot.others_bytes)} of {slot.label} ({processes})"
         room_bytes = (slot.total_bytes or 0) - slot.others_bytes
         if room_bytes < gpus.limit_bytes:

@@ -30,7 +30,7 @@ from autotune.machine.nvml import (
     NvmlUnavailable,
     devices_of,
     in_words,
-    named,
+    listed,
     visible,
 )
 from autotune.probe.device_meter import DeviceMeter, Reading, read
@@ -149,7 +149,8 @@ def wait_until_released(
     """Wait until a GPU is as empty as before; return the excess, 0 once two readings agree. An
     engine that starts while a killed process's memory is released mistakes it for its own.
     """
-    deadline, last = now() + patience_seconds, None
+    deadline = now() + patience_seconds
+    last = None
     while True:
         used = used_bytes()
         released = used <= base_bytes + RESIDUE_BYTES
@@ -361,7 +362,7 @@ class Gpus:
             for pid, used in (now.processes or {}).items():
                 if used != earlier.get(pid):
                     grown[pid] = used
-            processes = named(in_words(grown, nvml))
+            processes = listed(in_words(grown, nvml))
             raise ProbeError(
                 f"{slot.label} is not as empty as it was: {format_bytes(above)} more than"
                 f" {format_bytes(base)} are held by {processes}. Autotune ends only processes that"
@@ -389,7 +390,7 @@ class Gpus:
         least_bytes = usable - SLACK_BYTES - MIN_REPORTED_BYTES
         if slot.before is not None and slot.hold.free_bytes < least_bytes:
             free = format_bytes(slot.hold.free_bytes)
-            processes = named(slot.others_in_words(self.nvml))
+            processes = listed(slot.others_in_words(self.nvml))
             raise ProbeError(
                 f"{slot.label} has {free} left, and the limit needs {format_bytes(usable)}: others"
                 f" took it, {processes}."

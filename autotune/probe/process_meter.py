@@ -126,7 +126,8 @@ class TreeMemory:
         pids = [self._root, *descendants(self._root)]
         if set(pids) - set(self._pids):
             self._next_walk = now  # a forked process shares all pages at first
-        self._pids, self._listed = pids, now
+        self._pids = pids
+        self._listed = now
 
     def _total(self) -> int:
         return self._sum("status", ("RssAnon:", "RssShmem:"))

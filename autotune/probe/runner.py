@@ -155,7 +155,8 @@ class _Probe:
 
     def _exchange(self) -> CommandReply:
         """Load if nothing is loaded, then measure. Returns the reply to a failed load."""
-        worker, runner = self._worker, self._runner
+        worker = self._worker
+        runner = self._runner
         worker.start()
         self._output_mark = worker.mark_output()
         if not runner.loaded:

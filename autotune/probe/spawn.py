@@ -304,7 +304,8 @@ class OutputLog:
         older: Path,
         environment: Mapping[str, str] = os.environ,
     ) -> None:
-        self._path, self._older = path, older
+        self._path = path
+        self._older = older
         self._read, self.write_end = os.pipe()
         with contextlib.suppress(OSError):
             fcntl.fcntl(self.write_end, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -366,7 +367,8 @@ class OutputLog:
                 if size and size + len(shown) > MAX_LOG_BYTES:
                     file.close()
                     self._path.replace(self._older)
-                    file, size = self._path.open("wb"), 0
+                    file = self._path.open("wb")
+                    size = 0
                 file.write(shown)
                 file.flush()
                 size += len(shown)

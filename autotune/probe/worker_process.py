@@ -103,7 +103,8 @@ class WorkerProcess:
         self.span: RankSpan | None = None  # None where the worker runs all ranks
         self.gpus: Gpus | None = None
         self.device_meter: DeviceMeter | None = None
-        self._open_gpus, self._cores = open_gpus, cores
+        self._open_gpus = open_gpus
+        self._cores = cores
         self._secrets = Secrets(os.environ)
         self._interrupted = False
         self._folder: WorkFolder | None = None
@@ -154,7 +155,8 @@ class WorkerProcess:
         if self.alive:
             return
         self.end()
-        self.warm, self.afresh = False, None
+        self.warm = False
+        self.afresh = None
         self.generation += 1
         settings = self.settings
         try:

@@ -262,7 +262,8 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     proven = "not proven infeasible"
     versions: dict[str, str] = {}
     if winner is not None:
-        status, proven = "ok", "budget spent"
+        status = "ok"
+        proven = "budget spent"
         versions.update(winner.prediction.versions)
     elif answer.screened == answer.candidates:
         status = "nothing_fits"
@@ -419,7 +420,8 @@ def _progress(trial: Trial) -> tuple[int, int, int]:
 
 def _seconds_per_candidate(answer: Recommendation) -> dict[str, float | None]:
     """Return the median seconds of a probe with a load, and of one on a live load."""
-    loading, further = [], []
+    loading = []
+    further = []
     for trial in answer.trials:
         cost = trial.measurement.cost
         if trial.purpose == "confirm":

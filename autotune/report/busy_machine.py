@@ -35,9 +35,11 @@ def _most_unlike_repeats(trials: Iterable[Trial]) -> tuple[float, float] | None:
         key = trial.candidate.id, trial.measurement.beside or 0
         repeats.setdefault(key, []).append(speed.tokens_per_second)
 
-    most_unlike, largest_ratio = None, BUSY_RATIO
+    most_unlike = None
+    largest_ratio = BUSY_RATIO
     for rates in repeats.values():
-        slowest, fastest = min(rates), max(rates)
+        slowest = min(rates)
+        fastest = max(rates)
         if fastest <= largest_ratio * slowest:
             continue
         largest_ratio = fastest / slowest

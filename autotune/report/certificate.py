@@ -99,7 +99,8 @@ def _longest_lengths(
 def _rollouts(activity: LoopActivity) -> tuple[Item, Item, Item]:
     borrowed = activity.borrowed_generations
     syncs = activity.weight_syncs
-    sleeps, wakes = activity.sleeps, activity.wakes
+    sleeps = activity.sleeps
+    wakes = activity.wakes
     cycles = None
     if sleeps is not None and wakes is not None:
         cycles = min(sleeps, wakes)
@@ -274,7 +275,8 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     row = certificate_row(job, proof)
     if row is None or proof is None:
         return ["Not certified: the budget ran out before the longer worst-case probe."]
-    peak, margin = "unknown", ""
+    peak = "unknown"
+    margin = ""
     if row["peak_bytes"] is not None:
         peak = format_bytes(row["peak_bytes"])
     if row["margin_bytes"] is not None:

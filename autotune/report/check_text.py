@@ -58,10 +58,8 @@ def show_check(console: Console, check: Mapping[str, Any]) -> None:
         print_line(console, f"emulated {check['outcome']}{evidence}")
     console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
     for row in check["rows"]:
-        predicted, emulated = (
-            format_bytes(row["predicted_bytes"]),
-            format_bytes(row["emulated_bytes"]),
-        )
+        predicted = format_bytes(row["predicted_bytes"])
+        emulated = format_bytes(row["emulated_bytes"])
         console.print(
             f"{row['name']:16}{predicted:>14}{emulated:>14}{row['difference']:>+12.1%}",
             highlight=False,

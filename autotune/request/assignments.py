@@ -8,7 +8,11 @@ from autotune.core.errors import BadInput, UnknownName
 from autotune.core.space import Knob, KnobValue, SearchSpace, setting_text
 from autotune.core.yaml_document import read_scalar
 
-KIND_NAMES = {bool: "true or false", int: "a whole number", float: "a number"}
+KIND_NAMES = {
+    bool: "true or false",
+    int: "a whole number",
+    float: "a number",
+}
 
 
 def parse_holds(texts: Iterable[str], *, flag: str = "--hold") -> dict[str, KnobValue]:
@@ -34,7 +38,8 @@ def parse_searches(
                 f"{flag} {name} is given twice.",
                 way_out=f"Give all values at once: {flag} {name}=V1,V2.",
             )
-        values = [parse_value(part) for part in listed.split(",") if part.strip()]
+        parts = [part for part in listed.split(",") if part.strip()]
+        values = [parse_value(part) for part in parts]
         if not values:
             raise BadInput(
                 f"{flag} {name} was given no value.",
@@ -81,7 +86,8 @@ def check_names(
         if name not in space and name not in settings:
             knobs = [knob.name for knob in space.knobs]
             listing = f"autotune show knobs --space {space.name}"
-            raise UnknownName("knob", name, [*knobs, *settings], listing=listing)
+            names = [*knobs, *settings]
+            raise UnknownName("knob", name, names, listing=listing)
 
 
 def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]]) -> None:

@@ -31,7 +31,8 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
     _refuse_missing_program(command.words[0], flags.training.python, python)
 
     # 2. What it searches.
-    held_values, searched = values_of(flags.settings.hold), flags.settings.searched
+    held_values = values_of(flags.settings.hold)
+    searched = flags.settings.searched
     choices = _choices(command, held_values, searched)
     space = _space(command, choices, searched)
 
@@ -45,7 +46,7 @@ def parse_command_request(flags: FlagValues, command: OwnCommand) -> ParsedReque
         trainer=Command(),
         notes=tuple(gpu_notes(hardware, job.memory_limit_bytes)),
         assumed=tuple(_assumptions(space)),
-        named=searched,
+        flag_choices=searched,
         whole_space=space,
         pinned=frozenset(held_values),
         held_settings=flags.settings.hold,
@@ -92,7 +93,10 @@ def _choices(
     for name in held_values:
         if name in searched:
             raise BadInput(f"{name} is both held and searched.", way_out="Give it once.")
-    return {name: searched[name] if name in searched else (held_values[name],) for name in names}
+    choices = {}
+    for name in names:
+        choices[name] = searched[name] if name in searched else (held_values[name],)
+    return choices
 
 
 def _space(
@@ -122,12 +126,12 @@ def _space(
     )
 
 
-def _name(words: Sequence[str]) -> str:
+def _name(argv: Sequence[str]) -> str:
     """Return the name of the script, or else of the program."""
-    for word in words:
+    for word in argv:
         if word.endswith((".py", ".sh")):
             return Path(word).name
-    return Path(words[0]).name
+    return Path(argv[0]).name
 
 
 def _workload(

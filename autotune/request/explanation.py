@@ -46,13 +46,17 @@ def _origins_of_settings(
             of_hardware.update(kind.follows_hardware)
     for name, value in candidate.settings.items():
         origin = request.origin(name)
-        source, place, line = SOURCE_NAMES[origin.source], origin.place, origin.line
+        source = SOURCE_NAMES[origin.source]
+        place = origin.place
+        line = origin.line
         if source == "default":
             place = f"{trainer.name} {trainer.release}".strip()
             if name in of_hardware:
-                source, place = DERIVED, "--gpus"
+                source = DERIVED
+                place = "--gpus"
             elif not _is_default(fields.get(name), value):
-                source, place = DERIVED, "other settings"
+                source = DERIVED
+                place = "other settings"
         yield name, {"source": source, "place": place, "line": line}
 
 

@@ -642,7 +642,9 @@ def typed(flags: Flags) -> list[str]:
             continue
         for item in value if isinstance(value, tuple) else (value,):
             line += [option_name(name), without_password(str(item))]
-    return [*line, "--", *flags.arguments] if flags.arguments else line
+    if not flags.arguments:
+        return line
+    return [*line, "--", *flags.arguments]
 
 
 def option_name(name: str) -> str:

@@ -22,7 +22,8 @@ def with_images(
 ) -> tuple[Workload, list[str]]:
     """Return the workload with the images of its rows, and notes on them."""
     model = workload.model
-    images, rows = _stated_images(choice, workload, trainer), None
+    images = _stated_images(choice, workload, trainer)
+    rows = None
     has_vision = isinstance(model.config.get("vision_config"), Mapping)
     if images is None and has_vision and trainer.reads_images:
         try:
@@ -97,4 +98,8 @@ def _largest_of_row(sizes: tuple[tuple[int, int], ...], model: Model) -> Images:
             height=height,
         )
         candidates.append(images)
-    return max(candidates, key=lambda images: (images.tokens, images.width * images.height))
+
+    def size(images: Images) -> tuple[int, int]:
+        return images.tokens, images.width * images.height
+
+    return max(candidates, key=size)

@@ -61,7 +61,9 @@ class ParsedRequest:
     trainer: Trainer
     assumed: tuple[str, ...]  # defaults of the space that no flag states
     notes: tuple[str, ...]  # deviations from what one would expect
-    named: Mapping[str, tuple[KnobValue, ...]]  # knob values that flags name; each must be possible
+    flag_choices: Mapping[
+        str, tuple[KnobValue, ...]
+    ]  # knob values that flags name; each must be possible
     whole_space: SearchSpace  # space before anything was held; advice may change all of it
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
     held_settings: HeldSettings = field(default_factory=dict)  # of the job, with their origins
@@ -99,7 +101,7 @@ class MergedSettings:
     of_file: HeldSettings  # of the user's file, with these defaults and the tuning
     of_flags: HeldSettings  # of flags and exported variables, under the framework's names
     held_settings: HeldSettings
-    named: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
+    flag_choices: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
 
 
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
@@ -109,7 +111,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
     # 1. Sources, and the settings that they state together.
     sources = _read_sources(flags, reader)
-    trainer, hardware = sources.trainer, sources.hardware
+    trainer = sources.trainer
+    hardware = sources.hardware
     choice = _with_exported(flags.settings, sources.exported)
     model = _model(flags, sources.file)
     settings = _merge_settings(flags, choice, sources)
@@ -143,7 +146,7 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         trainer=trainer,
         assumed=(*of_script, *assumed),
         notes=tuple(notes),
-        named=settings.named,
+        flag_choices=settings.flag_choices,
         whole_space=sources.space,
         pinned=frozenset(choice.hold),
         held_settings=settings.held_settings,
@@ -153,7 +156,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 
 def candidate_of_job(request: ParsedRequest) -> Candidate:
     """Return the candidate of `predict`: given values, else the framework's defaults."""
-    job, trainer = request.job, request.trainer
+    job = request.job
+    trainer = request.trainer
     candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
     reason = trainer.why_illegal(candidate, job.task)
     if reason is not None:
@@ -169,7 +173,8 @@ def candidate_of_job(request: ParsedRequest) -> Candidate:
 
 def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     """Read the user's file and the space, which decide framework and method together."""
-    training, choice = flags.training, flags.file
+    training = flags.training
+    choice = flags.file
     hardware = target_hardware(flags.hardware)
     python = environment.interpreter(training.python)
 
@@ -283,9 +288,11 @@ def _merge_settings(
     choice: SettingChoice,
     sources: Sources,
 ) -> MergedSettings:
-    trainer, space, file = sources.trainer, sources.space, sources.file
+    trainer = sources.trainer
+    space = sources.space
+    file = sources.file
     tuning = choose_tuning(flags, file, space)
-    named = named_choices(choice, space, tuning.tuning, trainer)
+    flag_choices = named_choices(choice, space, tuning.tuning, trainer)
 
     defaults: Mapping[str, KnobValue] = {}
     if file is not None and file.script is None:
@@ -303,7 +310,7 @@ def _merge_settings(
         held_settings=held_settings(
             of_file, of_flags, frozenset() if file is None else file.unread
         ),
-        named=named,
+        flag_choices=flag_choices,
     )
 
 
@@ -313,7 +320,8 @@ def _with_shares_of_limit(
     sources: Sources,
 ) -> HeldSettings:
     """Return the file's settings with engine shares of the limit: in a file they are of the GPU."""
-    trainer, hardware = sources.trainer, sources.hardware
+    trainer = sources.trainer
+    hardware = sources.hardware
     scale = shares_in_files.scale_of(hardware, memory_limit(flags.hardware.memory_limit, hardware))
     converted = shares_in_files.within_limit(values_of(of_file), scale, trainer.fields())
     default = Origin(source=Source.FRAMEWORK, place=trainer.name)
@@ -334,14 +342,16 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
         trainer = sources.trainer
         completed = _completed(trainer, values_of(settings.held_settings))
         ranks = trainer.ranks(completed, sources.hardware.count)
-        yield from difference_of_gpus(sources.file.script_gpus, ranks, trainer)
+        script_gpus = sources.file.script_gpus
+        yield from difference_of_gpus(script_gpus, ranks, trainer)
         yield from sources.file.config.assumed
 
 
 def _completed(trainer: Trainer, settings: Mapping[str, KnobValue]) -> dict[str, Any]:
     """Return the settings with the framework's defaults below them."""
     completed: dict[str, Any] = {}
-    for name, field_ in trainer.fields().items():
+    setting_fields = trainer.fields()
+    for name, field_ in setting_fields.items():
         completed[name] = field_.default
     return completed | dict(settings)
 
@@ -355,7 +365,8 @@ def _share_notes(
     if sources.file is None:
         return []
     unchanged = {}
-    for name, value in sources.file.config.settings.items():
+    file_settings = sources.file.config.settings
+    for name, value in file_settings.items():
         if name not in settings.of_flags:
             unchanged[name] = value
     held_values = values_of(settings.held_settings)
@@ -374,7 +385,13 @@ def _searched_space(
     if choice.global_batch is not None:
         stated.add("global_batch")
     held_values = values_of(settings.held_settings)
-    return space_around(sources.space, sources.trainer, held_values, stated, settings.named)
+    return space_around(
+        sources.space,
+        sources.trainer,
+        held_values,
+        stated,
+        settings.flag_choices,
+    )
 
 
 # Workload and job.
@@ -387,12 +404,14 @@ def _workload(
     space: SearchSpace,
     model: Model,
 ) -> Workload:
-    file, trainer = sources.file, sources.trainer
+    file = sources.file
+    trainer = sources.trainer
     held_values = values_of(settings.held_settings)
     lengths = _completion_lengths(flags.lengths, trainer.method)
     typical = flags.lengths.typical_completion
     if typical is None and lengths is not None:
         typical = max(1, round(lengths.mean))
+    global_batch = _global_batch(flags.settings, sources, settings, space)
     workload = Workload(
         model=model,
         method=trainer.method,
@@ -400,7 +419,7 @@ def _workload(
         python=sources.python,
         tuning=settings.tuning.tuning,
         weights=flags.model.weights,
-        global_batch=_global_batch(flags.settings, sources, settings, space),
+        global_batch=global_batch,
         typical_completion_length=typical,
         completion_lengths=lengths,
         prompt_lengths=_prompt_lengths(flags.lengths),
@@ -515,7 +534,8 @@ def build_job(
     mode: Mode,
 ) -> Job:
     """Return the job. The study's default name consists of subject and hardware."""
-    search, hardware = flags.search, flags.hardware
+    search = flags.search
+    hardware = flags.hardware
     return Job(
         task=task,
         space=space,
@@ -549,10 +569,13 @@ def _refuse_illegal_file(
     task = job.task
     if task.workload.config_file is None:
         return
-    if trainer.why_illegal(trainer.complete({}, task), task) is None:
+    candidate = trainer.complete({}, task)
+    if trainer.why_illegal(candidate, task) is None:
         return
-    file_task = replace(task, workload=replace(task.workload, held_values=values_of(of_file)))
-    reason = trainer.why_illegal(trainer.complete({}, file_task), file_task)
+    workload = replace(task.workload, held_values=values_of(of_file))
+    file_task = replace(task, workload=workload)
+    candidate = trainer.complete({}, file_task)
+    reason = trainer.why_illegal(candidate, file_task)
     if reason is not None:
         differences = ""
         for line in of_script:

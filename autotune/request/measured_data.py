@@ -20,7 +20,7 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
     note.
     """
     job = request.job
-    is_stated = PROMPT_KNOB in request.named or PROMPT_KNOB in job.task.workload.held_values
+    is_stated = PROMPT_KNOB in request.flag_choices or PROMPT_KNOB in job.task.workload.held_values
     if PROMPT_KNOB not in job.space or is_stated:
         return request
     try:
@@ -31,7 +31,8 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
             f"{error.what} Prompts are limited to {limit} tokens, and rows with longer ones left"
             " out: --max-prompt-length N sets another limit"
         )
-        return replace(request, notes=(*request.notes, note))
+        notes = (*request.notes, note)
+        return replace(request, notes=notes)
     return request if lengths is None else _limited(request, lengths)
 
 
@@ -62,8 +63,10 @@ def hold_longest_prompt(request: ParsedRequest, longest: int) -> ParsedRequest:
     """Return the request with the longest prompt of the data held."""
     task = request.job.task
     held_values = {**task.workload.held_values, PROMPT_KNOB: longest}
-    task = replace(task, workload=replace(task.workload, held_values=held_values))
-    origin = Origin(source=Source.DATA, place=task.workload.dataset or "the dataset")
+    workload = replace(task.workload, held_values=held_values)
+    task = replace(task, workload=workload)
+    dataset = task.workload.dataset or "the dataset"
+    origin = Origin(source=Source.DATA, place=dataset)
     setting = HeldSetting(
         name=PROMPT_KNOB,
         value=longest,
@@ -81,5 +84,8 @@ def with_row_lengths(request: ParsedRequest) -> ParsedRequest:
     try:
         lengths = request.trainer.row_lengths(request.job.task)
     except BadInput as error:
-        return replace(request, notes=(*request.notes, error.what))
-    return replace(request, job=replace(request.job, data=lengths)) if lengths else request
+        notes = (*request.notes, error.what)
+        return replace(request, notes=notes)
+    if not lengths:
+        return request
+    return replace(request, job=replace(request.job, data=lengths))

@@ -19,7 +19,11 @@ from autotune.request.values import FlagValues
 
 MAX_VERIFIED_GPUS = 1  # GPUs per machine on which autotune itself has been tested
 SEVERAL_GPUS = "several GPUs: tested over gloo on CPUs, not yet verified on several GPUs"
-TUNING_NAMES = {"full": "full fine-tuning", "lora": "LoRA", "qlora": "QLoRA"}
+TUNING_NAMES = {
+    "full": "full fine-tuning",
+    "lora": "LoRA",
+    "qlora": "QLoRA",
+}
 
 
 def assumptions(
@@ -87,7 +91,8 @@ def _baseline_setting(
     name: str,
 ) -> KnobValue:
     baseline = trainer.baseline(job.space, job.task)
-    return trainer.complete(baseline, job.task).settings.get(name)
+    candidate = trainer.complete(baseline, job.task)
+    return candidate.settings.get(name)
 
 
 def exported_note(setting: HeldSetting) -> str:
@@ -105,7 +110,8 @@ def job_notes(
 ) -> Iterator[str]:
     """Yield the deviations from what one would expect, the most important one first."""
     # 1. Other hardware or settings than the user's file has.
-    hardware, lengths = job.task.hardware, job.task.workload.completion_lengths
+    hardware = job.task.hardware
+    lengths = job.task.workload.completion_lengths
     if config is not None and config.processes not in (None, hardware.count):
         yield (
             f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
@@ -117,7 +123,8 @@ def job_notes(
     # 2. What the figures hold for.
     if lengths is not None:
         yield lengths_note(lengths)
-    if hardware.kind == "cuda" and hardware.count > MAX_VERIFIED_GPUS and not hardware.emulated:
+    is_unverified = hardware.count > MAX_VERIFIED_GPUS
+    if hardware.kind == "cuda" and is_unverified and not hardware.emulated:
         yield SEVERAL_GPUS
     gpu = gpu_of(hardware)
     if gpu is not None and gpu.tflops and gpu.speed_rows is None:

@@ -58,12 +58,14 @@ def choose_training(
     space: SearchSpace | None,
 ) -> tuple[str, str]:
     """Return framework and method. `space`: the one of --space; its own have to agree."""
-    framework, method = flags.framework, flags.method
+    framework = flags.framework
+    method = flags.method
     stated_by_file = file is not None and file.framework is not None
     if file is not None and stated_by_file:
         _refuse_other(framework, file.framework, "--framework", file)
         _refuse_other(method, file.method, "--method", file)
-        framework, method = file.framework, file.method
+        framework = file.framework
+        method = file.method
     if space is None:
         return framework or DEFAULT_FRAMEWORK, method or DEFAULT_METHOD
 
@@ -115,18 +117,21 @@ def choose_tuning(
     # 1. --tuning, the launch script, the settings of the file, or the space.
     origin = None
     if flags.model.tuning is not None:
-        tuning, origin = flags.model.tuning, Origin(source=Source.TUNING, place="--tuning")
+        tuning = flags.model.tuning
+        origin = Origin(source=Source.TUNING, place="--tuning")
     elif file is None:
         tuning = cast(Tuning, space.assume.get("tuning", "lora"))
     elif file.tuning is not None:
         place = str(file.config.path)
-        tuning, origin = file.tuning, Origin(source=Source.TUNING, place=place)
+        tuning = file.tuning
+        origin = Origin(source=Source.TUNING, place=place)
     else:
         tuning = _tuning_under(file.config.settings, "full")
     settings = {} if origin is None else _tuning_settings(tuning, origin)
 
     # 2. --hold and --set of the same settings win over all of them.
-    stated = values_of({**flags.settings.hold, **flags.settings.set})
+    flag_settings = {**flags.settings.hold, **flags.settings.set}
+    stated = values_of(flag_settings)
     trained = _tuning_under(stated, tuning)
     is_stated = origin is not None or trained != tuning
     return ChosenTuning(
@@ -140,11 +145,13 @@ def _tuning_under(settings: Mapping[str, KnobValue], otherwise: Tuning) -> Tunin
     """Return the tuning that settings of TRL mean; `otherwise`: where they state nothing."""
     if not settings.get("use_peft", otherwise != "full"):
         return "full"
-    return "qlora" if settings.get("load_in_4bit", otherwise == "qlora") else "lora"
+    is_in_4bit = settings.get("load_in_4bit", otherwise == "qlora")
+    return "qlora" if is_in_4bit else "lora"
 
 
 def _tuning_settings(tuning: Tuning, origin: Origin) -> HeldSettings:
-    values = {"use_peft": tuning != "full", "load_in_4bit": tuning == "qlora"}
+    is_qlora = tuning == "qlora"
+    values = {"use_peft": tuning != "full", "load_in_4bit": is_qlora}
     return by_name(
         HeldSetting(
             name=name,
@@ -160,7 +167,8 @@ def _tuning_settings(tuning: Tuning, origin: Origin) -> HeldSettings:
 
 def settings_of_flags(choice: SettingChoice, canonical: Mapping[str, str]) -> HeldSettings:
     """Return what flags and exported variables hold, under the framework's names."""
-    settings = merged([*choice.hold.values(), *choice.set.values()])
+    of_flags = [*choice.hold.values(), *choice.set.values()]
+    settings = merged(of_flags)
     for name, setting in choice.own.items():
         own_name = canonical.get(name, name)
         settings[own_name] = HeldSetting(
@@ -179,7 +187,8 @@ def settings_of_file(
     """Return what the user's file trains with, before any flag but --tuning."""
     settings: list[HeldSetting] = []
     if file is not None:
-        origin = Origin(source=Source.FILE_DEFAULT, place=str(file.config.path))
+        path = str(file.config.path)
+        origin = Origin(source=Source.FILE_DEFAULT, place=path)
         for name, value in defaults.items():
             settings.append(
                 HeldSetting(
@@ -188,7 +197,8 @@ def settings_of_file(
                     origin=origin,
                 )
             )
-        for name, value in file.config.settings.items():
+        file_settings = file.config.settings
+        for name, value in file_settings.items():
             settings.append(
                 HeldSetting(
                     name=name,
@@ -196,7 +206,8 @@ def settings_of_file(
                     origin=file.origins[name],
                 )
             )
-    return merged([*settings, *tuning.settings.values()])
+    all_settings = [*settings, *tuning.settings.values()]
+    return merged(all_settings)
 
 
 def held_settings(
@@ -210,7 +221,8 @@ def held_settings(
     of_file = dict(file)
     if MICRO_BATCH in flags.keys() - unread and ACCUMULATION not in flags:
         of_file.pop(ACCUMULATION, None)
-    return merged([*of_file.values(), *flags.values()])
+    all_settings = [*of_file.values(), *flags.values()]
+    return merged(all_settings)
 
 
 def merged(settings: Iterable[HeldSetting]) -> dict[str, HeldSetting]:

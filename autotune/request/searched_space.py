@@ -36,7 +36,8 @@ def named_choices(
     """Return the choices of all knobs that flags name: with a flag of their own, --hold, --set or
     --search. BadInput: a name that is not known, that is given twice, or a value of another type.
     """
-    assigned = values_of({**choice.hold, **choice.set})
+    flag_settings = {**choice.hold, **choice.set}
+    assigned = values_of(flag_settings)
     by_flag: dict[str, KnobValue] = {}
     for name, setting in choice.own.items():
         if name not in trainer.canonical:
@@ -66,7 +67,8 @@ def named_choices(
     check_names(assigned, space, accepted_settings(trainer))
     check_names(choice.searched, space)
     choices: dict[str, tuple[KnobValue, ...]] = {}
-    for name, value in {**assigned, **by_flag}.items():
+    held_by_flags = {**assigned, **by_flag}
+    for name, value in held_by_flags.items():
         if name in space:
             choices[name] = (value,)
     choices.update(choice.searched)
@@ -79,7 +81,7 @@ def space_around(
     trainer: Trainer,
     held_values: Mapping[str, KnobValue],
     stated: Collection[str],
-    named: KnobChoices,
+    flag_choices: KnobChoices,
 ) -> SearchSpace:
     """Return the space with the named choices, around the held configuration.
 
@@ -87,19 +89,22 @@ def space_around(
     otherwise it would be the baseline but no candidate, and could be neither confirmed nor kept.
     Knobs that other stated settings determine are left out: a second value would contradict them.
     """
-    space = space.with_choices(named)
+    space = space.with_choices(flag_choices)
     determined = {
         knob
         for knob, settings in trainer.equivalent_settings.items()
-        if knob not in stated and knob not in named and all(name in stated for name in settings)
+        if knob not in stated
+        and knob not in flag_choices
+        and all(name in stated for name in settings)
     }
-    space = replace(space, knobs=tuple(knob for knob in space.knobs if knob.name not in determined))
+    knobs = tuple(knob for knob in space.knobs if knob.name not in determined)
+    space = replace(space, knobs=knobs)
 
     learning = {knob.name for knob in space.learning_knobs(held_values)}
     choices: dict[str, tuple[KnobValue, ...]] = {}
     for knob in space.knobs:
         value = held_values.get(knob.name)
-        if value is None or knob.name in named:
+        if value is None or knob.name in flag_choices:
             continue
         if knob.name in learning:
             choices[knob.name] = (value,)
@@ -116,8 +121,10 @@ def _choices_with(knob: Knob, value: int | float) -> tuple[KnobValue, ...]:
     if not numbers or value in numbers:
         return knob.choices
     names = [choice for choice in knob.choices if not _is_number(choice)]
-    falls = len(numbers) > 1 and numbers == sorted(numbers, reverse=True)
-    return (*names, *sorted([*numbers, value], reverse=falls))
+    is_falling = numbers == sorted(numbers, reverse=True)
+    falls = len(numbers) > 1 and is_falling
+    ordered = sorted([*numbers, value], reverse=falls)
+    return (*names, *ordered)
 
 
 def _is_number(value: KnobValue) -> TypeGuard[int | float]:

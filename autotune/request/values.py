@@ -76,7 +76,8 @@ class SettingChoice:
 
     def names(self, setting: str) -> bool:
         """Return True if a flag names this setting of the framework."""
-        return any(setting in named for named in (self.hold, self.searched, self.set, self.unknown))
+        choices = (self.hold, self.searched, self.set, self.unknown)
+        return any(setting in names for names in choices)
 
 
 @dataclass(frozen=True, kw_only=True)

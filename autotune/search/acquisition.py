@@ -56,10 +56,12 @@ def most_valuable(
     threshold = (1 - EQUAL_VALUE_SHARE) * values.max()
 
     def simplicity(place: int) -> tuple[tuple[int, ...], float]:
-        candidate = view.table.candidates[int(pool[place])]
+        row = int(pool[place])
+        candidate = view.table.candidates[row]
         return complexity(candidate), -values[place]
 
-    best = min(np.flatnonzero(values >= threshold), key=simplicity)
+    equals = np.flatnonzero(values >= threshold)
+    best = min(equals, key=simplicity)
     return int(pool[best])
 
 
@@ -70,24 +72,30 @@ def acquisition_values(
 ) -> FloatArray:
     """Return the value of each member of the pool; without a leader, all that fits is a gain."""
     estimates = view.estimates
-    contenders = view.same_tier_contenders(view.table.candidates[pool[0]])
+    first = view.table.candidates[pool[0]]
+    contenders = view.same_tier_contenders(first)
     if contenders:
-        lead, deviation = estimates.speed.lead_over(view.leader(contenders))
+        leader = view.leader(contenders)
+        lead, deviation = estimates.speed.lead_over(leader)
         improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
     else:
         mean = estimates.speed.mean[pool]
         deviation = estimates.speed.deviation[pool]
-        improvement = expected_improvement(mean, deviation, float(np.max(mean)) - 1.0)
-    gain = improvement * estimates.fits[pool] ** _oom_exponent(view.completed)
+        best = float(np.max(mean)) - 1.0
+        improvement = expected_improvement(mean, deviation, best)
+    exponent = _oom_exponent(view.completed)
+    gain = improvement * estimates.fits[pool] ** exponent
     if not view.problem.surrogate.options.value_per_second:
         return gain
     seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
-    return np.asarray(gain / seconds[pool] ** COST_EXPONENT)
+    cost = seconds[pool] ** COST_EXPONENT
+    return np.asarray(gain / cost)
 
 
 def _oom_exponent(trials: Sequence[Trial]) -> float:
     errors = sum(trial.measurement.outcome.is_out_of_memory for trial in trials)
-    return OOM_EXPONENTS[min(errors, len(OOM_EXPONENTS) - 1)]
+    place = min(errors, len(OOM_EXPONENTS) - 1)
+    return OOM_EXPONENTS[place]
 
 
 def _seconds_to_measure(
@@ -100,11 +108,14 @@ def _seconds_to_measure(
     if not trials:
         return np.ones(len(table))
     probe = _probe_seconds(trials, estimates)
-    load = _load_seconds(table, trials, float(np.median(probe)))
+    usual_seconds = float(np.median(probe))
+    load = _load_seconds(table, trials, usual_seconds)
     last = trials[-1]
-    if not live and not last.measurement.outcome.is_out_of_memory:
+    ran_out = last.measurement.outcome.is_out_of_memory
+    if not live and not ran_out:
         live = {last.candidate.load_key}
-    load_first = np.where(table.is_loaded(live), 0.0, load)
+    is_loaded = table.is_loaded(live)
+    load_first = np.where(is_loaded, 0.0, load)
     load_again = (1 - estimates.fits) * load
     return np.asarray(probe + load_first + load_again)
 
@@ -125,7 +136,8 @@ def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
             speeds.append(speed.tokens_per_second)
     if not speeds:
         return np.full(len(estimates.fits), usual_seconds)
-    log_slowdown = np.log(statistics.median(speeds)) - estimates.speed.mean
+    usual_log_speed = np.log(statistics.median(speeds))
+    log_slowdown = usual_log_speed - estimates.speed.mean
     bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
     return np.asarray(usual_seconds * np.exp(bounded))
 
@@ -148,7 +160,8 @@ def _load_seconds(
     load.
     """
     loading = [trial for trial in trials if trial.measurement.cost.load_seconds > 0]
-    by_load = np.full(len(table.load_examples), DEFAULT_LOAD_PROBES * probe_seconds)
+    assumed_seconds = DEFAULT_LOAD_PROBES * probe_seconds
+    by_load = np.full(len(table.load_examples), assumed_seconds)
     if loading:
         for number, example in table.load_examples.items():
             by_load[number] = _most_similar_seconds(example, loading)
@@ -161,7 +174,10 @@ def _most_similar_seconds(candidate: Candidate, loading: Sequence[Trial]) -> flo
     for trial in loading:
         equal_settings = 0
         for name, value in candidate.load.items():
-            equal_settings += trial.candidate.load.get(name) == value
+            setting = trial.candidate.load.get(name)
+            equal_settings += setting == value
         seconds = seconds_by_equality.setdefault(equal_settings, [])
-        seconds.append(trial.measurement.cost.load_seconds)
-    return statistics.median(seconds_by_equality[max(seconds_by_equality)])
+        load_seconds = trial.measurement.cost.load_seconds
+        seconds.append(load_seconds)
+    most_equal = max(seconds_by_equality)
+    return statistics.median(seconds_by_equality[most_equal])

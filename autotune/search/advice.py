@@ -52,10 +52,12 @@ def ways_to_fit(
         prediction = prediction or service.predict(candidate)
     except (CannotPredict, ProbeError):
         return ()
-    adviser = _Adviser(request, service, candidate, prediction, frozenset(refuted))
+    refuted_ids = frozenset(refuted)
+    adviser = _Adviser(request, service, candidate, prediction, refuted_ids)
     kinds = kinds_of(request.whole_space, candidate)
     ways = adviser.single_ways(kinds) or adviser.paired_ways(kinds)
-    return tuple(sorted(ways, key=adviser.rank)[:MAX_WAYS])
+    ranked = sorted(ways, key=adviser.rank)
+    return tuple(ranked[:MAX_WAYS])
 
 
 @dataclass(frozen=True)
@@ -115,10 +117,11 @@ class _Adviser:
         for first, second in self._promising_pairs(kinds):
             if len(ways) == MAX_WAYS:
                 break
-            both = {**self._strongest(first), **self._strongest(second)}
-            if self._way(both) is None:
+            strongest = self._strongest(first)
+            joint_change = {**strongest, **self._strongest(second)}
+            if self._way(joint_change) is None:
                 continue
-            way = self._best(second, self._strongest(first))
+            way = self._best(second, strongest)
             if way is not None:
                 ways.append(way)
         return ways
@@ -128,9 +131,11 @@ class _Adviser:
 
         def promise(pair: tuple[AdviceKind, AdviceKind]) -> tuple[bool, float]:
             first, second = pair
-            return second.learning, self._least_memory(first) + self._least_memory(second)
+            memory = self._least_memory(first) + self._least_memory(second)
+            return second.learning, memory
 
-        return sorted(itertools.combinations(changeable, 2), key=promise)[:MAX_PAIRS]
+        pairs = itertools.combinations(changeable, 2)
+        return sorted(pairs, key=promise)[:MAX_PAIRS]
 
     def _strongest(self, kind: AdviceKind) -> KnobValues:
         """Return the change of a kind that needs least memory; empty if none is possible."""
@@ -162,12 +167,16 @@ class _Adviser:
         for name, value in change.items():
             if name in changed.settings or value is not None:
                 effective[name] = value
-        learning = self.request.whole_space.is_learning(change, changed.settings)
+        space = self.request.whole_space
+        learning = space.is_learning(change, changed.settings)
+        speed_ratio = None
+        if not learning:
+            speed_ratio = self._speed_ratio(prediction)
         return WayToFit(
             change=effective,
             learning=learning,
             prediction=prediction,
-            speed_ratio=None if learning else self._speed_ratio(prediction),
+            speed_ratio=speed_ratio,
         )
 
     def _predicted(self, change: KnobValues) -> Prediction | None:
@@ -181,10 +190,12 @@ class _Adviser:
 
     def _is_possible(self, change: KnobValues) -> bool:
         """Return True if the change is one, legal, and was not measured not to fit."""
-        changed, request = self._changed(change), self.request
+        request = self.request
+        changed = self._changed(change)
         if changed == self.candidate or changed.id in self.refuted:
             return False
-        return request.trainer.why_illegal(changed, request.job.task) is None
+        reason = request.trainer.why_illegal(changed, request.job.task)
+        return reason is None
 
     def _predict(self, changed: Candidate) -> Prediction | None:
         try:
@@ -193,7 +204,8 @@ class _Adviser:
             return None
 
     def _changed(self, change: KnobValues) -> Candidate:
-        knobs = self.request.whole_space.with_remedies({**self.candidate.knobs, **change})
+        changed_knobs = {**self.candidate.knobs, **change}
+        knobs = self.request.whole_space.with_remedies(changed_knobs)
         return self.request.trainer.complete(knobs, self.request.job.task)
 
     def _speed_ratio(self, prediction: Prediction) -> float | None:
@@ -213,7 +225,9 @@ class _Adviser:
 
     def _slowness(self, way: WayToFit) -> float:
         """Return the negative ratio of speeds; an unknown speed comes last."""
-        return math.inf if way.speed_ratio is None else -round(way.speed_ratio, SPEED_DIGITS)
+        if way.speed_ratio is None:
+            return math.inf
+        return -round(way.speed_ratio, SPEED_DIGITS)
 
     def _relieves_sync(self, way: WayToFit) -> bool:
         peak_phase = self.prediction.peak_phase
@@ -222,10 +236,12 @@ class _Adviser:
         trainer = self.request.trainer
         task = self.request.job.task
         before = trainer.compose(self.candidate, task)
-        after = trainer.compose(self._changed(way.change), task)
+        changed = self._changed(way.change)
+        after = trainer.compose(changed, task)
         return after.syncs_adapter_only and not before.syncs_adapter_only
 
 
 def as_flags(change: KnobValues, flag: str = "--set") -> str:
     """Return the change as flags of `predict`, or with `--hold` of `run`."""
-    return " ".join(f"{flag} {name}={setting_text(value)}" for name, value in change.items())
+    texts = [f"{flag} {name}={setting_text(value)}" for name, value in change.items()]
+    return " ".join(texts)

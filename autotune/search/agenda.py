@@ -74,7 +74,8 @@ MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate i
 # Probes without improvement after which the search stops, once every load of the tier was measured
 MAX_PROBES_WITHOUT_GAIN = 12
 # A load is abandoned if its best stays below this share of the incumbent after this many probes.
-MIN_LOAD_SHARE, MIN_LOAD_PROBES = 0.6, 4
+MIN_LOAD_SHARE = 0.6
+MIN_LOAD_PROBES = 4
 
 MACHINE_OUTCOMES = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.INTERRUPTED)
 """Failures that need not be the candidate's own."""
@@ -120,7 +121,9 @@ def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | Se
             step = _affordable_part(comparison, view, budget) or step
 
     needs_all_results = isinstance(step, SearchEnd) or step.purpose == "confirm"
-    return Wait() if view.pending and needs_all_results else step
+    if view.pending and needs_all_results:
+        return Wait()
+    return step
 
 
 def _probe(
@@ -128,7 +131,8 @@ def _probe(
     candidate: Candidate,
     view: TrialView,
 ) -> NextProbe:
-    return NextProbe(purpose=purpose, pool=view.table.rows_of([candidate]))
+    rows = view.table.rows_of([candidate])
+    return NextProbe(purpose=purpose, pool=rows)
 
 
 def _search_within(budget: RemainingBudget, view: TrialView) -> NextProbe | SearchEnd:
@@ -200,7 +204,8 @@ def _whether_fits(
     """Return a probe that may show that the tier fits; None if that is not likely enough."""
     safest = _safest(tier, view)
     if safest is not None:
-        if view.estimates.fits[safest].max() < plausible:
+        highest_chance = view.estimates.fits[safest].max()
+        if highest_chance < plausible:
             return None
         return NextProbe(purpose="anchor", pool=safest)
 
@@ -220,10 +225,13 @@ def _safest(tier: Tier, view: TrialView) -> IndexArray | None:
     pool = view.open_in(tier)
     if not len(pool):
         return None
-    if not view.problem.surrogate.predicted[pool].any():
-        return np.array([view.table.least_demanding(pool)])
+    any_predicted = view.problem.surrogate.predicted[pool].any()
+    if not any_predicted:
+        least_demanding = view.table.least_demanding(pool)
+        return np.array([least_demanding])
     chances = view.estimates.fits[pool]
-    return pool[chances >= min(SAFE_CHANCE, float(chances.max()))]
+    threshold = min(SAFE_CHANCE, float(chances.max()))
+    return pool[chances >= threshold]
 
 
 def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
@@ -235,7 +243,8 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
     all_fitted = all(trial.verdict.fits for trial in checks)
     if not all_fitted or len(checks) >= MAX_REFUSED_PROBES:
         return None
-    if contenders and any(ran_out(trial.measurement) for trial in probed):
+    any_ran_out = any(ran_out(trial.measurement) for trial in probed)
+    if contenders and any_ran_out:
         return None
 
     # 2. Of those that are estimated to be faster, choose the likeliest to fit.
@@ -243,12 +252,14 @@ def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
     best = max(map(speed_of, contenders), default=0.0)
     if best > 0:
         threshold = np.log(best * (1 + MIN_GAIN))
-        pool = pool[view.estimates.speed.mean[pool] > threshold]
+        log_speeds = view.estimates.speed.mean[pool]
+        pool = pool[log_speeds > threshold]
     chances = view.estimates.fits[pool]
     if not len(pool) or chances.max() < MIN_REFUSED_CHANCE:
         return None
     likeliest = int(chances.argmax())
-    return NextProbe(purpose="refused", pool=pool[[likeliest]])
+    likeliest_pool = pool[[likeliest]]
+    return NextProbe(purpose="refused", pool=likeliest_pool)
 
 
 def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
@@ -261,18 +272,22 @@ def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
         safest = _safest(tier, view)
         if safest is None:
             continue
-        chance = view.estimates.fits[safest].max()
+        chances = view.estimates.fits[safest]
+        chance = chances.max()
         if chance > highest_chance:
-            likeliest, highest_chance = safest, chance
+            likeliest = safest
+            highest_chance = chance
     if likeliest is not None:
         return NextProbe(purpose="anchor", pool=likeliest)
 
     refused = np.concatenate([view.refused_in(tier) for tier in view.tiers])
     if not len(refused):
         return SearchEnd(proven="no better candidate possible")
-    if sum(trial.purpose == "refused" for trial in view.probes) >= MAX_LAST_RESORTS:
+    refused_probes = sum(trial.purpose == "refused" for trial in view.probes)
+    if refused_probes >= MAX_LAST_RESORTS:
         return SearchEnd(proven="not proven infeasible")
-    least_demanding = int(view.estimates.need.mean[refused].argmin())
+    needs = view.estimates.need.mean[refused]
+    least_demanding = int(needs.argmin())
     return NextProbe(purpose="refused", pool=refused[[least_demanding]])
 
 
@@ -287,11 +302,15 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     if not view.problem.uses_surrogate:
         return _load_by_load(tier, pool, view)
     contenders = view.contenders(tier)
-    faster = _faster_in_earlier_study(pool, speed_of(contenders[0]), view)
+    best = speed_of(contenders[0])
+    faster = _faster_in_earlier_study(pool, best, view)
     if faster is not None:
         return _probe("search", faster, view)
-    pool = pool[promising(view.estimates, pool, view.leader(contenders))]
-    return NextProbe(purpose="search", pool=pool) if len(pool) else None
+    leader = view.leader(contenders)
+    pool = pool[promising(view.estimates, pool, leader)]
+    if not len(pool):
+        return None
+    return NextProbe(purpose="search", pool=pool)
 
 
 def _faster_in_earlier_study(
@@ -305,7 +324,8 @@ def _faster_in_earlier_study(
     faster: Candidate | None = None
     open_rows = set(pool.tolist())
     for trial in view.problem.earlier:
-        is_open = view.table.row_by_id.get(trial.candidate.id) in open_rows
+        row = view.table.row_by_id.get(trial.candidate.id)
+        is_open = row in open_rows
         if is_open and trial.verdict.fits and speed_of(trial) > best:
             faster = trial.candidate
             best = speed_of(trial)
@@ -353,7 +373,8 @@ def _load_by_load(
 ) -> NextProbe | SearchEnd:
     if _stopped_improving(tier, pool, view):
         return SearchEnd(proven="stopped improving")
-    return NextProbe(purpose="search", pool=_on_one_load(tier, pool, view))
+    load_pool = _on_one_load(tier, pool, view)
+    return NextProbe(purpose="search", pool=load_pool)
 
 
 def _stopped_improving(
@@ -364,9 +385,11 @@ def _stopped_improving(
     """Return True if every load was measured and the last probes brought no improvement."""
     probed = view.probed_in(tier)
     measured_loads = {trial.candidate.load_key for trial in probed}
-    if not view.table.is_loaded(measured_loads)[pool].all():
+    is_measured = view.table.is_loaded(measured_loads)[pool]
+    if not is_measured.all():
         return False
-    best, without_gain = 0.0, 0
+    best = 0.0
+    without_gain = 0
     for trial in probed:
         speed = speed_of(trial) if trial.verdict.fits else 0.0
         without_gain += 1
@@ -385,10 +408,12 @@ def _on_one_load(
     abandoned = _abandoned_loads(tier, view)
     if view.probes:
         live = view.probes[-1].candidate.load_key
-        on_live = pool[view.table.is_loaded([live])[pool]]
+        is_live = view.table.is_loaded([live])[pool]
+        on_live = pool[is_live]
         if len(on_live) and live not in abandoned:
             return on_live
-    remaining = pool[~view.table.is_loaded(abandoned)[pool]]
+    is_abandoned = view.table.is_loaded(abandoned)[pool]
+    remaining = pool[~is_abandoned]
     return remaining if len(remaining) else pool
 
 
@@ -397,7 +422,8 @@ def _abandoned_loads(tier: Tier, view: TrialView) -> set[str]:
     best = max(map(speed_of, view.contenders(tier)), default=0.0)
     speeds_by_load: dict[str, list[float]] = {}
     for trial in view.probed_in(tier):
-        speeds = speeds_by_load.setdefault(trial.candidate.load_key, [])
+        load_key = trial.candidate.load_key
+        speeds = speeds_by_load.setdefault(load_key, [])
         speeds.append(speed_of(trial))
     abandoned = set()
     for load_key, speeds in speeds_by_load.items():

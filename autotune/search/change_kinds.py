@@ -74,7 +74,8 @@ def _knob_changes(knob: Knob, candidate: Candidate) -> AdviceKind:
     if _is_share(current) and len(shares) == len(knob.choices):
         values = _nearest_first(current, {*TRIED_SHARES, *shares})
     elif _is_count(current) and knob.memory == "grows":
-        values, falling = _smaller(current, knob.choices), True
+        values = _smaller(current, knob.choices)
+        falling = True
     else:
         values = _other_choices(knob, current, learning=learning)
     changes = []
@@ -96,7 +97,8 @@ def _other_choices(
     """Return the listed choices; of what is learned, those less preferred than the current one."""
     choices = knob.choices
     if learning and current in choices:
-        choices = choices[choices.index(current) + 1 :]
+        place = choices.index(current)
+        choices = choices[place + 1 :]
     other_choices: list[KnobValue] = []
     for choice in choices:
         if choice is not None and choice != current:
@@ -115,11 +117,13 @@ def _nearest_first(current: float, shares: Iterable[float]) -> list[float]:
 def _smaller(current: int, choices: Iterable[KnobValue]) -> list[int]:
     """Return smaller numbers, largest first: the listed ones, and those between and beyond."""
     listed = {choice for choice in choices if _is_count(choice)}
-    least = max(1, min(listed, default=current) // BEYOND_CHOICES)
+    lowest_choice = min(listed, default=current)
+    least = max(1, lowest_choice // BEYOND_CHOICES)
     if current > 2 * LENGTH_STEP:
         between = set(range(LENGTH_STEP, current, LENGTH_STEP))
     else:
-        between = {current >> times for times in range(1, current.bit_length())}
+        shifts = range(1, current.bit_length())
+        between = {current >> times for times in shifts}
     smaller = []
     for value in sorted(listed | between, reverse=True):
         if least <= value < current:

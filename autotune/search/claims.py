@@ -85,8 +85,10 @@ class Claims:
         """Heartbeat counter of each other driver, and when it was first seen."""
         self._beat_at = now()
         # Conditions of this driver's queries
-        self._my_row = _DRIVERS.c.driver == self.driver
-        self._other_drivers = (_DRIVERS.c.study == study) & ~self._my_row
+        of_driver = _DRIVERS.c.driver
+        self._my_row = of_driver == self.driver
+        of_study = _DRIVERS.c.study == study
+        self._other_drivers = of_study & ~self._my_row
         self._of_study = _CLAIMS.c.study == study
         self._mine = _CLAIMS.c.driver == self.driver
         self._do(lambda: _make_tables(engine))
@@ -101,14 +103,17 @@ class Claims:
     def _take(self, claim: str) -> bool:
         row = {"study": self._study, "what": claim, "driver": self.driver}
         try:
-            self._write(insert(_CLAIMS).values(**row))
+            statement = insert(_CLAIMS).values(**row)
+            self._write(statement)
         except IntegrityError:
-            own_claim = select(_CLAIMS).where(self._is_claim(claim), self._mine)
+            is_claim = self._is_claim(claim)
+            own_claim = select(_CLAIMS).where(is_claim, self._mine)
             return bool(self._read(own_claim))
         return True
 
     def release(self, claim: str) -> None:
-        own_claim = delete(_CLAIMS).where(self._is_claim(claim), self._mine)
+        is_claim = self._is_claim(claim)
+        own_claim = delete(_CLAIMS).where(is_claim, self._mine)
         self._do(lambda: self._write(own_claim))
 
     def _is_claim(self, claim: str) -> Any:
@@ -117,7 +122,8 @@ class Claims:
     def others(self) -> frozenset[str]:
         """Return the claims of other drivers."""
         of_others = select(_CLAIMS.c.what).where(self._of_study, ~self._mine)
-        return frozenset(claim.what for claim in self._read(of_others))
+        claims = self._read(of_others)
+        return frozenset(claim.what for claim in claims)
 
     # 2. Drivers.
 
@@ -142,11 +148,13 @@ class Claims:
 
     def beat(self) -> None:
         """Update the heartbeat, if it is due."""
-        if self._now() - self._beat_at < HEARTBEAT_SECONDS:
+        silence = self._now() - self._beat_at
+        if silence < HEARTBEAT_SECONDS:
             return
         self._beat_at = self._now()
         own_row = update(_DRIVERS).where(self._my_row)
-        beat = own_row.values(beats=_DRIVERS.c.beats + 1, left=0)
+        next_beat = _DRIVERS.c.beats + 1
+        beat = own_row.values(beats=next_beat, left=0)
         self._do(lambda: self._write(beat))
 
     def leave(self) -> None:
@@ -166,17 +174,20 @@ class Claims:
         with self._engine.begin() as connection:
             # It is present if only the reply to an earlier try was lost.
             own_row = select(_DRIVERS).where(self._my_row)
-            if connection.execute(own_row).first() is None:
-                connection.execute(insert(_DRIVERS).values(**row))
+            is_recorded = connection.execute(own_row).first() is not None
+            if not is_recorded:
+                statement = insert(_DRIVERS).values(**row)
+                connection.execute(statement)
 
     def _drivers(self) -> Sequence[Row[Any]]:
         at_work = _DRIVERS.c.left == 0
-        return self._read(select(_DRIVERS).where(self._other_drivers, at_work))
+        statement = select(_DRIVERS).where(self._other_drivers, at_work)
+        return self._read(statement)
 
     def _is_terminated(self, driver: Row[Any]) -> bool:
         if driver.place == _host_identity():
-            pid = int(driver.process.split(":")[0])
-            return bool(_process_identity(pid) != driver.process)
+            pid = driver.process.split(":")[0]
+            return bool(_process_identity(int(pid)) != driver.process)
         beats, since = self._last_beats.get(driver.driver, (None, 0.0))
         if beats != driver.beats:
             self._last_beats[driver.driver] = (driver.beats, self._now())
@@ -184,8 +195,10 @@ class Claims:
         return self._now() - since > MAX_SILENCE_SECONDS
 
     def _remove(self, driver: str) -> None:
-        claims_of_driver = delete(_CLAIMS).where(self._of_study, _CLAIMS.c.driver == driver)
-        row_of_driver = update(_DRIVERS).where(_DRIVERS.c.driver == driver)
+        is_drivers = _CLAIMS.c.driver == driver
+        claims_of_driver = delete(_CLAIMS).where(self._of_study, is_drivers)
+        is_driver = _DRIVERS.c.driver == driver
+        row_of_driver = update(_DRIVERS).where(is_driver)
         with self._engine.begin() as connection:
             connection.execute(claims_of_driver)
             connection.execute(row_of_driver.values(left=1))
@@ -210,8 +223,10 @@ class Claims:
 def delete_claims(engine: Engine, study: str) -> None:
     _make_tables(engine)
     with engine.begin() as connection:
-        connection.execute(delete(_CLAIMS).where(_CLAIMS.c.study == study))
-        connection.execute(delete(_DRIVERS).where(_DRIVERS.c.study == study))
+        claims = delete(_CLAIMS).where(_CLAIMS.c.study == study)
+        drivers = delete(_DRIVERS).where(_DRIVERS.c.study == study)
+        connection.execute(claims)
+        connection.execute(drivers)
 
 
 def _make_tables(engine: Engine) -> None:
@@ -224,7 +239,8 @@ def _host_identity() -> str:
     this user.
     """
     try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+        boot_id = Path("/proc/sys/kernel/random/boot_id").read_text()
+        boot = boot_id.strip()
         namespace = Path("/proc/self/ns/pid").readlink()
     except OSError:
         return f"{platform.node()} {uuid.uuid4()}"  # equal to no other: judged by heartbeat
@@ -240,4 +256,6 @@ def _process_identity(pid: int) -> str:
     except OSError:
         return f"{pid}:"
     fields = stat.rpartition(")")[2].split()
-    return f"{pid}:" if fields[0] in ENDED_STATES else f"{pid}:{fields[START_FIELD]}"
+    if fields[0] in ENDED_STATES:
+        return f"{pid}:"
+    return f"{pid}:{fields[START_FIELD]}"

@@ -97,7 +97,9 @@ def _what_is_proven(
     if winner is not None:
         return proven
     failed = any(trial.measurement.outcome in MACHINE_OUTCOMES for trial in view.probes)
-    return "no better candidate possible" if exhausted and not failed else "not proven infeasible"
+    if exhausted and not failed:
+        return "no better candidate possible"
+    return "not proven infeasible"
 
 
 def _runner_ups(
@@ -110,7 +112,8 @@ def _runner_ups(
     for trial in view.contenders(tier):
         if trial is not winner:
             evidence.append(view.evidence(trial))
-    return sorted(evidence, key=speed_of, reverse=True)[:MAX_RUNNER_UPS]
+    fastest_first = sorted(evidence, key=speed_of, reverse=True)
+    return fastest_first[:MAX_RUNNER_UPS]
 
 
 def _best_of_other_tiers(view: TrialView, tier_of_choice: Tier | None) -> list[Trial]:
@@ -128,7 +131,8 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
     """
     baseline = view.baseline
     for trial in view.probes:
-        if trial.purpose == "baseline" or trial.candidate == baseline:
+        is_measured_baseline = trial.purpose == "baseline" or trial.candidate == baseline
+        if is_measured_baseline:
             return view.evidence(trial)
     if baseline is None:
         return None
@@ -168,8 +172,10 @@ def _counts(view: TrialView, loads: int) -> Counts:
         failed += trial.measurement.outcome in FAILURES
         confirmations += trial.purpose == "confirm"
     refused = [trial for trial in view.probes if trial.purpose == "refused"]
+    false_refusals = [trial for trial in refused if trial.verdict.fits]
+    counts = [len(tier.candidates) for tier in view.tiers]
     return Counts(
-        candidates=sum(len(tier.candidates) for tier in view.tiers),
+        candidates=sum(counts),
         screened=len(view.screened),
         implied=len(view.implied),
         probed=len(view.probes),
@@ -178,7 +184,7 @@ def _counts(view: TrialView, loads: int) -> Counts:
         loads=loads,
         confirmations=confirmations,
         refused_probed=len(refused),
-        false_refusals=sum(trial.verdict.fits for trial in refused),
+        false_refusals=len(false_refusals),
     )
 
 
@@ -189,8 +195,10 @@ def relaxed_in(job: Job, chosen: Candidate) -> dict[str, KnobValue]:
     if job.space.objective == "throughput":
         return {}
     relaxed = {}
-    for name, value in learning_values(job.space, chosen).items():
-        if value != job.space[name].choices[0]:
+    values = learning_values(job.space, chosen)
+    for name, value in values.items():
+        preferred = job.space[name].choices[0]
+        if value != preferred:
             relaxed[name] = value
     return relaxed
 

@@ -32,7 +32,8 @@ ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows a
 MAX_BASELINE_ROUNDS = 3
 # A finalist leaves after a round if it is behind the leader by more than a probe's noise, within
 # these bounds.
-MIN_CLOSE_SHARE, MAX_CLOSE_SHARE = 0.01, 0.05
+MIN_CLOSE_SHARE = 0.01
+MAX_CLOSE_SHARE = 0.05
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
 # Confirmations after the first take at most this share of the seconds that the search took.
 MAX_TIME_SHARE = 0.5
@@ -76,7 +77,8 @@ def _finalists(view: TrialView) -> list[Trial]:
     finalists = _most_promising(contenders, view)
 
     # A probe that was faster than every confirmation was lucky, or the confirmations were unlucky.
-    confirmed_speeds = map(speed_of, view.confirmed_among(contenders))
+    confirmed = view.confirmed_among(contenders)
+    confirmed_speeds = map(speed_of, confirmed)
     fastest_confirmed = max(confirmed_speeds, default=math.inf)
     threshold = (1 + _close_share(view)) * fastest_confirmed
     for trial in contenders[:MAX_FINALISTS]:
@@ -88,12 +90,15 @@ def _finalists(view: TrialView) -> list[Trial]:
 def _most_promising(contenders: list[Trial], view: TrialView) -> list[Trial]:
     """Return up to MAX_FINALISTS contenders by expected improvement over the leader."""
     rows = view.table.rows_of(trial.candidate for trial in contenders)
-    lead, deviation = view.estimates.speed.lead_over(view.leader(contenders))
+    leader = view.leader(contenders)
+    lead, deviation = view.estimates.speed.lead_over(leader)
     improvement = expected_improvement(lead[rows], deviation[rows], 0.0)
-    improvement[lead[rows].argmax()] = math.inf  # The leader is always a finalist
+    leading_place = lead[rows].argmax()
+    improvement[leading_place] = math.inf  # The leader is always a finalist
 
     finalists = []
-    for place in np.argsort(-improvement, kind="stable")[:MAX_FINALISTS]:
+    fastest_first = np.argsort(-improvement, kind="stable")
+    for place in fastest_first[:MAX_FINALISTS]:
         if improvement[place] > MIN_EXPECTED_GAIN:
             finalists.append(contenders[place])
     return finalists
@@ -116,7 +121,9 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
     if not fastest_turns:
         return None
     if not baseline_turns:
-        return baseline.candidate if _has_time(view, seconds) else None
+        if not _has_time(view, seconds):
+            return None
+        return baseline.candidate
 
     is_gain = ratio.value >= 1 + MIN_GAIN
     has_turns_left = min(fastest_turns, baseline_turns) < MAX_BASELINE_ROUNDS
@@ -124,7 +131,9 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
         return None
     if not _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
         return None
-    return baseline.candidate if baseline_turns <= fastest_turns else fastest.candidate
+    if baseline_turns <= fastest_turns:
+        return baseline.candidate
+    return fastest.candidate
 
 
 def _simpler_rival(view: TrialView) -> Candidate | None:
@@ -136,7 +145,11 @@ def _simpler_rival(view: TrialView) -> Candidate | None:
     if fastest is None or not rivals:
         return None
     candidates = [trial.candidate for trial in (fastest, *rivals)]
-    simplest = min(candidates, key=lambda candidate: complexity(candidate, view.baseline))
+
+    def simplicity(candidate: Candidate) -> tuple[int, ...]:
+        return complexity(candidate, view.baseline)
+
+    simplest = min(candidates, key=simplicity)
     return None if view.is_confirmed(simplest) else simplest
 
 
@@ -161,7 +174,8 @@ def _affordable(
     confirming: list[float] = []
     for confirmations in view.rounds.values():
         confirming += map(_seconds_of, confirmations)
-    return sum(confirming) + min(confirming) <= share * searching
+    confirmation_seconds = sum(confirming) + min(confirming)
+    return confirmation_seconds <= share * searching
 
 
 def _seconds_of(trial: Trial) -> float:
@@ -185,11 +199,14 @@ def _in_turn(
         return load != first_load, load
 
     ordered = sorted(finalists, key=order)
-    return ordered[::-1] if round_number % 2 else ordered
+    if round_number % 2:
+        ordered.reverse()
+    return ordered
 
 
 def _close_to_fastest(finalists: list[Trial], view: TrialView) -> list[Trial]:
-    speeds = [speed_of(view.evidence(trial)) for trial in finalists]
+    evidence = [view.evidence(trial) for trial in finalists]
+    speeds = [speed_of(trial) for trial in evidence]
     threshold = (1 - _close_share(view)) * max(speeds)
     close = []
     for trial, speed in zip(finalists, speeds, strict=True):
@@ -199,4 +216,5 @@ def _close_to_fastest(finalists: list[Trial], view: TrialView) -> list[Trial]:
 
 
 def _close_share(view: TrialView) -> float:
-    return min(MAX_CLOSE_SHARE, max(MIN_CLOSE_SHARE, view.estimates.speed.noise))
+    share = max(MIN_CLOSE_SHARE, view.estimates.speed.noise)
+    return min(MAX_CLOSE_SHARE, share)

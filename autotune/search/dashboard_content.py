@@ -37,7 +37,11 @@ def best_that_fits(trials: Sequence[FrozenTrial], recommended: int | None) -> Fr
         if trial.number == recommended:
             return trial
         fitting.append(trial)
-    return max(fitting, key=lambda trial: trial.value or float("-inf"), default=None)
+
+    def value(trial: FrozenTrial) -> float:
+        return trial.value or float("-inf")
+
+    return max(fitting, key=value, default=None)
 
 
 # 1. Notes, in Markdown.
@@ -62,7 +66,8 @@ def note_of(frozen: FrozenTrial) -> str:
     predicted = frozen.user_attrs.get(PREDICTED)
     if not predicted:
         return why
-    figures = _fenced(json.dumps(predicted, indent=1))
+    predicted_json = json.dumps(predicted, indent=1)
+    figures = _fenced(predicted_json)
     return f"**screened**: {why}. Nothing was measured; predicted figures:\n\n{figures}"
 
 
@@ -91,21 +96,25 @@ def _paragraphs(trial: Trial) -> list[str]:
         paragraphs.append(
             f"cause: {failure.cause or 'unknown'}; phase: {failure.phase or 'unknown'}"
         )
-        lines = (failure.excerpt or failure.evidence).strip().splitlines()
+        reported = failure.excerpt or failure.evidence
+        lines = reported.strip().splitlines()
         last_lines = [_shortened(line) for line in lines[-MAX_LINES:]]
-        paragraphs.append(_fenced("\n".join(last_lines)))
+        excerpt = "\n".join(last_lines)
+        paragraphs.append(_fenced(excerpt))
     return paragraphs
 
 
 def _shortened(text: str) -> str:
     if len(text) <= MAX_COLUMNS:
         return text
-    return text[: MAX_COLUMNS - len(ELLIPSIS)] + ELLIPSIS
+    shown = MAX_COLUMNS - len(ELLIPSIS)
+    return text[:shown] + ELLIPSIS
 
 
 def _fenced(text: str) -> str:
     """Return a fenced block with a fence that does not occur in the text."""
-    longest = max((len(run) for run in re.findall(r"`+", text)), default=0)
+    runs = re.findall(r"`+", text)
+    longest = max(map(len, runs), default=0)
     fence = "`" * max(MIN_FENCE, longest + 1)
     return f"{fence}\n{text}\n{fence}"
 
@@ -148,7 +157,8 @@ def files_of(frozen: FrozenTrial) -> Mapping[str, tuple[str, str]]:
     candidate = frozen.user_attrs.get(CANDIDATE)
     settings = candidate.get("settings") if isinstance(candidate, dict) else None
     if settings:
-        files["settings.yaml"] = "text/plain", yaml.safe_dump(dict(settings), sort_keys=False)
+        settings_yaml = yaml.safe_dump(dict(settings), sort_keys=False)
+        files["settings.yaml"] = "text/plain", settings_yaml
     trial = read_trial(frozen)
     if trial is None:
         return files
@@ -157,8 +167,10 @@ def files_of(frozen: FrozenTrial) -> Mapping[str, tuple[str, str]]:
     if trial.measurement.printed:
         files["output.log"] = "text/plain", trial.measurement.printed
     if failure is not None:
-        files["failure.log"] = "text/plain", failure.excerpt or failure.evidence
-    files["memory.json"] = "application/json", json.dumps(plain(memory), indent=1)
+        reported = failure.excerpt or failure.evidence
+        files["failure.log"] = "text/plain", reported
+    memory_json = json.dumps(plain(memory), indent=1)
+    files["memory.json"] = "application/json", memory_json
     if memory.timeline:
         files["memory.csv"] = "text/csv", _timeline_table(memory)
     return files

@@ -57,7 +57,8 @@ def application(
         figures=extras.figures,
         best_trial=extras.best_trial,
     )
-    return optuna_dashboard.wsgi(shown, artifact_store=RecordedArtifacts(storage, name))
+    artifacts = RecordedArtifacts(storage, name)
+    return optuna_dashboard.wsgi(shown, artifact_store=artifacts)
 
 
 class _Server(ThreadingMixIn, WSGIServer):
@@ -78,7 +79,8 @@ def serve(
     """Return a guarded server for `serve_forever`; BadInput if the address is unavailable."""
     server_class = _ServerOf6 if ":" in host else _Server
     try:
-        return make_server(host, port, guarded(app, host), server_class=server_class)
+        guarded_app = guarded(app, host)
+        return make_server(host, port, guarded_app, server_class=server_class)
     except OSError as error:
         raise BadInput(
             f"The address {host}:{port} can't be used: {error.strerror}.",
@@ -95,7 +97,8 @@ def guarded(app: Application, bound: str) -> Application:
             reason = f"The dashboard is not {host!r}: open it as http://localhost."
             return _refuse(start_response, "403 Forbidden", reason)
         if environ["REQUEST_METHOD"] not in READING:
-            allow = ("Allow", ", ".join(sorted(READING)))
+            methods = ", ".join(sorted(READING))
+            allow = ("Allow", methods)
             return _refuse(start_response, "405 Method Not Allowed", READ_ONLY, allow)
         return app(environ, start_response)
 
@@ -115,7 +118,8 @@ def may_be_addressed(host: str, bound: str) -> bool:
     except ValueError:
         if bound not in _EVERYWHERE:
             return False
-        return name in (socket.gethostname().lower(), socket.getfqdn().lower())
+        names = (socket.gethostname().lower(), socket.getfqdn().lower())
+        return name in names
     return address.is_loopback or bound in _EVERYWHERE
 
 
@@ -131,5 +135,7 @@ def _name_of(host: str) -> str:
 def _refuse(
     start_response: Any, status: str, reason: str, *headers: tuple[str, str]
 ) -> list[bytes]:
-    start_response(status, [("Content-Type", "application/json"), *headers])
-    return [json.dumps({"reason": reason}).encode()]
+    all_headers = [("Content-Type", "application/json"), *headers]
+    start_response(status, all_headers)
+    body = json.dumps({"reason": reason})
+    return [body.encode()]

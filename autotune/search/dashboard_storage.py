@@ -72,11 +72,13 @@ class DashboardStorage(BaseStorage):
 
     def get_study_system_attrs(self, study_id: int) -> dict[str, Any]:
         trials = self._under.get_all_trials(study_id, deepcopy=False)
-        shown = _note_attributes(self._note or note_while_searching(trials), None)
+        note = self._note or note_while_searching(trials)
+        shown = _note_attributes(note, None)
         for title, figure in self._figures.items():
             shown |= split_plot_data(figure, f"{SYSTEM_ATTR_PLOT_DATA}{title}:")
         for trial in trials:
-            shown |= _note_attributes(note_of(trial), trial._trial_id)
+            note = note_of(trial)
+            shown |= _note_attributes(note, trial._trial_id)
         # Notes written by hand take precedence over derived ones.
         return {**shown, **self._under.get_study_system_attrs(study_id)}
 
@@ -90,7 +92,8 @@ class DashboardStorage(BaseStorage):
         return [self._shown(trial) for trial in trials]
 
     def get_trial(self, trial_id: int) -> FrozenTrial:
-        return self._shown(self._under.get_trial(trial_id))
+        trial = self._under.get_trial(trial_id)
+        return self._shown(trial)
 
     def get_best_trial(self, study_id: int) -> FrozenTrial:
         trials = self._under.get_all_trials(study_id, deepcopy=False)
@@ -149,7 +152,8 @@ def _note_attributes(body: str, trial_id: int | None) -> dict[str, Any]:
     """Return a note as attributes of the dashboard."""
     if not body:
         return {}
-    return {note_ver_key(trial_id): _NOTE_VERSION, **split_body(body, trial_id)}
+    body_parts = split_body(body, trial_id)
+    return {note_ver_key(trial_id): _NOTE_VERSION, **body_parts}
 
 
 def _artifact_attributes(trial: FrozenTrial) -> dict[str, Any]:
@@ -168,7 +172,8 @@ def _artifact_attributes(trial: FrozenTrial) -> dict[str, Any]:
 
 
 def _artifact_id(trial: FrozenTrial, name: str) -> str:
-    return str(uuid.uuid5(_ARTIFACTS_NAMESPACE, f"{trial._trial_id}/{name}"))
+    identity = f"{trial._trial_id}/{name}"
+    return str(uuid.uuid5(_ARTIFACTS_NAMESPACE, identity))
 
 
 class RecordedArtifacts:
@@ -179,7 +184,8 @@ class RecordedArtifacts:
         self._study_id = storage.get_study_id_from_name(study_name)
 
     def open_reader(self, artifact_id: str) -> BinaryIO:
-        for trial in self._under.get_all_trials(self._study_id, deepcopy=False):
+        trials = self._under.get_all_trials(self._study_id, deepcopy=False)
+        for trial in trials:
             for name, (_, content) in files_of(trial).items():
                 if _artifact_id(trial, name) == artifact_id:
                     return io.BytesIO(content.encode())

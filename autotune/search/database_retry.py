@@ -38,12 +38,14 @@ Result = TypeVar("Result")
 
 MAX_WAIT_SECONDS = 300.0
 MAX_LAST_WAIT_SECONDS = 1.0  # Wait after an interruption by the user, for each of the last calls
-FIRST_PAUSE_SECONDS, MAX_PAUSE_SECONDS = 0.1, 5.0
+FIRST_PAUSE_SECONDS = 0.1
+MAX_PAUSE_SECONDS = 5.0
 NOTIFY_AFTER_SECONDS = 3.0
 MAX_MISSING_SECONDS = 5.0  # Wait for a file that was moved away and may come back
 MIN_FREE_BYTES = 64 * 1024
 MAX_CREATIONS = 20  # Tries to create tables: each may meet another of some fifteen tables
-MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS = 0.05, 0.5
+MIN_CREATION_PAUSE_SECONDS = 0.05
+MAX_CREATION_PAUSE_SECONDS = 0.5
 
 DELETED = "deleted"
 ANOTHER_VERSION = "Start a study of this version with --fresh, or give it a name with --study NAME."
@@ -94,7 +96,8 @@ class RetryPolicy:
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
                 reason = self._reason(error)
                 waited = time.monotonic() - began
-                if not _is_temporary(error, reason) or waited > self._patience:
+                is_temporary = _is_temporary(error, reason)
+                if not is_temporary or waited > self._patience:
                     lost = f"The study's database {database} can't be used any more ({reason})."
                     raise StorageLost(f"{lost} {_way_out(reason)}") from error
                 if waited > NOTIFY_AFTER_SECONDS and not notified:
@@ -135,12 +138,15 @@ class RetryPolicy:
         """Return the first line of the error, with a full disk behind a general message of
         SQLite.
         """
-        lines = str(error.__cause__ or error).strip().splitlines()
+        cause = error.__cause__ or error
+        lines = str(cause).strip().splitlines()
         reason = lines[0] if lines else type(error).__name__
         file = sqlite_file(self.url)
-        if file is not None and reason.lower().startswith(POSSIBLY_FULL_DISK_MESSAGES):
+        may_be_full = reason.lower().startswith(POSSIBLY_FULL_DISK_MESSAGES)
+        if file is not None and may_be_full:
             with contextlib.suppress(OSError):
-                if shutil.disk_usage(file.parent).free < MIN_FREE_BYTES:
+                free_bytes = shutil.disk_usage(file.parent).free
+                if free_bytes < MIN_FREE_BYTES:
                     return f"{reason}: the disk is full"
         return reason
 
@@ -184,5 +190,6 @@ def with_shared_tables(create: Callable[[], Result]) -> Result:
         except (IntegrityError, OperationalError, ProgrammingError) as error:
             if not _has_any(CREATED_MEANWHILE_MESSAGES, str(error)):
                 raise
-        time.sleep(random.uniform(MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS))
+        pause = random.uniform(MIN_CREATION_PAUSE_SECONDS, MAX_CREATION_PAUSE_SECONDS)
+        time.sleep(pause)
     return create()

@@ -62,10 +62,12 @@ def forecast(
         relaxed = relaxed_in(job, winner.candidate)
         if baseline is not None:
             changes = changes_between(job, baseline, winner.candidate)
-        for member in _fastest_first(by_tier[chosen_tier], baseline):
+        fitting = _fastest_first(by_tier[chosen_tier], baseline)
+        for member in fitting:
             if member.candidate != winner.candidate:
                 runner_ups.append(member)
-        trade_offs = list(_neighbour_tiers(tiers, by_tier, chosen_tier, baseline))
+        neighbours = _neighbour_tiers(tiers, by_tier, chosen_tier, baseline)
+        trade_offs = list(neighbours)
         preferred_tiers = by_tier[: chosen_tier + 1]
     return Forecast(
         winner=winner,
@@ -93,7 +95,8 @@ def best_predicted(
     does; None without one.
     """
     for tier in tiers_of(job.space, candidates):
-        fitting = _fastest_first(_predicted_members(tier, predictions), baseline)
+        members = _predicted_members(tier, predictions)
+        fitting = _fastest_first(members, baseline)
         if fitting:
             return fitting[0]
     return None
@@ -106,7 +109,8 @@ def _predicted_members(
     for candidate in tier.candidates:
         if candidate.id in predictions:
             prediction = predictions[candidate.id]
-            members.append(PredictedCandidate(candidate=candidate, prediction=prediction))
+            member = PredictedCandidate(candidate=candidate, prediction=prediction)
+            members.append(member)
     return sorted(members, key=lambda member: member.prediction.peak_memory_bytes.value)
 
 
@@ -129,16 +133,21 @@ def _fastest_first(
     """
     fitting = [member for member in members if member.prediction.fits]
     fitting.sort(key=speed, reverse=True)
-    if not fitting or speed(fitting[0]) <= 0:
+    if not fitting:
         return fitting
-    threshold = (1 - EQUAL_SPEED_SHARE) * speed(fitting[0])
+    highest_speed = speed(fitting[0])
+    if highest_speed <= 0:
+        return fitting
+    threshold = (1 - EQUAL_SPEED_SHARE) * highest_speed
     equally_fast = [member for member in fitting if speed(member) >= threshold]
     slower = fitting[len(equally_fast) :]
 
     def simplicity(member: PredictedCandidate) -> tuple[bool, tuple[int, ...]]:
-        return member.candidate != baseline, complexity(member.candidate, baseline)
+        is_other = member.candidate != baseline
+        return is_other, complexity(member.candidate, baseline)
 
-    return [*sorted(equally_fast, key=simplicity), *slower]
+    simplest_first = sorted(equally_fast, key=simplicity)
+    return [*simplest_first, *slower]
 
 
 def _first_confirmed(
@@ -193,7 +202,8 @@ def _worth_a_probe(
         best = max(possible, key=speed, default=None)
         if best is None:
             continue
-        in_winners_tier = winner is not None and tier_number == len(preferred_tiers) - 1
+        last_tier = len(preferred_tiers) - 1
+        in_winners_tier = winner is not None and tier_number == last_tier
         if winner is None or not in_winners_tier or speed(best) > speed(winner):
             return best
     return None

@@ -73,7 +73,9 @@ def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
     if len(refusals) == 1 and refusals.total() > 1:
         # The text of the rule that rejects every candidate is the way out.
         return BadInput(f"{message}:", way_out=next(iter(refusals)))
-    common = refusals.most_common(1)[0][0] if refusals else "it has no assignment at all"
+    common = "it has no assignment at all"
+    if refusals:
+        common, _ = refusals.most_common(1)[0]
     return BadInput(
         f"{message}; most often because {common}",
         way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
@@ -84,8 +86,10 @@ def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
     """Return the user's own configuration, or the framework's defaults; None if the framework
     rejects it.
     """
-    candidate = trainer.complete(trainer.baseline(job.space, job.task), job.task)
-    return candidate if trainer.why_illegal(candidate, job.task) is None else None
+    knobs = trainer.baseline(job.space, job.task)
+    candidate = trainer.complete(knobs, job.task)
+    reason = trainer.why_illegal(candidate, job.task)
+    return candidate if reason is None else None
 
 
 class Clock:
@@ -100,7 +104,8 @@ class Clock:
 
     @property
     def left(self) -> float:
-        return max(0.0, self.budget_seconds - self.elapsed)
+        seconds = self.budget_seconds - self.elapsed
+        return max(0.0, seconds)
 
 
 def run_search(
@@ -115,8 +120,9 @@ def run_search(
     conclusion. That of a search which Ctrl-C or a fault of the machine ended is marked as such.
     """
     # 1. Announce the search.
+    counts = [len(tier.candidates) for tier in study.problem.tiers]
     event = CandidatesPruned(
-        candidates=sum(len(tier.candidates) for tier in study.problem.tiers),
+        candidates=sum(counts),
         budget_seconds=clock.budget_seconds,
         max_probes=job.max_probes,
         resumed_trials=len(study.trials),
@@ -133,7 +139,9 @@ def run_search(
             proven = search.run()
     except (StorageLost, ProbeError, OSError) as error:
         if not stop_requested():  # after Ctrl-C, a database that does not answer changes nothing
-            fault = describe_full_disk(error) if isinstance(error, OSError) else str(error)
+            fault = str(error)
+            if isinstance(error, OSError):
+                fault = describe_full_disk(error)
             if fault is None or not study.trials:
                 raise
 
@@ -146,7 +154,9 @@ def run_search(
         elapsed_seconds=clock.elapsed,
     )
     answer = replace(answer, disturbance=search.disturbance, fault=fault)
-    return answer if fault is None else replace(answer, proven="stopped by a fault")
+    if fault is None:
+        return answer
+    return replace(answer, proven="stopped by a fault")
 
 
 class Search:
@@ -204,9 +214,10 @@ class Search:
         while self._probes.has_room:
             if self._budget_ended_probe:
                 return None if self._study.open else "budget spent"
+            probed = len(self._study.view.probes)
             budget = RemainingBudget(
                 seconds=self._clock.left,
-                probes=self._job.max_probes - len(self._study.view.probes),
+                probes=self._job.max_probes - probed,
                 live=self._probes.live,
             )
             request = self._study.ask(budget)
@@ -220,7 +231,8 @@ class Search:
     def _start(self, request: TrialRequest) -> None:
         if request.purpose == "confirm" and self.disturbance is None:
             self._measure_disturbance()
-        loads = self._probes.begin(request, request.candidate, self._plan(request))
+        plan = self._plan(request)
+        loads = self._probes.begin(request, request.candidate, plan)
         event = ProbeStarted(
             number=request.number,
             purpose=request.purpose,
@@ -236,10 +248,12 @@ class Search:
             deadline_seconds = min(LONG_PROBE.deadline_seconds, self._clock.left)
             return replace(LONG_PROBE, deadline_seconds=deadline_seconds)
         scatter = median_scatter(view.completed) or 0.0
+        seconds = min(self._deadline_seconds, self._clock.left)
+        speed_to_stop_at = speed_to_reach(view, request.purpose, request.candidate)
         return replace(
             SHORT_PROBE,
-            deadline_seconds=min(self._deadline_seconds, self._clock.left),
-            stop_below_tokens_per_second=speed_to_reach(view, request.purpose, request.candidate),
+            deadline_seconds=seconds,
+            stop_below_tokens_per_second=speed_to_stop_at,
             cycle_spread=max(scatter, SHORT_PROBE.cycle_spread),
         )
 
@@ -258,7 +272,8 @@ class Search:
         if isinstance(result, Measurement):
             self._faults[finished.slot.number] = 0
             outcome = self._tell(request, result, finished)
-            self._budget_ended_probe = outcome is Outcome.INTERRUPTED and not self._clock.left
+            is_interrupted = outcome is Outcome.INTERRUPTED
+            self._budget_ended_probe = is_interrupted and not self._clock.left
         elif isinstance(result, ProbeError):
             self._return(request, str(result))
             self._continue_after(result, finished.slot)
@@ -297,7 +312,8 @@ class Search:
     def _continue_after(self, fault: ProbeError, slot: Slot) -> None:
         """Continue after a fault of the machine; retire the slot after repeated ones."""
         self._faults[slot.number] += 1
-        if not isinstance(fault, SlotLost) and self._faults[slot.number] < MAX_SLOT_FAULTS:
+        faults = self._faults[slot.number]
+        if not isinstance(fault, SlotLost) and faults < MAX_SLOT_FAULTS:
             self._note(f"{fault} Trying again.")
             return
         self._probes.retire(slot)
@@ -328,17 +344,19 @@ class Search:
         concurrent probes.
         """
         crowded = self._most_crowded()
-        needed_seconds = MIN_PROBES_FOR_DISTURBANCE * self._study.view.usual_seconds(load=True)
+        usual_seconds = self._study.view.usual_seconds(load=True)
+        needed_seconds = MIN_PROBES_FOR_DISTURBANCE * usual_seconds
         if crowded is None or self._clock.left < needed_seconds:
             return
         self._note(
             "Measuring one candidate again alone, to see how much concurrent probes disturb"
             " each other."
         )
+        seconds = min(self._deadline_seconds, self._clock.left)
         plan = replace(
             SHORT_PROBE,
             reuse_rollouts=False,
-            deadline_seconds=min(self._deadline_seconds, self._clock.left),
+            deadline_seconds=seconds,
         )
         self._probes.begin(None, crowded.candidate, plan)  # not a trial of the study
         while (finished := self._probes.wait(WAIT_SECONDS)) is None:
@@ -362,7 +380,8 @@ class Search:
                 crowded.append(trial)
 
         def order(trial: Trial) -> tuple[int, int]:
-            return trial.measurement.beside or 0, -trial.number
+            neighbours = trial.measurement.beside or 0
+            return neighbours, -trial.number
 
         return max(crowded, key=order, default=None)
 

@@ -65,8 +65,8 @@ def answer(
     if result is None:
         if record.has_unfinished_answer():
             listener(Note(text="Going on where the earlier search of this request ended."))
-            request = replace(request, job=replace(job, resume=True))
-            job = request.job
+            job = replace(job, resume=True)
+            request = replace(request, job=job)
         if job.storage == sqlite_url(job.out / "study.db"):
             job.out.mkdir(parents=True, exist_ok=True)
         searcher = _Searcher(
@@ -77,7 +77,8 @@ def answer(
             versions=versions,
         )
         first = searcher.run(job, candidates)
-        result = _with_ways_to_fit(searcher.relaxed(request, first), request)
+        relaxed = searcher.relaxed(request, first)
+        result = _with_ways_to_fit(relaxed, request)
         record.keep_answer(result.recommendation)
     # 4. Soak the winner.
     if soak_seconds is None or result.recommendation.interrupted:
@@ -93,13 +94,16 @@ def _with_ways_to_fit(result: SearchAnswer, request: ParsedRequest) -> SearchAns
     recommendation = result.recommendation
     nothing_fits = recommendation.winner is None and not recommendation.interrupted
     is_predicted = request.job.task.hardware.kind == "cuda"
-    if not nothing_fits or not recommendation.counts.out_of_memory or not is_predicted:
+    counts = recommendation.counts
+    if not nothing_fits or not counts.out_of_memory or not is_predicted:
         return result
     refuted = [trial.candidate.id for trial in recommendation.trials if not trial.verdict.fits]
-    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+    opened = open_prediction_service(request.job, request.trainer)
+    with contextlib.closing(opened) as service:
         baseline = baseline_candidate(request.job, request.trainer)
         ways = ways_to_fit(request, baseline, service, refuted=refuted)
-    return replace(result, recommendation=replace(recommendation, ways_to_fit=ways))
+    advised = replace(recommendation, ways_to_fit=ways)
+    return replace(result, recommendation=advised)
 
 
 def _stored_answer(
@@ -165,7 +169,8 @@ class _Searcher:
             )
 
         # 3. Measure.
-        listener = record.storing_probes(self._announcing_best(job, study))
+        announcing = self._announcing_best(job, study)
+        listener = record.storing_probes(announcing)
         return run_search(
             job,
             study=study,
@@ -200,15 +205,18 @@ class _Searcher:
         wider = relaxed_job(request.job, request.whole_space, request.pinned, self.trainer)
         if wider is None:
             return result
-        names = ", ".join(name for name in wider.job.space.relax if name in wider.job.space)
+        space = wider.job.space
+        names = ", ".join(name for name in space.relax if name in space)
         self._note(
             f"Nothing fits as it was asked. Relaxing learning knobs, in this order: {names}."
         )
         candidates = legal_candidates(wider.job, self.trainer)
         second = self.run(wider.job, candidates, first_trials=first.trials)
-        joined = combined(first, second, rows_left_out(wider, second, self.trainer))
+        left_out = rows_left_out(wider, second, self.trainer)
+        joined = combined(first, second, left_out)
         if joined.winner is not None:
-            self._note(describe_relaxation(joined, request.job.space))
+            relaxation = describe_relaxation(joined, request.job.space)
+            self._note(relaxation)
         return SearchAnswer(job=wider.job, recommendation=joined)
 
     def _lacks_memory(self, answer: Recommendation) -> bool:
@@ -265,7 +273,9 @@ def _show_cost(
     clock: Clock,
 ) -> None:
     """Report the expected cost of a probe; extend the default budget if it is too small."""
-    cost = None if job.task.hardware.emulated else probe_cost(predictions)
+    cost = None
+    if not job.task.hardware.emulated:
+        cost = probe_cost(predictions)
     if cost is None:
         return
     if job.budget_adapts:

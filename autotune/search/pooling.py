@@ -24,12 +24,16 @@ def pooled(confirmations: Sequence[Trial]) -> Trial:
     last = confirmations[-1]
     if len(confirmations) == 1:
         return last
-    measurement = _pooled_measurement([trial.measurement for trial in confirmations])
+    measurements = [trial.measurement for trial in confirmations]
+    measurement = _pooled_measurement(measurements)
     return replace(last, measurement=measurement, verdict=judge(measurement))
 
 
 def _pooled_measurement(measurements: Sequence[Measurement]) -> Measurement:
-    memories, costs, worst, typical = [], [], [], []
+    memories = []
+    costs = []
+    worst = []
+    typical = []
     optimizer_steps = 0
     for measurement in measurements:
         memories.append(measurement.memory)
@@ -70,7 +74,8 @@ def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
     cycle_seconds: list[float] = []
     cycle_loss_tokens: list[int] = []
     phase_seconds: Counter[str] = Counter()
-    prompt_tokens, runs = 0, 0
+    prompt_tokens = 0
+    runs = 0
     user_reward_seconds: float = 0
     cut_short = False
     last: Speed | None = None

@@ -24,7 +24,8 @@ def fastest_by_prediction(tier: Tier, view: TrialView) -> Candidate | None:
     rates = view.problem.predicted_rates
     if not rates:
         return None
-    best = max(map(speed_of, view.contenders(tier)), default=0.0)
+    contenders = view.contenders(tier)
+    best = max(map(speed_of, contenders), default=0.0)
     threshold = best * (1 + EQUAL_SPEED_SHARE)
     faster: list[Candidate] = []
     for row in view.open_in(tier):
@@ -41,7 +42,8 @@ def fastest_by_prediction(tier: Tier, view: TrialView) -> Candidate | None:
     fastest = rates[faster[0].id]
     equals = []
     for candidate in faster:
-        if rates[candidate.id] >= (1 - EQUAL_SPEED_SHARE) * fastest:
+        equal_rate = (1 - EQUAL_SPEED_SHARE) * fastest
+        if rates[candidate.id] >= equal_rate:
             equals.append(candidate)
 
     def order(candidate: Candidate) -> tuple[bool, tuple[int, ...]]:
@@ -55,7 +57,8 @@ def unconfirmed_choice(view: TrialView) -> Candidate | None:
     """Return the candidate that would be recommended, if no longer probe has confirmed it: the
     fastest, or the baseline where it is as fast.
     """
-    fastest, baseline = view.best(), view.fitting_baseline()
+    fastest = view.best()
+    baseline = view.fitting_baseline()
     if fastest is None:
         return None
     choice = fastest

@@ -11,7 +11,8 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import format_seconds
 from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 
-SHORT_PROBES, LONG_PROBES = 10, 3
+SHORT_PROBES = 10
+LONG_PROBES = 3
 """Probes after which a search is near its optimum, and confirmations
 (benchmarks/results/search.md).
 """
@@ -27,7 +28,8 @@ class ProbeCost:
     @property
     def search_seconds(self) -> float:
         """Seconds of a search of usual length."""
-        return SHORT_PROBES * self.short.value + LONG_PROBES * self.long.value
+        short_seconds = SHORT_PROBES * self.short.value
+        return short_seconds + LONG_PROBES * self.long.value
 
     def text(self, budget_seconds: float) -> str:
         """Return the cost in words, and how many probes the budget pays."""
@@ -51,10 +53,15 @@ def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
         if prediction.fits is not False and cycle is not None:
             short = _probe_seconds(cycle, SHORT_PROBE, prediction)
             long = _probe_seconds(cycle, LONG_PROBE, prediction)
-            costs.append(ProbeCost(short=short, long=long))
+            cost = ProbeCost(short=short, long=long)
+            costs.append(cost)
     if not costs:
         return None
-    costs.sort(key=lambda cost: (astuple(cost.short), astuple(cost.long)))
+
+    def seconds(cost: ProbeCost) -> tuple[tuple[float, ...], ...]:
+        return astuple(cost.short), astuple(cost.long)
+
+    costs.sort(key=seconds)
     return costs[len(costs) // 2]
 
 
@@ -72,5 +79,6 @@ def _probe_seconds(
     seconds: Estimate = efficiency("worker_start_seconds")
     if prediction.engine is not None:
         seconds += efficiency("engine_start_seconds")
-    seconds += cycle.scaled(plan.warmup_cycles + plan.timed_cycles)
+    cycles = plan.warmup_cycles + plan.timed_cycles
+    seconds += cycle.scaled(cycles)
     return seconds.at_most(plan.deadline_seconds)

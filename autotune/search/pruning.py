@@ -23,7 +23,10 @@ def speed_to_reach(
     """Return the tokens per second that the candidate must be able to reach; None if its probe is
     not stopped early.
     """
-    if purpose not in PRUNED_PURPOSES or not view.problem.surrogate.options.prune:
+    prunes = view.problem.surrogate.options.prune
+    if purpose not in PRUNED_PURPOSES or not prunes:
         return None
     rivals = view.same_tier_contenders(candidate)
-    return PRUNE_SHARE * speed_of(rivals[0]) if rivals else None
+    if not rivals:
+        return None
+    return PRUNE_SHARE * speed_of(rivals[0])

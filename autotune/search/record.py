@@ -42,7 +42,8 @@ SCHEMA = 1
 MAX_RECORD_BYTES = 256 * 1024
 # Bytes read from one file; a longer one is read from its end, which is the newest part
 MAX_RECORDS_BYTES = 16 * 1024 * 1024
-MEASUREMENTS, ANSWERS = "measurements", "answers"
+MEASUREMENTS = "measurements"
+ANSWERS = "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
 ENVIRONMENT_PREFIXES = (
     "PYTORCH_",
@@ -149,7 +150,8 @@ class Store:
 
     def measured(self, conditions: Circumstances) -> StoredTrials:
         """Return all trials measured under these conditions."""
-        trials, unreadable = [], 0
+        trials = []
+        unreadable = 0
         for text in _last_lines(self._measurements(conditions)):
             line = _read(text, StoredLine) if len(text) <= MAX_RECORD_BYTES else None
             if line is None or line.schema != SCHEMA:

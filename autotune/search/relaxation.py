@@ -46,7 +46,9 @@ def relaxed_job(
 ) -> RelaxedJob | None:
     """Return the job to search if nothing of this one fits; None if no knob may be relaxed."""
     names = [name for name in job.space.relax if name not in pinned]
-    prompts = _prompt_lengths(job, trainer) if PROMPT_KNOB in names else None
+    prompts = None
+    if PROMPT_KNOB in names:
+        prompts = _prompt_lengths(job, trainer)
     remedies = {knob.name: knob for knob in whole_space.remedies}
     choices: dict[str, tuple[KnobValue, ...]] = {}
     added: list[Knob] = []
@@ -58,11 +60,13 @@ def relaxed_job(
                 choices[name] = (*knob.choices, *softer)
         elif name in remedies:
             # Its conditions need not be knobs of the space: the trainer decides about legality.
-            added.append(replace(remedies[name], when={}))
+            always_applied = replace(remedies[name], when={})
+            added.append(always_applied)
     if not choices and not added:
         return None
     space = job.space.with_choices(choices)
-    space = replace(space, knobs=(*space.knobs, *added))
+    knobs = (*space.knobs, *added)
+    space = replace(space, knobs=knobs)
     wider_job = replace(job, space=space, study_name=f"{job.study_name}-relaxed")
     return RelaxedJob(job=wider_job, prompts=prompts)
 
@@ -74,17 +78,22 @@ def _softer(
 ) -> tuple[KnobValue, ...]:
     """Return further values below the least preferred one, mildest first."""
     last = knob.choices[-1]
-    listed = whole_space[knob.name].choices if knob.name in whole_space else ()
+    listed: tuple[KnobValue, ...] = ()
+    if knob.name in whole_space:
+        listed = whole_space[knob.name].choices
     if not isinstance(last, int) or isinstance(last, bool):
         return tuple(value for value in listed if value not in knob.choices)
     if knob.name == PROMPT_KNOB and prompts is not None:
-        return _descending([prompts.percentiles.get(share) for share in PERCENTILES], last)
-    halves = [last >> times for times in range(1, MAX_HALVINGS + 1)]
+        lengths = [prompts.percentiles.get(share) for share in PERCENTILES]
+        return _descending(lengths, last)
+    shifts = range(1, MAX_HALVINGS + 1)
+    halves = [last >> times for times in shifts]
     return _descending(listed, last) or _descending(halves, last)
 
 
 def _descending(values: Iterable[object], below: int) -> tuple[int, ...]:
-    smaller = {value for value in values if isinstance(value, int) and 0 < value < below}
+    numbers = [value for value in values if isinstance(value, int)]
+    smaller = {value for value in numbers if 0 < value < below}
     return tuple(sorted(smaller, reverse=True))
 
 
@@ -96,7 +105,8 @@ def combined(
     """Return the second search's answer with the measurements of both."""
     counts = {}
     for name in SUMMED_COUNTS:
-        counts[name] = getattr(first.counts, name) + getattr(second.counts, name)
+        before = getattr(first.counts, name)
+        counts[name] = before + getattr(second.counts, name)
     baseline = second.baseline
     if baseline is None or not baseline.verdict.fits:
         baseline = first.baseline
@@ -120,11 +130,14 @@ def rows_left_out(
     """
     if answer.winner is None or PROMPT_KNOB not in answer.relaxed or relaxed.prompts is None:
         return None
-    limit = answer.winner.candidate.settings.get(PROMPT_KNOB)
+    settings = answer.winner.candidate.settings
+    limit = settings.get(PROMPT_KNOB)
     if not isinstance(limit, int):
         return None
     lengths = _prompt_lengths(relaxed.job, trainer, limit)
-    return None if lengths is None else lengths.rows - lengths.kept
+    if lengths is None:
+        return None
+    return lengths.rows - lengths.kept
 
 
 def _prompt_lengths(
@@ -143,7 +156,9 @@ def describe_relaxation(answer: Recommendation, space: SearchSpace) -> str:
     """Return one sentence about the relaxed knobs, with the rows that are left out."""
     relaxed = []
     for name, value in answer.relaxed.items():
-        preferred = space[name].choices[0] if name in space else False
+        preferred: KnobValue = False
+        if name in space:
+            preferred = space[name].choices[0]
         relaxed.append(f"{name} {preferred} -> {value}")
     left_out = ""
     if answer.rows_left_out:

@@ -42,7 +42,8 @@ def distributions_of(space: SearchSpace, baseline: Candidate | None) -> dict[str
     for knob in space.knobs:
         choices = list(knob.choices)
         if baseline is not None and knob.name in baseline.knobs:
-            choices.append(baseline.knobs[knob.name])
+            baseline_value = baseline.knobs[knob.name]
+            choices.append(baseline_value)
         distinct = {(type(choice), choice) for choice in choices}
         distributions = moving if len(distinct) > 1 else constant
         distributions[knob.name] = _distribution(choices)
@@ -61,7 +62,8 @@ def _distribution(choices: Sequence[KnobValue]) -> BaseDistribution:
         return IntDistribution(min(counts), max(counts), log=True)
     if len(shares) == len(choices):
         return FloatDistribution(min(shares), max(shares))
-    return CategoricalDistribution(list(dict.fromkeys(choices)))
+    distinct = list(dict.fromkeys(choices))
+    return CategoricalDistribution(distinct)
 
 
 class StockSampler:
@@ -82,7 +84,8 @@ class StockSampler:
             positions = np.full(len(candidates), np.nan)  # NaN: no such knob
             for row, candidate in enumerate(candidates):
                 if name in candidate.knobs:
-                    positions[row] = _position(distribution, candidate.knobs[name])
+                    value = candidate.knobs[name]
+                    positions[row] = _position(distribution, value)
             self._positions[name] = positions
 
     def choose(
@@ -100,13 +103,16 @@ class StockSampler:
         distances = np.zeros(len(pool))
         for name, value in proposal.items():
             if name in self._positions:
-                distances += self._distances(name, value)[pool]
-        return int(self._random.choice(pool[distances == distances.min()]))
+                knob_distances = self._distances(name, value)
+                distances += knob_distances[pool]
+        nearest = pool[distances == distances.min()]
+        return int(self._random.choice(nearest))
 
     def _distances(self, name: str, value: Any) -> FloatArray:
         """Return each candidate's distance in one knob, from 0 to 1; 0 without such a knob."""
         distribution = self._distributions[name]
-        distances = np.abs(self._positions[name] - _position(distribution, value))
+        position = _position(distribution, value)
+        distances = np.abs(self._positions[name] - position)
         if isinstance(distribution, CategoricalDistribution):
             distances = np.where(distances > 0, 1.0, distances)
         return np.asarray(np.nan_to_num(distances))
@@ -133,7 +139,8 @@ def stock_sampler(
     """Return Optuna's sampler of that name; None for `value`, which is `most_valuable`."""
     if name == "value":
         return None
-    return StockSampler(_optuna_sampler(name, seed), distributions, candidates, seed)
+    sampler = _optuna_sampler(name, seed)
+    return StockSampler(sampler, distributions, candidates, seed)
 
 
 def _optuna_sampler(name: SamplerName, seed: int) -> BaseSampler:

@@ -47,7 +47,8 @@ def soak(
                 " lengths.",
             )
             try:
-                measurement = _measured(executor, finalist, _plan(seconds))
+                plan = _plan(seconds)
+                measurement = _measured(executor, finalist, plan)
             except KeyboardInterrupt:
                 return replace(answer, interrupted=True)
             if measurement.ended_from_outside:
@@ -62,7 +63,8 @@ def soak(
             # 2. Report whether it holds.
             result = assess_soak(measurement, steps)
             _note(listener, describe_soak(result))
-            device_seconds = measurement.cost.total_seconds * job.task.hardware.count
+            device_count = job.task.hardware.count
+            device_seconds = measurement.cost.total_seconds * device_count
             answer = replace(
                 answer,
                 soaks=(*answer.soaks, result),
@@ -84,7 +86,8 @@ def soak(
                 why=why,
                 margin_bytes=trial.verdict.margin_bytes,
             )
-            refuted.append(replace(trial, verdict=verdict))
+            rejected = replace(trial, verdict=verdict)
+            refuted.append(rejected)
             _note(listener, "It does not hold; the next finalist replaces it.")
     return _without_winner(answer, refuted)
 
@@ -102,8 +105,11 @@ def _plan(seconds: float) -> ProbePlan:
 def _steps_of_real_run(job: Job) -> int | None:
     """Return the optimizer steps of the run that the user plans; None if the data decide."""
     workload = job.task.workload
-    steps = {**workload.held_values, **workload.user_settings}.get("max_steps")
-    return steps if isinstance(steps, int) and steps > 0 else None
+    settings = {**workload.held_values, **workload.user_settings}
+    steps = settings.get("max_steps")
+    if isinstance(steps, int) and steps > 0:
+        return steps
+    return None
 
 
 def _measured(
@@ -113,7 +119,8 @@ def _measured(
 ) -> Measurement:
     """Measure, again if another process ended the probe."""
     for _ in range(MAX_ATTEMPTS):
-        measurement = executor.open(finalist.candidate).measure(finalist.candidate, plan)
+        opened = executor.open(finalist.candidate)
+        measurement = opened.measure(finalist.candidate, plan)
         if not measurement.ended_from_outside:
             break
     return measurement
@@ -131,8 +138,12 @@ def _with_winner(
         return answer
     changes: tuple[Change, ...] = ()
     if answer.baseline is not None:
-        changes = changes_between(job, answer.baseline.candidate, winner.candidate)
-    runner_ups = [trial for trial in answer.runner_ups if trial.candidate != winner.candidate]
+        baseline = answer.baseline.candidate
+        changes = changes_between(job, baseline, winner.candidate)
+    runner_ups = []
+    for trial in answer.runner_ups:
+        if trial.candidate != winner.candidate:
+            runner_ups.append(trial)
     return replace(
         answer,
         winner=winner,

@@ -94,18 +94,22 @@ def open_storage(
     except Exception as error:  # sqlalchemy raises many types, with the reason in the first line
         raise _cannot_open(url, error) from error
     _use_write_ahead_log(storage)
-    _retry_calls(storage, retry or RetryPolicy(url=url))
+    policy = retry or RetryPolicy(url=url)
+    _retry_calls(storage, policy)
     return storage
 
 
 def _opened(url: str) -> AtomicRDBStorage:
-    return with_shared_tables(
-        lambda: AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
-    )
+    def connect() -> AtomicRDBStorage:
+        return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
+
+    return with_shared_tables(connect)
 
 
 def _cannot_open(url: str, error: Exception) -> BadInput:
-    reason = str(error.__cause__ or error).strip().splitlines()[0]
+    cause = error.__cause__ or error
+    lines = str(cause).strip().splitlines()
+    reason = lines[0]
     way_out = "Give --storage a database that can be written, like sqlite:///path/to/study.db."
     if "password" in reason:
         way_out = (
@@ -154,10 +158,14 @@ def _retry_calls(storage: AtomicRDBStorage, retry: RetryPolicy) -> None:
     """Let the storage's methods wait for the database."""
 
     def retrying(method: Callable[..., Any]) -> Callable[..., Any]:
-        return wraps(method)(lambda *args, **kwargs: retry(lambda: method(*args, **kwargs)))
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return retry(lambda: method(*args, **kwargs))
+
+        return wraps(method)(call)
 
     for name in _RETRIED:
-        setattr(storage, name, retrying(getattr(storage, name)))
+        method = getattr(storage, name)
+        setattr(storage, name, retrying(method))
 
 
 # 2. Study of a job.
@@ -166,7 +174,8 @@ def _retry_calls(storage: AtomicRDBStorage, retry: RetryPolicy) -> None:
 def open_optuna(job: Job, storage: BaseStorage) -> optuna.Study:
     """Return the job's study: a new one, or the one to resume."""
     name = job.study_name
-    exists = name in {study.study_name for study in storage.get_all_studies()}
+    names = [study.study_name for study in storage.get_all_studies()]
+    exists = name in names
     if exists and job.fresh:
         _delete_claims_unless_active(storage, name)
         optuna.delete_study(study_name=name, storage=storage)
@@ -180,7 +189,8 @@ def open_optuna(job: Job, storage: BaseStorage) -> optuna.Study:
     if exists:
         _check_same(study, job)
     else:
-        study.set_user_attr(_QUESTION, plain(job.identity))
+        question = plain(job.identity)
+        study.set_user_attr(_QUESTION, question)
         set_metric_names(study, [METRIC_NAME])
     return study
 
@@ -204,7 +214,8 @@ def _check_same(study: optuna.Study, job: Job) -> None:
             ),
         )
     trials = study.get_trials(deepcopy=False)
-    if not job.resume and any(trial.state.is_finished() for trial in trials):
+    has_results = any(trial.state.is_finished() for trial in trials)
+    if has_results and not job.resume:
         raise BadInput(
             f"The study {job.study_name!r} already holds measurements of this request.",
             way_out="Go on with --resume, or start over with --fresh.",
@@ -214,7 +225,10 @@ def _check_same(study: optuna.Study, job: Job) -> None:
 def _difference(recorded: Any, requested: dict[str, Any]) -> str:
     if not isinstance(recorded, dict):
         return "it was not made by autotune"
-    names = [name for name, value in requested.items() if recorded.get(name) != value]
+    names = []
+    for name, value in requested.items():
+        if recorded.get(name) != value:
+            names.append(name)
     return "it differs in " + ", ".join(sorted(names))
 
 
@@ -264,10 +278,13 @@ def sweep_stale(
             continue
         owner = trial.user_attrs.get(DRIVER)
         # A trial without one was begun a moment ago, if any other driver is active.
-        is_owned = owner in active if owner is not None else bool(active)
+        is_owned = bool(active)
+        if owner is not None:
+            is_owned = owner in active
         if not is_owned:
             # Without effect on a trial that has ended meanwhile.
-            trials.end(trial, TrialEnd(state=TrialState.FAIL))
+            end = TrialEnd(state=TrialState.FAIL)
+            trials.end(trial, end)
 
 
 def the_study_in(

@@ -45,10 +45,12 @@ def with_predicted_speed(measurement: Measurement, prediction: Prediction | None
         return replace(measurement, worst=None, typical=None)
     phases = prediction.seconds_by_phase
     phases_at_lengths = prediction.seconds_at_lengths or {}
+    rate = prediction.tokens_per_second
+    rate_at_lengths = prediction.tokens_per_second_at_lengths
     return replace(
         measurement,
-        worst=_predicted_cycle(timed, prediction.tokens_per_second, phases),
-        typical=_predicted_cycle(timed, prediction.tokens_per_second_at_lengths, phases_at_lengths),
+        worst=_predicted_cycle(timed, rate, phases),
+        typical=_predicted_cycle(timed, rate_at_lengths, phases_at_lengths),
     )
 
 
@@ -117,15 +119,19 @@ class Study:
 
     @property
     def view(self) -> TrialView:
-        pending, view = self.pending, self._view
-        if view is None or len(view.all) != len(self.trials) or view.pending != pending:
-            view = self._view = TrialView(self.problem, self.trials, pending)
+        pending = self.pending
+        view = self._view
+        is_current = view is not None and view.pending == pending
+        if view is None or not is_current or len(view.all) != len(self.trials):
+            view = TrialView(self.problem, self.trials, pending)
+            self._view = view
         return view
 
     @property
     def pending(self) -> frozenset[str]:
         """Ids of the candidates under measurement, by any driver of the study."""
-        requested = frozenset(request.candidate.id for request in self.open.values())
+        requests = self.open.values()
+        requested = frozenset(request.candidate.id for request in requests)
         return requested | self._claimed_by_others
 
     # 1. Ask.
@@ -134,13 +140,15 @@ class Study:
         """Return the next candidate to measure, or the reason that there is none. Earlier
         requests may be pending.
         """
-        if any(request.purpose == "confirm" for request in self.open.values()):
+        requests = self.open.values()
+        if any(request.purpose == "confirm" for request in requests):
             return Wait()
         while True:
             self.catch_up()
             self._record_screened()
             probes = budget.probes - len(self.pending)
-            step = next_step(self.view, replace(budget, probes=probes))
+            remaining = replace(budget, probes=probes)
+            step = next_step(self.view, remaining)
             if not isinstance(step, NextProbe):
                 return step
             request = self._request(step, budget.live)
@@ -179,14 +187,16 @@ class Study:
         live: frozenset[str] = frozenset(),
     ) -> tuple[FrozenTrial, Candidate]:
         """Begin a trial of one candidate of the pool."""
-        trial = self._writer.begin(None if self._claims is None else self._claims.driver)
+        driver = None if self._claims is None else self._claims.driver
+        trial = self._writer.begin(driver)
         if len(pool) == 1:
             row = int(pool[0])
         elif self._sampler is None:
             row = most_valuable(self.view, pool, live)
         else:
             row = self._sampler.choose(self._study, trial, pool)
-        candidate = self.problem.surrogate.table.candidates[row]
+        candidates = self.problem.surrogate.table.candidates
+        candidate = candidates[row]
         # Written before the measurement, so that a killed driver's trial names its candidate.
         start = trial_storage.trial_start(candidate, purpose, self._distributions)
         self._writer.enter(trial, start)
@@ -204,14 +214,17 @@ class Study:
 
         def order(name: str) -> tuple[float, int]:
             """Nearest first; equal ones by row, since the order of a set differs by process."""
-            return self._predictions[name].peak_memory_bytes.low, row_by_id[name]
+            peak = self._predictions[name].peak_memory_bytes
+            return peak.low, row_by_id[name]
 
-        recorded = sorted(predicted, key=order)[: trial_storage.MAX_SCREENED_RECORDS]
+        lowest_first = sorted(predicted, key=order)
+        recorded = lowest_first[: trial_storage.MAX_SCREENED_RECORDS]
         new = [name for name in recorded if name not in self._screened]
         if new:
             self._study.set_user_attr(trial_storage.ALL_SCREENED, len(screened))
         for name in new:
-            trial, candidate = self._begin("search", np.array([row_by_id[name]]))
+            row = np.array([row_by_id[name]])
+            trial, candidate = self._begin("search", row)
             end = trial_storage.screened_end(candidate, self._predictions[name])
             self._writer.end(trial, end)
             self._screened.add(name)
@@ -232,15 +245,17 @@ class Study:
             expected=_expected(prediction),
         )
         del self.open[request.number]
+        end = trial_storage.measured_end(trial)
         try:
-            self._writer.end(request.frozen, trial_storage.measured_end(trial))
+            self._writer.end(request.frozen, end)
         except UpdateFinishedTrialError:
             # After a long silence another driver swept this trial. The measurement counts all the
             # same.
             pool = self.view.table.rows_of([request.candidate])
             again, _ = self._begin(request.purpose, pool)
             trial = replace(trial, number=again.number)
-            self._writer.end(again, trial_storage.measured_end(trial))
+            end = trial_storage.measured_end(trial)
+            self._writer.end(again, end)
         self._release(request.claim)  # only after the trial is visible to other drivers
         self.trials = (*self.trials, trial)
         return trial
@@ -249,7 +264,8 @@ class Study:
         """Record a fault of the machine; the candidate stays open."""
         del self.open[request.number]
         with suppress(UpdateFinishedTrialError):  # swept by another driver
-            self._writer.end(request.frozen, trial_storage.failed_end(reason))
+            end = trial_storage.failed_end(reason)
+            self._writer.end(request.frozen, end)
         self._release(request.claim)
 
     # 3. Other drivers.
@@ -264,14 +280,16 @@ class Study:
         if not self._claims.shared:
             return False
         released = self._claims.release_stale()
-        self._claimed_by_others = frozenset(claim.split()[0] for claim in self._claims.others())
+        claims = self._claims.others()
+        self._claimed_by_others = frozenset(claim.split()[0] for claim in claims)
         if released:
             sweep_stale(self._writer, self._claims, self.open)
 
         numbers = {trial.number for trial in self.trials}
         new = []
         for frozen in self._study.get_trials(deepcopy=False):
-            if frozen.state.is_finished() and frozen.number not in numbers:
+            is_new = frozen.number not in numbers
+            if frozen.state.is_finished() and is_new:
                 trial = trial_storage.read_trial(frozen)
                 if trial is not None:
                     new.append(trial)
@@ -326,20 +344,25 @@ def open_study(
     members = [*candidates, baseline] if baseline else candidates
     table = CandidateTable(job.space, members)
     surrogate = SurrogateModel(
-        table, predictions, limit_bytes=job.memory_limit_bytes, options=options
+        table,
+        predictions,
+        limit_bytes=job.memory_limit_bytes,
+        options=options,
     )
+    foreign_trials = _of_other_studies(earlier, trial_storage.trials_of(study))
     problem = SearchProblem(
         tiers=tiers_of(job.space, candidates),
         surrogate=surrogate,
         baseline=baseline,
         uses_surrogate=job.sampler == "value",
         predicted_rates=_rates_of(job, predictions),
-        earlier=_of_other_studies(earlier, trial_storage.trials_of(study)),
+        earlier=foreign_trials,
     )
 
     # 3. The sampler.
     distributions = distributions_of(job.space, baseline)
-    sampler = stock_sampler(job.sampler, distributions, table.candidates, job.task.workload.seed)
+    seed = job.task.workload.seed
+    sampler = stock_sampler(job.sampler, distributions, table.candidates, seed)
     return Study(writer, problem, distributions, sampler, predictions, claims, retry)
 
 
@@ -361,6 +384,7 @@ def _of_other_studies(earlier: Sequence[Trial], recorded: Sequence[Trial]) -> tu
     recorded_keys = {(trial.candidate.id, trial.measurement.cost) for trial in recorded}
     unrecorded = []
     for trial in earlier:
-        if (trial.candidate.id, trial.measurement.cost) not in recorded_keys:
+        key = (trial.candidate.id, trial.measurement.cost)
+        if key not in recorded_keys:
             unrecorded.append(trial)
     return tuple(unrecorded)

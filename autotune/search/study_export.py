@@ -52,8 +52,10 @@ class MovedStudy(msgspec.Struct, frozen=True, kw_only=True):
 def packed(url: str, name: str | None) -> MovedStudy:
     """Return the study in this storage, without running trials, which have no outcome yet."""
     storage = open_storage(url)
-    study = optuna.load_study(study_name=the_study_in(storage, name, url), storage=storage)
-    finished = [trial for trial in study.get_trials(deepcopy=False) if trial.state.is_finished()]
+    study_name = the_study_in(storage, name, url)
+    study = optuna.load_study(study_name=study_name, storage=storage)
+    trials = study.get_trials(deepcopy=False)
+    finished = [trial for trial in trials if trial.state.is_finished()]
     return MovedStudy(
         schema=SCHEMA,
         name=study.study_name,
@@ -80,7 +82,8 @@ def _packed_trial(trial: FrozenTrial) -> MovedTrial:
 
 
 def encode(moved: MovedStudy) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(moved), indent=1) + b"\n"
+    encoded = msgspec.json.encode(moved)
+    return msgspec.json.format(encoded, indent=1) + b"\n"
 
 
 def read(file: Path) -> MovedStudy:
@@ -110,7 +113,8 @@ def unpack(
     inconsistent.
     """
     storage = open_storage(url)
-    if name in {study.study_name for study in storage.get_all_studies()}:
+    names = {study.study_name for study in storage.get_all_studies()}
+    if name in names:
         raise BadInput(
             f"The storage already holds a study {name!r}.",
             way_out="Give this one another name with --study NAME.",

@@ -79,7 +79,10 @@ class TrialEnd:
 
     @property
     def system_attributes(self) -> dict[str, float]:
-        return {f"{_CONSTRAINTS_KEY}:{name}": amount for name, amount in self.violations.items()}
+        attributes = {}
+        for name, amount in self.violations.items():
+            attributes[f"{_CONSTRAINTS_KEY}:{name}"] = amount
+        return attributes
 
 
 # 1. What is written.
@@ -90,7 +93,10 @@ def trial_start(
     purpose: Purpose,
     distributions: Mapping[str, BaseDistribution],
 ) -> TrialStart:
-    params = {name: value for name, value in candidate.knobs.items() if name in distributions}
+    params = {}
+    for name, value in candidate.knobs.items():
+        if name in distributions:
+            params[name] = value
     attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
     return TrialStart(
         params=params,
@@ -111,7 +117,8 @@ def measured_end(trial: Trial) -> TrialEnd:
         attributes[EXPECTED] = plain(trial.expected)
     if measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
-    state, value = TrialState.PRUNED, None
+    state = TrialState.PRUNED
+    value = None
     if trial.verdict.fits and speed is not None:
         state = TrialState.COMPLETE
         value = speed.tokens_per_second
@@ -136,7 +143,8 @@ def _violation(measurement: Measurement) -> float:
     if not outcome.is_out_of_memory:
         return _NOT_MEMORY
     needed_bytes = peak_bytes + measurement.requested_bytes
-    return max(needed_bytes / memory.limit_bytes - 1, _MIN_VIOLATION)
+    excess = needed_bytes / memory.limit_bytes - 1
+    return max(excess, _MIN_VIOLATION)
 
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
@@ -163,7 +171,8 @@ def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
         OUTCOME: str(Outcome.SCREENED),
         WHY: f"screened: {why}",
     }
-    violations = {_CONSTRAINT: max(peak.low / limit_bytes - 1, _MIN_VIOLATION)}
+    excess = peak.low / limit_bytes - 1
+    violations = {_CONSTRAINT: max(excess, _MIN_VIOLATION)}
     return TrialEnd(
         state=TrialState.PRUNED,
         attributes=attributes,
@@ -227,7 +236,8 @@ class AtomicMemoryStorage(InMemoryStorage):
     """Storage in this process's own memory: nothing comes between two writes."""
 
     def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
-        return self.get_trial(self.create_new_trial(study_id, _running(attributes)))
+        trial_id = self.create_new_trial(study_id, _running(attributes))
+        return self.get_trial(trial_id)
 
     def enter(
         self,
@@ -237,7 +247,8 @@ class AtomicMemoryStorage(InMemoryStorage):
     ) -> None:
         for name, value in entry.params.items():
             distribution = entry.distributions[name]
-            self.set_trial_param(trial_id, name, distribution.to_internal_repr(value), distribution)
+            internal_value = distribution.to_internal_repr(value)
+            self.set_trial_param(trial_id, name, internal_value, distribution)
         for key, value in entry.attributes.items():
             self.set_trial_user_attr(trial_id, key, value)
 
@@ -299,7 +310,8 @@ class AtomicRDBStorage(RDBStorage):
     def end(self, trial_id: int, end: TrialEnd) -> None:
         with _create_scoped_session(self.scoped_session) as session:
             trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
-            if trial.state.is_finished() and _has_attributes(session, trial_id, end.attributes):
+            is_finished = trial.state.is_finished()
+            if is_finished and _has_attributes(session, trial_id, end.attributes):
                 return  # written before: only the reply was lost
             self.check_trial_is_updatable(trial_id, trial.state)
             _insert(session, models.TrialUserAttributeModel, trial_id, end.attributes)
@@ -334,9 +346,14 @@ class AtomicRDBStorage(RDBStorage):
         trials = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
         self._running = dict(unchanged)
         for trial in trials:
-            if trial.state is TrialState.RUNNING and trial.params:
+            is_running = trial.state is TrialState.RUNNING
+            if is_running and trial.params:
                 self._running[trial._trial_id] = trial
-        return sorted([*unchanged.values(), *trials], key=lambda trial: trial._trial_id)
+
+        def trial_number(trial: FrozenTrial) -> int:
+            return trial._trial_id
+
+        return sorted([*unchanged.values(), *trials], key=trial_number)
 
     def _states(
         self,
@@ -346,10 +363,13 @@ class AtomicRDBStorage(RDBStorage):
     ) -> dict[int, TrialState]:
         """Return the states of the trials that Optuna would read."""
         trial = models.TrialModel
-        is_read = or_(trial.trial_id > greater_than, trial.trial_id.in_(included))
-        query = select(trial.trial_id, trial.state).where(trial.study_id == study_id, is_read)
+        is_newer = trial.trial_id > greater_than
+        is_read = or_(is_newer, trial.trial_id.in_(included))
+        of_study = trial.study_id == study_id
+        query = select(trial.trial_id, trial.state).where(of_study, is_read)
         with _create_scoped_session(self.scoped_session) as session:
-            return {row.trial_id: row.state for row in session.execute(query)}
+            rows = session.execute(query)
+            return {row.trial_id: row.state for row in rows}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -368,7 +388,8 @@ class TrialWriter:
         return self.storage.begin(self.study._study_id, attributes)
 
     def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
-        self.storage.enter(self.study._study_id, trial._trial_id, entry)
+        study_id = self.study._study_id
+        self.storage.enter(study_id, trial._trial_id, entry)
 
     def end(self, trial: FrozenTrial, end: TrialEnd) -> None:
         """Write the end; UpdateFinishedTrialError if another driver ended the trial differently."""
@@ -392,7 +413,8 @@ def _insert(
 ) -> None:
     rows = []
     for key, value in attributes.items():
-        rows.append({"trial_id": trial_id, "key": key, "value_json": json.dumps(value)})
+        value_json = json.dumps(value)
+        rows.append({"trial_id": trial_id, "key": key, "value_json": value_json})
     if rows:
         session.execute(insert(model), rows)
 
@@ -406,6 +428,9 @@ def _has_attributes(
     written.
     """
     model = models.TrialUserAttributeModel
-    query = select(model.key, model.value_json).where(model.trial_id == trial_id)
-    written = {row.key: row.value_json for row in session.execute(query)}
-    return all(written.get(key) == json.dumps(value) for key, value in attributes.items())
+    of_trial = model.trial_id == trial_id
+    query = select(model.key, model.value_json).where(of_trial)
+    rows = session.execute(query)
+    written = {row.key: row.value_json for row in rows}
+    expected = {key: json.dumps(value) for key, value in attributes.items()}
+    return expected.items() <= written.items()

@@ -55,14 +55,17 @@ def tiers_of(space: SearchSpace, candidates: Iterable[Candidate]) -> tuple[Tier,
     tier.
     """
     if space.objective == "throughput":
-        return (Tier(learning={}, candidates=tuple(candidates)),)
+        only_tier = Tier(learning={}, candidates=tuple(candidates))
+        return (only_tier,)
     groups: dict[tuple[int, ...], list[Candidate]] = {}
     for candidate in candidates:
-        groups.setdefault(_rank(space, candidate), []).append(candidate)
+        rank = _rank(space, candidate)
+        groups.setdefault(rank, []).append(candidate)
     tiers = []
     for _, members in sorted(groups.items()):
         learning = learning_values(space, members[0])
-        tiers.append(Tier(learning=learning, candidates=tuple(members)))
+        tier = Tier(learning=learning, candidates=tuple(members))
+        tiers.append(tier)
     return tuple(tiers)
 
 
@@ -82,7 +85,11 @@ def _rank(space: SearchSpace, candidate: Candidate) -> tuple[int, ...]:
     values = learning_values(space, candidate)
     names = [name for name in values if name not in space.relax]
     names += [name for name in reversed(space.relax) if name in values]
-    return tuple(space[name].choices.index(values[name]) for name in names)
+    ranks = []
+    for name in names:
+        choices = space[name].choices
+        ranks.append(choices.index(values[name]))
+    return tuple(ranks)
 
 
 def speed_of(trial: Trial) -> float:
@@ -112,7 +119,8 @@ class SearchProblem:
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
-        return {tier: self.surrogate.table.rows_of(tier.candidates) for tier in self.tiers}
+        table = self.surrogate.table
+        return {tier: table.rows_of(tier.candidates) for tier in self.tiers}
 
     @cached_property
     def tier_of(self) -> dict[str, Tier]:
@@ -154,7 +162,8 @@ class TrialView:
         self.rounds: dict[str, list[Trial]] = {}  # Confirmations by candidate id
         for trial in self.completed:
             if trial.purpose == "confirm":
-                self.rounds.setdefault(trial.candidate.id, []).append(trial)
+                confirmations = self.rounds.setdefault(trial.candidate.id, [])
+                confirmations.append(trial)
             else:
                 self.probes.append(trial)
         self.measured: dict[str, Trial] = {}  # Last probe by candidate id
@@ -189,14 +198,16 @@ class TrialView:
 
     @cached_property
     def _implied(self) -> BoolArray:
-        impossible = self.problem.surrogate.implied(self._observed).impossible
+        implications = self.problem.surrogate.implied(self._observed)
+        impossible = implications.impossible
         return impossible & ~self._measured
 
     @cached_property
     def _refused(self) -> BoolArray:
         if not self.problem.surrogate.screens:
             return np.zeros_like(self._measured)
-        return self.estimates.refused & ~self._measured & ~self._implied
+        is_unmeasured = self.estimates.refused & ~self._measured
+        return is_unmeasured & ~self._implied
 
     @cached_property
     def _pending(self) -> BoolArray:
@@ -204,7 +215,8 @@ class TrialView:
 
     @cached_property
     def _open(self) -> BoolArray:
-        return ~(self._measured | self._implied | self._refused | self._pending)
+        is_decided = self._measured | self._implied | self._refused
+        return ~(is_decided | self._pending)
 
     @property
     def implied(self) -> frozenset[str]:
@@ -217,10 +229,13 @@ class TrialView:
         return self._ids(self._refused)
 
     def _ids(self, mask: BoolArray) -> frozenset[str]:
-        return frozenset(self.table.candidates[row].id for row in np.flatnonzero(mask))
+        candidates = self.table.candidates
+        rows = np.flatnonzero(mask)
+        return frozenset(candidates[row].id for row in rows)
 
     def is_open(self, candidate: Candidate) -> bool:
-        return bool(self._open[self.table.row_by_id[candidate.id]])
+        row = self.table.row_by_id[candidate.id]
+        return bool(self._open[row])
 
     @property
     def open_baseline(self) -> Candidate | None:
@@ -233,7 +248,8 @@ class TrialView:
         return self._in_tier(tier, self._open)
 
     def refused_in(self, tier: Tier) -> IndexArray:
-        return self._in_tier(tier, self._refused & ~self._pending)
+        not_pending = self._refused & ~self._pending
+        return self._in_tier(tier, not_pending)
 
     def _in_tier(self, tier: Tier, mask: BoolArray) -> IndexArray:
         rows = self.problem.rows[tier]
@@ -244,12 +260,17 @@ class TrialView:
     def probed_in(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials in order of measurement."""
         tier_of = self.problem.tier_of
-        return [trial for trial in self.probes if tier_of.get(trial.candidate.id) is tier]
+        trials = []
+        for trial in self.probes:
+            if tier_of.get(trial.candidate.id) is tier:
+                trials.append(trial)
+        return trials
 
     def contenders(self, tier: Tier) -> list[Trial]:
         """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
         if tier not in self._contenders:
-            fitting = [trial for trial in self.probed_in(tier) if self._still_fits(trial)]
+            probed = self.probed_in(tier)
+            fitting = [trial for trial in probed if self._still_fits(trial)]
             fitting.sort(key=speed_of, reverse=True)
             self._contenders[tier] = fitting
         return self._contenders[tier]
@@ -299,7 +320,8 @@ class TrialView:
         return confirmed
 
     def confirmation_count(self, candidate: Candidate) -> int:
-        return len(self.rounds.get(candidate.id, ()))
+        confirmations = self.rounds.get(candidate.id, ())
+        return len(confirmations)
 
     def leader(self, contenders: Iterable[Trial]) -> int:
         """Return the row with the highest estimated speed, which a single lucky probe moves
@@ -331,10 +353,12 @@ class TrialView:
         """Return the expected seconds of a further probe; 0 before the first measurement."""
         if not self.probes:
             return 0.0
-        probe_seconds, load_seconds = [], []
+        probe_seconds = []
+        load_seconds = []
         for trial in self.probes:
             cost = trial.measurement.cost
-            probe_seconds.append(cost.total_seconds - cost.load_seconds)
+            measuring_seconds = cost.total_seconds - cost.load_seconds
+            probe_seconds.append(measuring_seconds)
             load_seconds.append(cost.load_seconds)
         seconds = statistics.median(probe_seconds)
         if load:
@@ -350,7 +374,8 @@ class TrialView:
         for trial in self.completed:
             speed = trial.measurement.ranking_speed
             if trial.verdict.fits and speed is not None:
-                runs.setdefault(trial.candidate.id, []).append(speed)
+                speeds = runs.setdefault(trial.candidate.id, [])
+                speeds.append(speed)
         return learn_run_spread(runs.values())
 
 
@@ -362,7 +387,8 @@ def _last_attempts(trials: Iterable[Trial]) -> set[int]:
     last_attempts = set()
     for trial in trials:
         if trial.measurement.ended_from_outside:
-            key = (trial.candidate.id, trial.purpose == "confirm")
+            is_confirmation = trial.purpose == "confirm"
+            key = (trial.candidate.id, is_confirmation)
             attempts[key] += 1
             if attempts[key] == MAX_ATTEMPTS:
                 last_attempts.add(trial.number)

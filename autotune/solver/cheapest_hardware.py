@@ -83,13 +83,15 @@ class CheapestHardware:
         """Offer with the lowest predicted cost of a step that surely fits, of the cards whose speed
         was compared with measured runs; None: there is none.
         """
-        cheapest, lowest_cost = None, math.inf
+        cheapest = None
+        lowest_cost = math.inf
         for offer in self.offers:
             cost = offer.step_cost
             if cost is None or not offer.speed_is_compared:
                 continue
             if offer.fits and cost.value < lowest_cost:
-                cheapest, lowest_cost = offer, cost.value
+                cheapest = offer
+                lowest_cost = cost.value
         return cheapest
 
 
@@ -157,7 +159,8 @@ def _predicted(
         ways = ways_to_fit(request, candidate, service, prediction=prediction)
         way = next((way for way in ways if not way.learning), None)
         if way is not None:
-            change, prediction = way.change, way.prediction
+            change = way.change
+            prediction = way.prediction
             knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
             candidate = request.trainer.complete(knobs, request.job.task)
 

@@ -286,11 +286,13 @@ class LargestValueSearch:
             is_between = value < high and (low is None or value > low)
             if is_between and self.is_legal(value):
                 between.append(value)
-        below, above = 0, len(between)
+        below = 0
+        above = len(between)
         while below < above:
             middle = (below + above) // 2
             if holds(self._at(between[middle])):
-                low, below = between[middle], middle + 1
+                low = between[middle]
+                below = middle + 1
             else:
                 above = middle
         return low
@@ -335,7 +337,8 @@ class LargestValueSearch:
 
     def _refuse_without_effect(self, tried: Sequence[Tried]) -> None:
         """Refuse a setting that changes nothing in memory."""
-        values, peaks = [], set()
+        values = []
+        peaks = set()
         for attempt in tried:
             if attempt.prediction is not None:
                 values.append(attempt.value)

@@ -120,7 +120,8 @@ def serve(make_card: Callable[[], Any]) -> NoReturn:
             ballast = HeldBallast(make_card())
             for line in sys.stdin:
                 free_bytes = int(json.loads(line)["leave_bytes"])
-                print(json.dumps(ballast.leave(free_bytes)), flush=True)
+                left_bytes = ballast.leave(free_bytes)
+                print(json.dumps(left_bytes), flush=True)
         except OSError as error:
             print(json.dumps({"error": str(error)}), flush=True)
     os._exit(0)

@@ -122,7 +122,8 @@ def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]
         try:
             os.close(read_end)
             with os.fdopen(write_end, "w") as pipe:
-                pipe.write(json.dumps(query(), default=str))
+                answer = json.dumps(query(), default=str)
+                pipe.write(answer)
         except BaseException:
             traceback.print_exc()
         finally:
@@ -138,7 +139,8 @@ def _in_child(query: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]
         with contextlib.suppress(ChildProcessError):
             os.waitpid(pid, 0)
     try:
-        return [dict(device) for device in json.loads(received)]
+        devices = json.loads(received)
+        return [dict(device) for device in devices]
     except ValueError as error:
         raise _NoAnswer from error
 

@@ -71,7 +71,8 @@ def load_splits(dataset: Request) -> dict[str, Any]:
         return dict(get_dataset(mixture))
     from datasets import load_dataset
 
-    loaded = load_dataset(dataset["dataset_name"], name=dataset.get("dataset_config"))
+    config_name = dataset.get("dataset_config")
+    loaded = load_dataset(dataset["dataset_name"], name=config_name)
     train_name = train_split_of(dataset)
     if train_name not in loaded:
         raise ValueError(f"the dataset has no split {train_name!r}; it has {sorted(loaded)}")
@@ -129,7 +130,8 @@ def prompt_figures(request: Request) -> SizesAnswer:
                     f"no prompt is within {limit} tokens; the shortest has {min(lengths)}"
                 )
         if folder and kept_rows:
-            _write_split(split.select(kept_rows), Path(folder), name)
+            kept_split = split.select(kept_rows)
+            _write_split(kept_split, Path(folder), name)
     figures["dataset_name"] = str(folder) if folder else None
     return figures
 
@@ -217,7 +219,8 @@ def row_figures(request: Request) -> SizesAnswer:
     stride = math.ceil(len(rows) / MAX_MEASURED_ROWS)
     sample = rows
     if stride > 1:
-        sample = rows.select(range(0, len(rows), stride))
+        looked_at = range(0, len(rows), stride)
+        sample = rows.select(looked_at)
     options = request.get("chat_template_kwargs") or {}
     lengths: list[int] = []
     for texts in texts_of(sample, tokenizer, options):
@@ -242,7 +245,8 @@ def load_rows(dataset: Request) -> Any:
     if Path(name).is_file():
         kind = FILE_KINDS.get(Path(name).suffix, "json")
         return load_dataset(kind, data_files=name, split="train")
-    return load_dataset(name, name=dataset.get("dataset_config"), split=train_split_of(dataset))
+    config_name = dataset.get("dataset_config")
+    return load_dataset(name, name=config_name, split=train_split_of(dataset))
 
 
 def texts_of(
@@ -418,4 +422,5 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
         answer = SIZE_PROGRAMS[sys.argv[1]]
-        json.dump(answer(json.load(sys.stdin)), real)
+        request = json.load(sys.stdin)
+        json.dump(answer(request), real)

@@ -65,7 +65,8 @@ def warm(load: Request) -> dict[str, str]:
 def load(request: Request, recorder: Any) -> Result:
     recorder.begin()
     processes.adopt_orphans()
-    return {"scratch": str(request.get("scratch") or tempfile.gettempdir())}
+    scratch = request.get("scratch") or tempfile.gettempdir()
+    return {"scratch": str(scratch)}
 
 
 def release(loaded: Any) -> None:
@@ -78,7 +79,8 @@ def measure(
     recorder: Any,
 ) -> Result:
     recorder.begin()
-    folder = Path(tempfile.mkdtemp(prefix="run-", dir=loaded["scratch"]))
+    run_folder = tempfile.mkdtemp(prefix="run-", dir=loaded["scratch"])
+    folder = Path(run_folder)
     run = _LaunchedRun(request, recorder, folder)
     try:
         run.go()
@@ -100,13 +102,17 @@ class _LaunchedRun:
         recorder: Any,
         folder: Path,
     ) -> None:
-        self._request, self._recorder, self._folder = request, recorder, folder
+        self._request = request
+        self._recorder = recorder
+        self._folder = folder
         self._plan: Request = request["plan"]
         # Records left out of the timing: the first has the first step, with all one-time work.
-        self._warmup = max(1, int(self._plan["warmup_cycles"]))
+        warmup_cycles = int(self._plan["warmup_cycles"])
+        self._warmup = max(1, warmup_cycles)
         self._metrics = MetricReader(request["figures"])
         self._new_lines = line_source(request["figures"], folder)
-        self._settings = LaunchedSettings(request.get("effective"), self._resolved)
+        effective = request.get("effective")
+        self._settings = LaunchedSettings(effective, self._resolved)
         self._phases: list[tuple[re.Pattern[str], str | None]] = []
         for pattern, phase in request.get("phases") or ():
             self._phases.append((re.compile(pattern), phase))
@@ -143,7 +149,8 @@ class _LaunchedRun:
             _end(process)
             echo.join(timeout=COMMAND_GRACE_SECONDS)
         self._read_output()
-        self._effective = self._settings.reported_values(self._request.get("settings") or ())
+        names = self._request.get("settings") or ()
+        self._effective = self._settings.reported_values(names)
         # 3. Judge a command that ended by itself.
         if ended_itself and process.returncode:
             raise self._failure(process.returncode)
@@ -205,7 +212,8 @@ class _LaunchedRun:
         """Copy the command's output to the probe's log, and collect its lines."""
         assert process.stdout is not None
         # A line without an end arrives in pieces: it must not fill the memory that is measured.
-        for line in iter(partial(process.stdout.readline, MAX_LINE_BYTES), b""):
+        read_line = partial(process.stdout.readline, MAX_LINE_BYTES)
+        for line in iter(read_line, b""):
             sys.stdout.buffer.write(line)
             sys.stdout.flush()
             text = line.decode(errors="replace")
@@ -217,7 +225,8 @@ class _LaunchedRun:
     def _read_output(self) -> None:
         with self._lock:
             printed, self._printed = self._printed, []
-        self._last_lines = [*self._last_lines, *printed][-EXCERPT_LINES:]
+        lines = [*self._last_lines, *printed]
+        self._last_lines = lines[-EXCERPT_LINES:]
         if printed:
             excerpt = printed[-1].strip()[:LINE_CHARACTERS]
             self._recorder.report_progress(f"it printed {excerpt!r}")
@@ -226,7 +235,8 @@ class _LaunchedRun:
             self._settings.read_line(line)
         for line in self._new_lines(printed):
             figure = self._metrics.read(line, time.perf_counter())
-            is_timed = self._metrics.records > self._warmup and not self._is_enough
+            is_warm = self._metrics.records > self._warmup
+            is_timed = is_warm and not self._is_enough
             if figure is not None and is_timed:
                 self._add(figure)
 
@@ -241,7 +251,8 @@ class _LaunchedRun:
         """Add a timed cycle, and decide whether there are enough."""
         self._timed.append(figure)
         min_steps = int(self._plan["optimizer_steps"])
-        min_timed = max(1, int(self._plan["timed_cycles"]), min_steps - self._warmup)
+        timed_cycles = int(self._plan["timed_cycles"])
+        min_timed = max(1, timed_cycles, min_steps - self._warmup)
         done = len(self._timed) + self._warmup
         self._recorder.emit(
             {
@@ -255,7 +266,8 @@ class _LaunchedRun:
         soak_seconds = self._plan.get("soak_seconds")
         goal = self._plan.get("stop_below_tokens_per_second")
         if soak_seconds:
-            self._is_enough = time.perf_counter() - self._began >= float(soak_seconds)
+            seconds = time.perf_counter() - self._began
+            self._is_enough = seconds >= float(soak_seconds)
         elif len(self._timed) >= min_timed:
             self._is_enough = True
         elif done >= min_steps and goal is not None:

@@ -84,7 +84,8 @@ class MetricReader:
         factor = float(self._spec.get("times") or 1.0)
         if tokens * factor > MAX_FIGURE:
             return None
-        return Figure(max(1, round(tokens * factor)), seconds)
+        scaled_tokens = max(1, round(tokens * factor))
+        return Figure(scaled_tokens, seconds)
 
     def _seconds(self, numbers: Mapping[str, float], now: float) -> float | None:
         """Return the reported seconds, else those since the previous record."""
@@ -127,7 +128,8 @@ class MetricReader:
             if self._spec["kind"] == "json":
                 record = json.loads(text)
             else:
-                record = ast.literal_eval(_NOT_FINITE.sub("None", text.strip()))
+                finite = _NOT_FINITE.sub("None", text.strip())
+                record = ast.literal_eval(finite)
         except _UNREADABLE:
             return None
         under = self._spec.get("under")
@@ -185,7 +187,8 @@ class Tail:
         try:
             size = self._path.stat().st_size
             if size < self._offset:  # written anew
-                self._offset, self._incomplete = 0, b""
+                self._offset = 0
+                self._incomplete = b""
             if size == self._offset:
                 return
             with self._path.open("rb") as file:
@@ -194,7 +197,8 @@ class Tail:
         except OSError:
             return
         self._offset += len(piece)
-        *lines, incomplete = (self._incomplete + piece).split(b"\n")
+        parts = (self._incomplete + piece).split(b"\n")
+        *lines, incomplete = parts
         self._incomplete = incomplete[-MAX_LOG_READ_BYTES:]
         for line in lines:
             yield line.decode(errors="replace")
@@ -204,7 +208,8 @@ def line_source(spec: Request, folder: Path) -> Callable[[list[str]], list[str]]
     """Return a function from new printed lines to lines with figures: the same, or a file's."""
     if not spec.get("file"):
         return lambda printed: printed
-    path = str(spec["file"]).replace("{autotune_run_folder}", str(folder))
+    file = str(spec["file"])
+    path = file.replace("{autotune_run_folder}", str(folder))
     tail = Tail(Path(path))
     return lambda _: list(tail.lines())
 

@@ -51,7 +51,8 @@ class Worker:
         spawns: bool = False,
     ) -> None:
         """`spawns`: start each rank as a fresh interpreter instead of a fork."""
-        self._parent, self._adapter_name = parent, adapter_name
+        self._parent = parent
+        self._adapter_name = adapter_name
         self._spawns = spawns
         self._environment = dict(os.environ)
         self._adapter: ModuleType | None = None
@@ -144,7 +145,8 @@ class Worker:
             self._send(protocol.UNREADY, error=description)
             return False
         self._adapter = adapter
-        self._helpers = frozenset(processes.descendants(os.getpid()))
+        running = processes.descendants(os.getpid())
+        self._helpers = frozenset(running)
         gc.collect()
         gc.freeze()  # the collector of a rank skips frozen pages, so they stay shared
 
@@ -170,7 +172,8 @@ class Worker:
         processes.end_descendants()
         fd = self._parent.fileno()
         os.set_inheritable(fd, True)
-        _exec([*_command(self._adapter_name, fd), "--spawn-ranks"], self._environment)
+        command = _command(self._adapter_name, fd)
+        _exec([*command, "--spawn-ranks"], self._environment)
 
     # Ranks.
 
@@ -181,7 +184,8 @@ class Worker:
         span = message.get("span")
         if not span:
             span = {"first": 0, "world": ranks, "address": "127.0.0.1", "port": port}
-        self._expected_ranks = range(span["first"], span["first"] + ranks)
+        first = span["first"]
+        self._expected_ranks = range(first, first + ranks)
         for number in self._expected_ranks:
             self._ranks.append(self._fork(number, ranks, span))
         for live in self._ranks:
@@ -205,7 +209,8 @@ class Worker:
         for wire in self._wires():
             wire.close()
         worker_end.close()
-        place = rank.Place(number, span["world"], number - span["first"])
+        local = number - span["first"]
+        place = rank.Place(number, span["world"], local)
         if place.ranks > 1:
             os.environ.update(
                 RANK=str(place.rank),
@@ -231,7 +236,8 @@ class Worker:
             try:
                 pid, status = os.waitpid(live.pid, os.WNOHANG)
             except ChildProcessError:
-                pid, status = live.pid, 0
+                pid = live.pid
+                status = 0
             if not pid:
                 continue
             self._relay(live, live.wire.take_rest())
@@ -312,12 +318,14 @@ def main(arguments: list[str]) -> NoReturn:
     if options.rank is not None:
         number, ranks, worker, local = options.rank
         import_adapter = partial(load_adapter, options.adapter)
-        rank.run(import_adapter, connection, rank.Place(number, ranks, local), worker)
+        place = rank.Place(number, ranks, local)
+        rank.run(import_adapter, connection, place, worker)
     processes.adopt_orphans()
     parent = Wire(connection)
     if not options.spawn_ranks:
         packages = filter(None, options.packages.split(","))
-        versions = {"python": platform.python_version(), **releases.versions(packages)}
+        package_versions = releases.versions(packages)
+        versions = {"python": platform.python_version(), **package_versions}
         parent.send({"event": protocol.ENVIRONMENT_EVENT, "pid": os.getpid(), "versions": versions})
     Worker(parent, options.adapter, spawns=options.spawn_ranks).run()
 

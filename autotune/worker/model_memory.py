@@ -81,10 +81,12 @@ def _add_model(totals: _Totals, model_bytes: ModelBytes) -> None:
     for parameter in parameters:
         is_adapter = has_adapter and parameter.requires_grad
         part = "adapters" if is_adapter else "weights"
-        totals.add(role, part, list(_tensors_of_parameter(parameter)))
+        tensors = list(_tensors_of_parameter(parameter))
+        totals.add(role, part, tensors)
         if state and parameter in state:
             totals.add(role, "optimizer", state[parameter])
-    totals.add(role, "weights", list(model.buffers()))
+    buffers = list(model.buffers())
+    totals.add(role, "weights", buffers)
 
 
 def _add_shared_optimizer_state(
@@ -114,7 +116,8 @@ def _tensors_of_parameter(parameter: Any) -> Iterator[Any]:
     yield getattr(parameter, "ds_tensor", None)
     quantisation = getattr(parameter, "quant_state", None)
     while quantisation is not None:
-        yield list(getattr(quantisation, "__dict__", {}).values())
+        attributes = getattr(quantisation, "__dict__", {})
+        yield list(attributes.values())
         quantisation = getattr(quantisation, "state2", None)
 
 
@@ -159,7 +162,8 @@ class _Totals:
             if size:
                 is_beside = tensor.device.type != self._device
                 key = f"{part}_on_host" if is_beside else part
-                self.bytes_by_part[key] = self.bytes_by_part.get(key, 0) + size
+                before = self.bytes_by_part.get(key, 0)
+                self.bytes_by_part[key] = before + size
 
     def _new_bytes(self, tensor: Any) -> int:
         """Return the size of the tensor's storage; 0 if it is counted already, or does not."""

@@ -68,11 +68,14 @@ def environment(
 def read_ranks(folder: Path) -> list[Result]:
     """Return the bytes by rank and part; processes of one rank are added up."""
     bytes_by_rank: dict[int, dict[str, int]] = {}
-    for file in sorted((folder / FOLDER).glob("*.json")):
+    files = (folder / FOLDER).glob("*.json")
+    for file in sorted(files):
         report = json.loads(file.read_text(encoding="utf-8"))
-        parts = bytes_by_rank.setdefault(int(report["rank"]), {})
+        rank = int(report["rank"])
+        parts = bytes_by_rank.setdefault(rank, {})
         for name, size in report["bytes"].items():
-            parts[name] = parts.get(name, 0) + int(size)
+            before = parts.get(name, 0)
+            parts[name] = before + int(size)
     ranks = []
     for rank, parts in sorted(bytes_by_rank.items()):
         if parts:
@@ -88,7 +91,8 @@ def begin() -> None:
     table = os.environ.get(TABLE_VARIABLE)
     output = os.environ.get(OUTPUT_VARIABLE)
     if table and output:
-        ModelWatch(json.loads(table), Path(output)).install()
+        uses = json.loads(table)
+        ModelWatch(uses, Path(output)).install()
 
 
 class _HolderRow(NamedTuple):
@@ -113,7 +117,8 @@ class ModelWatch:
 
     def __init__(self, table: Request, folder: Path) -> None:
         self._folder = folder
-        self._steps, self._uses = table["steps"], table["uses"]
+        self._steps = table["steps"]
+        self._uses = table["uses"]
         self._rows: dict[str, _HolderRow] = {}  # by class
         for row in table["holders"]:
             self._rows[row["cls"]] = _HolderRow(
@@ -181,7 +186,8 @@ class ModelWatch:
         for role, parts in _by_role(sizes, roles).items():
             # Models that alternate on a device count at their own maximum. Before a step, weights
             # gathered for a pass may still be present; hence a measurement after a step wins.
-            reading = _ModelReading(is_step, sum(parts.values()), parts)
+            total = sum(parts.values())
+            reading = _ModelReading(is_step, total, parts)
             before = self._readings.get(role, reading)
             self._readings[role] = max(reading, before, key=lambda reading: reading[:2])
         self._write()
@@ -192,7 +198,8 @@ class ModelWatch:
             sizes.update(reading.parts)
         path = self._folder / f"{os.getpid()}.json"
         partial = path.with_suffix(".part")
-        partial.write_text(json.dumps({"rank": _rank(), "bytes": sizes}), encoding="utf-8")
+        report = json.dumps({"rank": _rank(), "bytes": sizes})
+        partial.write_text(report, encoding="utf-8")
         partial.replace(path)
 
     def _models(self) -> Iterator[ModelBytes]:
@@ -250,7 +257,8 @@ def _patch_method(
     functools.update_wrapper(watched, original)
     # Ray ships a class by value but its methods by name: with these names the receiver finds its
     # own, watched method.
-    watched.__module__, watched.__qualname__ = cls.__module__, f"{cls.__qualname__}.{method}"
+    watched.__module__ = cls.__module__
+    watched.__qualname__ = f"{cls.__qualname__}.{method}"
     setattr(cls, method, watched)
 
 
@@ -278,11 +286,13 @@ def _root_modules() -> list[Any]:
     for instance in gc.get_objects():
         if issubclass(type(instance), module_class) and "_modules" in instance.__dict__:
             modules.append(instance)
-            children.update(map(id, instance.__dict__["_modules"].values()))
+            submodules = instance.__dict__["_modules"]
+            children.update(map(id, submodules.values()))
 
     roots = []
     for module in modules:
-        package = type(module).__module__.partition(".")[0]
+        module_name = type(module).__module__
+        package = module_name.partition(".")[0]
         if id(module) not in children and package not in ENGINE_MODULES:
             roots.append(module)
     return roots

@@ -39,7 +39,8 @@ class Trend:
     """
 
     def __init__(self, limit_bytes: int | None, read_bytes: Callable[[], int]) -> None:
-        self._limit_bytes, self._read_bytes = limit_bytes, read_bytes
+        self._limit_bytes = limit_bytes
+        self._read_bytes = read_bytes
         self.begin()
 
     def begin(self) -> None:
@@ -63,10 +64,12 @@ class Trend:
         text = f"at {unit} {done} of {total} memory is {now.bytes} bytes"
         if now.bytes > limit:
             raise LimitForeseen(f"{text}, over the limit of {limit} bytes")
-        if done < total * MIN_DONE_SHARE or len(self._readings) <= RECENT_READINGS:
+        is_done_share_small = done < total * MIN_DONE_SHARE
+        if is_done_share_small or len(self._readings) <= RECENT_READINGS:
             return
         slope = self._slowest_growth(now)
-        bytes_at_end = now.bytes + int(slope * (total - done))
+        remaining_bytes = int(slope * (total - done))
+        bytes_at_end = now.bytes + remaining_bytes
         if slope > 0 and bytes_at_end > limit:
             raise LimitForeseen(
                 f"{text} and grows by {int(slope)} bytes a {unit}: it reaches {bytes_at_end} bytes,"
@@ -83,7 +86,8 @@ class Trend:
         recent = self._readings[-1 - RECENT_READINGS : -1]
         slopes = []
         for before in (*recent, halfway):
-            slopes.append((now.bytes - before.bytes) / (now.done - before.done))
+            added_bytes = now.bytes - before.bytes
+            slopes.append(added_bytes / (now.done - before.done))
         return min(slopes)
 
 
@@ -108,7 +112,8 @@ class PhaseRecorder:
         meter: MemoryMeter | None = None,
     ) -> None:
         self.emit = emit
-        self.rank, self.world_size = rank, world_size
+        self.rank = rank
+        self.world_size = world_size
         self.limit_bytes = limit_bytes
         # Number of this rank's GPU among those of its machine.
         self.local_rank = rank if local_rank is None else local_rank
@@ -158,7 +163,8 @@ class PhaseRecorder:
 
     def leave(self) -> None:
         """End the phase that was entered last."""
-        self._leave_to(max(1, len(self._stack) - 1))
+        depth = max(1, len(self._stack) - 1)
+        self._leave_to(depth)
 
     def _leave_to(self, depth: int) -> None:
         if len(self._stack) > depth:
@@ -175,14 +181,17 @@ class PhaseRecorder:
     def _account(self) -> None:
         """Add the time and the peak since the last call to the phase that ends now."""
         self.synchronize()
-        now, phase = self._clock(), self._stack[-1]
+        now = self._clock()
+        phase = self._stack[-1]
         self._seconds[phase] += now - self._since
         self._since = now
         torch = self._meter.take_torch()
         if torch is not None:
-            self._torch[phase] = _merged(torch, self._torch.get(phase))
+            recorded = self._torch.get(phase)
+            self._torch[phase] = _merged(torch, recorded)
         peak = self._meter.take_peak()
-        self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
+        highest = self._peaks.get(phase, 0)
+        self._peaks[phase] = max(peak, highest)
         self._cycle_peak = max(peak, self._cycle_peak)
 
     def use_meter(self, meter: MemoryMeter) -> None:

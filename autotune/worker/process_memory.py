@@ -33,7 +33,8 @@ def status(file: Path = Path("/proc/self/status")) -> dict[str, int]:
     for line in file.read_text().splitlines():
         if line.endswith(" kB"):
             name, _, value = line.partition(":")
-            sizes[name] = int(value.split()[0]) * 1024
+            kibibytes = int(value.split()[0])
+            sizes[name] = kibibytes * 1024
     return sizes
 
 
@@ -171,7 +172,8 @@ class SamplingMeter(HighWaterMeter):
 
     def sample(self) -> None:
         with self._sampling:
-            self._peak = max(self._peak, self.now())
+            current = self.now()
+            self._peak = max(self._peak, current)
 
     def close(self) -> None:
         self._over.set()
@@ -214,11 +216,13 @@ class CudaMeter(MemoryMeter):
 
     def now(self) -> int:
         # Allocated instead of reserved: a cached block is available to the next allocation.
-        outside = self._held() - int(self._cuda.memory_reserved())
+        held_bytes = self._held()
+        outside = held_bytes - int(self._cuda.memory_reserved())
         if not self._sleeps:  # below zero where torch's figure is older than the device's
             outside = max(0, outside)
         # Both of torch's figures include offloaded memory, which cancels in the difference.
-        return max(0, outside + int(self._cuda.memory_allocated()))
+        allocated_bytes = int(self._cuda.memory_allocated())
+        return max(0, outside + allocated_bytes)
 
     def take_torch(self) -> dict[str, int | None] | None:
         before = self._turn_before
@@ -260,7 +264,8 @@ class CudaMeter(MemoryMeter):
     def _held(self) -> int:
         """Share of this process in the used memory of the device."""
         free, total = self._cuda.mem_get_info()
-        return max(0, int(total) - int(free) - self._others_bytes)
+        used_bytes = int(total) - int(free)
+        return max(0, used_bytes - self._others_bytes)
 
     def _counts(self) -> _AllocationCounts:
         stats = self._cuda.memory_stats()
@@ -348,4 +353,5 @@ def check(
         )
     if outside > OUTSIDE_TOLERANCE_BYTES and not first:
         raise MemoryKept(f"outside of torch, {outside} bytes more are held than before")
-    return before._replace(outside_bytes=max(now.outside_bytes, before.outside_bytes))
+    outside_bytes = max(now.outside_bytes, before.outside_bytes)
+    return before._replace(outside_bytes=outside_bytes)

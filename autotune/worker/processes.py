@@ -16,12 +16,14 @@ _PR_SET_CHILD_SUBREAPER = 36
 
 def adopt_orphans() -> None:
     """Become the parent of each descendant whose own parent exits, so that none escapes."""
-    ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    library = ctypes.CDLL(None)
+    library.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def exit_with_parent(parent: int) -> None:
     """Have this process killed when the parent exits for any reason."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    library = ctypes.CDLL(None)
+    library.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
     if os.getppid() != parent:  # it exited before the call above
         os._exit(1)
 
@@ -44,14 +46,16 @@ def children() -> dict[int, list[int]]:
             # The command name, in brackets, may contain anything: parse behind the last bracket.
             _, _, fields = text.rpartition(b")")
             _state, parent, *_ = fields.split()
-            table.setdefault(int(parent), []).append(int(entry))
+            children = table.setdefault(int(parent), [])
+            children.append(int(entry))
     return table
 
 
 def descendants(root: int, spare: frozenset[int] = frozenset()) -> list[int]:
     """Return all processes below `root`, without those in `spare` and everything below them."""
     table = children()
-    result, pending = [], [root]
+    result = []
+    pending = [root]
     while pending:
         for pid in table.get(pending.pop(), []):
             if pid not in spare:

@@ -90,7 +90,8 @@ class Wire:
 
     def send(self, message: Message) -> bool:
         """Send a message. Return False, and set `closed`, if the other end is gone."""
-        line = b"\n" + json.dumps(message, default=str).encode() + b"\n"
+        encoded = json.dumps(message, default=str).encode()
+        line = b"\n" + encoded + b"\n"
         try:
             with self._sending:
                 self._socket.sendall(line)

@@ -68,7 +68,8 @@ class _Rank:
         place: Place,
     ) -> None:
         self._adapter: Any = adapter
-        self._wire, self._place = wire, place
+        self._wire = wire
+        self._place = place
         self._loaded: Any = None
         self._loaded_bytes = 0
         self._headroom_bytes: int | None = None  # to the limit, after the load
@@ -90,7 +91,8 @@ class _Rank:
         try:
             if not isinstance(self._adapter, ModuleType):
                 self._adapter = self._adapter()
-                self._adapter.warm(message["load"])
+                load = message["load"]
+                self._adapter.warm(load)
             with _guard(message):
                 self._loaded = self._adapter.load(message["load"], recorder)
         except BaseException as error:
@@ -113,7 +115,8 @@ class _Rank:
         self._headroom_bytes = None
         growth_bytes = message.get("guard_bytes")
         if growth_bytes is not None:
-            self._headroom_bytes = max(0, base_bytes + growth_bytes - self._loaded_bytes)
+            spare_bytes = base_bytes + growth_bytes - self._loaded_bytes
+            self._headroom_bytes = max(0, spare_bytes)
         self._send(
             message,
             protocol.LOADED,
@@ -131,7 +134,8 @@ class _Rank:
         report: Message
         try:
             with _guard(message):
-                result = self._adapter.measure(self._loaded, message["request"], recorder)
+                request = message["request"]
+                result = self._adapter.measure(self._loaded, request, recorder)
             event = protocol.MEASURED
             report = {"result": result}
         except BaseException as error:
@@ -184,7 +188,8 @@ class _Rank:
 
     def _send(self, command: Message, event: str, **fields: Any) -> None:
         rank = self._place.rank
-        self._wire.send({"event": event, **fields, "id": command.get("id"), "rank": rank})
+        command_id = command.get("id")
+        self._wire.send({"event": event, **fields, "id": command_id, "rank": rank})
 
 
 def _guard(message: Message) -> process_memory.Guard:
@@ -214,7 +219,8 @@ def _describe(error: BaseException, recorder: PhaseRecorder) -> Message:
     for link in chain:
         traceback.clear_frames(link.__traceback__)
         link.__traceback__ = None
-    failure: Message = {"error": description, "partial": _peaks(recorder)}
+    peaks = _peaks(recorder)
+    failure: Message = {"error": description, "partial": peaks}
     if isinstance(partial, dict):
         failure["partial"] |= partial
     if isinstance(ended, dict):
@@ -233,7 +239,8 @@ def _chain(error: BaseException) -> list[BaseException]:
 
 
 def _excerpt(error: BaseException) -> dict[str, str]:
-    return {"type": type(error).__name__, "text": str(error)[-EXCERPT_BYTES:]}
+    text = str(error)[-EXCERPT_BYTES:]
+    return {"type": type(error).__name__, "text": text}
 
 
 def _peaks(recorder: PhaseRecorder) -> Message:

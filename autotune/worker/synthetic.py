@@ -134,7 +134,8 @@ def _write_random_weights(folder: Path, seed: int) -> None:
         own_class = getattr(transformers, architectures[0], None)
         if own_class is not None:
             build = own_class._from_config
-    build(config, dtype=dtype).save_pretrained(str(folder))
+    model = build(config, dtype=dtype)
+    model.save_pretrained(str(folder))
 
 
 SAFETENSORS_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
@@ -164,7 +165,8 @@ def write_zero_weights(folder: Path, model: Any) -> None:
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
     with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
+        size = len(text).to_bytes(8, "little")
+        file.write(size + text)
         file.truncate(8 + len(text) + end)
 
 
@@ -179,9 +181,11 @@ def write_tokenizer(path: str | Path, config: Mapping[str, Any]) -> None:
     has_images = "vision_config" in config
     special_ids = _special_ids(text_config)
     if has_images:
-        special_ids |= _image_ids(config, vocab, set(special_ids.values()))
+        used_ids = set(special_ids.values())
+        special_ids |= _image_ids(config, vocab, used_ids)
     folder.mkdir(parents=True, exist_ok=True)
-    _tokenizer(vocab, special_ids).save(str(folder / "tokenizer.json"))
+    tokenizer = _tokenizer(vocab, special_ids)
+    tokenizer.save(str(folder / "tokenizer.json"))
     positions = text_config.get("max_position_embeddings") or text_config.get("n_positions")
     tokenizer_config: dict[str, Any] = {
         "tokenizer_class": "PreTrainedTokenizerFast",
@@ -238,7 +242,8 @@ def _image_ids(
     ids: dict[str, int] = {}
     for name, token in IMAGE_TOKENS.items():
         used_now = {*used, *ids.values()}
-        stated = _first_integer(config, IMAGE_TOKEN_IDS.get(name, ()))
+        names = IMAGE_TOKEN_IDS.get(name, ())
+        stated = _first_integer(config, names)
         if stated is not None and 0 <= stated < vocab and stated not in used_now:
             ids[token] = stated
         else:
@@ -303,9 +308,11 @@ def write_prompts(
         numbers = [draw.randrange(100) for _ in range(count)]
         terms = " + ".join(map(str, numbers))
         prompt = [{"role": "user", "content": f"What is {terms} ?"}]
-        row = {"prompt": prompt, "answer": str(sum(numbers))}
+        total = str(sum(numbers))
+        row = {"prompt": prompt, "answer": total}
         lines.append(json.dumps(row))
-    (folder / "train.jsonl").write_text("\n".join(lines) + "\n")
+    text = "\n".join(lines)
+    (folder / "train.jsonl").write_text(text + "\n")
     return folder
 
 

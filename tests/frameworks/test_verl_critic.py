@@ -14,7 +14,7 @@ from autotune.core.errors import CannotPredict, IllegalConfiguration
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
-from tests.estimate.test_other_models import critic, held
+from tests.estimate.test_other_models import critic, other_bytes
 
 PPO = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
@@ -106,7 +106,7 @@ def test_its_settings_are_stated_and_none_is_left_out(tmp_path: Path) -> None:
 
 def turn_bytes(resident: Resident) -> int:
     """Return what the critic adds to the policy's optimizer step."""
-    parts = held(resident)["optimizer"]
+    parts = other_bytes(resident)["optimizer"]
     return sum(size for part, size in parts.items() if part.startswith("critic_"))
 
 
@@ -116,9 +116,9 @@ def test_an_offloaded_critic_is_on_the_device_in_its_own_turn_alone() -> None:
         offloaded_bytes_per_weight=8,
         offloads_weights=True,
     )
-    assert "critic_weights" not in held(resident).get("rollout", {})
-    assert "critic_optimizer" not in held(resident).get("rollout", {})
-    stays = held(critic())["rollout"]
+    assert "critic_weights" not in other_bytes(resident).get("rollout", {})
+    assert "critic_optimizer" not in other_bytes(resident).get("rollout", {})
+    stays = other_bytes(critic())["rollout"]
     assert stays["critic_weights"] > 0 and stays["critic_optimizer"] > 0
 
 
@@ -139,7 +139,7 @@ def test_its_turn_brings_weights_and_moments_beside_a_policy_that_stays() -> Non
 
 def test_a_critic_of_unknown_size_names_its_file() -> None:
     with pytest.raises(CannotPredict, match="critic model's size decides") as refused:
-        held(critic(model="nobody/unknown"))
+        other_bytes(critic(model="nobody/unknown"))
     assert "hf download nobody/unknown config.json" in refused.value.way_out
 
 
@@ -156,5 +156,7 @@ def test_a_policy_that_waits_too_leaves_no_excess() -> None:
         offloaded_bytes_per_weight=8,
         offloads_weights=True,
     )
-    parts = held(resident, offloaded_in_rollout=("weights", "optimizer")).get("optimizer", {})
+    parts = other_bytes(resident, offloaded_in_rollout=("weights", "optimizer")).get(
+        "optimizer", {}
+    )
     assert not any(size for part, size in parts.items() if part.startswith("critic_"))

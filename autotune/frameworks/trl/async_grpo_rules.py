@@ -24,7 +24,9 @@ ATTENTION_LAYERS = frozenset({"full_attention", "sliding_attention", "attention"
 RECURRENT_SIZES = ("linear_num_value_heads", "mamba_d_state", "linear_attn_config")
 """Sizes in a model's configuration that only recurrent layers have."""
 
-KERNEL_FROM, KERNEL_BELOW, LARGEST_HEAD = 8.0, 10.0, 256
+KERNEL_FROM = 8.0
+KERNEL_BELOW = 10.0
+LARGEST_HEAD = 256
 """Compute capabilities with a build of `kernels-community/flash-attn3` (its build.toml: 8.0 and
 9.0a).
 """
@@ -70,7 +72,8 @@ def _devices(settings: Settings, task: Task) -> Iterator[str]:
 
 def _layers(config: Mapping[str, object]) -> Iterator[str]:
     """Yield layers of the model that the kernel lacks."""
-    size, heads = count_of(config, "head_dim"), count_of(config, "num_attention_heads")
+    size = count_of(config, "head_dim")
+    heads = count_of(config, "num_attention_heads")
     if not size and heads:
         size = count_of(config, "hidden_size") // heads
     if size > LARGEST_HEAD or size % 8:
@@ -145,7 +148,8 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
 
 def _batch(settings: Settings, task: Task) -> Iterator[str]:
     # 1. Counts, and the row that rollouts must fit into.
-    budget, longest = token_budget(settings), window(settings)
+    budget = token_budget(settings)
+    longest = window(settings)
     for name in ASYNC_COUNTS:
         if count_of(settings, name) < 1:
             yield f"{name} must be a whole number of at least 1, and is {settings.get(name)!r}."

@@ -99,7 +99,8 @@ def _sharding(settings: Settings, task: Task) -> Iterator[str]:
 
 def _server(settings: Settings, task: Task) -> Iterator[str]:
     """Yield violations of TRL's rules for a server."""
-    gpus, devices = server_gpus(settings), task.hardware.count
+    gpus = server_gpus(settings)
+    devices = task.hardware.count
     parallel = server_parallel(settings)
     if task.hardware.kind == "cpu":
         yield (

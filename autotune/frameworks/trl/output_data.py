@@ -15,7 +15,9 @@ from autotune.frameworks.base import count_of
 from autotune.frameworks.dataset_measurement import filter_prompts
 from autotune.frameworks.trl.settings import ranks_of
 
-DATASET_NAME, PROMPTS_NAME, PLACEHOLDER_NAME = "dataset", "prompts.json", "placeholder"
+DATASET_NAME = "dataset"
+PROMPTS_NAME = "prompts.json"
+PLACEHOLDER_NAME = "placeholder"
 
 PLACEHOLDER_REWARD = "get_soft_overlong_punishment"
 """Reward of TRL that is 0 below 1024 tokens, so that training has no effect."""

@@ -128,7 +128,8 @@ def _rows_in_file(
 
 def model_request(candidate: Candidate, task: Task, **entries: object) -> RequestPart:
     """Return the model and its loading; `entries`: those of one kind of request."""
-    model, settings = task.workload.model, candidate.settings
+    model = task.workload.model
+    settings = candidate.settings
     return {
         "name": model.name,
         "folder": None if model.folder is None else str(model.folder),

@@ -50,7 +50,8 @@ NEW_BUFFERS = (
 
 def compose(candidate: Candidate, task: Task) -> Composition:
     """Return the resident models and the shape of the step."""
-    settings, method = candidate.settings, task.workload.method
+    settings = candidate.settings
+    method = task.workload.method
     # 1. What every step has.
     ranks = ranks_of(settings, task.hardware.count)
     micro = count_of(settings, "per_device_train_batch_size")
@@ -142,7 +143,8 @@ def residents(
     source: CompletionSource,
 ) -> Iterator[Resident]:
     """Yield the policy, its reference, the reward model and the engine, as far as they exist."""
-    settings, workload = candidate.settings, task.workload
+    settings = candidate.settings
+    workload = task.workload
     # 1. Policy.
     ranks = ranks_of(settings, task.hardware.count)
     sharding = sharding_of(settings, ranks)

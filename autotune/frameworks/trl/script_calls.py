@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
+from typing import TypeGuard
 
 MANY = 2
 """Lower bound of the calls inside a loop."""
@@ -23,22 +24,35 @@ def most_calls(file: str, line: int | None, *names: str) -> int:
     except (OSError, SyntaxError, ValueError):
         return 1
     # 1. Functions whose calls are counted, as source text.
-    counted = set()
+    functions = set()
     for call in _calls(tree):
-        name = getattr(call.func, "attr", getattr(call.func, "id", None))
-        last_line = call.end_lineno or call.lineno
-        if name in names and (line is None or call.lineno <= line <= last_line):
-            counted.add(ast.unparse(call.func))
+        function = call.func
+        name = getattr(function, "attr", getattr(function, "id", None))
+        if name in names and (line is None or _is_at(call, line)):
+            functions.add(ast.unparse(function))
     # 2. The longest path through the module, or through one function.
     blocks = [tree.body]
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             blocks.append(node.body)
-    return max(1, _CallCounter(counted).most(blocks))
+    counter = _CallCounter(functions)
+    return max(1, counter.most(blocks))
+
+
+def _is_at(call: ast.Call, line: int) -> bool:
+    last_line = call.end_lineno or call.lineno
+    return call.lineno <= line <= last_line
+
+
+def _leaves(statement: ast.stmt) -> TypeGuard[ast.If]:
+    """Return True for a branch that ends with `return` or the like."""
+    return isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVING)
 
 
 def _calls(tree: ast.AST) -> Iterator[ast.Call]:
-    return (node for node in ast.walk(tree) if isinstance(node, ast.Call))
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call):
+            yield node
 
 
 class _CallCounter:
@@ -57,10 +71,12 @@ class _CallCounter:
         """
         total = 0
         for index, statement in enumerate(block):
-            if isinstance(statement, ast.If) and isinstance(statement.body[-1], _LEAVING):
-                alternative = [*statement.orelse, *block[index + 1 :]]
+            if _leaves(statement):
+                following = block[index + 1 :]
+                alternative = [*statement.orelse, *following]
                 branches = self.most([statement.body, alternative])
-                return total + self._in_expression(statement.test) + branches
+                tested = self._in_expression(statement.test)
+                return total + tested + branches
             total += self._in_statement(statement)
         return total
 
@@ -70,22 +86,29 @@ class _CallCounter:
                 return 0
             case ast.If():
                 branches = self.most([statement.body, statement.orelse])
-                return self._in_expression(statement.test) + branches
+                tested = self._in_expression(statement.test)
+                return tested + branches
             case ast.For() | ast.While() | ast.AsyncFor():
                 repeated = MANY * self._in_block(statement.body)
-                return repeated + self._in_block(statement.orelse)
+                at_end = self._in_block(statement.orelse)
+                return repeated + at_end
             case ast.Try():
                 completed = self._in_block(statement.body)
                 completed += self._in_block(statement.orelse)
                 handled = self.most(handler.body for handler in statement.handlers)
-                return max(completed, handled) + self._in_block(statement.finalbody)
+                at_end = self._in_block(statement.finalbody)
+                return max(completed, handled) + at_end
             case ast.With() | ast.AsyncWith():
-                opened = [self._in_expression(item.context_expr) for item in statement.items]
-                return sum(opened) + self._in_block(statement.body)
+                opened = 0
+                for item in statement.items:
+                    opened += self._in_expression(item.context_expr)
+                return opened + self._in_block(statement.body)
             case ast.Match():
                 return self.most(case.body for case in statement.cases)
         return self._in_expression(statement)
 
     def _in_expression(self, node: ast.AST) -> int:
-        functions = [ast.unparse(call.func) for call in _calls(node)]
-        return sum(function in self._counted for function in functions)
+        count = 0
+        for call in _calls(node):
+            count += ast.unparse(call.func) in self._counted
+        return count

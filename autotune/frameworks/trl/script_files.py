@@ -158,9 +158,11 @@ def _generation_shape(
     micro = settings.get("per_device_train_batch_size")
     if not isinstance(steps, int) or not isinstance(micro, int):
         return {}
-    name, value = "steps_per_generation", steps
+    name = "steps_per_generation"
+    value = steps
     if current.get("generation_batch_size") is not None:
-        name, value = "generation_batch_size", generation_batch(candidate, task)
+        name = "generation_batch_size"
+        value = generation_batch(candidate, task)
     current_value = current.get(name)
     if current_value is None:
         current_value = settings.get("gradient_accumulation_steps")

@@ -120,7 +120,8 @@ def _run(
     model: str | None,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
-    worker, path = Path(autotune.worker.__file__).parent, request["script"]
+    worker = Path(autotune.worker.__file__).parent
+    path = request["script"]
     with tempfile.TemporaryFile("w+") as log:
         try:
             process = subprocess.Popen(
@@ -353,7 +354,8 @@ def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:
 
 def _refuse_several(script: UserScript) -> None:
     """Refuse scripts that train or build a trainer more than once."""
-    train, trainer = script.look.train_place, script.look.trainer_place
+    train = script.look.train_place
+    trainer = script.look.trainer_place
     calls = 1
     if train is not None:
         calls = most_calls(train.file, train.line, "train")

@@ -43,7 +43,8 @@ def patch_file(
     """Return the diff, and the changes to make by hand with their reasons."""
     source = path.read_bytes()
     patched = patch(source, call, changes)
-    before, after = source.decode("utf-8"), patched.text.decode("utf-8")
+    before = source.decode("utf-8")
+    after = patched.text.decode("utf-8")
     return unified_diff(before, after, path.name), patched.by_hand
 
 
@@ -197,7 +198,8 @@ class _Editor:
         for keyword in self._node.keywords:
             if keyword.arg not in added:
                 continue
-            begin, end = self._begin(keyword.value), self._end(keyword.value)
+            begin = self._begin(keyword.value)
+            end = self._end(keyword.value)
             value = added.pop(keyword.arg)
             edits.append(_Edit(begin, end, repr(value).encode()))
         if added:

@@ -250,7 +250,8 @@ class _SplitKeys:
         """Refuse a file none of whose keys is TRL's, and one of another method."""
         if not self._of_author:
             return
-        place, listed = (self._of_author[0],), ", ".join(self._of_author[:4])
+        place = (self._of_author[0],)
+        listed = ", ".join(self._of_author[:4])
         if len(self._of_author) == len(self._document.content):
             raise self._document.error(
                 place,
@@ -258,8 +259,8 @@ class _SplitKeys:
                 way_out=_own_script(self._document),
             )
         for method in METHODS_OF_FILES:
-            other = trl_fields(method)
-            if all(name in other for name in self._document.content):
+            fields_of_method = trl_fields(method)
+            if all(name in fields_of_method for name in self._document.content):
                 raise self._document.error(
                     place,
                     f"{listed}: settings of {method}, and not of {self._method}.",

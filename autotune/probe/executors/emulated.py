@@ -114,7 +114,8 @@ class EmulatedExecutor(LocalExecutor):
 class _EmulatedRunner:
     def __init__(self, runner: ProbeRunner, executor: EmulatedExecutor) -> None:
         self.load_key = runner.load_key
-        self._runner, self._executor = runner, executor
+        self._runner = runner
+        self._executor = executor
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         return self._executor.marked(self._runner.measure(candidate, self._executor.plan(plan)))

@@ -355,7 +355,8 @@ def _nearest(
 def shares_of(cores: Sequence[int], slots: int) -> list[frozenset[int]]:
     """Divide the cores, in this order, into shares whose sizes differ by at most one."""
     size, larger = divmod(len(cores), slots)
-    shares, start = [], 0
+    shares = []
+    start = 0
     for number in range(slots):
         end = start + size + (number < larger)
         shares.append(frozenset(cores[start:end]))

@@ -39,8 +39,10 @@ class RayExecutor:
         address: str | None = None,
         slots: int | None = None,
     ) -> None:
-        self._settings, self._requests = settings, requests
-        self._hardware, self._requested = hardware, slots
+        self._settings = settings
+        self._requests = requests
+        self._hardware = hardware
+        self._requested = slots
         self._cluster = RayCluster(address)
         self._slots: list[ClusterSlot] = []
         self._versions: Mapping[str, str] = {}

@@ -303,7 +303,8 @@ class ClusterSlot:
         for reply in self._await(references, seconds, stop_at=_failed):
             replies.append(msgspec.json.decode(reply, type=ray_node.NodeReply))
         self.loads += max(reply.loads for reply in replies)
-        parts, faults = [], []
+        parts = []
+        faults = []
         for reply in replies:
             if reply.environment is not None:
                 raise TrainingEnvironmentError(reply.environment)

@@ -121,7 +121,8 @@ def plan(
             notes=notes,
         )
     if large:
-        room, least_cpus = 0, large[0].cpus
+        room = 0
+        least_cpus = large[0].cpus
         for node in large:
             room += _slots_by_memory(node, size, limit_bytes)
             least_cpus = min(least_cpus, node.cpus)
@@ -223,7 +224,8 @@ def first_line(error: BaseException) -> str:
 def merged(parts: Sequence[Measurement]) -> Measurement:
     """Merge the parts: the worst of what limits, the sum of what was trained, the root failure."""
     root = min(parts, key=_blame_order)
-    costs, memories = [], []
+    costs = []
+    memories = []
     caveats: list[str] = []
     for part in parts:
         costs.append(part.cost)

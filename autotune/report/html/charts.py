@@ -122,7 +122,7 @@ def told_apart(
     if best is None or row is best:
         return label
     differing = [name for name in moving_knobs(answer) if _differs(name, row.knobs, best.knobs)]
-    return f"{label}: {named(row.knobs, differing)}" if differing else label
+    return f"{label}: {knobs_text(row.knobs, differing)}" if differing else label
 
 
 def _differs(
@@ -133,7 +133,7 @@ def _differs(
     return name in knobs and knobs[name] != other_knobs.get(name)
 
 
-def named(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
+def knobs_text(knobs: Mapping[str, Any], names: Sequence[str]) -> str:
     """Return a candidate's moving knobs as text."""
     texts = [f"{name}={setting_text(knobs[name])}" for name in names if name in knobs]
     return ", ".join(texts) or "the only candidate"
@@ -168,7 +168,7 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
         lengths = "speed at typical ones"
     table = []
     for row in rows:
-        name = named(row.knobs, moving_knobs(answer))
+        name = knobs_text(row.knobs, moving_knobs(answer))
         outcome = row.outcome or word
         table.append((name, outcome, rate(row.rate), gib(row.peak_memory_bytes)))
     return Drawing(
@@ -187,7 +187,8 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
 
 def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
     """Return each candidate once; the recommended one with its confirmation's figures."""
-    best, chosen = answer.recommendation, []
+    best = answer.recommendation
+    chosen = []
     if best is not None:
         speed = best.tokens_per_second
         peak = best.peak_memory_bytes
@@ -212,7 +213,10 @@ def _speed_figure(answer: AnswerDocument, rows: Sequence[CandidateRow]) -> Figur
     from plotly.subplots import make_subplots
 
     # 1. The candidates by outcome.
-    fitting, recommended, unlike, failed = [], [], [], []
+    fitting = []
+    recommended = []
+    unlike = []
+    failed = []
     for row in rows:
         if row.rate is None or row.fits is False:
             failed.append(row)
@@ -291,7 +295,7 @@ def _points(
         speed = ""
         if row.rate is not None:
             speed = f"{rate(row.rate)} tokens/s, "
-        settings = escape(named(row.knobs, names)).replace(", ", "<br>")
+        settings = escape(knobs_text(row.knobs, names)).replace(", ", "<br>")
         hover.append(
             f"{settings}<br>{speed}{gib(row.peak_memory_bytes)}"
             f" GiB<br>{escape(row.outcome or row.basis)}"
@@ -350,13 +354,14 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     name = "predicted-against-measured"
     title = "Predicted against measured"
     names = moving_knobs(answer)
-    rows, table = [], []
+    rows = []
+    table = []
     for row in answer.probes:
         if row.prediction is not None and row.outcome == "ok":
             rows.append((row, row.prediction))
             table.append(
                 (
-                    named(row.knobs, names),
+                    knobs_text(row.knobs, names),
                     gib(_value(row.prediction.peak_memory_bytes)),
                     gib(row.peak_memory_bytes),
                     rate(_value(row.prediction.tokens_per_second)),
@@ -399,7 +404,8 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         cols=2,
         horizontal_spacing=0.14,
     )
-    peaks, speeds = [], []
+    peaks = []
+    speeds = []
     for row, predicted in rows:
         speeds.append((predicted.tokens_per_second, row.rate_at_longest))
         if row.fits:
@@ -410,7 +416,10 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
         pairs = [(span, measured) for span, measured in spans if span and measured is not None]
         if not pairs:
             continue
-        x, y, above, below = [], [], [], []
+        x = []
+        y = []
+        above = []
+        below = []
         for span, measured in pairs:
             x.append(span.value / unit)
             y.append(measured / unit)

@@ -21,10 +21,10 @@ from autotune.report.html.charts import (
     Drawing,
     absent,
     gib,
+    knobs_text,
     labelled,
     laid_out,
     moving_knobs,
-    named,
     told_apart,
 )
 
@@ -69,7 +69,7 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
                 ComparedCandidate(
                     label=label,
                     heading=told_apart(label, row, answer),
-                    says=named(row.knobs, names),
+                    says=knobs_text(row.knobs, names),
                     measured=row.phase_peak_bytes,
                     parts=parts,
                 )
@@ -165,7 +165,9 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
 
 
 def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
-    sizes, labels, phases = [], [], []
+    sizes = []
+    labels = []
+    phases = []
     for label, phase, size in at:
         sizes.append(size / GIB)
         labels.append(label)
@@ -196,7 +198,8 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     name = "seconds-by-phase"
     title = "Seconds of one generation cycle"
     names = moving_knobs(answer)
-    shown, rows = [], []
+    shown = []
+    rows = []
     for label, row in labelled(answer):
         # Of the recommendation, its confirmation.
         timed = row.confirmed if isinstance(row, RecommendationRow) else row
@@ -206,7 +209,7 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
         for phase, seconds in timed.phase_seconds.items():
             if seconds > 0:
                 cycle_seconds[phase] = seconds / timed.timed_cycles
-        says = named(row.knobs, names)
+        says = knobs_text(row.knobs, names)
         shown.append((told_apart(label, row, answer), says, cycle_seconds))
         by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
         rows.append((f"{label}: {says}", *by_phase, f"{sum(cycle_seconds.values()):.2f}"))
@@ -270,7 +273,7 @@ def search_time(answer: AnswerDocument) -> Drawing:
             (
                 str(row.trial),
                 row.purpose,
-                named(row.knobs, names),
+                knobs_text(row.knobs, names),
                 row.outcome or "",
                 f"{total:.1f}",
                 f"{load:.1f}",
@@ -315,6 +318,6 @@ def _search_figure(rows: Sequence[CandidateRow], names: Sequence[str]) -> Figure
 
 
 def _search_hover(row: CandidateRow, names: Sequence[str]) -> str:
-    knobs = escape(named(row.knobs, names))
+    knobs = escape(knobs_text(row.knobs, names))
     ending = escape(f"{row.purpose}, {row.outcome}")
     return f"{knobs}<br>{ending}"

@@ -17,9 +17,9 @@ from autotune.report.document_types import AnswerDocument, LengthsRow, read_answ
 from autotune.report.html.charts import (
     Drawing,
     gib,
+    knobs_text,
     labelled,
     moving_knobs,
-    named,
     predicted_against_measured,
     rate,
     speed_against_memory,
@@ -59,7 +59,8 @@ def render(document: Mapping[str, Any]) -> str:
         size=format_bytes,
         seconds=format_seconds,
     )
-    drawings, figures = [], {}
+    drawings = []
+    figures = {}
     for draw in _DRAWN:
         drawing = draw(answer)
         if drawing.figure is not None:
@@ -71,7 +72,7 @@ def render(document: Mapping[str, Any]) -> str:
         drawings=drawings,
         figures=figures,
         settings=settings_yaml(answer),
-        name=lambda knobs: named(knobs, names),
+        name=lambda knobs: knobs_text(knobs, names),
         names=names,
         peaks=two_peaks(answer),
         headline=headline(answer),
@@ -183,7 +184,8 @@ def markdown(document: Mapping[str, Any]) -> str:
 
 def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
     """Return plotly JSON of every figure with data, by its id, with its title inside."""
-    shown, answer = {}, read_answer(document)
+    shown = {}
+    answer = read_answer(document)
     few = msgspec.structs.replace(
         answer, runner_ups=answer.runner_ups[:1]
     )  # whose bars stay legible at that height
@@ -212,7 +214,8 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
     """Return the rows of the table, and the lengths that they are for; None without given
     lengths.
     """
-    names, rows = moving_knobs(answer), []
+    names = moving_knobs(answer)
+    rows = []
     for label, row in (
         *labelled(answer),
         ("fit undecided", answer.undecided),
@@ -224,7 +227,7 @@ def two_peaks(answer: AnswerDocument) -> dict[str, Any] | None:
         if predicted.peak_memory_bytes_at_lengths is not None:
             at_longest = _peak(predicted.peak_memory_bytes, predicted.fits)
             at_lengths = _peak(predicted.peak_memory_bytes_at_lengths, predicted.fits_at_lengths)
-            says = named(row.knobs, names)
+            says = knobs_text(row.knobs, names)
             rows.append(
                 {"label": label, "says": says, "at_longest": at_longest, "at_lengths": at_lengths}
             )
@@ -248,7 +251,8 @@ def _peak(peak: IntervalRow | None, fits: bool | None) -> str:
 
 
 def _in_words(lengths: LengthsRow) -> str:
-    mean, longest = "unknown", ""
+    mean = "unknown"
+    longest = ""
     if lengths.mean is not None:
         mean = f"{lengths.mean:,.0f}"
     if lengths.p95 is not None:

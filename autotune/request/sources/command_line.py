@@ -82,11 +82,13 @@ def flag_values(flags: Flags) -> FlagValues:
     """Return the values of the flags. BadInput: a contradiction, or a value that can't be read."""
     if flags.framework == COMMAND:
         _refuse_for_command(flags)
-        file, command = None, _own_command(flags)
+        file = None
+        command = _own_command(flags)
     else:
         flags = _with_launch_script(flags)
         _refuse_for_framework(flags)
-        file, command = _file_choice(flags), None
+        file = _file_choice(flags)
+        command = None
     return FlagValues(
         training=_training_choice(flags),
         model=ModelChoice(
@@ -117,21 +119,22 @@ def _with_launch_script(flags: Flags) -> Flags:
         return flags.replace(from_command=flags.script, script=None)
     if not flags.arguments or flags.script or flags.from_command or flags.config:
         return flags
-    shell, *words = flags.arguments
-    if Path(shell).name not in SHELLS or "-c" in words:
+    shell, *argv = flags.arguments
+    if Path(shell).name not in SHELLS or "-c" in argv:
         return flags
-    while words and words[0].startswith("-"):  # options of the shell
-        del words[0]
-    if not words:
+    while argv and argv[0].startswith("-"):  # options of the shell
+        del argv[0]
+    if not argv:
         return flags
-    return flags.replace(from_command=words[0], arguments=tuple(words[1:]))
+    return flags.replace(from_command=argv[0], arguments=tuple(argv[1:]))
 
 
 def _is_launch(flags: Flags) -> bool:
     """Return True if the words behind two dashes start a training themselves."""
     if not flags.arguments or flags.script or flags.from_command or flags.config:
         return False
-    return LAUNCH_PROGRAM.fullmatch(Path(flags.arguments[0]).name) is not None
+    program = Path(flags.arguments[0]).name
+    return LAUNCH_PROGRAM.fullmatch(program) is not None
 
 
 def _refuse_for_framework(flags: Flags) -> None:
@@ -282,9 +285,11 @@ def _own_command(flags: Flags) -> OwnCommand:
 
 
 def _setting_choice(flags: Flags) -> SettingChoice:
+    hold = _assigned(flags.hold, Origin(source=Source.HOLD, place="--hold"))
+    settings = _assigned(flags.set, Origin(source=Source.SET, place="--set"))
     return SettingChoice(
-        hold=_assigned(flags.hold, Origin(source=Source.HOLD, place="--hold")),
-        set=_assigned(flags.set, Origin(source=Source.SET, place="--set")),
+        hold=hold,
+        set=settings,
         own=_own_settings(flags),
         searched=parse_searches(flags.search),
         unknown=parse_searches(flags.unknown, flag="--unknown"),

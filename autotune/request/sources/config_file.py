@@ -32,8 +32,10 @@ def origins_of(
     lines: dict[str, int] = {}
     for key in document.content:
         if (key,) in document.places:
-            name = former_keys().present_name(key, fields(method))
-            lines[name] = document.places[(key,)][0]
+            names = fields(method)
+            name = former_keys().present_name(key, names)
+            line, _ = document.places[(key,)]
+            lines[name] = line
 
     origins = {}
     for name in config.settings:

@@ -77,20 +77,25 @@ def read_launch_script(
     text = launch_text(choice)
     commands = commands_of(text, choice.arguments, os.environ)
     launch = find_launch(choice.path, text, commands)
-    kind, trainer = kind_of(launch.framework), frameworks.trainer(launch.framework, launch.method)
+    kind = kind_of(launch.framework)
+    trainer = frameworks.trainer(launch.framework, launch.method)
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
     if launch.framework == "trl":
-        config, origins = _trl_config(launch, trainer.fields(), stated_by_flags)
+        fields = trainer.fields()
+        config, origins = _trl_config(launch, fields, stated_by_flags)
     else:
         config, origins = _framework_config(launch, kind, trainer, stated_by_flags)
+    tuning = None
+    if launch.framework != "trl":
+        tuning = _tuning(launch, kind)
     return UserFile(
         framework=launch.framework,
         method=launch.method,
         model=config.model or _model(launch, kind),
         why_no_model=_why_no_model(launch, kind),
-        tuning=None if launch.framework == "trl" else _tuning(launch, kind),
+        tuning=tuning,
         config=config,
         origins=origins,
         launch=launch,
@@ -149,7 +154,8 @@ def _framework_config(
         notes=tuple(_notes(launch, split, trainer)),
         assumed=tuple(_assumed(launch, split, trainer, stated_by_flags)),
     )
-    return config, {name: _origin(launch, launch.stated[name]) for name in split.settings}
+    origins = {name: _origin(launch, launch.stated[name]) for name in split.settings}
+    return config, origins
 
 
 def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
@@ -182,7 +188,8 @@ class _StatedSplit:
     """Settings of a command by what becomes of them."""
 
     settings: dict[str, KnobValue] = field(default_factory=dict)  # held
-    kept: list[str] = field(default_factory=list)  # names that stay in the script, not considered
+    # Names that stay in the script, not considered
+    left_in_script: list[str] = field(default_factory=list)
     unknown: list[str] = field(default_factory=list)  # names that are not known for the release
     lacking: list[str] = field(default_factory=list)  # names without a value: by default
     # Name -> why its value is only known by a run of the script
@@ -200,10 +207,11 @@ def _split(
         if name in kind.follows_hardware or name == kind.model:
             continue
         if name.startswith(kind.kept):
-            split.kept.append(name)
+            split.left_in_script.append(name)
         elif name not in fields:
             is_ours = kind.sections != () and name.startswith(kind.sections)
-            (split.unknown if is_ours else split.kept).append(name)
+            unread = split.unknown if is_ours else split.left_in_script
+            unread.append(name)
         elif name in stated_by_flags and not _is_readable(stated, fields[name]):
             continue
         elif lacks_value(stated, fields[name]):
@@ -237,7 +245,8 @@ def _assumed(
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
     for name in split.lacking:
-        stated, default = launch.stated[name], trainer.fields()[name].default
+        stated = launch.stated[name]
+        default = trainer.fields()[name].default
         value = name if default is None else f"{name}={setting_text(default)}"
         yield (
             f"{value} (the default of {launch.framework}): line {stated.line} needs"
@@ -273,8 +282,8 @@ def _notes(
             f"flags of an earlier {launch.framework} are read as those of {releases}, which is"
             " modelled"
         )
-    if split.kept:
-        yield f"kept in the script, but not considered: {', '.join(split.kept)}"
+    if split.left_in_script:
+        yield f"kept in the script, but not considered: {', '.join(split.left_in_script)}"
 
 
 def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
@@ -332,7 +341,8 @@ def _trl_config(
 
     # 3. The launcher's own file, which is relative to the script.
     if "config_file" in content:
-        content["accelerate_config"] = str(_beside(launch, str(content.pop("config_file"))))
+        path = _beside(launch, str(content.pop("config_file")))
+        content["accelerate_config"] = str(path)
         places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
 
     document = Document(

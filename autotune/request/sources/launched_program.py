@@ -49,7 +49,9 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     commands = commands_of(text, choice.arguments, os.environ)
     if any(starts_framework(command) for command in commands):
         return None
-    programs = [program for command in commands for program in _programs_in(command, choice)]
+    programs: list[LaunchedProgram] = []
+    for command in commands:
+        programs += _programs_in(command, choice)
     if len(programs) > 1:
         lines = " and ".join(str(program.line) for program in programs)
         raise BadInput(
@@ -77,7 +79,8 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
     if start is None:
         return
     for index in range(start + 1, len(texts)):
-        file = _file_of(texts[index], texts[index - 1], choice)
+        before = texts[index - 1]
+        file = _file_of(texts[index], before, choice)
         if file is None:
             continue
         launcher = tuple(texts[start:index])
@@ -118,7 +121,8 @@ def _file_of(
     """Return the file of a script, or of a module behind `-m`."""
     if previous == "-m" and text not in LAUNCHERS:
         parts = Path(*text.split("."))
-        for name in (parts.with_suffix(".py"), Path("src", parts).with_suffix(".py")):
+        module = parts.with_suffix(".py")
+        for name in (module, Path("src", module)):
             if name.is_file():
                 return name
         return None
@@ -132,7 +136,8 @@ def _file_of(
 
 def _trains(file: Path, launcher: Sequence[str]) -> bool:
     """Return True for a script on several GPUs, and for one that mentions a trainer."""
-    if any(Path(word).name in LAUNCHERS for word in launcher):
+    mentions_launcher = any(Path(word).name in LAUNCHERS for word in launcher)
+    if mentions_launcher:
         return True
     text = read_text(file, largest_bytes=MAX_SCRIPT_BYTES, way_out="Give the training script.")
     return TRAINER.search(text) is not None
@@ -174,7 +179,8 @@ def read_launched_program(
         processes=launch.processes,
         notes=(f"{place}: starts {program.choice.path}", *launch.notes, *file.config.notes),
     )
-    origins = {**file.origins, **dict.fromkeys(launch.settings, origin)}
+    launch_origins = dict.fromkeys(launch.settings, origin)
+    origins = {**file.origins, **launch_origins}
     return replace(file, config=config, origins=origins)
 
 
@@ -183,25 +189,29 @@ def _launch_settings(program: LaunchedProgram) -> LaunchFile:
     options = dict(_options(program.launcher))
     launch = LaunchFile(settings={})
     if "--config_file" in options:
-        launch = read_accelerate(_beside(program, options["--config_file"]))
+        path = _beside(program, options["--config_file"])
+        launch = read_accelerate(path)
     if "--deepspeed_config_file" in options:
-        deepspeed = read_deepspeed(_beside(program, options["--deepspeed_config_file"]))
+        path = _beside(program, options["--deepspeed_config_file"])
+        deepspeed = read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
     elif "--zero_stage" in options:
         stage = {"stage": options["--zero_stage"]}
-        launch = replace(launch, settings=read_deepspeed({"zero_optimization": stage}).settings)
+        deepspeed = read_deepspeed({"zero_optimization": stage})
+        launch = replace(launch, settings=deepspeed.settings)
     for name in PROCESSES:
         if options.get(name, "").isdigit():
-            launch = replace(launch, processes=int(options[name]))
+            processes = int(options[name])
+            launch = replace(launch, processes=processes)
     return launch
 
 
-def _options(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield options of the launcher with their values."""
-    for index, word in enumerate(words):
+    for index, word in enumerate(argv):
         flag, equals, value = word.partition("=")
         if flag.startswith("--"):
-            following = words[index + 1] if index + 1 < len(words) else ""
+            following = argv[index + 1] if index + 1 < len(argv) else ""
             name = "--" + flag.removeprefix("--").replace("-", "_")
             yield name, value if equals else following
 
@@ -211,5 +221,5 @@ def _beside(program: LaunchedProgram, name: str) -> Path:
     path = Path(name).expanduser()
     if path.is_absolute() or path.is_file():
         return path
-    beside = Path(program.launch_path).parent / path
-    return beside if beside.is_file() else path
+    beside_launch = Path(program.launch_path).parent / path
+    return beside_launch if beside_launch.is_file() else path

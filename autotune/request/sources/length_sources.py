@@ -25,7 +25,9 @@ from autotune.core.files import read_text
 from autotune.core.units import counted
 
 LARGEST_BYTES = 256 << 20
-MEAN, LONGEST, CLIPPED = "mean", "longest", "clipped"
+MEAN = "mean"
+LONGEST = "longest"
+CLIPPED = "clipped"
 NAMES: Mapping[str, tuple[str, ...]] = {
     MEAN: ("completions/mean_length", "response_length/mean", "completion_length", "mean_length"),
     LONGEST: ("completions/max_length", "response_length/max", "max_length"),
@@ -41,11 +43,14 @@ NAMES: Mapping[str, tuple[str, ...]] = {
 Step = Mapping[str, float]
 """Mean, longest and clipped share of one training step, as far as they are stated."""
 
-LONGEST_QUANTILE, DEFAULT_SIGMA = 0.99, 0.6
-MAX_STEPS, SAMPLES_PER_STEP = 256, 64
+LONGEST_QUANTILE = 0.99
+DEFAULT_SIGMA = 0.6
+MAX_STEPS = 256
+SAMPLES_PER_STEP = 64
 CHARACTERS_PER_TOKEN = 4
 
-LOGNORMAL, GROWING = "lognormal:", "growing:"
+LOGNORMAL = "lognormal:"
+GROWING = "growing:"
 STAGES = 4  # parts of a training whose lengths change
 WAY_OUT = (
     "Give --lengths a training log with mean completion lengths, a W&B export of them, a file with"
@@ -75,7 +80,8 @@ def read(source: str) -> TokenLengths:
 def read_prompts(source: str) -> TokenLengths:
     """Return the prompt lengths that the source states: a distribution, or one number a line."""
     if source.startswith(LOGNORMAL):
-        return _lognormal(source, source.removeprefix(LOGNORMAL), PROMPTS)
+        figures = source.removeprefix(LOGNORMAL)
+        return _lognormal(source, figures, PROMPTS)
     text = read_text(Path(source), largest_bytes=LARGEST_BYTES, way_out=PROMPTS_WAY_OUT)
     lengths = _numbers(text)
     if not lengths:
@@ -93,7 +99,8 @@ def _lognormal(
 ) -> TokenLengths:
     try:
         mean, p95 = (float(part) for part in figures.split(","))
-        if not (0 < mean < math.inf and 0 < p95 < math.inf):
+        are_lengths = 0 < mean < math.inf and 0 < p95 < math.inf
+        if not are_lengths:
             raise ValueError("mean and 95 % quantile must be above zero")
         return TokenLengths.lognormal(source, mean, p95)
     except ValueError as error:
@@ -129,7 +136,8 @@ def _changing(source: str, stages: str) -> TokenLengths:
     if path.is_dir():
         steps = _steps_of_trainer(path)
     else:
-        steps = _steps_in(read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT))
+        text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
+        steps = _steps_in(text)
     if len(steps) < STAGES:
         raise BadInput(
             f"--lengths {source}: {counted(len(steps), 'step')} with completion lengths; lengths"
@@ -148,7 +156,8 @@ def _changing(source: str, stages: str) -> TokenLengths:
 
 def _between(source: str, figures: str) -> TokenLengths:
     """Return the stages between two distributions, in equal ratios."""
-    first, last = figures.split(",")[:2], figures.split(",")[2:]
+    first = figures.split(",")[:2]
+    last = figures.split(",")[2:]
     for pair in (first, last):
         _lognormal(source, ",".join(pair))  # raises BadInput for what is no distribution
     mean, p95 = map(float, first)
@@ -158,7 +167,8 @@ def _between(source: str, figures: str) -> TokenLengths:
         share = (stage + 0.5) / STAGES
         stage_mean = mean * (last_mean / mean) ** share
         stage_p95 = p95 * (last_p95 / p95) ** share
-        stages.append(TokenLengths.lognormal(source, stage_mean, stage_p95))
+        lengths = TokenLengths.lognormal(source, stage_mean, stage_p95)
+        stages.append(lengths)
     return TokenLengths.changing(source, stages)
 
 
@@ -180,18 +190,22 @@ def _of_folder(source: str, folder: Path) -> TokenLengths:
     )
     if not tables:
         raise BadInput(f"--lengths {folder}: no completions_*.parquet in it.", way_out=WAY_OUT)
-    return TokenLengths.of(source, _lengths_in_tables(folder, tables))
+    lengths = _lengths_in_tables(folder, tables)
+    return TokenLengths.of(source, lengths)
 
 
 def _of_study(source: str, record: Path) -> TokenLengths:
-    figures = _json(record).get("question", {}).get("completion_lengths")
+    question = _json(record).get("question", {})
+    figures = question.get("completion_lengths")
     if not figures:
         raise BadInput(
             f"--lengths {source}: that study knew no completion lengths, and no training has"
             " run in its folder.",
             way_out=WAY_OUT,
         )
-    return TokenLengths.lognormal(source, figures["mean"], max(figures["p95"], figures["mean"]))
+    mean = figures["mean"]
+    p95 = max(figures["p95"], mean)
+    return TokenLengths.lognormal(source, mean, p95)
 
 
 def _lengths_in_tables(folder: Path, tables: Sequence[Path]) -> list[float]:
@@ -211,7 +225,9 @@ def _lengths_in_tables(folder: Path, tables: Sequence[Path]) -> list[float]:
             raise BadInput(
                 f"--lengths {file}: no column `completion` can be read.", way_out=WAY_OUT
             ) from error
-        lengths += [len(_text(completion)) / CHARACTERS_PER_TOKEN for completion in completions]
+        for completion in completions:
+            characters = len(_text(completion))
+            lengths.append(characters / CHARACTERS_PER_TOKEN)
     return lengths
 
 
@@ -222,7 +238,8 @@ def _text(completion: object) -> str:
     contents = []
     for message in completion:
         if isinstance(message, dict):
-            contents.append(str(message.get("content") or ""))
+            content = message.get("content") or ""
+            contents.append(str(content))
     return "".join(contents)
 
 
@@ -235,12 +252,14 @@ def _steps_of_trainer(folder: Path) -> list[Step]:
         history = _json(path).get("log_history")
         if isinstance(history, list) and len(history) > len(latest):
             latest = history
-    return _printed_steps("\n".join(json.dumps(row) for row in latest))
+    rows = [json.dumps(row) for row in latest]
+    return _printed_steps("\n".join(rows))
 
 
 def _json(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT))
+        text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
+        content = json.loads(text)
     except ValueError as error:
         raise BadInput(f"--lengths {path}: not JSON.", way_out=WAY_OUT) from error
     return content if isinstance(content, dict) else {}
@@ -263,7 +282,8 @@ def _exported_steps(text: str) -> list[Step]:
     for column in rows.fieldnames or ():
         if column.endswith(("__MIN", "__MAX")):
             continue
-        quantity = _quantity(column.rpartition(" - ")[2])
+        name = column.rpartition(" - ")[2]
+        quantity = _quantity(name)
         if quantity is not None:
             columns.setdefault(quantity, column)
     if MEAN not in columns:
@@ -294,7 +314,8 @@ def _printed_steps(text: str) -> list[Step]:
     for line in text.splitlines():
         step: dict[str, float] = {}
         for figure in FIGURE.finditer(line):
-            quantity, value = _quantity(figure["name"]), _number(figure["value"])
+            quantity = _quantity(figure["name"])
+            value = _number(figure["value"])
             if quantity is not None and value is not None:
                 step.setdefault(quantity, value)
         if step.get(MEAN):
@@ -334,19 +355,24 @@ def _lengths_of(steps: Sequence[Step]) -> list[float]:
 
 def _lengths_of_step(step: Step) -> list[float]:
     """Return quantiles of a step's lengths: those that ended by themselves, then those cut off."""
-    mean, longest = step[MEAN], step.get(LONGEST)
+    mean = step[MEAN]
+    longest = step.get(LONGEST)
     clipped = min(1.0, step.get(CLIPPED, 0.0))
     cut = round(clipped * SAMPLES_PER_STEP) if longest else 0
     ended = SAMPLES_PER_STEP - cut
     if not ended or not mean:
         return [longest or mean] * SAMPLES_PER_STEP
 
-    mean_of_ended = max(1.0, (mean * SAMPLES_PER_STEP - cut * (longest or 0)) / ended)
+    total = mean * SAMPLES_PER_STEP
+    total_cut = cut * (longest or 0)
+    mean_of_ended = max(1.0, (total - total_cut) / ended)
     sigma = _sigma(mean_of_ended, longest)
     lengths = []
     for number in range(ended):
-        z = NormalDist().inv_cdf((number + 0.5) / ended)
-        length = mean_of_ended * math.exp(sigma * z - sigma * sigma / 2)
+        share = (number + 0.5) / ended
+        z = NormalDist().inv_cdf(share)
+        exponent = sigma * z - sigma * sigma / 2
+        length = mean_of_ended * math.exp(exponent)
         lengths.append(min(longest or math.inf, length))
     return lengths + [longest or mean_of_ended] * cut
 
@@ -357,5 +383,6 @@ def _sigma(mean: float, longest: float | None) -> float:
         return DEFAULT_SIGMA
     if longest <= mean:
         return 0.0
-    z, ratio = NormalDist().inv_cdf(LONGEST_QUANTILE), math.log(longest / mean)
+    z = NormalDist().inv_cdf(LONGEST_QUANTILE)
+    ratio = math.log(longest / mean)
     return z - math.sqrt(max(0.0, z * z - 2 * ratio))

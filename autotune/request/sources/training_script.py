@@ -91,7 +91,8 @@ def _configuration_place(script: UserScript) -> Origin:
 
 def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     """Return the script's settings: plain values, and the rest."""
-    inspection, fields = script.look, trainer.fields()
+    inspection = script.look
+    fields = trainer.fields()
 
     # 1. Settings of the trainer's configuration.
     stated: dict[str, object] = {}
@@ -110,7 +111,8 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
             passed_on[name] = value
 
     # 2. Settings of TRL's ModelConfig. TRL loads a model that is named in float32.
-    model, adapter = inspection.model, inspection.adapter
+    model = inspection.model
+    adapter = inspection.adapter
     settings["dtype"] = model.dtype or "float32"
     settings["use_peft"] = adapter is not None
     if model.attn_implementation:

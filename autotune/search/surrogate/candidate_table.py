@@ -52,17 +52,20 @@ class CandidateTable:
 
     def __init__(self, space: SearchSpace, candidates: Iterable[Candidate]) -> None:
         self.space = space
-        self.candidates: tuple[Candidate, ...] = tuple(dict.fromkeys(candidates))
-        self.row_by_id = {candidate.id: row for row, candidate in enumerate(self.candidates)}
+        distinct = dict.fromkeys(candidates)
+        self.candidates: tuple[Candidate, ...] = tuple(distinct)
+        self.row_by_id: dict[str, int] = {}
+        for row, candidate in enumerate(self.candidates):
+            self.row_by_id[candidate.id] = row
         self.load_number: dict[str, int] = {}  # By load key
         self.load_examples: dict[int, Candidate] = {}  # First candidate of each load
         loads = []
         for candidate in self.candidates:
             if candidate.load_key not in self.load_number:
-                number = len(self.load_number)
-                self.load_number[candidate.load_key] = number
-                self.load_examples[number] = candidate
-            loads.append(self.load_number[candidate.load_key])
+                self.load_number[candidate.load_key] = len(self.load_examples)
+                self.load_examples[len(self.load_examples)] = candidate
+            number = self.load_number[candidate.load_key]
+            loads.append(number)
         self.loads: IndexArray = np.array(loads, dtype=np.int64)
 
     def __len__(self) -> int:
@@ -104,8 +107,10 @@ class CandidateTable:
         """Stack the first demand columns of each knob that are not constant."""
         varying = []
         for knob in self.space.knobs:
-            for column in _demand_columns(knob, self.candidates)[:columns_per_knob]:
-                if len(column) and (column != column[0]).any():
+            columns = _demand_columns(knob, self.candidates)
+            for column in columns[:columns_per_knob]:
+                varies = len(column) and (column != column[0]).any()
+                if varies:
                     varying.append(column)
         if not varying:
             return np.zeros((len(self), 1))
@@ -113,16 +118,19 @@ class CandidateTable:
 
     def demanding_at_least(self, row: int) -> BoolArray:
         """Return True for candidates that need at least this one's memory, itself included."""
-        return in_all_columns(self.demands >= self.demands[row])
+        demand = self.demands[row]
+        return in_all_columns(self.demands >= demand)
 
     def demanding_at_most(self, row: int) -> BoolArray:
         """Return True for candidates that need at most this one's memory, itself included."""
-        return in_all_columns(self.demands <= self.demands[row])
+        demand = self.demands[row]
+        return in_all_columns(self.demands <= demand)
 
     def demanding_at_least_any(self, mask: BoolArray) -> BoolArray:
         """Return True for candidates that need at least the memory of any in `mask`."""
         result = np.zeros(len(self), dtype=bool)
-        distinct = np.unique(self.demands[mask], axis=0)
+        demands = self.demands[mask]
+        distinct = np.unique(demands, axis=0)
         for demand in distinct:
             if not _is_dominated(demand, distinct):
                 result |= in_all_columns(self.demands >= demand)
@@ -133,7 +141,8 @@ class CandidateTable:
         batch shape and recomputation.
         """
         same_load: BoolArray = self.loads == self.loads[row]
-        return same_load & in_all_columns(self._categories == self._categories[row])
+        same_categories = self._categories == self._categories[row]
+        return same_load & in_all_columns(same_categories)
 
     def least_demanding(self, rows: IndexArray) -> int:
         """Return the first of `rows` that needs more memory than no other one."""
@@ -164,9 +173,10 @@ class CandidateTable:
             else:
                 categorical.append(_coded(values))
         empty = np.zeros((len(self), 0))
+        no_codes = empty.astype(np.int64)
         return Features(
             numeric=np.column_stack(numeric or [empty]),
-            categorical=np.column_stack(categorical or [empty.astype(np.int64)]),
+            categorical=np.column_stack(categorical or [no_codes]),
         )
 
     @cached_property
@@ -175,10 +185,9 @@ class CandidateTable:
         _, first_row_of_load = np.unique(self.loads, return_index=True)
         first_rows = first_row_of_load[self.loads]
         numeric, categorical = self.features
-        return (
-            (numeric == numeric[first_rows]).all(axis=0),
-            (categorical == categorical[first_rows]).all(axis=0),
-        )
+        decides_numeric = numeric == numeric[first_rows]
+        decides_categorical = categorical == categorical[first_rows]
+        return decides_numeric.all(axis=0), decides_categorical.all(axis=0)
 
     @cached_property
     def kinds(self) -> FloatArray:
@@ -189,8 +198,11 @@ class CandidateTable:
         kinds = []
         for candidate in self.candidates:
             knob_names = frozenset(candidate.knobs)
-            kinds.append(numbers.setdefault(knob_names, len(numbers)))
-        return np.eye(len(numbers))[np.array(kinds, dtype=np.int64)]
+            number = numbers.setdefault(knob_names, len(numbers))
+            kinds.append(number)
+        one_hot = np.eye(len(numbers))
+        rows = np.array(kinds, dtype=np.int64)
+        return one_hot[rows]
 
     @cached_property
     def steps(self) -> FloatArray:
@@ -204,7 +216,8 @@ class CandidateTable:
                 doublings += _doublings(values)
             else:
                 doublings -= _doublings(values)
-        return np.asarray(doublings - doublings.mean())
+        centred = doublings - doublings.mean()
+        return np.asarray(centred)
 
 
 def in_all_columns(flags: BoolArray) -> BoolArray:
@@ -215,7 +228,8 @@ def in_all_columns(flags: BoolArray) -> BoolArray:
 def _is_dominated(demand: FloatArray, demands: FloatArray) -> bool:
     """Return True if any of `demands` is at most this one, and lower in a column."""
     is_lower = (demands < demand).any(axis=1)
-    return bool(np.any(in_all_columns(demands <= demand) & is_lower))
+    is_at_most = in_all_columns(demands <= demand)
+    return bool(np.any(is_at_most & is_lower))
 
 
 def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatArray]:
@@ -229,7 +243,8 @@ def _demand_columns(knob: Knob, candidates: Sequence[Candidate]) -> list[FloatAr
         value = effective_value(knob, candidate)
         if knob.memory == "unclear" or not isinstance(value, int | float):
             key = (type(value), value)
-            category[row] = codes.setdefault(key, len(codes) + 1.0)
+            next_code = len(codes) + 1.0
+            category[row] = codes.setdefault(key, next_code)
         elif knob.memory == "grows":
             size[row] = value
         else:
@@ -259,7 +274,8 @@ def _is_scale(values: set[KnobValue]) -> bool:
     """
     numbers = values - {None}
     for value in numbers:
-        if isinstance(value, bool) or not isinstance(value, int | float):
+        is_number = isinstance(value, int | float)
+        if isinstance(value, bool) or not is_number:
             return False
     return len(numbers) >= MIN_SCALE_VALUES
 
@@ -270,11 +286,13 @@ def _scaled(values: Sequence[object]) -> FloatArray:
     """
     positions = np.array(values, dtype=float)  # None becomes NaN
     missing = np.isnan(positions)
-    if (positions[~missing] > 0).all():
+    present = positions[~missing]
+    if (present > 0).all():
         positions = np.log(positions)
     lowest = np.nanmin(positions)
     highest = np.nanmax(positions)
-    return np.where(missing, 0.5, (positions - lowest) / (highest - lowest))
+    scaled = (positions - lowest) / (highest - lowest)
+    return np.where(missing, 0.5, scaled)
 
 
 def _coded(values: Sequence[object]) -> IndexArray:
@@ -282,14 +300,17 @@ def _coded(values: Sequence[object]) -> IndexArray:
     column = []
     for value in values:
         key = (type(value), value)
-        column.append(codes.setdefault(key, len(codes)))
+        code = codes.setdefault(key, len(codes))
+        column.append(code)
     return np.array(column, dtype=np.int64)
 
 
 def _doublings(values: Sequence[object]) -> FloatArray:
     """Return log2(value / smallest value); 0 for a value that is no positive number."""
-    if all(isinstance(value, bool) for value in values):
-        return SWITCH_DOUBLINGS * np.array(values, dtype=float)
+    are_switches = all(isinstance(value, bool) for value in values)
+    if are_switches:
+        switches = np.array(values, dtype=float)
+        return SWITCH_DOUBLINGS * switches
     positive: dict[int, float] = {}
     for row, value in enumerate(values):
         if isinstance(value, int | float) and value > 0:

@@ -78,9 +78,8 @@ class SurrogateModel:
             self._speed = ThroughputModel(table, by_row)
         else:
             self._speed = CycleModel(table, by_row)
-        self._rejected_by_engine = np.array(
-            [_is_rejected_by_engine(prediction) for prediction in by_row], dtype=bool
-        )
+        rejected = [_is_rejected_by_engine(prediction) for prediction in by_row]
+        self._rejected_by_engine = np.array(rejected, dtype=bool)
         self._last: tuple[tuple[int, frozenset[str]], Estimates] | None = None
 
     @property
@@ -89,7 +88,9 @@ class SurrogateModel:
         return self.options.screen and bool(self.predicted.any())
 
     def implied(self, trials: Sequence[Trial]) -> Implications:
-        return self._implied.after(trials if self.options.imply else ())
+        if not self.options.imply:
+            return self._implied.after(())
+        return self._implied.after(trials)
 
     def estimate(self, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> Estimates:
         """Return the estimates after these trials. Pending ones count as ended as expected: the
@@ -97,21 +98,27 @@ class SurrogateModel:
         """
         key = (len(trials), pending)
         if self._last is None or self._last[0] != key:
-            self._last = key, self._compute(trials, pending)
+            estimates = self._compute(trials, pending)
+            self._last = key, estimates
         return self._last[1]
 
     def _compute(self, trials: Sequence[Trial], pending: frozenset[str]) -> Estimates:
         # 1. The regression uses the newest outcomes. A delayed one counts as pending.
         implications = self.implied(trials)
-        delayed = len(trials) % (1 + len(pending) // PENDING_PER_DELAYED)
+        cycle = 1 + len(pending) // PENDING_PER_DELAYED
+        delayed = len(trials) % cycle
         used = len(trials) - delayed
-        observed = trials[:used][-MAX_OBSERVATIONS:] if self.options.calibrate else ()
+        observed: Sequence[Trial] = ()
+        if self.options.calibrate:
+            observed = trials[:used][-MAX_OBSERVATIONS:]
         delayed_ids = [trial.candidate.id for trial in trials[used:]]
-        expected = np.flatnonzero(self.table.mask([*pending, *delayed_ids]))
+        expected_mask = self.table.mask([*pending, *delayed_ids])
+        expected = np.flatnonzero(expected_mask)
 
         # 2. Memory, overruled by the engine's own refusal, overruled by what is certain.
         need, fits, lower_bound = self._memory.posterior(observed, expected)
-        fits[self._rejected_by_engine] = np.minimum(fits[self._rejected_by_engine], REFUSED_CHANCE)
+        rejected_fits = fits[self._rejected_by_engine]
+        fits[self._rejected_by_engine] = np.minimum(rejected_fits, REFUSED_CHANCE)
         fits[implications.possible] = 1.0
         fits[implications.impossible] = 0.0
         refused = np.zeros(len(self.table), dtype=bool)

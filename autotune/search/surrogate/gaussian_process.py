@@ -63,12 +63,14 @@ _erf = np.vectorize(math.erf, otypes=[float])
 
 def normal_cdf(deviations: FloatArray) -> FloatArray:
     """Φ(x) of the standard normal distribution."""
-    return np.asarray(0.5 * (1 + _erf(deviations / math.sqrt(2))))
+    scaled = deviations / math.sqrt(2)
+    return np.asarray(0.5 * (1 + _erf(scaled)))
 
 
 def normal_density(deviations: FloatArray) -> FloatArray:
     """φ(x) of the standard normal distribution."""
-    return np.exp(-0.5 * deviations**2) / math.sqrt(2 * math.pi)
+    normalisation = math.sqrt(2 * math.pi)
+    return np.exp(-0.5 * deviations**2) / normalisation
 
 
 def expected_improvement(
@@ -78,13 +80,15 @@ def expected_improvement(
 ) -> FloatArray:
     """E[max(0, value - best)] = (μ - best) Φ(z) + s φ(z), with z = (μ - best) / s."""
     z = (mean - best) / deviation
-    return (mean - best) * normal_cdf(z) + deviation * normal_density(z)
+    gain = (mean - best) * normal_cdf(z)
+    return gain + deviation * normal_density(z)
 
 
 def interval_width(estimate: Estimate) -> float:
     """Return the standard deviation of an estimate's logarithm."""
     low = max(estimate.low, estimate.value / MAX_VALUE_PER_LOW)
-    return math.log(estimate.high / low) / (2 * INTERVAL_DEVIATIONS)
+    log_ratio = math.log(estimate.high / low)
+    return log_ratio / (2 * INTERVAL_DEVIATIONS)
 
 
 @dataclass(frozen=True)
@@ -117,9 +121,11 @@ class Posterior:
         nothing.
         """
         covariance = self.covariance_with(row)
-        variance = self.deviation**2 + self.deviation[row] ** 2 - 2 * covariance
+        variance_sum = self.deviation**2 + self.deviation[row] ** 2
+        variance = variance_sum - 2 * covariance
         lead = self.mean - self.mean[row]
-        return lead, np.sqrt(np.maximum(variance, MIN_LEAD_DEVIATION**2))
+        variance = np.maximum(variance, MIN_LEAD_DEVIATION**2)
+        return lead, np.sqrt(variance)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,7 +147,8 @@ class ModelPosterior:
     @property
     def removed_variance(self) -> FloatArray:
         """Diagonal of Wᵀ W."""
-        return np.asarray((self.whitened**2).sum(axis=0))
+        squares = self.whitened**2
+        return np.asarray(squares.sum(axis=0))
 
 
 class Fit:
@@ -162,9 +169,8 @@ class Fit:
         self.observed = observed
         # S_p[o, :] and S_p[o, o]
         self._similarity = kernels.rows(observed.rows)
-        self._similarity_observed = SimilarityParts(
-            *(part[:, observed.rows] for part in self._similarity)
-        )
+        parts = [part[:, observed.rows] for part in self._similarity]
+        self._similarity_observed = SimilarityParts(*parts)
         # K[o, :] and K[o, o] at scale 1, by shares
         self._cross: dict[Shares, FloatArray] = {}
         self._covariance: dict[Shares, FloatArray] = {}
@@ -190,19 +196,22 @@ class Fit:
             similarity = self._similarity_observed.mixed(shares)
             amplitude = self.amplitude[self.observed.rows]
             self._covariance[shares] = self._prior_covariance(similarity, amplitude)
-        own_variance = np.diag(self.observed.variance + model.noise**2)
-        return self._covariance[shares] * model.scale**2 + own_variance
+        own_variance = self.observed.variance + model.noise**2
+        scaled = self._covariance[shares] * model.scale**2
+        return scaled + np.diag(own_variance)
 
     def _prior_covariance(self, similarity: FloatArray, amplitude: FloatArray) -> FloatArray:
         """Return (a[o] aᵀ) ∘ similarity, for the columns with this amplitude."""
         observed_amplitude = self.amplitude[self.observed.rows]
-        return similarity * observed_amplitude[:, None] * amplitude[None, :]
+        by_row = observed_amplitude[:, None]
+        return similarity * by_row * amplitude[None, :]
 
     def _weighted(
         self, structures: Sequence[Shares], noises: Sequence[float]
     ) -> list[CovarianceModel]:
         """Return the models with their weights: likelihood over the sum of likelihoods."""
-        models, evidence = [], []
+        models = []
+        evidence = []
         for shares, scale, noise in itertools.product(structures, SCALES, noises):
             model = CovarianceModel(
                 shares=shares,
@@ -211,13 +220,15 @@ class Fit:
             )
             models.append(model)
             evidence.append(self._log_likelihood(model))
-        weights = np.exp(np.array(evidence) - max(evidence))
+        relative = np.array(evidence) - max(evidence)
+        weights = np.exp(relative)
         weights[weights < MIN_RELATIVE_WEIGHT] = 0.0
         weights /= weights.sum()
         weighted = []
         for model, weight in zip(models, weights, strict=True):
             if weight:
-                weighted.append(replace(model, weight=float(weight)))
+                weighted_model = replace(model, weight=float(weight))
+                weighted.append(weighted_model)
         return weighted
 
     def _log_likelihood(self, model: CovarianceModel) -> float:
@@ -230,12 +241,16 @@ class Fit:
         size = len(residual)
         bordered = np.empty((size + 1, size + 1))
         bordered[:size, :size] = self.covariance(model)
-        bordered[size, :size] = bordered[:size, size] = residual
-        bordered[size, size] = float(residual @ residual) / model.noise**2 + 1.0  # h
+        bordered[size, :size] = residual
+        bordered[:size, size] = residual
+        square = float(residual @ residual)
+        bordered[size, size] = square / model.noise**2 + 1.0  # h
         root = np.linalg.cholesky(bordered)
         whitened_residual = root[size, :size]
-        log_root_determinant = float(np.log(np.diag(root)[:size]).sum())
-        return -0.5 * float(whitened_residual @ whitened_residual) - log_root_determinant
+        log_diagonal = np.log(np.diag(root)[:size])
+        log_root_determinant = float(log_diagonal.sum())
+        exponent = -0.5 * float(whitened_residual @ whitened_residual)
+        return exponent - log_root_determinant
 
     def _mixture(self, default_noise: float) -> Posterior:
         """Return the moments of the mixture; without observations: the prior.
@@ -263,23 +278,27 @@ class Fit:
             square += model.weight * posterior.mean**2
             variance += model.weight * np.maximum(model_variance, 0.0)
             noise += model.weight * model.noise
+        mixed_variance = variance + square - mean**2
         return Posterior(
             mean=mean,
-            deviation=np.sqrt(np.maximum(variance + square - mean**2, 0.0)),
+            deviation=np.sqrt(np.maximum(mixed_variance, 0.0)),
             noise=noise,
             covariance_with=partial(self._covariance_with, posteriors, mean),
         )
 
     def _condition(self, model: CovarianceModel) -> ModelPosterior:
         cross = self.cross(model.shares) * model.scale**2
-        inverse_root = np.linalg.inv(np.linalg.cholesky(self.covariance(model)))
-        weights = inverse_root.T @ (inverse_root @ self.observed.residual)  # C⁻¹ r
+        root = np.linalg.cholesky(self.covariance(model))
+        inverse_root = np.linalg.inv(root)
+        whitened_residual = inverse_root @ self.observed.residual
+        weights = inverse_root.T @ whitened_residual  # C⁻¹ r
         return ModelPosterior(model, weights @ cross, inverse_root @ cross)
 
     def prior_variance(self, model: CovarianceModel) -> FloatArray:
         """Return the diagonal of K."""
         similarity = self.kernels.diagonal.mixed(model.shares)
-        return similarity * (self.amplitude * model.scale) ** 2
+        amplitude = self.amplitude * model.scale
+        return similarity * amplitude**2
 
     def _covariance_with(
         self,
@@ -297,7 +316,8 @@ class Fit:
             mixed = similarity.mixed(model.shares)[0]
             prior = mixed * amplitude * amplitude[row] * model.scale**2
             removed = whitened[:, row] @ whitened
-            second_moment += model.weight * (prior - removed + posterior.mean * posterior.mean[row])
+            square = posterior.mean * posterior.mean[row]
+            second_moment += model.weight * (prior - removed + square)
         return np.asarray(second_moment - mean * mean[row])
 
 
@@ -335,12 +355,16 @@ class Regression:
         current_fit = self._fit(observed, noises or self._noises)
         if not len(pending):
             return current_fit.posterior
-        if self._pending is None or not self._pending.included <= set(pending.tolist()):
+        if self._pending is None or self._pending.exceeds(pending):
             self._pending = _PendingVariance(current_fit, self._default_model)
         factor = self._pending.deviation_factor(pending)
         covariance_with = partial(_scaled_covariance, current_fit.posterior, factor)
         deviation = current_fit.posterior.deviation * factor
-        return replace(current_fit.posterior, deviation=deviation, covariance_with=covariance_with)
+        return replace(
+            current_fit.posterior,
+            deviation=deviation,
+            covariance_with=covariance_with,
+        )
 
     @property
     def _default_model(self) -> CovarianceModel:
@@ -356,7 +380,13 @@ class Regression:
             last_noises, last_fit = self._last
             if last_noises == noises and last_fit.observed.equals(observed):
                 return last_fit
-        current_fit = Fit(self._kernels, self._amplitude, observed, noises, self._structures)
+        current_fit = Fit(
+            kernels=self._kernels,
+            amplitude=self._amplitude,
+            observed=observed,
+            noises=noises,
+            structures=self._structures,
+        )
         self._last = noises, current_fit
         self._pending = None
         return current_fit
@@ -367,7 +397,8 @@ def _scaled_covariance(
     factor: FloatArray,
     row: int,
 ) -> FloatArray:
-    return np.asarray(posterior.covariance_with(row) * factor * factor[row])
+    covariance = posterior.covariance_with(row)
+    return np.asarray(covariance * factor * factor[row])
 
 
 class _PendingVariance:
@@ -378,12 +409,16 @@ class _PendingVariance:
 
     def __init__(self, observed_fit: Fit, default: CovarianceModel) -> None:
         self._fit = observed_fit
-        self._model = max(observed_fit.models, key=lambda model: model.weight, default=default)
+        self._model = default
+        if observed_fit.models:
+            self._model = max(observed_fit.models, key=lambda model: model.weight)
         root = np.linalg.cholesky(observed_fit.covariance(self._model))
         cross = observed_fit.cross(self._model.shares)
-        self._whitened = np.linalg.inv(root) @ cross * self._model.scale**2
+        whitened_cross = np.linalg.inv(root) @ cross
+        self._whitened = whitened_cross * self._model.scale**2
         removed = (self._whitened**2).sum(axis=0)
-        self._before = np.maximum(observed_fit.prior_variance(self._model) - removed, MIN_VARIANCE)
+        prior_variance = observed_fit.prior_variance(self._model)
+        self._before = np.maximum(prior_variance - removed, MIN_VARIANCE)
         self._remaining = self._before.copy()
         self.included: set[int] = set()
         """Rows of the pending candidates so far."""
@@ -392,8 +427,14 @@ class _PendingVariance:
         """Return the factor on each standard deviation. `pending` must contain all earlier ones."""
         new = [row for row in pending.tolist() if row not in self.included]
         if new:
-            self._include(np.array(new, dtype=np.int64))
-        return np.asarray(np.sqrt(self._remaining / self._before))
+            new_rows = np.array(new, dtype=np.int64)
+            self._include(new_rows)
+        share = self._remaining / self._before
+        return np.asarray(np.sqrt(share))
+
+    def exceeds(self, pending: IndexArray) -> bool:
+        """Return True if it includes candidates that are not pending."""
+        return not self.included <= set(pending.tolist())
 
     def _include(self, new: IndexArray) -> None:
         """Append rows to W: L_B⁻¹ B, with B = K[new, :] - W[:, new]ᵀ W and L_B L_Bᵀ = B[:, new] +
@@ -401,12 +442,16 @@ class _PendingVariance:
         """
         model = self._model
         amplitude = self._fit.amplitude
-        similarity = self._fit.kernels.rows(new).mixed(model.shares) * model.scale**2
-        prior = similarity * amplitude[new][:, None] * amplitude[None, :]
-        covariance = prior - self._whitened[:, new].T @ self._whitened  # B
+        mixed = self._fit.kernels.rows(new).mixed(model.shares)
+        similarity = mixed * model.scale**2
+        by_row = amplitude[new][:, None]
+        prior = similarity * by_row * amplitude[None, :]
+        removed = self._whitened[:, new].T @ self._whitened
+        covariance = prior - removed  # B
         noise_variance = model.noise**2 * np.eye(len(new))
         root = np.linalg.cholesky(covariance[:, new] + noise_variance)
         rows = np.linalg.inv(root) @ covariance
         self._whitened = np.concatenate([self._whitened, rows])
-        self._remaining = np.maximum(self._remaining - (rows**2).sum(axis=0), MIN_VARIANCE)
+        newly_removed = (rows**2).sum(axis=0)
+        self._remaining = np.maximum(self._remaining - newly_removed, MIN_VARIANCE)
         self.included.update(new.tolist())

@@ -43,7 +43,8 @@ class Implications:
 
     def joined(self, newer: Implications) -> Implications:
         impossible = self.impossible | newer.impossible
-        possible = (self.possible | newer.possible) & ~impossible
+        either = self.possible | newer.possible
+        possible = either & ~impossible
         return Implications(impossible=impossible, possible=possible)
 
 
@@ -61,7 +62,8 @@ class Implied:
             self._implications = implications_of(self._table, ())
         new = trials[len(self._trials) :]
         if new:
-            self._implications = self._implications.joined(implications_of(self._table, new))
+            newer = implications_of(self._table, new)
+            self._implications = self._implications.joined(newer)
         self._trials = tuple(trials)
         return self._implications
 
@@ -87,7 +89,8 @@ def implications_of(table: CandidateTable, trials: Sequence[Trial]) -> Implicati
         if trial.measurement.outcome is Outcome.OOM_LOAD:
             impossible |= table.loads == table.loads[row]
         if _ran_out_asleep_in_training(trial):
-            impossible |= table.demanding_at_least_any(table.differing_in_batches(row))
+            batches = table.differing_in_batches(row)
+            impossible |= table.demanding_at_least_any(batches)
         impossible |= _loads_without_engine_room(table, trial)
     return Implications(impossible=impossible, possible=possible & ~impossible)
 
@@ -109,7 +112,8 @@ def blames_engine(measurement: Measurement) -> bool:
         return False
     if failure.row is None:
         return True
-    return directions_after(failure.cause, failure.row).get(SHARE_KNOB) == "raise"
+    directions = directions_after(failure.cause, failure.row)
+    return directions.get(SHARE_KNOB) == "raise"
 
 
 def _ran_out_asleep_in_training(trial: Trial) -> bool:
@@ -121,7 +125,8 @@ def _ran_out_asleep_in_training(trial: Trial) -> bool:
     measurement = trial.measurement
     settings = trial.candidate.settings
     sleeps = any(settings.get(name) for name in SLEEP_KNOBS)
-    return sleeps and measurement.outcome in ENGINE_AWAKE and not blames_engine(measurement)
+    is_awake = measurement.outcome in ENGINE_AWAKE
+    return sleeps and is_awake and not blames_engine(measurement)
 
 
 def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray:
@@ -144,7 +149,9 @@ def _loads_without_engine_room(table: CandidateTable, trial: Trial) -> BoolArray
         if not _equal_except(failed_load, example.load, ignored):
             continue
         share = example.load.get(SHARE_KNOB)
-        exceeds_free = free_share is not None and isinstance(share, float) and share > free_share
+        exceeds_free = False
+        if free_share is not None and isinstance(share, float):
+            exceeds_free = share > free_share
         if exceeds_free or _is_no_cure(failed_load, example.load, directions):
             impossible |= table.loads == number
     return impossible
@@ -169,7 +176,11 @@ def _directions(failure: Failure, failed_load: Knobs) -> dict[str, str]:
     if failure.cause not in ENGINE_CAUSES or failure.row is None:
         return {}
     directions = directions_after(failure.cause, failure.row)
-    return {name: direction for name, direction in directions.items() if name in failed_load}
+    present = {}
+    for name, direction in directions.items():
+        if name in failed_load:
+            present[name] = direction
+    return present
 
 
 def _equal_except(

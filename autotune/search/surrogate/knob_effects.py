@@ -51,13 +51,15 @@ def knob_effects(
     predictions, if any.
     """
     numeric, categorical = table.features
-    columns = [*numeric.T, *categorical.T.astype(float)]
+    codes = categorical.T.astype(float)
+    columns = [*numeric.T, *codes]
     of_load = np.concatenate(table.decided_by_load)
     trust = 1.0
     weights = [1.0] * len(columns)
     predicted = columns
     if figures is not None:
-        trust, weights = _trust_and_weights(columns, table.kinds.argmax(axis=1), figures)
+        kinds = table.kinds.argmax(axis=1)
+        trust, weights = _trust_and_weights(columns, kinds, figures)
         predicted = _merge_equal_positions(columns, figures)
 
     effects = []
@@ -103,7 +105,8 @@ def _trust_and_weights(
 
 
 def _is_constant_within(groups: Sequence[IndexArray], codes: IndexArray) -> bool:
-    return all(len(np.unique(codes[rows])) == 1 for rows in groups)
+    counts = [len(np.unique(codes[rows])) for rows in groups]
+    return all(count == 1 for count in counts)
 
 
 def _effect_share(
@@ -114,7 +117,8 @@ def _effect_share(
     """Return the column's effect within groups of rows, from 0 to 1."""
     variance = 0.0
     for rows in groups:
-        variance += len(rows) * _variance_of_means(codes[rows], figures[rows])
+        group_variance = _variance_of_means(codes[rows], figures[rows])
+        variance += len(rows) * group_variance
     deviation = float(np.sqrt(variance / len(figures)))
     return min(1.0, deviation / FULL_EFFECT)
 
@@ -123,7 +127,8 @@ def _variance_of_means(codes: IndexArray, figures: FloatArray) -> float:
     """Return the variance between the codes' mean figures, weighted by their counts."""
     _, places, counts = np.unique(codes, return_inverse=True, return_counts=True)
     means = np.bincount(places, weights=figures) / counts
-    return float(np.average((means - figures.mean()) ** 2, weights=counts))
+    deviations = means - figures.mean()
+    return float(np.average(deviations**2, weights=counts))
 
 
 def _merge_equal_positions(columns: Sequence[FloatArray], figures: FloatArray) -> list[FloatArray]:
@@ -137,7 +142,8 @@ def _merge_equal_positions(columns: Sequence[FloatArray], figures: FloatArray) -
     codes_by_column = [_codes(column) for column in columns]
     hashes = [_random_number_of(codes, random) for codes in codes_by_column]
     figure_codes = _codes(np.round(figures / EQUAL_SHARE))
-    row_hash = np.sum(hashes, axis=0) + _random_number_of(figure_codes, random)
+    figure_hash = _random_number_of(figure_codes, random)
+    row_hash = np.sum(hashes, axis=0) + figure_hash
 
     merged = []
     for column, codes in zip(columns, codes_by_column, strict=True):
@@ -163,8 +169,11 @@ def _determine_each_other(codes: IndexArray, other_codes: IndexArray) -> bool:
     """Return True for a bijection, like that between accumulation and micro-batch at a fixed global
     batch. A column and itself are one.
     """
-    pairs = len(np.unique(codes * (other_codes.max() + 1) + other_codes))
-    return bool(pairs == codes.max() + 1 == other_codes.max() + 1)
+    count = codes.max() + 1
+    other_count = other_codes.max() + 1
+    pair_codes = codes * other_count + other_codes
+    pairs = len(np.unique(pair_codes))
+    return bool(pairs == count == other_count)
 
 
 def _codes(column: FloatArray | IndexArray) -> IndexArray:

@@ -63,7 +63,8 @@ MEMORY_NOISE = (0.004, 0.02)
 OOM_FACTOR = 1.005  # Lower bound of need / limit after an out-of-memory error
 MIN_BOUND_DEVIATION = 0.01  # Lower bound of the standard deviation that a bound leaves
 # Deviations from which λ of a truncated distribution equals z, and the least Φ(-z) to divide by
-ASYMPTOTIC_DEVIATIONS, MIN_PROBABILITY = 5, 1e-9
+ASYMPTOTIC_DEVIATIONS = 5
+MIN_PROBABILITY = 1e-9
 
 
 class _Residuals:
@@ -79,7 +80,8 @@ class _Residuals:
 
     def observations(self) -> Observations:
         rows = np.array(self.rows, dtype=np.int64)
-        return Observations(rows, np.array(self.values), np.zeros(len(rows)))
+        values = np.array(self.values)
+        return Observations(rows, values, np.zeros(len(rows)))
 
 
 @dataclass(frozen=True)
@@ -111,7 +113,8 @@ class MemoryModel:
                 predicted[row] = True
                 by_phase = by_phase and bool(prediction.phases)
         by_phase = by_phase and bool(predicted.any())
-        guess = np.where(predicted, 0.0, NEED_PER_DOUBLING * table.steps)
+        doublings = NEED_PER_DOUBLING * table.steps
+        guess = np.where(predicted, 0.0, doublings)
         phases_by_stretch = STRETCHES if by_phase else WHOLE_CYCLE
         self._stretches: dict[str, _Stretch] = {}
         for name, phases in phases_by_stretch.items():
@@ -121,10 +124,17 @@ class MemoryModel:
             # their median.
             figures = None
             if by_phase:
-                figures = np.where(predicted, prior, np.median(prior[predicted]))
+                median = np.median(prior[predicted])
+                figures = np.where(predicted, prior, median)
             kernels = Kernels(table, figures=figures)
             regression = Regression(kernels, width, MEMORY_NOISE)
-            self._stretches[name] = _Stretch(phases, prior, width, kernels, regression)
+            self._stretches[name] = _Stretch(
+                phases=phases,
+                prior=prior,
+                width=width,
+                kernels=kernels,
+                regression=regression,
+            )
 
     def posterior(
         self, trials: Sequence[Trial], pending: IndexArray
@@ -136,7 +146,9 @@ class MemoryModel:
             if row is not None and not blames_engine(trial.measurement):
                 measurements.append((row, trial.measurement))
 
-        means_by_stretch, deviations_by_stretch, noises = [], [], []
+        means_by_stretch = []
+        deviations_by_stretch = []
+        noises = []
         for name in self._stretches:
             posterior = self._corrected(name, measurements, pending)
             means_by_stretch.append(posterior.mean)
@@ -152,8 +164,10 @@ class MemoryModel:
             deviation=deviations[highest, rows],
             noise=statistics.fmean(noises),
         )
-        fits = np.prod(normal_cdf(-means / deviations), axis=0)
-        lower = (means - INTERVAL_DEVIATIONS * deviations).max(axis=0)
+        chances = normal_cdf(-means / deviations)
+        fits = np.prod(chances, axis=0)
+        lower_bounds = means - INTERVAL_DEVIATIONS * deviations
+        lower = lower_bounds.max(axis=0)
         return need, fits, lower
 
     def _corrected(
@@ -164,11 +178,13 @@ class MemoryModel:
     ) -> Posterior:
         """Return the posterior of one stretch."""
         stretch = self._stretches[name]
-        peaks, bounds = _Residuals(), _Residuals()
+        peaks = _Residuals()
+        bounds = _Residuals()
         for row, measurement in measurements:
             if measurement.outcome.is_out_of_memory:
                 if self._ran_out_in(name, row, measurement):
-                    need = math.log(minimum_need(measurement) / self._limit_bytes)
+                    need_bytes = minimum_need(measurement)
+                    need = math.log(need_bytes / self._limit_bytes)
                     bounds.add(row, need - stretch.prior[row])
             elif measurement.worst is not None:
                 peak_bytes = self._peak_in(name, row, measurement)
@@ -178,11 +194,12 @@ class MemoryModel:
 
         observed = peaks.observations()
         if bounds.rows:
-            unbounded = Fit(stretch.kernels, stretch.width, observed, MEMORY_NOISE).posterior
-            observed = _with_bounds(observed, bounds.observations(), unbounded)
+            unbounded = Fit(stretch.kernels, stretch.width, observed, MEMORY_NOISE)
+            observed = _with_bounds(observed, bounds.observations(), unbounded.posterior)
         residual = stretch.regression.posterior(observed, pending)
         deviation = np.maximum(residual.deviation, MIN_DEVIATION)
-        return replace(residual, mean=residual.mean + stretch.prior, deviation=deviation)
+        mean = residual.mean + stretch.prior
+        return replace(residual, mean=mean, deviation=deviation)
 
     def _ran_out_in(
         self,
@@ -193,7 +210,9 @@ class MemoryModel:
         """Return True if memory ran out in the stretch; without a phase, in the most demanding
         one.
         """
-        phase = measurement.failure.phase if measurement.failure else None
+        phase = None
+        if measurement.failure:
+            phase = measurement.failure.phase
         if any(phase in stretch.phases for stretch in self._stretches.values()):
             return phase in self._stretches[name].phases
         return name == self._most_demanding(row)
@@ -209,7 +228,9 @@ class MemoryModel:
         """
         memory = measurement.memory.on_first(self._training_devices[row])
         if not memory.phase_peak_bytes:
-            return memory.peak_bytes if name == self._most_demanding(row) else None
+            if name != self._most_demanding(row):
+                return None
+            return memory.peak_bytes
         peaks = []
         for phase in self._stretches[name].phases:
             if phase in memory.phase_peak_bytes:
@@ -217,7 +238,10 @@ class MemoryModel:
         return max(peaks, default=None)
 
     def _most_demanding(self, row: int) -> str:
-        return max(self._stretches, key=lambda name: float(self._stretches[name].prior[row]))
+        def need(name: str) -> float:
+            return float(self._stretches[name].prior[row])
+
+        return max(self._stretches, key=need)
 
 
 def minimum_need(measurement: Measurement) -> float:
@@ -225,7 +249,8 @@ def minimum_need(measurement: Measurement) -> float:
     limit · OOM_FACTOR).
     """
     memory = measurement.memory
-    needed_bytes = (memory.peak_bytes or 0) + measurement.requested_bytes
+    peak_bytes = memory.peak_bytes or 0
+    needed_bytes = peak_bytes + measurement.requested_bytes
     return max(needed_bytes, memory.limit_bytes * OOM_FACTOR)
 
 
@@ -241,7 +266,8 @@ def _priors(
     for row, prediction in enumerate(predictions):
         if prediction is None or prediction.peak_memory_bytes.value <= 0:
             continue
-        share = _predicted_peak(prediction, phases, by_phase).scaled(1 / limit_bytes)
+        peak = _predicted_peak(prediction, phases, by_phase)
+        share = peak.scaled(1 / limit_bytes)
         means[row] = math.log(share.value)
         widths[row] = max(MIN_MEMORY_WIDTH, interval_width(share))
     return means, widths
@@ -271,11 +297,13 @@ def _with_bounds(
 
         E = μ + s λ,  Var = s² (1 + z λ - λ²)
     """
-    rows, b = bounds.rows, bounds.residual
+    rows = bounds.rows
+    b = bounds.residual
     mean = posterior.mean[rows]
     deviation = np.maximum(posterior.deviation[rows], MIN_BOUND_DEVIATION)
     z = (b - mean) / deviation
-    ratio = normal_density(z) / np.maximum(normal_cdf(-z), MIN_PROBABILITY)
+    tail = np.maximum(normal_cdf(-z), MIN_PROBABILITY)
+    ratio = normal_density(z) / tail
     ratio = np.where(z > ASYMPTOTIC_DEVIATIONS, z, ratio)  # λ
     expected = np.maximum(mean + deviation * ratio, b)
     variance = deviation**2 * (1 + z * ratio - ratio**2)

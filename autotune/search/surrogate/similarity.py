@@ -79,9 +79,13 @@ class Kernels:
         """
         self.size = len(table)
         self._numeric, self._categorical = knob_effects(table, figures)
-        composition = np.ones((self.size, 1)) if sources is None else sources
-        self._sources = composition / np.linalg.norm(composition, axis=1, keepdims=True)
-        weights = [effect.weight for effect in (*self._numeric, *self._categorical)]
+        composition = sources
+        if composition is None:
+            composition = np.ones((self.size, 1))
+        norms = np.linalg.norm(composition, axis=1, keepdims=True)
+        self._sources = composition / norms
+        effects = (*self._numeric, *self._categorical)
+        weights = [effect.weight for effect in effects]
         self._total_weight = 1 + sum(weights)
         self._cached_rows: dict[int, FloatArray] = {}  # Of the four parts, shape (4, n)
 
@@ -90,7 +94,8 @@ class Kernels:
         requested = rows.tolist()
         missing = [row for row in dict.fromkeys(requested) if row not in self._cached_rows]
         if missing:
-            computed = np.array(self._compute(np.array(missing)))
+            parts_of_missing = self._compute(np.array(missing))
+            computed = np.array(parts_of_missing)
             for place, row in enumerate(missing):
                 self._cached_rows[row] = computed[:, place]
 
@@ -103,26 +108,31 @@ class Kernels:
 
     def _compute(self, rows: IndexArray) -> SimilarityParts:
         shape = (len(rows), self.size)
-        single, load = np.zeros(shape), np.ones(shape)
-        joint, identity = np.ones(shape), np.ones(shape)
+        single = np.zeros(shape)
+        load = np.ones(shape)
+        joint = np.ones(shape)
+        identity = np.ones(shape)
         for effect in self._numeric:
             near = _mixed(_squared_exponential, effect, rows)
             line = _mixed(_linear, effect, rows)
             distance = effect.weight * (1 - near)
-            difference = effect.weight * (1 - _mixed(_equal, effect, rows))
+            equal = _mixed(_equal, effect, rows)
+            difference = effect.weight * (1 - equal)
             single += effect.weight * 0.5 * (near + line)
             joint *= 1 - distance
             identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - distance
         for effect in self._categorical:
-            difference = effect.weight * (1 - _mixed(_equal, effect, rows))
+            equal = _mixed(_equal, effect, rows)
+            difference = effect.weight * (1 - equal)
             single += effect.weight - difference
             joint *= 1 - JOINT_DECAY * difference
             identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - difference
-        by_source = SOURCE_SHARE * self._sources[rows] @ self._sources.T
+        composition = SOURCE_SHARE * self._sources[rows]
+        by_source = composition @ self._sources.T
         return SimilarityParts(
             bias=1 - SOURCE_SHARE + by_source,
             single=(single + load) / self._total_weight,
@@ -138,7 +148,8 @@ class Kernels:
         for effect in self._numeric:
             actual = 3.0 * (effect.actual - 0.5) ** 2
             predicted = 3.0 * (effect.predicted - 0.5) ** 2
-            line = 1 + (1 - effect.trust) * actual + effect.trust * predicted
+            line_of_actual = 1 + (1 - effect.trust) * actual
+            line = line_of_actual + effect.trust * predicted
             single += effect.weight * 0.5 * line
         return SimilarityParts(
             bias=unit,
@@ -157,15 +168,18 @@ def _mixed(
     rows: IndexArray,
 ) -> FloatArray:
     """Return trust · similarity(predicted positions) + (1 - trust) · similarity(actual ones)."""
-    predicted = similarity(effect.predicted[rows][:, None], effect.predicted[None, :])
+    column = effect.predicted[rows][:, None]
+    predicted = similarity(column, effect.predicted[None, :])
     if effect.trust == 1.0:
         return predicted
-    actual = similarity(effect.actual[rows][:, None], effect.actual[None, :])
+    column = effect.actual[rows][:, None]
+    actual = similarity(column, effect.actual[None, :])
     return effect.trust * predicted + (1 - effect.trust) * actual
 
 
 def _squared_exponential(x_i: FloatArray, x_j: FloatArray) -> FloatArray:
-    return np.exp(-0.5 * ((x_i - x_j) / LENGTH_SCALE) ** 2)
+    distance = (x_i - x_j) / LENGTH_SCALE
+    return np.exp(-0.5 * distance**2)
 
 
 def _linear(x_i: FloatArray, x_j: FloatArray) -> FloatArray:

@@ -54,7 +54,8 @@ PHASE_GROUPS: Mapping[str, tuple[Phase, ...]] = {
 
 REST = "rest"
 # Bounds of the standard deviation of a phase's logarithmic error
-MIN_PHASE_WIDTH, MAX_WIDTH = 0.15, 1.0
+MIN_PHASE_WIDTH = 0.15
+MAX_WIDTH = 1.0
 # Standard deviation of the logarithmic error that all phases of a machine have in common
 LEVEL_DEVIATION = 0.5
 # Shares of the prior variance: most of a phase's error is common to all candidates.
@@ -70,7 +71,8 @@ CLIFF_FACTOR = 3.0
 SPEED_NOISE = (0.01, 0.03, 0.07)
 # A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
 # between single cycles.
-MIN_NOISE_BOUND, NOISE_PER_SCATTER = 0.03, 3.0
+MIN_NOISE_BOUND = 0.03
+NOISE_PER_SCATTER = 3.0
 # Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine
 # was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
@@ -108,16 +110,23 @@ class ThroughputModel:
             # Passes of the trainer are the same code whatever generates: only generation's errors
             # differ by its kind.
             sources = None if group == "training" else table.kinds
-            kernels = Kernels(table, sources, _log_figures(seconds))
+            logs = _log_figures(seconds)
+            kernels = Kernels(table, sources, logs)
             self._seconds[group] = seconds
             self._widths[group] = width
-            self._regressions[group] = Regression(kernels, width, SPEED_NOISE, SPEED_STRUCTURES)
+            self._regressions[group] = Regression(
+                kernels=kernels,
+                amplitude=width,
+                noises=SPEED_NOISE,
+                structures=SPEED_STRUCTURES,
+            )
 
         rates: list[float | None] = []
         for prediction in predictions:
             rate = None if prediction is None else prediction.ranking_rate
             rates.append(None if rate is None else rate.value)
-        self._tokens = _filled(rates) * sum(self._seconds.values())
+        cycle_seconds = sum(self._seconds.values())
+        self._tokens = _filled(rates) * cycle_seconds
 
     @classmethod
     def has_phase_times(cls, predictions: Predictions) -> bool:
@@ -143,9 +152,16 @@ class ThroughputModel:
         errors: dict[str, Posterior] = {}
         corrected: dict[str, FloatArray] = {}
         for group, predicted_seconds in self._seconds.items():
-            error = self._error_posterior(group, newest_cycles, level, noises, pending)
+            error = self._error_posterior(
+                group=group,
+                cycles=newest_cycles,
+                level=level,
+                noises=noises,
+                pending=pending,
+            )
             errors[group] = error
-            corrected[group] = predicted_seconds * np.exp(level + error.mean)
+            factor = np.exp(level + error.mean)
+            corrected[group] = predicted_seconds * factor
 
         # 3. The cycle: the sum of its groups.
         cycle_seconds = np.zeros(len(self._table))
@@ -155,12 +171,16 @@ class ThroughputModel:
         covariances = []
         for group, seconds in corrected.items():
             weight = seconds / cycle_seconds
-            variance += (weight * errors[group].deviation) ** 2
-            covariances.append((weight, errors[group].covariance_with))
+            weighted_deviation = weight * errors[group].deviation
+            variance += weighted_deviation**2
+            covariance_with = errors[group].covariance_with
+            covariances.append((weight, covariance_with))
+        rate = self._tokens / cycle_seconds
+        deviation = np.sqrt(variance)
         return Posterior(
-            mean=np.log(self._tokens / cycle_seconds),
-            deviation=np.maximum(np.sqrt(variance), MIN_DEVIATION),
-            noise=min(errors["rollout"].noise, errors["training"].noise),
+            mean=np.log(rate),
+            deviation=np.maximum(deviation, MIN_DEVIATION),
+            noise=min(errors[group].noise for group in ("rollout", "training")),
             covariance_with=partial(_weighted_covariance, covariances),
         )
 
@@ -173,21 +193,27 @@ class ThroughputModel:
         if speed.tokens_per_second <= 0 or not speed.phase_seconds:
             return None
         stopped = speed.cut_short and len(speed.rates) == 1
+        cycle_seconds = self._tokens[row] / speed.tokens_per_second
         return _Cycle(
             row=row,
-            seconds=_split(speed, self._tokens[row] / speed.tokens_per_second),
+            seconds=_split(speed, cycle_seconds),
             deviation=SINGLE_CYCLE_DEVIATION if stopped else 0.0,
         )
 
     def _level(self, cycles: Collection[_Cycle]) -> float:
         """Return E[l]; outliers of a load are no evidence for it."""
-        pull, precision = 0.0, 1 / LEVEL_DEVIATION**2
+        pull = 0.0
+        precision = 1 / LEVEL_DEVIATION**2
         for group in PHASE_GROUPS:
-            errors, widths = [], []
+            errors = []
+            widths = []
             for cycle in self._informative(group, cycles):
-                if not cycle.deviation and not self._is_cliff(group, cycle, 0.0):
-                    errors.append(self._error(group, cycle))
-                    widths.append(self._widths[group][cycle.row])
+                is_cliff = self._is_cliff(group, cycle, 0.0)
+                if not cycle.deviation and not is_cliff:
+                    error = self._error(group, cycle)
+                    errors.append(error)
+                    width = self._widths[group][cycle.row]
+                    widths.append(width)
             if errors:
                 weight = 1 / statistics.median(widths) ** 2
                 pull += weight * statistics.median(errors)
@@ -198,14 +224,17 @@ class ThroughputModel:
         """Return the cycles in which the group takes a share of the time, as predicted."""
         informative = []
         for cycle in cycles:
-            shorter = min(cycle.seconds[group], self._seconds[group][cycle.row])
-            if shorter > MIN_PHASE_SHARE * sum(cycle.seconds.values()):
+            predicted = self._seconds[group][cycle.row]
+            shorter = min(cycle.seconds[group], predicted)
+            total = sum(cycle.seconds.values())
+            if shorter > MIN_PHASE_SHARE * total:
                 informative.append(cycle)
         return informative
 
     def _error(self, group: str, cycle: _Cycle) -> float:
         """Return e_g."""
-        return math.log(cycle.seconds[group] / self._seconds[group][cycle.row])
+        predicted = self._seconds[group][cycle.row]
+        return math.log(cycle.seconds[group] / predicted)
 
     def _is_cliff(
         self,
@@ -213,9 +242,11 @@ class ThroughputModel:
         cycle: _Cycle,
         level: float,
     ) -> bool:
+        if cycle.deviation:
+            return False
         width = self._widths[group][cycle.row]
         bound = max(math.log(CLIFF_FACTOR), CLIFF_FACTOR * width)
-        return not cycle.deviation and self._error(group, cycle) - level > bound
+        return bool(self._error(group, cycle) - level > bound)
 
     def _error_posterior(
         self,
@@ -227,7 +258,9 @@ class ThroughputModel:
     ) -> Posterior:
         """Return the posterior of d_g."""
         # 1. The usual errors, and those of outliers.
-        rows, errors, deviations = [], [], []
+        rows = []
+        errors = []
+        deviations = []
         cliffs: list[tuple[int, float]] = []
         for cycle in self._informative(group, cycles):
             error = self._error(group, cycle) - level
@@ -251,7 +284,8 @@ class ThroughputModel:
         unmeasured = np.ones(len(mean), dtype=bool)
         unmeasured[observed.rows] = False
         for row, error in cliffs:
-            mean[(loads == loads[row]) & unmeasured] = error
+            same_load = loads == loads[row]
+            mean[same_load & unmeasured] = error
             mean[row] = error
         return replace(posterior, mean=mean)
 
@@ -270,10 +304,13 @@ class CycleModel:
                 self._predicted[row] = True
                 logs[row] = math.log(rate.value)
                 width[row] = max(interval_width(rate), MIN_SPEED_WIDTH)
-        middle = statistics.fmean(logs[self._predicted]) if self._predicted.any() else 0.0
+        middle = 0.0
+        if self._predicted.any():
+            middle = statistics.fmean(logs[self._predicted])
         guess = middle + SPEED_PER_DOUBLING * table.steps
         self._prior = np.where(self._predicted, logs, guess)
-        self._regression = Regression(Kernels(table), width, SPEED_NOISE)
+        kernels = Kernels(table)
+        self._regression = Regression(kernels, width, SPEED_NOISE)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
@@ -281,17 +318,23 @@ class CycleModel:
         for trial in trials:
             row = self._table.row_by_id.get(trial.candidate.id)
             speed = trial.measurement.ranking_speed
-            if row is not None and speed is not None and speed.tokens_per_second > 0:
-                logs_by_row.setdefault(row, []).append(math.log(speed.tokens_per_second))
+            if row is None or speed is None:
+                continue
+            if speed.tokens_per_second > 0:
+                log_speed = math.log(speed.tokens_per_second)
+                logs_by_row.setdefault(row, []).append(log_speed)
         measured = {row: statistics.fmean(logs) for row, logs in logs_by_row.items()}
 
         prior = self._centred_prior(measured)
         rows = np.array(list(measured), dtype=np.int64)
-        residual = np.array(list(measured.values())) - prior[rows]
-        observed = Observations(rows, residual, np.zeros(len(measured)))
+        speeds = np.array(list(measured.values()))
+        residual = speeds - prior[rows]
+        no_variance = np.zeros(len(measured))
+        observed = Observations(rows, residual, no_variance)
         posterior = self._regression.posterior(observed, pending)
         deviation = np.maximum(posterior.deviation, MIN_DEVIATION)
-        return replace(posterior, mean=posterior.mean + prior, deviation=deviation)
+        mean = posterior.mean + prior
+        return replace(posterior, mean=mean, deviation=deviation)
 
     def _centred_prior(self, measured: Mapping[int, float]) -> FloatArray:
         """Return the prior, with unpredicted speeds centred on the measured ones."""
@@ -301,7 +344,8 @@ class CycleModel:
                 offsets.append(speed - self._prior[row])
         if not offsets:
             return self._prior
-        return np.where(self._predicted, self._prior, self._prior + statistics.fmean(offsets))
+        centred = self._prior + statistics.fmean(offsets)
+        return np.where(self._predicted, self._prior, centred)
 
 
 def median_scatter(trials: Iterable[Trial]) -> float | None:
@@ -326,9 +370,11 @@ def _weighted_covariance(
     covariances: Sequence[tuple[FloatArray, Covariance]], row: int
 ) -> FloatArray:
     """Return Σ_g w_g w_g[row] cov_g: errors of different groups are independent."""
-    total = np.zeros(len(covariances[0][0]))
+    first_weight = covariances[0][0]
+    total = np.zeros(len(first_weight))
     for weight, covariance_with in covariances:
-        total += weight * weight[row] * covariance_with(row)
+        covariance = covariance_with(row)
+        total += weight * weight[row] * covariance
     return total
 
 
@@ -337,7 +383,8 @@ def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
     timed_seconds = sum(speed.phase_seconds.values())
     seconds: dict[str, float] = {}
     for group, phases in PHASE_GROUPS.items():
-        seconds[group] = sum(speed.phase_seconds.get(phase, 0.0) for phase in phases)
+        phase_seconds = [speed.phase_seconds.get(phase, 0.0) for phase in phases]
+        seconds[group] = sum(phase_seconds)
     grouped_seconds = sum(seconds.values())
     seconds[REST] = max(0.0, timed_seconds - grouped_seconds)
     for group, part in seconds.items():
@@ -383,18 +430,21 @@ def _group_of(phase: Phase) -> str:
 def _width(seconds: Estimate) -> float:
     if seconds.value <= 0:
         return MIN_PHASE_WIDTH
-    return min(MAX_WIDTH, max(MIN_PHASE_WIDTH, interval_width(seconds)))
+    width = max(MIN_PHASE_WIDTH, interval_width(seconds))
+    return min(MAX_WIDTH, width)
 
 
 def _is_timed(prediction: Prediction) -> bool:
-    return prediction.tokens_per_second is not None and bool(prediction.seconds_by_phase)
+    has_speed = prediction.tokens_per_second is not None
+    return has_speed and bool(prediction.seconds_by_phase)
 
 
 def _filled(figures: Sequence[float | None]) -> FloatArray:
     """Replace None by the median of the other figures."""
     filled = np.array(figures, dtype=float)  # None becomes NaN
     missing = np.isnan(filled)
-    filled[missing] = np.median(filled[~missing])
+    median = np.median(filled[~missing])
+    filled[missing] = median
     return filled
 
 
@@ -403,4 +453,5 @@ def _log_figures(seconds: FloatArray) -> FloatArray | None:
     longest = float(seconds.max())
     if longest <= 0:
         return None
-    return np.asarray(np.log(np.maximum(seconds, longest * MIN_PHASE_SHARE)))
+    shortest = longest * MIN_PHASE_SHARE
+    return np.asarray(np.log(np.maximum(seconds, shortest)))

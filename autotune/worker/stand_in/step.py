@@ -56,7 +56,8 @@ def prepared(spec: Spec) -> Any:
     settings = spec["settings"]
     model_spec = spec["model"]
     config = model_spec.get("config") or {}
-    if config.get("auto_map") and not spec.get("trust_remote_code"):
+    trusts_code = spec.get("trust_remote_code")
+    if config.get("auto_map") and not trusts_code:
         raise Untraceable(
             f"{model_spec['name']} has code of its own, which is not trusted. Trace it with"
             " --trust-remote-code."
@@ -116,7 +117,8 @@ def adapt(
     for name, value in adapter.items():
         if value is not None:
             settings[PEFT_NAMES.get(name, name)] = value
-    unknown = sorted(set(settings) - set(inspect.signature(peft.LoraConfig).parameters))
+    known_names = inspect.signature(peft.LoraConfig).parameters
+    unknown = sorted(set(settings) - set(known_names))
     if unknown:
         raise Untraceable(f"PEFT {peft.__version__} has no adapter setting {', '.join(unknown)}")
     settings.setdefault("task_type", "CAUSAL_LM")
@@ -126,7 +128,8 @@ def adapt(
     if "autocast_adapter_dtype" in inspect.signature(peft.get_peft_model).parameters:
         options["autocast_adapter_dtype"] = widened
     with fake_models.adapters_on_meta():
-        return peft.get_peft_model(model, peft.LoraConfig(**settings), **options)
+        lora_config = peft.LoraConfig(**settings)
+        return peft.get_peft_model(model, lora_config, **options)
 
 
 def checkpoint(
@@ -140,7 +143,8 @@ def checkpoint(
         return
     options = settings.get("gradient_checkpointing_kwargs")
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
-    if adapted and (options or {}).get("use_reentrant", True):
+    checkpointing = options or {}
+    if adapted and checkpointing.get("use_reentrant", True):
         model.enable_input_require_grads()
 
 
@@ -203,7 +207,8 @@ class StandInStep:
         requested = self.spec.get("micro_steps")
         if requested:
             return int(requested)
-        return min(2, int(self.settings.get("gradient_accumulation_steps") or 1))
+        accumulation = self.settings.get("gradient_accumulation_steps") or 1
+        return min(2, int(accumulation))
 
     def _micro_step(self, inputs: Mapping[str, Any], micro_steps: int) -> None:
         self.annotator.enter("forward")
@@ -249,7 +254,8 @@ class StandInStep:
         return policy_loss(self.forward(**model_inputs), labels, self.loss, options)
 
     def _loss_options(self) -> Arguments:
-        options = dict(self.settings.get("loss_options") or {})
+        stated = self.settings.get("loss_options") or {}
+        options = dict(stated)
         if not torch.is_grad_enabled():
             score = self.settings.get("score") or {}
             options.update(score.get("loss_options") or {})
@@ -260,7 +266,8 @@ def batches(spec: Spec, score: Settings | None = None) -> Callable[[], Arguments
     """Return a factory of batches at the longest length, or of the `score`'s rows and length."""
     lengths = spec["lengths"]
     rows = int(spec["settings"]["per_device_train_batch_size"])
-    length = int(lengths["prompt"]) + int(lengths["completion"])
+    prompt_length = int(lengths["prompt"])
+    length = prompt_length + int(lengths["completion"])
     if score is not None:
         rows = int(score.get("rows") or rows)
         length = int(score.get("length") or length)
@@ -320,7 +327,8 @@ def optimizer_for(parameters: list[Any], settings: Settings) -> Any:
     learning_rate = settings.get("learning_rate", 1e-5)
     if name in OPTIMIZERS:
         class_name, options = OPTIMIZERS[name]
-        return getattr(torch.optim, class_name)(parameters, lr=learning_rate, **options)
+        optimizer_class = getattr(torch.optim, class_name)
+        return optimizer_class(parameters, lr=learning_rate, **options)
     optimizer = bitsandbytes_optimizers.optimizer_for(name, parameters, lr=learning_rate)
     if optimizer is None:
         raise Untraceable(

@@ -62,7 +62,8 @@ class StepAnnotator(NullAnnotator):
 
     def __init__(self, spec: Spec, *, tile: int | None = None) -> None:
         self.ledger = Ledger()
-        self.tracker = Tracker(self.ledger, workspaces=workspaces_for(spec))
+        workspaces = workspaces_for(spec)
+        self.tracker = Tracker(self.ledger, workspaces=workspaces)
         self.tile = tile  # columns per tile, if logits are made in tiles of the vocabulary
         self.inventory: Result = {}
         self.notes: list[str] = []
@@ -117,9 +118,11 @@ class StepAnnotator(NullAnnotator):
     def mark_model(self, model: Any) -> None:
         """Record the inventory; with any frozen parameter, trainable ones are adapters."""
         trainable = _trainable(model)
-        if len(trainable) < len(list(model.parameters())):
+        all_parameters = list(model.parameters())
+        if len(trainable) < len(all_parameters):
             self.tracker.set_part(trainable, "adapters")
-        self.inventory = inventory(model, layers_of(model))
+        layers = layers_of(model)
+        self.inventory = inventory(model, layers)
         self.tracker.vocabulary = self._logits_widths(model.config)
 
     def _logits_widths(self, config: Any) -> frozenset[int]:

@@ -129,7 +129,8 @@ def _padded_heads(
 def _aligned(mask: Any) -> Any:
     """Let rows begin at multiples of 8."""
     *strides, last_stride = mask.stride()
-    if last_stride == 1 and all(stride % 8 == 0 for stride in strides):
+    are_aligned = all(stride % 8 == 0 for stride in strides)
+    if last_stride == 1 and are_aligned:
         return mask
     length = mask.shape[-1]
     return pad(mask, (0, 8 - length % 8))[..., :length]
@@ -162,7 +163,8 @@ def choose(
     )
     if prefers_cudnn and _fits_cudnn(query, key, value, mask, dropout, gqa):
         return "cudnn"
-    flash_enabled = torch.backends.cuda.flash_sdp_enabled() and mask is None
+    is_enabled = torch.backends.cuda.flash_sdp_enabled()
+    flash_enabled = is_enabled and mask is None
     if flash_enabled and _fits_flash(query, key, value, dropout, causal, gqa):
         return "flash"
     efficient_enabled = torch.backends.cuda.mem_efficient_sdp_enabled()
@@ -204,7 +206,8 @@ def _fits_flash(
 ) -> bool:
     head_size = query.shape[-1]
     major, minor = capability()
-    little_shared_memory = major == 12 or (major == 8 and minor in range(6, 10))
+    has_smaller_memory = major == 8 and minor in range(6, 10)
+    little_shared_memory = major == 12 or has_smaller_memory
     backward_fits = True
     if little_shared_memory:
         backward_fits = head_size <= 192 or (dropout == 0 and head_size > 224)
@@ -400,7 +403,8 @@ def _package_importable() -> Iterator[AbstractContextManager[None]]:
 def _availability_checks_pass() -> Iterator[AbstractContextManager[None]]:
     """Let the checks pass in every module that has them; releases differ."""
     for name, module in list(sys.modules.items()):
-        if name.split(".")[0] not in ("transformers", "trl", "peft"):
+        package = name.split(".")[0]
+        if package not in ("transformers", "trl", "peft"):
             continue
         for check in ("is_flash_attn_2_available", "is_flash_attn_available"):
             if callable(vars(module).get(check)):
@@ -413,7 +417,8 @@ def _functions_of_transformers_replaced() -> Iterator[AbstractContextManager[Non
     if utilities is None:
         return
     names = vars(utilities)
-    for checks in names.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {}).values():
+    compatibility = names.get("FLASH_ATTENTION_COMPATIBILITY_MATRIX", {})
+    for checks in compatibility.values():
         if checks.get("flash_attn_version") == 2:
             yield swapped(checks, "general_availability_check", _passes)
     if "_loaded_implementation" in names:
@@ -427,7 +432,8 @@ def _functions_of_transformers_replaced() -> Iterator[AbstractContextManager[Non
 @all_entered
 def _model_checks_pass() -> Iterator[AbstractContextManager[None]]:
     """Let the model's own checks of package, device and precision pass."""
-    base = getattr(sys.modules.get("transformers.modeling_utils"), "PreTrainedModel", None)
+    modeling = sys.modules.get("transformers.modeling_utils")
+    base = getattr(modeling, "PreTrainedModel", None)
     if base is None:
         return
     answers = {

@@ -89,7 +89,8 @@ def follow_cuda() -> Iterator[None]:
 
 def _install(library: Any) -> None:
     """Register a kernel for each operation of CUDA's lists, and none for others of the CPU's."""
-    for name, policy in _policies(_operations_of_cpu_list()).items():
+    operations = _operations_of_cpu_list()
+    for name, policy in _policies(operations).items():
         operation = _operation(name)
         if operation is None:
             continue  # not in this release of torch
@@ -111,7 +112,8 @@ def _policies(on_cpu: frozenset[str]) -> dict[str, Policy]:
     to_widest = functools.partial(_cast_all, _widest)
 
     policies: dict[str, Policy] = {}
-    policies.update(dict.fromkeys(on_cpu - lower_precision, torch.library.fallthrough_kernel))
+    on_cpu_only = on_cpu - lower_precision
+    policies.update(dict.fromkeys(on_cpu_only, torch.library.fallthrough_kernel))
     policies.update(dict.fromkeys(lower_precision - on_cpu, to_lower_precision))
     policies.update(dict.fromkeys(FP32, to_float32))
     policies.update(dict.fromkeys(FP32_UNLESS_DTYPE_GIVEN, _fp32_unless_dtype_given))
@@ -184,9 +186,11 @@ def _fp32_by_overload(operation: Any, *args: Any, **kwargs: Any) -> Any:
     schema = operation._schema
     name = f"{schema.name.removeprefix('aten::')}.{operation._overloadname}"
     defaults = [argument.default_value for argument in schema.arguments]
-    all_args = (*args, *defaults[len(args) :])
+    missing = defaults[len(args) :]
+    all_args = (*args, *missing)
     dtype = torch.float32 if _is_castable(args[0]) else args[0].dtype
-    return _run(_operation(FP32_BY_OVERLOAD[name]), all_args, {**kwargs, "dtype": dtype})
+    operation = _operation(FP32_BY_OVERLOAD[name])
+    return _run(operation, all_args, {**kwargs, "dtype": dtype})
 
 
 def _unsafe(operation: Any, *args: Any, **kwargs: Any) -> Any:

@@ -80,7 +80,8 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
         self.paged = self.paged_by_default if is_paged is None else is_paged
         self.managed_bytes = 0
         """Bytes of the state in managed memory."""
-        super().__init__(params, {"lr": lr, "weight_decay": kwargs.get("weight_decay", 0.0)})
+        weight_decay = kwargs.get("weight_decay", 0.0)
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay})
 
     @torch.no_grad()  # type: ignore[untyped-decorator]
     def step(self, closure: Any = None) -> Any:
@@ -97,7 +98,8 @@ class _StateOnly(torch.optim.Optimizer):  # type: ignore[misc]
     def _make_state(self, parameter: Any) -> None:
         state = self.state[parameter]
         count = parameter.numel()
-        bits = _Manager.get_instance().bits_of(parameter, self.bits)
+        manager = _Manager.get_instance()
+        bits = manager.bits_of(parameter, self.bits)
         in_8bit = count >= SMALLEST_8BIT and bits != 32
         dtype = torch.uint8 if in_8bit else torch.float32
         for number in range(1, self.moments + 1):

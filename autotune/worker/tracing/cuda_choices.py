@@ -66,7 +66,8 @@ def as_on_cuda(spec: Spec) -> Iterator[AbstractContextManager[None]]:
     yield kernels.attention_on_cuda()
     yield attention.flash_package_installed()
     yield kernels.liger_installed(spec)
-    optimizer_name = str(spec.get("settings", {}).get("optim", ""))
+    settings = spec.get("settings", {})
+    optimizer_name = str(settings.get("optim", ""))
     if bitsandbytes_optimizers.is_bitsandbytes(optimizer_name):
         yield bitsandbytes_optimizers.installed()
 
@@ -112,7 +113,8 @@ def _gpu_described() -> Iterator[AbstractContextManager[None]]:
 @all_entered
 def half_precision_trains() -> Iterator[AbstractContextManager[None]]:
     """Enable float16 autocast with a gradient scaler; accelerate disables it on a CPU."""
-    accelerator = getattr(sys.modules.get("accelerate.accelerator"), "Accelerator", None)
+    module = sys.modules.get("accelerate.accelerator")
+    accelerator = getattr(module, "Accelerator", None)
     if accelerator is None:
         return
     init_of_accelerate = accelerator.__init__
@@ -152,7 +154,8 @@ class _Scaler:
 @all_entered
 def _products_counted() -> Iterator[AbstractContextManager[None]]:
     for namespace, name in _UNCOUNTED_PRODUCTS:
-        packet = getattr(getattr(torch.ops, namespace), name, None)
+        operations = getattr(torch.ops, namespace)
+        packet = getattr(operations, name, None)
         if packet is not None and packet not in flop_registry:
             yield swapped(flop_registry, packet, _product_flops)
 

@@ -220,7 +220,8 @@ def key_of(
     kwargs: Mapping[str, Any],
 ) -> Key | None:
     """Return everything that decides the result's form; None if that is more than a key holds."""
-    description: list[object] = [id(func), torch.get_default_dtype()]
+    default_dtype = torch.get_default_dtype()
+    description: list[object] = [id(func), default_dtype]
     if not _describe(args, description):
         return None
     if kwargs:

@@ -65,7 +65,8 @@ def _first_set(config: Any, *names: str) -> Any:
 
 def depends_on_routing(model: Any) -> bool:
     """Return True if memory depends on the routing, so that a second trace is needed."""
-    implementation = getattr(model.config.get_text_config(), "_experts_implementation", "eager")
+    text_config = model.config.get_text_config()
+    implementation = getattr(text_config, "_experts_implementation", "eager")
     return routing_of(model) is not None and implementation in (None, "eager")
 
 
@@ -83,7 +84,8 @@ def extra_bytes(
         return 0
     annotator.note(NOTE)
     worst = again({**spec, "routing": "one"})
-    return int(max(0, worst.ledger.peak - annotator.ledger.peak))
+    excess = worst.ledger.peak - annotator.ledger.peak
+    return int(max(0, excess))
 
 
 @all_entered
@@ -111,7 +113,8 @@ def _grouped_products_of_all_types() -> Iterator[AbstractContextManager[None]]:
 
     # torch before 2.13 refuses a second Python kernel unless it is allowed by name.
     options: dict[str, Any] = {}
-    if "allow_override" in inspect.signature(torch.library.Library.impl).parameters:
+    parameters = inspect.signature(torch.library.Library.impl).parameters
+    if "allow_override" in parameters:
         options["allow_override"] = True
     yield torch_kernels(
         lambda library: library.impl("_grouped_mm", grouped_product, "Meta", **options)

@@ -77,7 +77,8 @@ def cut(config: Any, layers: int) -> None:
         setattr(text, name, list(value)[:layers])
     sharing = getattr(text, "num_kv_shared_layers", None)
     if sharing:  # the last layers
-        text.num_kv_shared_layers = max(0, sharing - (all_layers - layers))
+        unshared = sharing - (all_layers - layers)
+        text.num_kv_shared_layers = max(0, unshared)
 
 
 def build(
@@ -94,7 +95,8 @@ def build(
     """
     import transformers
 
-    architecture = (getattr(config, "architectures", None) or [""])[0]
+    architectures = getattr(config, "architectures", None) or [""]
+    architecture = architectures[0]
     has_vision = hasattr(config, "vision_config") and hasattr(transformers, architecture)
     options: dict[str, Any] = {}
     if scores:

@@ -52,12 +52,15 @@ def _ranks(spec: Spec) -> int:
 def _options(spec: Spec) -> dict[str, Any]:
     """Return the user's `fsdp_config` (prefix removed) with the options of the request."""
     options: dict[str, Any] = {}
-    fsdp_config = (spec.get("settings") or {}).get("fsdp_config")
+    settings = spec.get("settings") or {}
+    fsdp_config = settings.get("fsdp_config")
     if isinstance(fsdp_config, Mapping):
         for name, value in fsdp_config.items():
             options[name.removeprefix("fsdp_")] = value
-    options.update(spec["sharding"].get("options") or {})
-    if _is_true(options.get("cpu_offload", options.get("offload_params", False))):
+    stated = spec["sharding"].get("options") or {}
+    options.update(stated)
+    offloads = options.get("cpu_offload", options.get("offload_params", False))
+    if _is_true(offloads):
         raise Untraceable(
             "FSDP2 with parameters offloaded to the host cannot be traced: its shards would be"
             " counted on the device"
@@ -257,7 +260,8 @@ def _receive_weights(
     stay in torch's cache.
     """
     options = _options(spec)
-    quantised = (spec.get("model") or {}).get("load_in_4bit")
+    model_spec = spec.get("model") or {}
+    quantised = model_spec.get("load_in_4bit")
     loads_efficiently = _is_true(options.get("cpu_ram_efficient_loading", True))
     if options.get("units") == "layers" or quantised or not loads_efficiently:
         return
@@ -307,7 +311,8 @@ def _shard_by_layer(
 
     # 2. Layers and embeddings.
     untied = widened and not getattr(model.config, "tie_word_embeddings", True)
-    layer_names = set(getattr(model, "_no_split_modules", None) or ())
+    class_names = getattr(model, "_no_split_modules", None) or ()
+    layer_names = set(class_names)
     reshards = _is_true(options.get("reshard_after_forward", True))
     for module in list(model.modules()):
         is_embedding = untied and isinstance(module, torch.nn.Embedding)

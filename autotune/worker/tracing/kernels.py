@@ -75,7 +75,8 @@ def _product_added(
 
 
 # Fake tensors use torch's own decompositions alone, which they tell by these two names.
-_product_added.__module__, _product_added.__name__ = "torch._decomp.decompositions", "addmm"
+_product_added.__module__ = "torch._decomp.decompositions"
+_product_added.__name__ = "addmm"
 
 
 def _dropout(
@@ -178,7 +179,8 @@ def recompiled(function: FunctionType) -> Any:
     """Return the function with its CUDA checks answered; None if it has none."""
     # 1. The source, with the checks replaced.
     try:
-        tree = ast.parse(textwrap.dedent(inspect.getsource(function)))
+        source = textwrap.dedent(inspect.getsource(function))
+        tree = ast.parse(source)
     except (OSError, TypeError, SyntaxError):
         return None
     checks = _CudaChecks()
@@ -191,7 +193,8 @@ def recompiled(function: FunctionType) -> Any:
     definition.decorator_list = []
     ast.increment_lineno(definition, function.__code__.co_firstlineno - 1)
     future = ast.parse("from __future__ import annotations").body
-    code = compile(ast.Module([*future, definition], []), inspect.getfile(function), "exec")
+    module = ast.Module([*future, definition], [])
+    code = compile(module, inspect.getfile(function), "exec")
     names: dict[str, Any] = {}
     exec(code, function.__globals__, names)
     changed = names[function.__name__]
@@ -270,7 +273,8 @@ def not_launched(prefix: str) -> Iterator[AbstractContextManager[None]]:
 
 def _is_kernel(name: str, value: Any) -> bool:
     """Recognise a kernel by its class, or by its name and an argument."""
-    is_triton = type(value).__module__.split(".")[0] == "triton"
+    package = type(value).__module__.split(".")[0]
+    is_triton = package == "triton"
     if is_triton and hasattr(value, "__getitem__") and hasattr(value, "run"):
         return True
     if not name.endswith("_kernel") or not isinstance(value, FunctionType):
@@ -399,7 +403,8 @@ def _restored_models(spec: Spec) -> Iterator[None]:
 
 
 def _is_of_liger(value: Any) -> bool:
-    return str(getattr(value, "__module__", "")).startswith("liger_kernel")
+    module_name = str(getattr(value, "__module__", ""))
+    return module_name.startswith("liger_kernel")
 
 
 def _restore(

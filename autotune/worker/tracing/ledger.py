@@ -96,7 +96,8 @@ class Ledger:
         its own.
         """
         if self.phase in ("score", "forward", "backward") and self.sizes:
-            self.products.setdefault(self.phase == "backward", len(self.sizes) - 1)
+            is_backward = self.phase == "backward"
+            self.products.setdefault(is_backward, len(self.sizes) - 1)
 
     def set_part(self, number: int, part: str) -> None:
         """Correct the part of an allocation."""
@@ -107,6 +108,7 @@ class Ledger:
         self.closed = True
 
     def as_json(self) -> Result:
+        numbered = sorted(self.products.items())
         return {
             "sizes": self.sizes,
             "parts": self.parts,
@@ -114,7 +116,7 @@ class Ledger:
             "events": self.events,
             "marks": self.marks,
             "streams": self.streams,
-            "products": [number for _, number in sorted(self.products.items())],
+            "products": [number for _, number in numbered],
         }
 
     # Work.

@@ -63,8 +63,10 @@ def cost_of(
     without a result changes.
     """
     # 1. Bytes.
-    operands = tensors_in((*args, *kwargs.values()))
-    changed = tensors_in([args[position] for position in written if position < len(args)])
+    all_args = (*args, *kwargs.values())
+    operands = tensors_in(all_args)
+    written_args = [args[position] for position in written if position < len(args)]
+    changed = tensors_in(written_args)
     tensors = (*operands, *changed, *tensors_in((out,)))
     moved = sum([tensor.numel() * tensor.element_size() for tensor in tensors])
 

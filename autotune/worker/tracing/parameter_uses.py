@@ -80,7 +80,8 @@ class ParameterUses:
         }
 
     def _note(self, kind: int, index: int, *details: int) -> None:
-        self.uses.append([len(self._ledger.events), kind, index, *details])
+        position = len(self._ledger.events)
+        self.uses.append([position, kind, index, *details])
 
     def watch(
         self,

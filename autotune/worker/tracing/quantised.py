@@ -36,7 +36,8 @@ from ..protocol import Settings
 from . import Spec, Untraceable
 from .patching import all_entered, swapped
 
-WEIGHT_BLOCK, NESTED_BLOCK = 64, 256
+WEIGHT_BLOCK = 64
+NESTED_BLOCK = 256
 """Weights per scale, and scales per nested scale: bitsandbytes' defaults on CUDA."""
 
 OUTLIER_THRESHOLD = 6.0
@@ -60,12 +61,14 @@ def quantise(model: Any, spec: Spec) -> None:
         # From 2.1 on GPTQModel's Triton layer, while it trains, multiplies as its torch layer does
         # (https://github.com/ModelCloud/GPTQModel/pull/1401). Without an installed release today's
         # is assumed.
-        options["trains_by_torch"] = releases.release("gptqmodel") >= (2, 1)
+        version = releases.release("gptqmodel")
+        options["trains_by_torch"] = version >= (2, 1)
 
     dtype = getattr(torch, settings["dtype"])
     quantised_layer = _LAYERS[kind]
     with _disable_current_modes():  # a fake tensor cannot be a bitsandbytes parameter
-        for name, linear in _quantised_layers(model, settings).items():
+        layers = _quantised_layers(model, settings)
+        for name, linear in layers.items():
             parent, _, child = name.rpartition(".")
             layer = quantised_layer(linear, dtype, options)
             setattr(model.get_submodule(parent), child, layer)
@@ -343,9 +346,11 @@ def _as_4bit(
         options.get("bnb_4bit_use_double_quant", options.get("use_bnb_nested_quant", False))
     )
     storage_dtype = _dtype_of(options.get("bnb_4bit_quant_storage") or "uint8")
-    layer = _empty_layer(_Linear4bit, _of_bitsandbytes("Linear4bit", torch.nn.Linear), source)
+    layer_class = _of_bitsandbytes("Linear4bit", torch.nn.Linear)
+    layer = _empty_layer(_Linear4bit, layer_class, source)
     layer.unpacked_dtype = dtype
-    layer.compute_dtype = _dtype_of(options.get("bnb_4bit_compute_dtype") or options["dtype"])
+    dtype_name = options.get("bnb_4bit_compute_dtype") or options["dtype"]
+    layer.compute_dtype = _dtype_of(dtype_name)
     layer.compute_type_is_set = True
     layer.quant_type = str(options.get("bnb_4bit_quant_type") or "nf4")
     layer.compress_statistics = nested
@@ -377,7 +382,8 @@ def _as_8bit(
     dtype: torch.dtype,
     options: Settings,
 ) -> Any:
-    layer = _empty_layer(_Linear8bit, _of_bitsandbytes("Linear8bitLt", torch.nn.Linear), source)
+    layer_class = _of_bitsandbytes("Linear8bitLt", torch.nn.Linear)
+    layer = _empty_layer(_Linear8bit, layer_class, source)
     layer.threshold = float(options.get("llm_int8_threshold", OUTLIER_THRESHOLD))
     packed = torch.empty(source.out_features, source.in_features, dtype=torch.int8, device="meta")
     layer.weight = _of_bitsandbytes("Int8Params", _frozen)(

@@ -187,7 +187,8 @@ def _efficient_backward(call: OperationCall) -> int:
     batch, heads, length, head_size = query.shape
     value_size = value.shape[3]
     half = query.dtype in _HALF
-    rows, columns, largest_head = _efficient_tile(max(head_size, value_size), half)
+    head = max(head_size, value_size)
+    rows, columns, largest_head = _efficient_tile(head, half)
     in_registers = half and largest_head <= rows
 
     # 1. Tiles of one head.
@@ -195,7 +196,8 @@ def _efficient_backward(call: OperationCall) -> int:
     tiles = math.ceil(length / rows) * math.ceil(head_size / columns) * tile_bytes
     if half and not in_registers:
         key_blocks = math.ceil(key.shape[2] / columns)
-        splits = max(1, min(key_blocks, 200 // (batch * heads)))
+        share = 200 // (batch * heads)
+        splits = max(1, min(key_blocks, share))
         key_and_value_size = round_up(head_size, rows) + round_up(value_size, rows)
         tiles += splits * columns * key_and_value_size * FLOAT32_BYTES
 
@@ -276,12 +278,15 @@ def _softmax(call: OperationCall) -> int:
     return 0 if operand.is_contiguous() else int(operand.nbytes)
 
 
-THREADS, WARP, MAX_OUTPUTS = 512, 32, 4
+THREADS = 512
+WARP = 32
+MAX_OUTPUTS = 4
 """Threads of a block for one output each, of a warp; outputs of one thread at most
 (`Reduce.cuh`).
 """
 
-LEAST_VALUES, MOST_VALUES = 16, 256
+LEAST_VALUES = 16
+MOST_VALUES = 256
 """Values per thread below and above which `Reduce.cuh` divides the inputs over fewer or more
 blocks.
 """

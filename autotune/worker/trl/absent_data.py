@@ -143,7 +143,8 @@ def _reader(read: Callable[..., Any], report: Callable[[str, str], None]) -> Cal
         try:
             return read(*args, **options)
         except (OSError, TimeoutError):  # no network, no such file or dataset
-            name = options.get("data_files") or (args or (options.get("path"),))[0]
+            path = args or (options.get("path"),)
+            name = options.get("data_files") or path[0]
             report("dataset", str(name))
             return PlaceholderRows()
 

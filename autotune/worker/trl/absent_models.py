@@ -18,7 +18,11 @@ from ..tracing.patching import attribute
 from .script_capture import ScriptFailed
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
-LOADERS = {"AutoConfig": "config", "AutoTokenizer": "tokenizer", "AutoProcessor": "tokenizer"}
+LOADERS = {
+    "AutoConfig": "config",
+    "AutoTokenizer": "tokenizer",
+    "AutoProcessor": "tokenizer",
+}
 """Class of transformers -> what it loads."""
 
 QUANTISED = ("load_in_4bit", "load_in_8bit")
@@ -39,8 +43,9 @@ class AbsentModels:
         config = self._look_up(name)
         if config is None:
             return None
-        scratch = tempfile.mkdtemp(prefix="autotune-model-")
-        self._folders[name] = str(synthetic.write_model_folder(Path(scratch), config))
+        scratch = Path(tempfile.mkdtemp(prefix="autotune-model-"))
+        folder = synthetic.write_model_folder(scratch, config)
+        self._folders[name] = str(folder)
         return self._folders[name]
 
     def loaded(self, load: Callable[..., Any], kind: str) -> Callable[..., Any]:
@@ -66,10 +71,12 @@ class AbsentModels:
         import torch
         from transformers import AutoConfig
 
-        config = options.get("config") or AutoConfig.from_pretrained(
-            name, trust_remote_code=bool(options.get("trust_remote_code"))
-        )
-        dtype = _dtype(options.get("dtype", options.get("torch_dtype")), config)
+        config = options.get("config")
+        if not config:
+            trusts_code = bool(options.get("trust_remote_code"))
+            config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code)
+        stated_dtype = options.get("dtype", options.get("torch_dtype"))
+        dtype = _dtype(stated_dtype, config)
         is_auto = hasattr(model_class, "from_config")
         build = model_class.from_config if is_auto else model_class._from_config
         with torch.device("meta"):
@@ -78,14 +85,19 @@ class AbsentModels:
         attention = options.get("attn_implementation")
         if attention is not None:
             model.config._attn_implementation_internal = attention
+        quantisation = options.get("quantization_config")
         for flag in QUANTISED:
-            if options.get(flag) or _flag(options.get("quantization_config"), flag):
+            if options.get(flag) or _flag(quantisation, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
         return model
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in options.items() if name not in ("revision", "cache_dir")}
+    plain = {}
+    for name, value in options.items():
+        if name not in ("revision", "cache_dir"):
+            plain[name] = value
+    return plain
 
 
 def _flag(quantisation: Any, name: str) -> bool:
@@ -99,8 +111,11 @@ def _dtype(stated: Any, config: Any) -> Any:
     import torch
 
     if stated is None or stated == "auto":
-        stated = getattr(config.get_text_config(), "dtype", None) or torch.float32
-    return getattr(torch, stated) if isinstance(stated, str) else stated
+        text_config = config.get_text_config()
+        stated = getattr(text_config, "dtype", None) or torch.float32
+    if isinstance(stated, str):
+        return getattr(torch, stated)
+    return stated
 
 
 @contextmanager
@@ -116,29 +131,32 @@ def without_weights(
 
     absent = AbsentModels(look_up, report)
     with ExitStack() as stack:
-        stack.enter_context(attribute(huggingface_hub, "login", lambda *_, **__: None))
+        no_login = attribute(huggingface_hub, "login", lambda *_, **__: None)
+        stack.enter_context(no_login)
         # No model is partitioned while it is built: there is one process here.
-        stack.enter_context(
-            attribute(transformers.modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
-        )
+        modeling = transformers.modeling_utils
+        not_partitioned = attribute(modeling, "is_deepspeed_zero3_enabled", lambda: False)
+        stack.enter_context(not_partitioned)
         for name, kind in LOADERS.items():
             owner = getattr(transformers, name)
             load = absent.loaded(owner.from_pretrained, kind)
             if kind == "tokenizer":
                 load = _behind_config(load)
-            stack.enter_context(attribute(owner, "from_pretrained", staticmethod(load)))
+            loader = attribute(owner, "from_pretrained", staticmethod(load))
+            stack.enter_context(loader)
 
         def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
             return absent.built(cls, name, **options)
 
-        for owner in (transformers.PreTrainedModel, *_with_subclasses(_BaseAutoModelClass)):
+        auto_classes = _with_subclasses(_BaseAutoModelClass)
+        for owner in (transformers.PreTrainedModel, *auto_classes):
             if "from_pretrained" in vars(owner):
-                stack.enter_context(
-                    attribute(owner, "from_pretrained", classmethod(from_pretrained))
-                )
+                builder = attribute(owner, "from_pretrained", classmethod(from_pretrained))
+                stack.enter_context(builder)
+        module_class = torch.nn.Module
         for name in ("to", "cuda"):
-            moved = _without_device(getattr(torch.nn.Module, name))
-            stack.enter_context(attribute(torch.nn.Module, name, moved))
+            moved = _without_device(getattr(module_class, name))
+            stack.enter_context(attribute(module_class, name, moved))
         yield
 
 
@@ -147,8 +165,9 @@ def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
     from transformers import AutoConfig
 
     def loaded(name: Any, *args: Any, **options: Any) -> Any:
+        trusts_code = options.get("trust_remote_code")
         with suppress(OSError, ValueError, ImportError, ScriptFailed):
-            AutoConfig.from_pretrained(name, trust_remote_code=options.get("trust_remote_code"))
+            AutoConfig.from_pretrained(name, trust_remote_code=trusts_code)
         return load(name, *args, **options)
 
     return loaded
@@ -166,7 +185,9 @@ def _without_device(move: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(move)
     def moved(module: Any, *args: Any, **options: Any) -> Any:
-        dtypes = [value for value in (*args, *options.values()) if isinstance(value, torch.dtype)]
-        return move(module, dtypes[0]) if dtypes else module
+        for value in (*args, *options.values()):
+            if isinstance(value, torch.dtype):
+                return move(module, value)
+        return module
 
     return moved

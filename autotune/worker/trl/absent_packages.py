@@ -106,7 +106,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         folder = _folder_of(name, self._script) if fullname == name else None
         if folder is not None and str(folder) not in sys.path:
             sys.path.append(str(folder))
-            return importlib.machinery.PathFinder.find_spec(fullname, [str(folder)])
+            folders = [str(folder)]
+            return importlib.machinery.PathFinder.find_spec(fullname, folders)
         self._replaced.add(f"{fullname}.")
         self._report("package", fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
@@ -135,7 +136,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 def _folder_of(name: str, script: Path) -> Path | None:
     """Return the folder above the script that has the package or the module."""
-    for parent in list(script.resolve().parents)[:LEVELS]:
+    parents = list(script.resolve().parents)
+    for parent in parents[:LEVELS]:
         for folder in (parent, parent / "src"):
             if (folder / name).is_dir() or (folder / f"{name}.py").is_file():
                 return folder
@@ -155,7 +157,8 @@ def former_names(
         try:
             return find(module, name)
         except AttributeError:
-            is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
+            file = sys._getframe(1).f_code.co_filename
+            is_of_user = not is_library(file)
             if module is not library or name.startswith("__") or not is_of_user:
                 raise
             report("name", f"{library.__name__}.{name}")

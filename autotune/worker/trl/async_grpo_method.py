@@ -58,7 +58,8 @@ class AsyncGrpoRun(TrainerRun):
         if budget is None:
             budget = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + completion
         forced = {"max_completion_length": completion, "token_budget": budget}
-        return super()._config(config_class, {**settings, **forced}, max_steps)
+        all_settings = {**settings, **forced}
+        return super()._config(config_class, all_settings, max_steps)
 
     def _arguments(
         self,

@@ -35,7 +35,8 @@ def folder_for(model: Request, scratch: Path) -> Path:
         )
     config = model.get("config") or {}
     if not config and folder is not None:
-        config = json.loads((folder / "config.json").read_text())
+        text = (folder / "config.json").read_text()
+        config = json.loads(text)
     return synthetic.write_model_folder(scratch / "model", config)
 
 
@@ -227,10 +228,12 @@ def _load_through_trl(
     arguments: Arguments = {"dtype": model["dtype"], "trust_remote_code": trust_remote_code}
     if model.get("attn_implementation"):
         arguments["attn_implementation"] = model["attn_implementation"]
-    quantisation = _quantisation(model, getattr(torch, model["dtype"]))
+    dtype = getattr(torch, model["dtype"])
+    quantisation = _quantisation(model, dtype)
     if quantisation is not None:
         arguments["quantization_config"] = quantisation
-    if str(PartialState().distributed_type.value) in ("MULTI_GPU", "DEEPSPEED"):
+    distributed_type = str(PartialState().distributed_type.value)
+    if distributed_type in ("MULTI_GPU", "DEEPSPEED"):
         arguments["device_map"] = None
     if model.get("scores"):
         arguments["num_labels"] = 1
@@ -324,8 +327,10 @@ def build_as_loaded(random: Callable[[], Any], place: str) -> Any:
     """
     model = without_values(random)
     # TRL loads a rank of several into the host's memory and moves it from there
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
-        request_at_once(sum(parameter.nbytes for parameter in model.parameters()), place)
+    world_size = int(os.environ.get("WORLD_SIZE", "1"))
+    if world_size == 1:
+        model_bytes = sum(parameter.nbytes for parameter in model.parameters())
+        request_at_once(model_bytes, place)
     deviation = float(model.config.initializer_range)
     filled: dict[int, Any] = {}
     for module in model.modules():

@@ -11,9 +11,12 @@ import functools
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import Any, TypeAlias
 
 from ..tracing.patching import attribute
+
+ConfigMethod: TypeAlias = Callable[..., Any]
+"""Method of a configuration or a parser."""
 
 
 class FormerArguments:
@@ -41,36 +44,46 @@ class FormerArguments:
                 arguments[present_name] = value
         return arguments
 
-    def present_flags(self, known: Collection[str], words: Sequence[str]) -> list[str]:
-        """Return the words of a command line with former flags replaced or left out."""
+    def present_flags(self, accepted: Collection[str], argv: Sequence[str]) -> list[str]:
+        """Return a command line with former flags replaced or left out."""
         result: list[str] = []
-        remaining = list(words)
+        remaining = list(argv)
         while remaining:
-            word = remaining.pop(0)
-            flag, equals, value = word.partition("=")
+            argument = remaining.pop(0)
+            flag, equals, value = argument.partition("=")
             name = flag.removeprefix("--").replace("-", "_")
-            if not flag.startswith("--") or flag in known or not self.is_former(name):
-                result.append(word)
+            is_present = not flag.startswith("--") or flag in accepted
+            if is_present or not self.is_former(name):
+                result.append(argument)
                 continue
-            values = [value] if equals else []
-            while not equals and remaining and not remaining[0].startswith("--"):
-                values.append(remaining.pop(0))
+            values = [value]
+            if not equals:
+                values = _taken_values(remaining)
             self.given[name] = " ".join(values) if values else True
             present_flag = f"--{self._renamed.get(name)}"
-            if present_flag in known:
+            if present_flag in accepted:
                 result += [present_flag, *values]
         return result
 
     def attribute_of(self, config: Any, name: str) -> Any:
         """Return the value of a former attribute, or of one that another class has now."""
+        values = vars(config)
         present_name = self._renamed.get(name)
-        if present_name is not None and present_name in vars(config):
-            return vars(config)[present_name]
+        if present_name is not None and present_name in values:
+            return values[present_name]
         if self.is_former(name):
             return self.given.get(name)
         if name in self._moved:
             return self._moved[name]
         raise AttributeError(f"{type(config).__name__!r} object has no attribute {name!r}")
+
+
+def _taken_values(argv: list[str]) -> list[str]:
+    """Take the arguments up to the next flag from the command line, and return them."""
+    values = []
+    while argv and not argv[0].startswith("--"):
+        values.append(argv.pop(0))
+    return values
 
 
 @contextmanager
@@ -79,13 +92,14 @@ def accepted(former: FormerArguments, bases: Sequence[Any]) -> Iterator[None]:
     with ExitStack() as stack:
         for base in bases:
             stack.enter_context(_accepted_by_calls(former, base))
-            stack.enter_context(attribute(base, "__getattr__", _reader(former)))
+            reader = _reader(former)
+            stack.enter_context(attribute(base, "__getattr__", reader))
         for owner, name, wrapped in _parsers(former):
             stack.enter_context(attribute(owner, name, wrapped))
         yield
 
 
-def _reader(former: FormerArguments) -> Callable[[Any, str], Any]:
+def _reader(former: FormerArguments) -> ConfigMethod:
     def read(config: Any, name: str) -> Any:
         return former.attribute_of(config, name)
 
@@ -100,12 +114,10 @@ def _accepted_by_calls(former: FormerArguments, base: Any) -> Iterator[None]:
     originals: dict[Any, Any] = {}
 
     def construct(config_class: Any, *_: Any, **__: Any) -> Any:
-        for owner in config_class.__mro__:
-            if "__init__" in vars(owner) and owner is not object:
-                if owner not in originals:
-                    originals[owner] = owner.__init__
-                    owner.__init__ = _translating(former, owner.__init__)
-                break
+        owner = _owner_of_constructor(config_class)
+        if owner is not object and owner not in originals:
+            originals[owner] = owner.__init__
+            owner.__init__ = _translating(former, owner.__init__)
         return object.__new__(config_class)
 
     base.__new__ = construct
@@ -117,16 +129,24 @@ def _accepted_by_calls(former: FormerArguments, base: Any) -> Iterator[None]:
             owner.__init__ = original
 
 
-def _translating(former: FormerArguments, construct: Callable[..., None]) -> Callable[..., None]:
+def _owner_of_constructor(config_class: Any) -> Any:
+    for owner in config_class.__mro__:
+        if "__init__" in vars(owner):
+            return owner
+    return object
+
+
+def _translating(former: FormerArguments, construct: ConfigMethod) -> ConfigMethod:
     @functools.wraps(construct)
     def translating(config: Any, *args: Any, **stated: Any) -> None:
         names = getattr(config, "__dataclass_fields__", {})
-        construct(config, *args, **former.present(names, stated))
+        arguments = former.present(names, stated)
+        construct(config, *args, **arguments)
 
     return translating
 
 
-def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Callable[..., Any]]]:
+def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]:
     """Yield the replaced methods of the parsers of flags and of YAML files."""
     from transformers import HfArgumentParser
     from trl import TrlParser
@@ -134,23 +154,25 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, Callable[..., 
     # Some releases of TRL have a copy of transformers' parser.
     for owner in {HfArgumentParser, *TrlParser.__mro__}:
         if "parse_args_into_dataclasses" in vars(owner):
-            parse = owner.parse_args_into_dataclasses
-            yield owner, "parse_args_into_dataclasses", _parsing(former, parse)
+            parse = _parsing(former, owner.parse_args_into_dataclasses)
+            yield owner, "parse_args_into_dataclasses", parse
     set_defaults = TrlParser.set_defaults_with_config
 
     @functools.wraps(set_defaults)
     def set_present(parser: Any, **stated: Any) -> Any:
         names = {action.dest for action in parser._actions}
-        return set_defaults(parser, **former.present(names, stated))
+        arguments = former.present(names, stated)
+        return set_defaults(parser, **arguments)
 
     yield TrlParser, "set_defaults_with_config", set_present
 
 
-def _parsing(former: FormerArguments, parse: Callable[..., Any]) -> Callable[..., Any]:
+def _parsing(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:
     @functools.wraps(parse)
-    def parse_present(parser: Any, args: Any = None, *rest: Any, **options: Any) -> Any:
-        words = sys.argv[1:] if args is None else args
-        known = parser._option_string_actions
-        return parse(parser, former.present_flags(known, words), *rest, **options)
+    def parse_present(parser: Any, args: Any = None, *positional: Any, **options: Any) -> Any:
+        argv = sys.argv[1:] if args is None else args
+        flags = parser._option_string_actions
+        present_argv = former.present_flags(flags, argv)
+        return parse(parser, present_argv, *positional, **options)
 
     return parse_present

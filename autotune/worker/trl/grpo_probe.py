@@ -69,13 +69,15 @@ def warm(load: Request) -> dict[str, str]:
         generation = importlib.import_module(seams.GENERATION)
         _import_architecture(load.get("model") or {})
         versions = installed(packages)
-        seams.check(trainer_class, generation, versions.get("trl", "?"))
+        trl_version = versions.get("trl", "?")
+        seams.check(trainer_class, generation, trl_version)
         return versions
 
 
 def _import_architecture(model: Request) -> None:
     """Import the model's code, which transformers defers to the first use."""
-    kind = model.get("config", {}).get("model_type")
+    config = model.get("config", {})
+    kind = config.get("model_type")
     if kind:
         name = kind.replace("-", "_")
         # Under another module name, and for remote code, the load imports it.
@@ -86,7 +88,8 @@ def _import_architecture(model: Request) -> None:
 
 def installed(packages: list[str]) -> dict[str, str]:
     versions = {"python": platform.python_version()}
-    for name, version in releases.versions(packages).items():
+    installed_versions = releases.versions(packages)
+    for name, version in installed_versions.items():
         versions[name.removesuffix("-cpu")] = version
     return versions
 
@@ -113,7 +116,8 @@ def load(
     # 1. The rank's environment.
     be_quiet()
     recorder.begin()
-    scratch = Path(request.get("scratch") or tempfile.gettempdir()) / f"rank{recorder.rank}"
+    scratch_folder = request.get("scratch") or tempfile.gettempdir()
+    scratch = Path(scratch_folder) / f"rank{recorder.rank}"
     scratch.mkdir(parents=True, exist_ok=True)
     enter_launch(request, scratch)
     # 2. Server and device. The server has to find its GPUs before this process selects its own.
@@ -218,7 +222,8 @@ def measure(
     except BaseException as error:
         error.partial = {**result, "memory": recorder.memory()}  # type: ignore[attr-defined]
         raise
-    result["setup_seconds"] = time.perf_counter() - began - result["loop_seconds"]
+    seconds = time.perf_counter() - began
+    result["setup_seconds"] = seconds - result["loop_seconds"]
     return result
 
 

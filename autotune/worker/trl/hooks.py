@@ -44,7 +44,8 @@ class LoopCounts:
     gradient_norm: Any = None  # norm at the first optimizer step, before clipping
 
     def count(self, name: str, by: int = 1) -> None:
-        setattr(self, name, (getattr(self, name) or 0) + by)
+        before = getattr(self, name) or 0
+        setattr(self, name, before + by)
 
     def add_lengths(self, prompts: list[int], completions: list[int]) -> None:
         self.longest_prompt = max(self.longest_prompt, *prompts)
@@ -226,7 +227,8 @@ def observe(
 @contextmanager
 def counting_sleep(trainer: Any, counts: LoopCounts) -> Iterator[None]:
     """Count how often the engine is put to sleep and woken. The engine outlives the trainer."""
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    generation = getattr(trainer, "vllm_generation", None)
+    engine = getattr(generation, "llm", None)
     if engine is None or not getattr(trainer.args, "vllm_enable_sleep_mode", False):
         yield
         return
@@ -236,7 +238,8 @@ def counting_sleep(trainer: Any, counts: LoopCounts) -> Iterator[None]:
 
     def count_wake(_: Any, tags: Any = None, **__: Any) -> None:
         # TRL wakes the weights alone for a sync; the engine is awake once it has its cache.
-        counts.count("wakes", int(tags is None or "kv_cache" in tags))
+        wakes_cache = tags is None or "kv_cache" in tags
+        counts.count("wakes", int(wakes_cache))
 
     counts.sleeps = counts.wakes = 0
     call_after(engine, "sleep", count_sleep)
@@ -277,8 +280,10 @@ class _ProgressCounter:
         total: int,
         unit: str,
     ) -> None:
-        self._recorder, self._phase = recorder, phase
-        self._total, self._unit = total, unit
+        self._recorder = recorder
+        self._phase = phase
+        self._total = total
+        self._unit = unit
         self._entered: int | None = None  # the recorder's number of the entry that is counted
         self._done = 0
 
@@ -286,6 +291,7 @@ class _ProgressCounter:
         if self._recorder.phase != self._phase:
             return
         if self._recorder.phase_changes != self._entered:
-            self._entered, self._done = self._recorder.phase_changes, 0
+            self._entered = self._recorder.phase_changes
+            self._done = 0
         self._done += 1
         self._recorder.progress(self._done, self._total, self._unit)

@@ -58,10 +58,11 @@ class LoadedModel:
         return copy.deepcopy(self.model)
 
     def _build(self, build: Callable[..., Any]) -> Any:
+        seed = int(self.request.get("seed", 42))
         return build(
             {**self.request["model"], "scores": self.scores},
             self.folder,
             device=self.device,
-            seed=int(self.request.get("seed", 42)),
+            seed=seed,
             trust_remote_code=bool(self.request.get("trust_remote_code")),
         )

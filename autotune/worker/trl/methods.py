@@ -47,10 +47,13 @@ class OnlineDpoRun(TrainerRun):
         max_steps: int,
     ) -> Any:
         """Set the completion length, and `max_length`, at which rows are cut on the left."""
-        row_tokens = (self.lengths.prompt or DEFAULT_PROMPT_TOKENS) + self.lengths.completion
-        max_length = min(int(settings.get("max_length") or row_tokens), row_tokens)
+        prompt_tokens = self.lengths.prompt or DEFAULT_PROMPT_TOKENS
+        row_tokens = prompt_tokens + self.lengths.completion
+        stated_length = int(settings.get("max_length") or row_tokens)
+        max_length = min(stated_length, row_tokens)
         forced = {"max_new_tokens": self.lengths.completion, "max_length": max_length}
-        return super()._config(config_class, {**settings, **forced}, max_steps)
+        all_settings = {**settings, **forced}
+        return super()._config(config_class, all_settings, max_steps)
 
     def _arguments(
         self,
@@ -102,7 +105,8 @@ class OnlineDpoRun(TrainerRun):
 
         if torch.is_grad_enabled():
             # As in the trainer: of a row that is too long, the start of the prompt is cut off.
-            room = max(0, trainer.max_length - ids.size(1))
+            free_tokens = trainer.max_length - ids.size(1)
+            room = max(0, free_tokens)
             first = prompt_mask.size(1) - min(prompt_ids.size(1), room)
             self.counts.add_batch({"prompt_mask": prompt_mask[:, first:], "completion_mask": mask})
         return hooks.scoring(self.recorder)(
@@ -138,7 +142,8 @@ class _FittingTokenizer:
     """Tokenizer whose prompts get their forced length before they are padded to each other."""
 
     def __init__(self, tokenizer: Any, lengths: ForcedLengths) -> None:
-        self._tokenizer, self._lengths = tokenizer, lengths
+        self._tokenizer = tokenizer
+        self._lengths = lengths
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._tokenizer, name)
@@ -148,7 +153,8 @@ class _FittingTokenizer:
         for name in ("padding", "padding_side", "return_tensors"):
             if name in kwargs:
                 padding[name] = kwargs.pop(name)
-        encoded = self._tokenizer(text=text, **kwargs)["input_ids"]
+        encoding = self._tokenizer(text=text, **kwargs)
+        encoded = encoding["input_ids"]
         rows = [hooks.fit(list(ids), self._lengths) for ids in encoded]
         return self._tokenizer.pad({"input_ids": rows}, **padding)
 
@@ -163,10 +169,12 @@ def _padded(
     import torch
 
     longest = max(len(row) for row in rows)
-    ids, masks = [], []
+    ids = []
+    masks = []
     for row in rows:
         padding = [0] * (longest - len(row))
-        tokens, mask = list(row), [1] * len(row)
+        tokens = list(row)
+        mask = [1] * len(row)
         ids.append(padding + tokens if on_left else tokens + padding)
         masks.append(padding + mask if on_left else mask + padding)
     return torch.tensor(ids, device=device), torch.tensor(masks, device=device)

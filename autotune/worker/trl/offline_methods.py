@@ -47,7 +47,8 @@ class OfflineRun(TrainerRun):
             return training_data.image_rows(
                 self.processing, images, "messages", self._words, rows, generates=False
             )
-        return Dataset.from_list(self._synthetic_rows(rows, random.Random(seed)))
+        draw = random.Random(seed)
+        return Dataset.from_list(self._synthetic_rows(rows, draw))
 
     def _synthetic_rows(self, rows: int, draw: random.Random) -> list[dict[str, Any]]:
         result = []
@@ -181,7 +182,8 @@ class KtoRun(OfflineRun):
     module = seams.KTO
     names = ("KTOConfig", "KTOTrainer")
     oldest = seams.KTO_OLDEST
-    columns, labelled = ("prompt", "completion"), True
+    columns = ("prompt", "completion")
+    labelled = True
     _words = 1
 
     def _column_lengths(self) -> dict[str, int]:

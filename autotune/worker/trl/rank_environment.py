@@ -62,7 +62,8 @@ def enter_launch(request: Request, scratch: Path) -> None:
             os.environ.update(SINGLE_RANK)
             os.environ["MASTER_ADDR"] = "127.0.0.1"
             os.environ["MASTER_PORT"] = str(free_port())
-        os.environ.update(environment_of(launch["accelerate"], scratch))
+        environment = environment_of(launch["accelerate"], scratch)
+        os.environ.update(environment)
 
 
 def environment_of(configuration: Mapping[str, Any], scratch: Path) -> dict[str, str]:

@@ -100,7 +100,8 @@ class Rollouts:
         if self.source is not None and self.run >= self.real_first:
             self.borrowed += 1
             for phase, seconds in self.source.seconds.items():
-                self.borrowed_seconds[phase] = self.borrowed_seconds.get(phase, 0.0) + seconds
+                before = self.borrowed_seconds.get(phase, 0.0)
+                self.borrowed_seconds[phase] = before + seconds
             return self.source.answer
         before = self.recorder.seconds()
         answer = generate()
@@ -116,7 +117,8 @@ class Rollouts:
         """Return the rollout for later candidates; None after too few generations to time it."""
         if self.source is not None or len(self._phase_seconds) < 2:
             return None
-        seconds, peak_bytes = {}, {}
+        seconds = {}
+        peak_bytes = {}
         timed = self._phase_seconds[1:]
         for phase in REUSED_PHASES:
             seconds[phase] = statistics.median(spent[phase] for spent in timed)
@@ -157,7 +159,8 @@ class LengthDraws:
         """Return a length for each prompt of the next generation."""
         self._generations += 1
         seed_text = repr([self._seed, self._generations, *prompts])
-        draw = random.Random(zlib.crc32(seed_text.encode()))
+        draw_seed = zlib.crc32(seed_text.encode())
+        draw = random.Random(draw_seed)
         last = len(self._sample) - 1
         lengths = []
         for place in range(len(prompts)):
@@ -180,12 +183,14 @@ def ending_at(
     if draws is None:
         yield
         return
-    engine = getattr(getattr(trainer, "vllm_generation", None), "llm", None)
+    generation = getattr(trainer, "vllm_generation", None)
+    engine = getattr(generation, "llm", None)
     engine = engine or getattr(trainer, "llm", None)
     with ExitStack() as stack:
         stack.enter_context(attribute(model, "generate", _by_model(draws, model.generate)))
         if engine is not None:
-            stack.enter_context(attribute(engine, "generate", _by_engine(draws, engine.generate)))
+            generate = _by_engine(draws, engine.generate)
+            stack.enter_context(attribute(engine, "generate", generate))
         yield
 
 
@@ -216,7 +221,8 @@ def _by_model(draws: LengthDraws, generate: Generate) -> Generate:
             raise ValueError(
                 "completions of drawn lengths need an end token, and this tokenizer has none."
             )
-        processors = list(kwargs.pop("logits_processor", None) or ())
+        given_processors = kwargs.pop("logits_processor", None) or ()
+        processors = list(given_processors)
         processors.append(
             _EndAt(
                 draws.take(ids.tolist()),
@@ -265,7 +271,8 @@ class _EndAt:
         self._rows: dict[int, list[int]] = {}  # rows that end, by their length
         for row, length in enumerate(lengths):
             if length < longest:
-                self._rows.setdefault(length, []).append(row)
+                rows = self._rows.setdefault(length, [])
+                rows.append(row)
 
     def __call__(self, input_ids: Any, scores: Any) -> Any:
         scores[:, self._end_ids] = -float("inf")

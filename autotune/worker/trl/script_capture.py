@@ -38,7 +38,8 @@ class ScriptFailed(Exception):
 
     def __init__(self, kind: str, text: str, **facts: Any) -> None:
         super().__init__(text)
-        self.kind, self.facts = kind, facts
+        self.kind = kind
+        self.facts = facts
 
 
 # What is captured.
@@ -68,7 +69,8 @@ class CapturedConfig:
     def settings(self) -> Arguments:
         """Return the values that differ from the class's defaults, given or assigned later."""
         settings = {}
-        for name, default in defaults_of(self.config).items():
+        defaults = defaults_of(self.config)
+        for name, default in defaults.items():
             value = self.now(name)
             if _differs(value, default):
                 settings[name] = value
@@ -142,7 +144,8 @@ def catch(
         namespace = _run(script, arguments, capture)
     trainers = capture.trainers
     if len(trainers) > 1:
-        raise ScriptFailed("two_trainers", " and ".join(map(_with_place, trainers)))
+        places = " and ".join(map(_with_place, trainers))
+        raise ScriptFailed("two_trainers", places)
     if not trainers or method not in (None, trainers[0].method):
         names = [trainer.trainer_class.__name__ for trainer in trainers]
         raise ScriptFailed("no_trainer", ", ".join(names))
@@ -165,7 +168,8 @@ def _run(
     main = types.ModuleType("__main__")
     main.__file__ = str(path)
     sys.argv = [script, *arguments]
-    sys.path.insert(0, str(path.resolve().parent))
+    folder = path.resolve().parent
+    sys.path.insert(0, str(folder))
     sys.modules["__main__"] = main
     try:
         # Annotations are the script's own: this file's `from __future__` must not apply to it.
@@ -208,9 +212,8 @@ class Capture:
 
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
-        arguments = _constructor_arguments(
-            RUNS_BY_METHOD[method].classes()[1], trainer_class, args, kwargs
-        )
+        config_class = RUNS_BY_METHOD[method].classes()[1]
+        arguments = _constructor_arguments(config_class, trainer_class, args, kwargs)
         config = arguments.get("args")
         captured = CapturedTrainer(
             method=method,
@@ -256,7 +259,8 @@ def _constructor_arguments(
         raise CaptureDone
 
     with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
-        trainer_class.__init__(object.__new__(trainer_class), *args, **kwargs)
+        trainer = object.__new__(trainer_class)
+        trainer_class.__init__(trainer, *args, **kwargs)
     if not reached:
         raise ScriptFailed(
             "odd_trainer", f"{trainer_class.__name__} never calls {base.__name__}.__init__"
@@ -336,7 +340,8 @@ def patched(capture: Capture, former: FormerArguments) -> Iterator[None]:
             if "__post_init__" in vars(config):
                 recorded = capture.recording(config.__post_init__)
                 stack.enter_context(attribute(config, "__post_init__", recorded))
-        stack.enter_context(former_arguments.accepted(former, (TrainingArguments, ModelConfig)))
+        bases = (TrainingArguments, ModelConfig)
+        stack.enter_context(former_arguments.accepted(former, bases))
         yield
 
 
@@ -426,7 +431,8 @@ def is_library(file: str) -> bool:
 def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
     """Return the keys of each `**name` in the call; `*` for expressions with unknown keys."""
     try:
-        tree = ast.parse(Path(place.file).read_bytes())
+        source = Path(place.file).read_bytes()
+        tree = ast.parse(source)
     except (OSError, SyntaxError):
         return ("*",)
     names: list[str] = []
@@ -446,7 +452,8 @@ def _keys_of(expression: ast.expr, frame: Any) -> list[str]:
     mapping = None
     if isinstance(expression, ast.Name):
         name = expression.id
-        mapping = frame.f_locals.get(name, frame.f_globals.get(name))
+        global_value = frame.f_globals.get(name)
+        mapping = frame.f_locals.get(name, global_value)
     if not isinstance(mapping, Mapping):
         return ["*"]
     return [str(key) for key in mapping]

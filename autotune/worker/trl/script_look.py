@@ -156,7 +156,8 @@ class AbsentParts:
             return
 
         def config_of(name: str) -> Any:
-            channel.write(json.dumps({"config_of": name}) + "\n")
+            question = json.dumps({"config_of": name})
+            channel.write(question + "\n")
             channel.flush()
             return json.loads(sys.stdin.readline())
 
@@ -176,7 +177,8 @@ class AbsentParts:
 
 
 def _describe_failure(failure: ScriptFailed) -> Result:
-    cause, log = failure.__cause__, ""
+    cause = failure.__cause__
+    log = ""
     if cause is not None:
         lines = traceback.format_exception(type(cause), cause, cause.__traceback__)
         log = "".join(lines)[-MAX_LOG_CHARACTERS:]
@@ -190,7 +192,8 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         raise ScriptFailed("no_model", captured.trainer_class.__name__)
     settings = configuration.settings
     json_settings = _json_values(settings)
-    callbacks = [*dataset_sizes.listed(arguments.get("callbacks")), *captured.callbacks]
+    callback_names = dataset_sizes.listed(arguments.get("callbacks"))
+    callbacks = [*callback_names, *captured.callbacks]
     rewards = dataset_sizes.listed(arguments.get("reward_funcs"))
     optimizers = arguments.get("optimizers") or ()
     return {
@@ -265,11 +268,12 @@ def _model(arguments: Settings, settings: Settings) -> Result:
             "load_in_8bit": _flag(quantisation, "load_in_8bit"),
         }
     base = model.get_base_model() if hasattr(model, "peft_config") else model
+    parameter = next(base.parameters())
     return {
         "name": getattr(base.config, "_name_or_path", "") or None,
         "given": True,
         "config": base.config.to_dict(),
-        "dtype": _dtype(next(base.parameters()).dtype),
+        "dtype": _dtype(parameter.dtype),
         "attn_implementation": getattr(base.config, "_attn_implementation", None),
         "load_in_4bit": bool(getattr(base, "is_loaded_in_4bit", False)),
         "load_in_8bit": bool(getattr(base, "is_loaded_in_8bit", False)),
@@ -289,7 +293,8 @@ def _flag(config: Any, name: str) -> bool:
 def _adapter(arguments: Settings) -> Result | None:
     adapter = arguments.get("peft_config")
     if adapter is None and hasattr(arguments["model"], "peft_config"):
-        adapter = next(iter(arguments["model"].peft_config.values()))
+        configs = arguments["model"].peft_config.values()
+        adapter = next(iter(configs))
     if adapter is None:
         return None
     settings = {}
@@ -327,7 +332,8 @@ def _data(captured: CapturedTrainer, absent: AbsentParts) -> Result:
 def _prompt_lengths(captured: CapturedTrainer, source: Any) -> dict[str, int] | None:
     if source is None or captured.method not in GENERATING:
         return None
-    prompts = [row["prompt"] for row in itertools.islice(source, MAX_TOKENISED_ROWS)]
+    rows = itertools.islice(source, MAX_TOKENISED_ROWS)
+    prompts = [row["prompt"] for row in rows]
     tokenizer = captured.arguments.get("processing_class")
     if not tokenizer:
         model = captured.arguments["model"]
@@ -351,7 +357,8 @@ def _reward_name(reward: Any) -> str:
         return reward
     name = getattr(reward, "__name__", None)
     if not name:  # a model
-        name = getattr(getattr(reward, "config", None), "_name_or_path", None)
+        config = getattr(reward, "config", None)
+        name = getattr(config, "_name_or_path", None)
     return str(name or type(reward).__name__)
 
 

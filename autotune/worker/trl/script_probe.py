@@ -134,7 +134,8 @@ class ScriptRun(TrainerRun):
         if set(GENERATION_SHAPE) & set(settings):
             for name in GENERATION_SHAPE:
                 script_settings.pop(name, None)
-        return {**script_settings, **settings, **self._evaluation_settings()}, model_settings
+        evaluation_settings = self._evaluation_settings()
+        return {**script_settings, **settings, **evaluation_settings}, model_settings
 
     def _script_settings(self) -> Arguments:
         """Return the values of the script's configuration that are not defaults."""
@@ -231,7 +232,8 @@ class ScriptRun(TrainerRun):
         parameters.remove("self")
 
         def with_our_arguments(trainer: Any, *args: Any, **kwargs: Any) -> None:
-            script_arguments = {**dict(zip(parameters, args, strict=False)), **kwargs}
+            by_position = dict(zip(parameters, args, strict=False))
+            script_arguments = {**by_position, **kwargs}
             construct(trainer, **{**present_arguments(script_arguments), **arguments})
 
         args, kwargs = self.captured.call_arguments

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-OLDEST, NEWEST = "1.0.0", "1.16.0"
+OLDEST = "1.0.0"
+NEWEST = "1.16.0"
 ASYNC_OLDEST = "1.16.0"  # first release whose rows are trees of rollouts
 KTO_OLDEST = "1.8.0"  # before, KTO was an experimental trainer with another preparation of its rows
 GRPO = "trl.trainer.grpo_trainer"
@@ -188,7 +189,8 @@ def check(
     missing = []
     for seam in SEAMS:
         cls, _, name = seam.name.rpartition(".")
-        if seam.use == "probe" and cls in owners and not hasattr(owners[cls], name):
+        is_replaced = seam.use == "probe" and cls in owners
+        if is_replaced and not hasattr(owners[cls], name):
             missing.append(seam.name)
     if missing:
         raise UnsupportedFramework(

@@ -63,8 +63,10 @@ def measurement_plan(plan: Request, config: Any) -> MeasurementPlan:
     if plan.get("soak_seconds"):
         timed = UNBOUNDED_UNITS
     else:
-        required_units = math.ceil(int(plan["optimizer_steps"]) / unit_steps)
-        timed = max(1, int(plan["timed_cycles"]), required_units - warmup)
+        optimizer_steps = int(plan["optimizer_steps"])
+        required_units = math.ceil(optimizer_steps / unit_steps)
+        timed_cycles = int(plan["timed_cycles"])
+        timed = max(1, timed_cycles, required_units - warmup)
     return MeasurementPlan(
         unit_steps=unit_steps,
         unit_generations=unit_generations,
@@ -120,9 +122,12 @@ class StepTimer:
         rollouts: Rollouts,
         reward_clock: RewardClock,
     ) -> None:
-        self._plan, self._stop_rule = plan, stop_rule
-        self._recorder, self._counts = recorder, counts
-        self._rollouts, self._reward_clock = rollouts, reward_clock
+        self._plan = plan
+        self._stop_rule = stop_rule
+        self._recorder = recorder
+        self._counts = counts
+        self._rollouts = rollouts
+        self._reward_clock = reward_clock
         self.trainer: Any = None  # set once it is constructed
         self.steps = 0
         self.model_bytes: dict[str, int] | None = None  # after the first optimizer step
@@ -179,8 +184,10 @@ class StepTimer:
         end = self._loop_state()
         borrowed = {}
         for phase, total in end.borrowed_seconds.items():
-            borrowed[phase] = total - start.borrowed_seconds.get(phase, 0.0)
-        seconds = end.time - start.time + sum(borrowed.values())
+            borrowed_before = start.borrowed_seconds.get(phase, 0.0)
+            borrowed[phase] = total - borrowed_before
+        borrowed_total = sum(borrowed.values())
+        seconds = end.time - start.time + borrowed_total
         tokens = end.loss_tokens - start.loss_tokens
         unit = self.steps // self._plan.unit_steps
 
@@ -197,7 +204,8 @@ class StepTimer:
         )
         seconds_so_far = time.perf_counter() - self._began
         cycle = {"steps": self.steps, "seconds": round(seconds_so_far, 4)}
-        self.cycles.append({**cycle, **self._recorder.take_cycle()})
+        recorded = self._recorder.take_cycle()
+        self.cycles.append({**cycle, **recorded})
 
         # 3. The timing and the decision to stop, after the warm-up.
         if unit <= self._plan.warmup:
@@ -223,7 +231,8 @@ class StepTimer:
         speed["borrowed_seconds"] += sum(borrowed.values())
         by_phase = speed["phase_seconds"]
         for phase, total in end.phase_seconds.items():
-            spent = total - start.phase_seconds[phase] + borrowed.get(phase, 0.0)
+            borrowed_part = borrowed.get(phase, 0.0)
+            spent = total - start.phase_seconds[phase] + borrowed_part
             by_phase[phase] = by_phase.get(phase, 0.0) + spent
 
     def _decide_to_stop(
@@ -240,7 +249,8 @@ class StepTimer:
         rule = self._stop_rule
         accelerator = self.trainer.accelerator
         if rule.soak_seconds is not None:
-            soaked, _ = _over_ranks(accelerator, time.perf_counter() - self._began, 0)
+            soak_seconds = time.perf_counter() - self._began
+            soaked, _ = _over_ranks(accelerator, soak_seconds, 0)
             control.should_training_stop = soaked >= rule.soak_seconds
         elif unit < self._plan.units and rule.below_tokens_per_second is not None:
             slowest_seconds, all_tokens = _over_ranks(accelerator, seconds, tokens)

@@ -48,7 +48,8 @@ def warm(load: Request) -> dict[str, str]:
     from ..tracing import kernels
 
     kernels.install_triton_stub()  # before any library checks for Triton
-    versions = grpo_probe.warm({**load, "engine": None, "device": "cpu"})
+    cpu_load = {**load, "engine": None, "device": "cpu"}
+    versions = grpo_probe.warm(cpu_load)
     for method in methods.RUNS_BY_METHOD.values():
         # Experimental trainers are not in all releases: they are imported on request.
         if not method.module.startswith("trl.experimental"):
@@ -92,7 +93,8 @@ def run(
     """Run the same on real tensors on the CPU. `before` is called between loading and the loop."""
     from ..tracing import annotators
 
-    with tempfile.TemporaryDirectory() as scratch, traced_method(spec).traced_kernel(spec):
+    kernel = traced_method(spec).traced_kernel(spec)
+    with tempfile.TemporaryDirectory() as scratch, kernel:
         annotator = annotator or annotators.NullAnnotator()
         trainer = build(spec, annotator, Path(scratch), device="cpu")
         before(trainer)
@@ -108,7 +110,8 @@ def _built_on_meta(
     from ..tracing import fake_models, kernels
     from .traced_trainer import models_of
 
-    with tempfile.TemporaryDirectory() as scratch, traced_method(spec).traced_kernel(spec):
+    kernel = traced_method(spec).traced_kernel(spec)
+    with tempfile.TemporaryDirectory() as scratch, kernel:
         with fake_models.adapters_on_meta():
             trainer = build(spec, annotator, Path(scratch), device="meta")
 
@@ -130,7 +133,8 @@ def _vocabulary_tile() -> int | None:
 
     None: this release projects all of it.
     """
-    tile = getattr(importlib.import_module(seams.UTILS), "_CHUNKED_LOGPROB_CHUNK_SIZE", None)
+    utilities = importlib.import_module(seams.UTILS)
+    tile = getattr(utilities, "_CHUNKED_LOGPROB_CHUNK_SIZE", None)
     return None if tile is None else int(tile)
 
 
@@ -141,7 +145,8 @@ def _forgets_order(spec: Request) -> bool:
     it puts the hooks back.
     """
     settings = spec["settings"]
-    if settings.get("use_vllm") or not methods.method_of(spec).generates:
+    generates = methods.method_of(spec).generates
+    if settings.get("use_vllm") or not generates:
         return False
     if settings.get("ds3_gather_for_generation") is False:  # the hooks stay where they are
         return False
@@ -331,7 +336,8 @@ def model_of(
     from ..stand_in.step import build_model
     from ..tracing import fake_models, quantised
 
-    model = build_model(spec, attention, device=device, scores=traced_method(spec).scores)
+    scores = traced_method(spec).scores
+    model = build_model(spec, attention, device=device, scores=scores)
     if device == "meta":
         quantised.quantise(model, spec)
         fake_models.join_pieces(model)
@@ -416,7 +422,8 @@ def _rows(
     column = "messages"
     tokens = lengths.prompt + lengths.completion
     if method.generates:
-        column, tokens = "prompt", lengths.prompt
+        column = "prompt"
+        tokens = lengths.prompt
     return training_data.image_rows(
         processing, images, column, tokens, rows, generates=method.generates
     )

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 DEFAULT_MICRO_STEPS = 2
 """Micro-steps computed in each optimizer step, unless the specification has another number."""
 
-PROMPT_ID, COMPLETION_ID = 3, 4
+PROMPT_ID = 3
+COMPLETION_ID = 4
 """Token ids of synthetic rows. No id is read, so that all may be equal."""
 
 
@@ -42,7 +43,8 @@ def plan_trace(
     if generate_every is not None and generate_every >= accumulation:
         # The optimizer's state exists from the end of the first step on; the next generation is
         # scored after generate_every / accumulation steps.
-        total = max(steps, math.ceil(generate_every / accumulation) + 1)
+        steps_per_generation = math.ceil(generate_every / accumulation)
+        total = max(steps, steps_per_generation + 1)
 
     micro_steps = {}
     for step in (*range(steps - 1), total - 1):
@@ -84,7 +86,8 @@ class TracedLengths:
         prompts = []
         for row in range(rows):
             is_longest = row % 2 == 0
-            prompts.append([PROMPT_ID] * self._length(self.prompt, is_longest))
+            length = self._length(self.prompt, is_longest)
+            prompts.append([PROMPT_ID] * length)
         return prompts
 
     def completions(self, rows: int) -> list[list[int]]:
@@ -92,7 +95,8 @@ class TracedLengths:
         completions = []
         for row in range(rows):
             is_longest = row % 2 == 1 or rows == 1
-            completions.append([COMPLETION_ID] * self._length(self.completion, is_longest))
+            length = self._length(self.completion, is_longest)
+            completions.append([COMPLETION_ID] * length)
         return completions
 
     def _length(self, longest: int, is_longest: bool) -> int:

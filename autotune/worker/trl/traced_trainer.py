@@ -97,7 +97,8 @@ def traced(
             self.started_micro_steps += 1
             step = self._step_number()
             if micro_step == 0 and step in plan.micro_steps:
-                annotator.begin_step(plan.number(step), last=step == max(plan.micro_steps))
+                last_step = max(plan.micro_steps)
+                annotator.begin_step(plan.number(step), last=step == last_step)
             if micro_step not in plan.micro_steps.get(step, ()):
                 return self._skip_micro_step(step)
             annotator.enter("forward")
@@ -114,7 +115,8 @@ def traced(
 
         def _prepare_inputs(self, *args: Any, **kwargs: Any) -> Any:
             inputs = super()._prepare_inputs(*args, **kwargs)
-            annotator.mark_inputs([inputs, getattr(self, "_buffered_inputs", None)])
+            buffered = getattr(self, "_buffered_inputs", None)
+            annotator.mark_inputs([inputs, buffered])
             return inputs
 
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
@@ -131,7 +133,8 @@ def traced(
         def _generate_single_turn(self, prompt_ids: Any, *args: Any, **kwargs: Any) -> Any:
             if not self.args.use_vllm:
                 fsdp2.begin_rollout(self.model)
-            return method.single_turn(self, lengths.completions(len(prompt_ids)))
+            drawn = lengths.completions(len(prompt_ids))
+            return method.single_turn(self, drawn)
 
         def _generate_and_score_completions(self, *args: Any, **kwargs: Any) -> Any:
             with annotator.inside("score"):

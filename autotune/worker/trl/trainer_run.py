@@ -54,7 +54,9 @@ class TrainerRun(TrainingMethod):
         result: Result,
         is_worst_case: bool,
     ) -> None:
-        self.loaded, self.request, self.recorder = loaded, request, recorder
+        self.loaded = loaded
+        self.request = request
+        self.recorder = recorder
         self.plan: Request = request["plan"]
         self.lengths = lengths
         self.stop_below = stop_below
@@ -95,7 +97,8 @@ class TrainerRun(TrainingMethod):
         if not self.rewarded:
             return settings, model_settings
         data = self.request.get("dataset") or {}
-        if not (self.request.get("reward_funcs") or data.get("reward_model_name_or_path")):
+        reward_functions = self.request.get("reward_funcs")
+        if not (reward_functions or data.get("reward_model_name_or_path")):
             settings["reward_weights"] = None  # they belong to the user's own rewards
         return {**settings, **self._evaluation_settings()}, model_settings
 
@@ -117,19 +120,21 @@ class TrainerRun(TrainingMethod):
         settings: Settings,
         max_steps: int,
     ) -> Any:
+        seed = int(self.request.get("seed", 42))
         arguments = trainer_settings.arguments_of(
             config_class,
             settings,
             lengths=self.lengths,
             device=self.loaded.device,
             max_steps=max_steps,
-            seed=int(self.request.get("seed", 42)),
+            seed=seed,
             folder=self.loaded.scratch / "output",
         )
         if self.loaded.server is not None:
             arguments |= self.loaded.server.arguments()
         config = config_class(**arguments)
-        if self.recorder.world_size == 1 and getattr(config, "n_gpu", 1) > 1:
+        gpu_count = getattr(config, "n_gpu", 1)
+        if self.recorder.world_size == 1 and gpu_count > 1:
             # CUDA, initialised before they were hidden, shows a server's GPUs: no batch is spread
             # over them
             config._n_gpu = 1
@@ -163,14 +168,16 @@ class TrainerRun(TrainingMethod):
         import transformers
 
         # Configuration, model and data.
-        loaded, recorder = self.loaded, self.recorder
+        loaded = self.loaded
+        recorder = self.recorder
         config_class, trainer_class = self._classes()
         config = self._config(config_class, settings, plan.optimizer_steps)
         model_arguments = trl.ModelConfig(
             **trainer_settings.model_arguments(model_settings, loaded.request, trl.ModelConfig)
         )
         self.model = loaded.model_for(model_arguments.attn_implementation, recorder)
-        hooks.watch_progress(self.model, layers_of(self.model), recorder, self.lengths)
+        layers = layers_of(self.model)
+        hooks.watch_progress(self.model, layers, recorder, self.lengths)
         data = self._data(config, plan)
         arguments = self._arguments(trl, config, self.model, data, model_arguments)
         # Timing.
@@ -380,7 +387,8 @@ class TrainerRun(TrainingMethod):
         self._check_world_size(trainer)
         # The first candidate on an engine built it between seeding and sampling; a second seed
         # makes all candidates equal.
-        transformers.set_seed(trainer.args.seed + trainer.accelerator.process_index)
+        process_index = trainer.accelerator.process_index
+        transformers.set_seed(trainer.args.seed + process_index)
         drawn = self.lengths.drawn
         draws = None
         seed = int(self.request.get("seed", 42))
@@ -400,7 +408,8 @@ class TrainerRun(TrainingMethod):
             self._report(trainer)
         self.result["gradient_norm"] = finite(self.counts.gradient_norm)
         self.loaded.doubtful = self.result["gradient_norm"] is None
-        mean_completion = round(fmean(drawn)) if drawn else self.lengths.completion
+        usual_length = self.lengths.completion
+        mean_completion = round(fmean(drawn)) if drawn else usual_length
         return {"completion_tokens": mean_completion, "drawn": bool(drawn), **self.timer.speed}
 
     def _check_world_size(self, trainer: Any) -> None:
@@ -469,7 +478,8 @@ class TrainerRun(TrainingMethod):
             return memory
         peaks = dict(memory["phase_peak_bytes"])
         for phase, peak in source.peak_bytes.items():
-            peaks[phase] = max(peak, peaks.get(phase, 0))
+            recorded = peaks.get(phase, 0)
+            peaks[phase] = max(peak, recorded)
         return {
             **memory,
             "phase_peak_bytes": peaks,
@@ -480,7 +490,8 @@ class TrainerRun(TrainingMethod):
         """Cache the generated completions for later candidates."""
         if not self.has_cycles:
             return
-        rollout = self.rollouts.cacheable(memory.get("phase_peak_bytes") or {})
+        phase_peaks = memory.get("phase_peak_bytes") or {}
+        rollout = self.rollouts.cacheable(phase_peaks)
         if rollout is not None:
             self.loaded.rollout_cache.put(self.rollout_key, rollout)
 

@@ -103,7 +103,8 @@ def split(
             f"{config_class.__name__} and {model_config_class.__name__} have no setting"
             f" {', '.join(unknown)}"
         )
-    return _only(settings, training_names), _only(settings, model_names - FIXED_BY_LOAD)
+    load_names = model_names - FIXED_BY_LOAD
+    return _only(settings, training_names), _only(settings, load_names)
 
 
 def arguments_of(
@@ -155,7 +156,8 @@ def model_arguments(
     if load.get("adapter"):
         arguments = {"use_peft": True, **load["adapter"]}
     arguments["attn_implementation"] = load["model"].get("attn_implementation")
-    return _only({**arguments, **settings}, known_fields(model_config_class))
+    all_arguments = {**arguments, **settings}
+    return _only(all_arguments, known_fields(model_config_class))
 
 
 def known_fields(config_class: Any) -> frozenset[str]:
@@ -209,7 +211,8 @@ def _trainer_settings(trainer: Any) -> Arguments:
 
 def _state_dtype(optimizer: Any) -> str | None:
     """Return the precision of the optimizer's state, of its first tensor that is no counter."""
-    for state in getattr(optimizer, "state", {}).values():
+    states = getattr(optimizer, "state", {})
+    for state in states.values():
         for value in state.values():
             if hasattr(value, "dtype") and value.dim():
                 return _dtype_name(value)
@@ -227,6 +230,7 @@ def _model_settings(trainer: Any) -> Arguments:
     parameters = list(model.parameters())
     trainable = [parameter for parameter in parameters if parameter.requires_grad]
     first = next(base.parameters())
+    wrapped = getattr(trainer, "model_wrapped", trainer.model)
     settings: Arguments = {
         "dtype": _dtype_name(first),
         "gradient_checkpointing": bool(getattr(base, "is_gradient_checkpointing", False)),
@@ -234,7 +238,7 @@ def _model_settings(trainer: Any) -> Arguments:
         "parameters": sum(map(_numel, parameters)),
         "parameters_on_this_rank": sum(map(local_numel, parameters)),
         "trainable_parameters": sum(map(_numel, trainable)),
-        "wrapper": type(getattr(trainer, "model_wrapped", trainer.model)).__name__,
+        "wrapper": type(wrapped).__name__,
         "use_peft": has_adapter,
     }
     if trainable:
@@ -252,7 +256,8 @@ def _model_settings(trainer: Any) -> Arguments:
 def _engine_settings(config: Any, arguments: Mapping[str, Any]) -> Arguments:
     """Return the settings of vLLM: its own configuration, and the arguments that it was given."""
     cache = config.cache_config
-    cache_tokens = (cache.num_gpu_blocks or 0) * (cache.block_size or 0)
+    block_count = cache.num_gpu_blocks or 0
+    cache_tokens = block_count * (cache.block_size or 0)
     return {
         # The share of the limit, as requested, and the share of the device that vLLM was given.
         "vllm_gpu_memory_utilization": arguments.get("gpu_memory_utilization"),
@@ -292,7 +297,8 @@ def model_bytes(trainer: Any) -> dict[str, int]:
     candidates = [(role, getattr(trainer, name, None)) for role, name in OTHER_MODELS]
     for reward in getattr(trainer, "reward_funcs", None) or ():
         candidates.append(("reward", reward))
-    models, optimizer = [], trainer.optimizer
+    models = []
+    optimizer = trainer.optimizer
     for role, model in candidates:
         if hasattr(model, "parameters"):  # neither missing nor a function
             model = trainer.accelerator.unwrap_model(model)

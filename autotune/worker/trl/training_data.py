@@ -30,7 +30,8 @@ from ..protocol import Request
 LONGEST_WORD = 8
 
 # Words of a synthetic prompt, each with at least one token.
-MIN_WORDS, MAX_WORDS = 4, 4096
+MIN_WORDS = 4
+MAX_WORDS = 4096
 
 Reward = Any  # reward function, or name of a reward model, as the trainer takes them
 
@@ -145,7 +146,8 @@ def _mixture(script: Request) -> Any:
     for part in script["datasets"]:
         parts.append(DatasetConfig(**part) if isinstance(part, Mapping) else part)
     streaming = bool(script.get("streaming") or script.get("dataset_streaming"))
-    return trl.get_dataset(trl.DatasetMixtureConfig(datasets=parts, streaming=streaming))
+    mixture = trl.DatasetMixtureConfig(datasets=parts, streaming=streaming)
+    return trl.get_dataset(mixture)
 
 
 def _is_saved_to_disk(folder: Path) -> bool:
@@ -168,7 +170,8 @@ def exactly(
     from datasets import Dataset
 
     if not hasattr(source, "select"):  # a stream
-        source = Dataset.from_list(list(itertools.islice(source, rows)))
+        first_rows = list(itertools.islice(source, rows))
+        source = Dataset.from_list(first_rows)
     refuse_few_rows(source, min_rows)
     return source.select([index % len(source) for index in range(rows)])
 
@@ -198,7 +201,8 @@ def fit_columns(rows: Any, lengths: Mapping[str, int]) -> Any:
         columns = {}
         for name, length in forced.items():
             tokens = row[name]
-            repetitions = math.ceil(length / max(1, len(tokens)))
+            word_tokens = max(1, len(tokens))
+            repetitions = math.ceil(length / word_tokens)
             columns[name] = (tokens * repetitions)[:length]
         return columns
 
@@ -259,10 +263,12 @@ def processor_of(
     kind = str(config.model_type)
     class_names = _auto("image_processing_auto").IMAGE_PROCESSOR_MAPPING_NAMES[kind]
     class_name = class_names["pil"] if isinstance(class_names, Mapping) else class_names[0]
-    image_processor = _class_named(kind, str(class_name))(**images["processor"])
+    processor_class = _class_named(kind, str(class_name))
+    image_processor = processor_class(**images["processor"])
 
     # 2. The processor: of its other parts, only the tokenizer.
-    full_class = _class_named(kind, _auto("processing_auto").PROCESSOR_MAPPING_NAMES[kind])
+    class_names_by_kind = _auto("processing_auto").PROCESSOR_MAPPING_NAMES
+    full_class = _class_named(kind, class_names_by_kind[kind])
     arguments = dict.fromkeys(full_class.get_attributes())
     arguments |= {"image_processor": image_processor, "tokenizer": tokenizer}
     if "image_seq_length" in full_class.__init__.__code__.co_varnames:
@@ -405,7 +411,8 @@ def longest_rows(
     else:
         order = sorted(tokens, key=tokens.__getitem__)
     repeated = itertools.cycle(order[:LONGEST_WORD])
-    return source.select(list(itertools.islice(repeated, rows)))
+    repeated_rows = list(itertools.islice(repeated, rows))
+    return source.select(repeated_rows)
 
 
 def _shortlist(source: Any, column: str) -> set[int]:
@@ -414,7 +421,9 @@ def _shortlist(source: Any, column: str) -> set[int]:
     sample = range(0, len(source), stride)
     images = undecoded(source.select_columns([column]), column)
     texts = source.remove_columns([column])
-    pixels, image_counts, text_lengths = {}, {}, {}
+    pixels = {}
+    image_counts = {}
+    text_lengths = {}
     for index in sample:
         row_images = listed(images[index][column])
         sizes = [size_of(image) for image in row_images]

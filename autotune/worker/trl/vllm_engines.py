@@ -119,7 +119,8 @@ class Engines:
         random_weights: bool,
     ) -> None:
         self.recorder = recorder
-        self._cpu, self._random = cpu, random_weights
+        self._cpu = cpu
+        self._random = random_weights
         self._key: str | None = None  # arguments of the current engine
         self._engine: Any = None
         self.arguments: Arguments = {}
@@ -143,11 +144,13 @@ class Engines:
                 self._free()
             with self.recorder.inside("load"):
                 self._engine = self._build(completed)
-            self._key, self.arguments = key, completed
+            self._key = key
+            self.arguments = completed
             return self._engine
         # Requests of a failed generation are aborted: the next one would continue them.
         engine = self._engine.llm_engine
-        unfinished = list(getattr(engine.output_processor, "request_states", ()))
+        states = getattr(engine.output_processor, "request_states", ())
+        unfinished = list(states)
         if unfinished:
             engine.abort_request(unfinished)
         if arguments.get("enable_sleep_mode") and engine.is_sleeping():
@@ -427,7 +430,8 @@ def server_environment(server: Request) -> dict[str, str]:
     gpus = visible_gpus()
     if gpus:
         count = int(server["gpus"])
-        environment["CUDA_VISIBLE_DEVICES"] = ",".join(gpus[-count:])
+        last_gpus = gpus[-count:]
+        environment["CUDA_VISIBLE_DEVICES"] = ",".join(last_gpus)
     return environment
 
 
@@ -440,13 +444,15 @@ def without_its_gpus(server: Request) -> dict[str, str]:
     if not gpus:
         return {}
     count = int(server["gpus"])
-    return {"CUDA_VISIBLE_DEVICES": ",".join(gpus[:-count])}
+    first_gpus = gpus[:-count]
+    return {"CUDA_VISIBLE_DEVICES": ",".join(first_gpus)}
 
 
 def visible_gpus() -> list[str]:
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     if visible is not None:
-        names = [name.strip() for name in visible.split(",")]
+        parts = visible.split(",")
+        names = [name.strip() for name in parts]
         return [name for name in names if name]
     import torch
 

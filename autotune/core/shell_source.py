@@ -1,0 +1,152 @@
+"""Text of a shell script and its tree, as tree-sitter parses bash."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from functools import cache
+from itertools import accumulate
+
+import tree_sitter_bash
+from tree_sitter import Language, Node, Parser
+
+from autotune.core.errors import BadInput
+from autotune.core.shell_words import NotClosed, bracket_end, double_quote_end, quote_end
+
+
+@cache
+def _parser() -> Parser:
+    return Parser(Language(tree_sitter_bash.language()))
+
+
+class ParsedScript:
+    """Text of a script and its tree, whose offsets are bytes; those of commands are characters."""
+
+    def __init__(self, text: str) -> None:
+        self.text = _with_unix_lines(text)
+        encoded = self.text.encode("utf-8", "replace")
+        self._byte_offsets: list[int] | None = None
+        if not self.text.isascii():
+            sizes = (len(char.encode("utf-8", "replace")) for char in self.text)
+            self._byte_offsets = list(accumulate(sizes, initial=0))
+        self.root = _parser().parse(encoded).root_node
+        if self.root.has_error:
+            _refuse_open_quotes(self.text)
+
+    def span(self, node: Node) -> tuple[int, int]:
+        return self._offset(node.start_byte), self._offset(node.end_byte)
+
+    def raw(self, node: Node) -> str:
+        start, end = self.span(node)
+        return self.text[start:end]
+
+    def _offset(self, byte: int) -> int:
+        if self._byte_offsets is None:
+            return byte
+        return bisect_right(self._byte_offsets, byte) - 1
+
+
+def line_of(node: Node) -> int:
+    return node.start_point.row + 1
+
+
+def _with_unix_lines(text: str) -> str:
+    """Return the text with line ends of one character, at the same offsets."""
+    return text.replace("\\\r\n", " \\\n").replace("\r\n", " \n")
+
+
+def _refuse_open_quotes(text: str) -> None:
+    """Raise BadInput for a quote or bracket that is never closed. Other errors of syntax stay: what
+    the parser can't read is passed over.
+    """
+    place = 0
+    while place < len(text):
+        try:
+            place = _next_place(text, place)
+        except NotClosed as error:
+            line = text.count("\n", 0, place) + 1
+            noun = "the bracket"
+            if error.mark in "'\"`":
+                noun = "the quote"
+            raise BadInput(
+                f"line {line}: {noun} {error.mark} is not closed.",
+                way_out="Close it.",
+            ) from None
+
+
+def _next_place(text: str, place: int) -> int:
+    """Return the place behind one character, quoted text, bracket or comment."""
+    char = text[place]
+    if char == "\\":
+        return place + 2
+    if char == "#" and _is_at_word(text, place):
+        line_end = text.find("\n", place)
+        return len(text) if line_end < 0 else line_end
+    if char in "'`":
+        return quote_end(text, char, place + 1)
+    if char == '"':
+        return double_quote_end(text, place + 1)
+    if text.startswith(("$(", "${"), place):
+        return bracket_end(text, place + 1)
+    return place + 1
+
+
+def _is_at_word(text: str, place: int) -> bool:
+    return place == 0 or text[place - 1] in " \t\n;|&("
+
+
+# Shapes of the tree.
+
+
+def branches_of(node: Node) -> Iterator[tuple[list[Node], list[Node]]]:
+    """Yield the condition and the body of each branch of `if`; that of `else` has none."""
+    condition: list[Node] = []
+    body: list[Node] = []
+    part = condition
+    clauses = []
+    for child in node.children:
+        if child.type == "then":
+            part = body
+        elif child.type in ("elif_clause", "else_clause"):
+            clauses.append(child)
+        elif child.is_named:
+            part.append(child)
+    yield condition, body
+    for clause in clauses:
+        if clause.type == "else_clause":
+            yield [], clause.named_children
+        else:
+            yield from branches_of(clause)
+
+
+def is_arithmetic(node: Node) -> bool:
+    return bool(node.children) and node.children[0].type == "(("
+
+
+def case_body(item: Node) -> list[Node]:
+    patterns = item.children_by_field_name("value")
+    return [child for child in item.named_children if child not in patterns]
+
+
+_TEST_SHAPES = (
+    "binary_expression",
+    "unary_expression",
+    "parenthesized_expression",
+    "negated_command",
+    "test_command",
+)
+_TEST_BRACKETS = ("[", "]", "[[", "]]")
+
+
+def test_leaves(node: Node) -> Iterator[Node]:
+    """Yield operators and operands of a test, in the order of the text."""
+    for child in node.children:
+        if child.type in _TEST_SHAPES:
+            yield from test_leaves(child)
+        elif child.type not in _TEST_BRACKETS:
+            yield child
+
+
+def is_endless(source: ParsedScript, condition: Sequence[Node]) -> bool:
+    texts = [source.raw(node).strip() for node in condition]
+    return texts in (["true"], [":"], ["[ 1 ]"], ["(( 1 ))"], ["((1))"])

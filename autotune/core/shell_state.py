@@ -1,0 +1,93 @@
+"""State of a followed shell script: variables, functions, and the commands reached so far."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from tree_sitter import Node
+
+from autotune.core.shell_filters import output_of
+from autotune.core.shell_source import ParsedScript, line_of
+from autotune.core.shell_words import UNKNOWN, Budget, Expansion, NotClosed, Value, Word
+
+Truth = bool | None
+"""Result of a command; None: known only by executing the script."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimpleCommand:
+    """Simple command: its words, and the variables set for it or before it."""
+
+    words: tuple[Word, ...]
+    environment: Mapping[str, str]
+    line: int
+    end: int  # offset behind its last word
+    certain: bool
+
+
+class LoopEnd(Exception):
+    """`break`, or `continue` with `goes_on`."""
+
+    def __init__(self, *, goes_on: bool) -> None:
+        self.goes_on = goes_on
+
+
+class FunctionEnd(Exception):
+    """`return` of a function."""
+
+
+class ScriptEnd(Exception):
+    """`exit` of the script."""
+
+
+@dataclass
+class ShellState:
+    """Variables, functions and commands of one text."""
+
+    expansion: Expansion
+    source: ParsedScript
+    commands: list[SimpleCommand] = field(default_factory=list)
+    exported: dict[str, str] = field(default_factory=dict)
+    functions: dict[str, Node] = field(default_factory=dict)
+    called: set[str] = field(default_factory=set)
+    locals: list[dict[str, Value | None]] = field(default_factory=list)
+    option_number: int = 1  # of getopts, `$OPTIND`
+    option_offset: int = 1  # of getopts inside a cluster of options
+    in_condition: bool = False
+
+    def __post_init__(self) -> None:
+        self.expansion.output_of = lambda command: output_of(command, self.expansion)
+
+    @property
+    def variables(self) -> dict[str, Value]:
+        return self.expansion.variables
+
+    @property
+    def budget(self) -> Budget:
+        return self.expansion.budget
+
+    def text_of(self, raw: str) -> str:
+        """Return the expanded text where nothing is split."""
+        try:
+            return self.expansion.joined(raw)
+        except NotClosed:
+            return UNKNOWN
+
+    def words_of(self, node: Node) -> list[Word]:
+        line = line_of(node)
+        span = self.source.span(node)
+        try:
+            return self.expansion.words(self.source.raw(node), line, span)
+        except NotClosed:
+            return [Word(text=UNKNOWN, line=line, span=span)]
+
+
+def unknown_word(line: int) -> Word:
+    return Word(text=UNKNOWN, line=line, span=None)
+
+
+def end_of(command_words: Sequence[Word]) -> int:
+    """Return the offset behind the last word that has a place in the text."""
+    ends = [word.span[1] for word in command_words if word.span is not None]
+    return max(ends, default=0)
