@@ -54,14 +54,22 @@ def main() -> int:
     rows = row_sets.chosen(choice["rows"], options.set)
     chosen = [row for row in rows if not options.ids or row["id"] in options.ids]
     began = time.monotonic()
-    cases = [express.fms(row) for row in chosen if row["class"] == "fms"]
-    verdict_cases = [verdicts.express(row) for row in chosen if row["class"] == "verdict"]
+    cases, verdict_cases = [], []
+    for row in chosen:
+        if row["class"] == "fms":
+            cases.append(express.fms(row))
+        elif row["class"] == "verdict":
+            verdict_cases.append(verdicts.express(row))
     followed = list(cases)
     for verdict_case in verdict_cases:
         followed.extend(verdict_case.cases)
     traces = follow_all(followed, options.environments, options.keep)
-    ended = [case for case in cases if "outcome" in case.row["measured"]]
-    measured = [case for case in cases if case not in ended]
+    ended, measured = [], []
+    for case in cases:
+        if "outcome" in case.row["measured"]:
+            ended.append(case)
+        else:
+            measured.append(case)
     compared = []
     for case in measured:
         compared.append(

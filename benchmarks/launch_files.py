@@ -141,14 +141,21 @@ def try_script(script: Script, folder: Path) -> Row:
 
 
 def _verdict(answer: Mapping[str, Any]) -> str:
-    words = {fits: beginning for beginning, fits in VERDICTS.items()}
-    return f"{words[answer['fits']]} {format_bytes(answer['peak_memory_bytes']['value'])}"
+    size = format_bytes(answer["peak_memory_bytes"]["value"])
+    for beginning, fits in VERDICTS.items():
+        if fits == answer["fits"]:
+            return f"{beginning} {size}"
+    return size
 
 
 def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
     """Return the answer, or the sentence of the refusal."""
-    variables = [word for word in added if _is_variable(word)]
-    flags = [word for word in added if not _is_variable(word)]
+    variables, flags = [], []
+    for word in added:
+        if _is_variable(word):
+            variables.append(word)
+        else:
+            flags.append(word)
     if "--gpus" not in flags:
         flags += ["--gpus", RULE["gpus"]]
     command = ["env", *variables, sys.executable, "-m", "autotune", "predict", "--json"]
@@ -235,7 +242,9 @@ def differences(
 def table(rows: Sequence[Row]) -> str:
     counts = Counter(row.outcome for row in rows)
     summary = ", ".join(f"{counts[name]} {name}" for name in (ANSWERED, HELPED, REFUSED))
-    misread = sum(1 for row in rows if row.misread)
+    misread = 0
+    for row in rows:
+        misread += bool(row.misread)
     lines = [
         "# Public launch scripts as they are",
         "",

@@ -154,8 +154,12 @@ def _all_studies(
     raw: Path | None,
 ) -> list[Result]:
     stored = {(result.setup, result.searcher, result.seed): result for result in _kept(raw)}
-    results = [stored[task] for task in tasks if task in stored]
-    remaining = [task for task in tasks if task not in stored]
+    results, remaining = [], []
+    for task in tasks:
+        if task in stored:
+            results.append(stored[task])
+        else:
+            remaining.append(task)
     with (
         multiprocessing.get_context("spawn").Pool(processes) as pool,
         raw.open("ab") if raw else contextlib.nullcontext() as file,
