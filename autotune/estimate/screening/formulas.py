@@ -1,7 +1,7 @@
 """Formulas of the point x = (B, P, C, N), found from examples of their values.
 
     axes      B, P, C, N, and S = P + C, R = S rounded up to a multiple of TILE,
-              T = BS rounded up to a multiple of ROWS
+              T = BS rounded up to a multiple of TOKEN_ROWS
     term      t(x): a product of axes, as BS or BCC; or a capped sum of products
     formula   k_1 t_1(x) + ... + k_m t_m(x)
 
@@ -31,7 +31,7 @@ AXES = "BPCNSRT"
 # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
 TILE = 128
 # rows of one block's threads in sums over the tokens (`Reduce.cuh`: 4 of 16 values each)
-ROWS = 64
+TOKEN_ROWS = 64
 
 # fmt: off
 COMMONEST_FIRST = (
@@ -82,7 +82,7 @@ def single(product: str) -> Term:
     return Term(((product, 1.0),))
 
 
-class Fit(NamedTuple):
+class ShortSums(NamedTuple):
     """Formulas of examples, a row for each."""
 
     coefficients: Floats  # of the basis' terms
@@ -139,7 +139,7 @@ class Basis:
 
     # Fitting. Examples are rows with a column for each point.
 
-    def fit(self, points: Floats, examples: Floats) -> Fit:
+    def fit(self, points: Floats, examples: Floats) -> ShortSums:
         """Return the shortest exact sum of each row of examples, or else the closest one."""
         matrix = self.values(points)
         sums = self._exact_sums(matrix, examples)
@@ -148,7 +148,7 @@ class Basis:
             sums.coefficients[inexact] = self._closest_sums(matrix, examples[inexact])
         return sums
 
-    def _exact_sums(self, matrix: Floats, examples: Floats) -> Fit:
+    def _exact_sums(self, matrix: Floats, examples: Floats) -> ShortSums:
         """Return the shortest exact sum of each row that has one."""
         coefficients = self._zeros(examples)
         is_exact = np.zeros(len(examples), dtype=bool)
@@ -165,7 +165,7 @@ class Basis:
             rows = unsolved[is_solved]
             coefficients[rows[:, np.newaxis], terms] = solved[is_solved]
             is_exact[rows] = True
-        return Fit(coefficients, is_exact)
+        return ShortSums(coefficients, is_exact)
 
     def _closest_sums(self, matrix: Floats, examples: Floats) -> Floats:
         """Return the sum of each row with the least error at its worst example."""
@@ -307,7 +307,7 @@ def _rounded(values: Floats) -> list[list[int]]:
     return rounded
 
 
-def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, Fit]:
+def _fit_new(points: Floats, examples: Floats) -> tuple[Basis, ShortSums]:
     """Return a basis and the rows' formulas in it; with caps only if needed."""
     basis = Basis.of(points)
     sums = basis.fit(points, examples)
@@ -349,8 +349,8 @@ def _axes(points: Floats) -> Floats:
     batch, prompt, completion, _ = points.T
     length = prompt + completion
     tiles = np.ceil(length / TILE)
-    rows = np.ceil(batch * length / ROWS)
-    return np.column_stack([points, length, tiles * TILE, rows * ROWS])
+    rows = np.ceil(batch * length / TOKEN_ROWS)
+    return np.column_stack([points, length, tiles * TILE, rows * TOKEN_ROWS])
 
 
 def _product(axes: Floats, product: str) -> Floats:
