@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Generic, TypeGuard, TypeVar
 
 import yaml
@@ -24,84 +25,102 @@ from autotune.core.units import MIB
 from autotune.report.verdict_text import verdict_text
 from autotune.search.predicted_space import PredictedSpace
 
-T = TypeVar("T", bound=Hashable)
+Stored = TypeVar("Stored", bound=Hashable)
 
-ABSENT = -1  # a knob that the candidate does not have, or an unknown figure
-FITS = {False: 0, True: 1, None: 2}
+NO_VALUE = -1  # a knob that the candidate does not have, or an unknown figure
+PREDICTED_COLUMNS = ("fits", "verdict", "speed", "peak", "profile")
+VERDICT_CODES = {False: 0, True: 1, None: 2}
 PARTS = "; "  # between the parts of a verdict
 
 
-class Numbered(Generic[T]):
+class Numbered(Generic[Stored]):
     """Distinct values in the order of their first use."""
 
     def __init__(self) -> None:
-        self._numbers: dict[T, int] = {}
+        self._numbers: dict[Stored, int] = {}
 
-    def number_of(self, value: T) -> int:
+    def number_of(self, value: Stored) -> int:
         return self._numbers.setdefault(value, len(self._numbers))
 
-    def values(self) -> list[T]:
+    def values(self) -> list[Stored]:
         return list(self._numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SharedValues:
+    """What several candidates have in common, each stored once."""
+
+    texts: Numbered[str] = field(default_factory=Numbered)
+    phase_names: Numbered[str] = field(default_factory=Numbered)
+    phases: Numbered[tuple[int, ...]] = field(default_factory=Numbered)
+    profiles: Numbered[tuple[int, ...]] = field(default_factory=Numbered)
 
 
 def map_data(space: PredictedSpace) -> dict[str, Any]:
     """Return the page's data as JSON."""
-    texts = Numbered[str]()
-    names = Numbered[str]()
-    phases = Numbered[tuple[int, ...]]()
-    profiles = Numbered[tuple[int, ...]]()
-    fits, verdict, speed, peak, profile = [], [], [], [], []
+    # 1. One value of each column for every candidate.
+    shared = SharedValues()
+    columns: dict[str, list[object]] = {name: [] for name in PREDICTED_COLUMNS}
     for candidate in space.candidates:
         prediction = space.predictions[candidate.id]
-        fits.append(FITS[prediction.fits])
-        parts = verdict_text(prediction).split(PARTS)
-        verdict.append([texts.number_of(part) for part in parts])
-        speed.append(_speed(prediction))
-        peak.append(round(prediction.peak_memory_bytes.value / MIB))
-        figures = _memory(prediction, names, phases)
-        profile.append(profiles.number_of(figures))
+        for name, value in zip(PREDICTED_COLUMNS, _row(prediction, shared), strict=True):
+            columns[name].append(value)
+
+    # 2. The knobs, what the columns refer to, and the candidates with a button.
+    best = NO_VALUE
+    if space.best is not None:
+        best = space.candidates.index(space.best)
     return {
+        **columns,
         "knobs": _knobs(space),
-        "texts": texts.values(),
-        "phase_names": names.values(),
-        "phases": phases.values(),
-        "profiles": profiles.values(),
-        "fits": fits,
-        "verdict": verdict,
-        "speed": speed,
-        "peak": peak,
-        "profile": profile,
+        "texts": shared.texts.values(),
+        "phase_names": shared.phase_names.values(),
+        "phases": shared.phases.values(),
+        "profiles": shared.profiles.values(),
         "start": space.candidates.index(space.start),
-        "best": ABSENT if space.best is None else space.candidates.index(space.best),
+        "best": best,
     }
+
+
+def _row(prediction: Prediction, shared: SharedValues) -> tuple[object, ...]:
+    """Return a candidate's value in each of PREDICTED_COLUMNS."""
+    verdict = []
+    for part in verdict_text(prediction).split(PARTS):
+        verdict.append(shared.texts.number_of(part))
+    profile = shared.profiles.number_of(_memory(prediction, shared))
+    peak = _mib(prediction.peak_memory_bytes.value)
+    return VERDICT_CODES[prediction.fits], verdict, _speed(prediction), peak, profile
 
 
 def _speed(prediction: Prediction) -> int:
     """Return tokens/s, rounded like the verdict's."""
     rate = prediction.ranking_rate
-    return ABSENT if rate is None else round(rate.value)
+    return NO_VALUE if rate is None else round(rate.value)
 
 
-def _memory(
-    prediction: Prediction,
-    names: Numbered[str],
-    phases: Numbered[tuple[int, ...]],
-) -> tuple[int, ...]:
+def _memory(prediction: Prediction, shared: SharedValues) -> tuple[int, ...]:
     """Return the limit in MiB, then the number of each phase's figures, by the phase's number."""
-    figures_by_name = {}
+    figures = {}
     for phase in prediction.phases:
-        figures_by_name[names.number_of(phase.name)] = phases.number_of(_phase_mib(phase))
-    limit = round(prediction.deciding_limit.value / MIB)
-    numbers = range(len(names.values()))
-    return limit, *(figures_by_name.get(number, ABSENT) for number in numbers)
+        name = shared.phase_names.number_of(phase.name)
+        figures[name] = shared.phases.number_of(_phase_mib(phase))
+    profile = [_mib(prediction.deciding_limit.value)]
+    for name in range(len(shared.phase_names.values())):
+        profile.append(figures.get(name, NO_VALUE))
+    return tuple(profile)
 
 
 def _phase_mib(phase: PhasePrediction) -> tuple[int, ...]:
     """Return what is in use at the phase's peak, the peak, and its upper bound, in MiB."""
-    live = phase.live_bytes
     peak = phase.peak_bytes
-    sizes = (peak.value if live is None else live, peak.value, peak.high)
-    return tuple(round(size / MIB) for size in sizes)
+    live_bytes = phase.live_bytes
+    if live_bytes is None:
+        live_bytes = round(peak.value)
+    return _mib(live_bytes), _mib(peak.value), _mib(peak.high)
+
+
+def _mib(size_bytes: float) -> int:
+    return round(size_bytes / MIB)
 
 
 # Knobs.
@@ -116,7 +135,9 @@ def _knobs(space: PredictedSpace) -> list[dict[str, Any]]:
         if not values:
             continue
         column = _column(knob.name, values, space.candidates)
-        is_constant = len(set(column)) == 1
+        entries: int | list[int] = column
+        if len(set(column)) == 1:
+            entries = column[0]
         knobs.append(
             {
                 "name": knob.name,
@@ -124,7 +145,7 @@ def _knobs(space: PredictedSpace) -> list[dict[str, Any]]:
                 "learning": knob in learning,
                 "numeric": all(map(_is_number, values)),
                 "values": [_texts(knob.name, value) for value in values],
-                "column": column[0] if is_constant else column,
+                "column": entries,
             }
         )
     return knobs
@@ -137,9 +158,15 @@ def _values(name: str, candidates: Sequence[Candidate]) -> list[KnobValue]:
         if name in candidate.knobs:
             value = candidate.knobs[name]
             by_text.setdefault(setting_text(value), value)
-    values = list(by_text.values())
-    names = [value for value in values if not _is_number(value)]
-    return [*names, *sorted(filter(_is_number, values))]
+
+    numbers: list[int | float] = []
+    options: list[KnobValue] = []
+    for value in by_text.values():
+        if _is_number(value):
+            numbers.append(value)
+        else:
+            options.append(value)
+    return [*options, *sorted(numbers)]
 
 
 def _column(
@@ -148,10 +175,12 @@ def _column(
     candidates: Sequence[Candidate],
 ) -> list[int]:
     """Return the number of each candidate's value."""
-    numbers = {setting_text(value): number for number, value in enumerate(values)}
+    numbers: dict[str, int] = {}
+    for value in values:
+        numbers[setting_text(value)] = len(numbers)
     column = []
     for candidate in candidates:
-        number = ABSENT
+        number = NO_VALUE
         if name in candidate.knobs:
             number = numbers[setting_text(candidate.knobs[name])]
         column.append(number)

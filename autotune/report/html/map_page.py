@@ -46,7 +46,15 @@ def command_parts(flags: Flags, data: dict[str, Any]) -> list[str]:
     for knob in data["knobs"]:
         if len(knob["values"]) > 1:
             varying.add(knob["name"])
-    constant = [choices for choices in flags.search if choices.partition("=")[0] not in varying]
-    words = without_secret_arguments(typed(flags.replace(search=tuple(constant))))
-    end = words.index("--") if "--" in words else len(words)
-    return [shlex.join(["autotune", "predict", *words[:end]]), shlex.join(words[end:])]
+    constant = []
+    for choices in flags.search:
+        name, _, _ = choices.partition("=")
+        if name not in varying:
+            constant.append(choices)
+
+    flags = flags.replace(search=tuple(constant))
+    arguments = without_secret_arguments(typed(flags.replace(arguments=())))
+    before = shlex.join(["autotune", "predict", *arguments])
+    if not flags.arguments:
+        return [before, ""]
+    return [before, shlex.join(["--", *without_secret_arguments(flags.arguments)])]
