@@ -7,7 +7,7 @@ columns hold their numbers. Example with two candidates that differ in one knob:
     knobs     [{name: "beta", column: 0}, {name: "num_generations", column: [0, 1]}]
     fits      [1, 0]        1: it fits, 0: it does not, 2: undecided
     verdict   [[0, 1], [2]] numbers of `texts`, which "; " joins
-    profile   [0, 1]        of `profiles`: the limit, then a number of `phases` for each phase name
+    profile   [0, 1]        of `profiles`: the limit, then for each phase a number of `phases`
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeGuard, TypeVar
 
 import yaml
 
+from autotune.core.measurement import PHASES
 from autotune.core.prediction import PhasePrediction, Prediction
 from autotune.core.space import Candidate, KnobValue, setting_text
 from autotune.core.units import MIB
@@ -51,7 +52,6 @@ class SharedValues:
     """What several candidates have in common, each stored once."""
 
     texts: Numbered[str] = field(default_factory=Numbered)
-    phase_names: Numbered[str] = field(default_factory=Numbered)
     phases: Numbered[tuple[int, ...]] = field(default_factory=Numbered)
     profiles: Numbered[tuple[int, ...]] = field(default_factory=Numbered)
 
@@ -74,7 +74,7 @@ def map_data(space: PredictedSpace) -> dict[str, Any]:
         **columns,
         "knobs": _knobs(space),
         "texts": shared.texts.values(),
-        "phase_names": shared.phase_names.values(),
+        "phase_names": PHASES,
         "phases": shared.phases.values(),
         "profiles": shared.profiles.values(),
         "start": space.candidates.index(space.start),
@@ -87,9 +87,14 @@ def _row(prediction: Prediction, shared: SharedValues) -> tuple[object, ...]:
     verdict = []
     for part in verdict_text(prediction).split(PARTS):
         verdict.append(shared.texts.number_of(part))
-    profile = shared.profiles.number_of(_memory(prediction, shared))
-    peak = _mib(prediction.peak_memory_bytes.value)
-    return VERDICT_CODES[prediction.fits], verdict, _speed(prediction), peak, profile
+    memory = _memory(prediction, shared)
+    return (
+        VERDICT_CODES[prediction.fits],
+        verdict,
+        _speed(prediction),
+        _mib(prediction.peak_memory_bytes.value),
+        shared.profiles.number_of(memory),
+    )
 
 
 def _speed(prediction: Prediction) -> int:
@@ -99,14 +104,16 @@ def _speed(prediction: Prediction) -> int:
 
 
 def _memory(prediction: Prediction, shared: SharedValues) -> tuple[int, ...]:
-    """Return the limit in MiB, then the number of each phase's figures, by the phase's number."""
-    figures = {}
+    """Return the limit in MiB, then for each name in PHASES the number of its figures."""
+    numbers = {}
     for phase in prediction.phases:
-        name = shared.phase_names.number_of(phase.name)
-        figures[name] = shared.phases.number_of(_phase_mib(phase))
+        figures = _phase_mib(phase)
+        numbers[phase.name] = shared.phases.number_of(figures)
+
     profile = [_mib(prediction.deciding_limit.value)]
-    for name in range(len(shared.phase_names.values())):
-        profile.append(figures.get(name, NO_VALUE))
+    for name in PHASES:
+        number = numbers.get(name, NO_VALUE)
+        profile.append(number)
     return tuple(profile)
 
 
@@ -116,7 +123,11 @@ def _phase_mib(phase: PhasePrediction) -> tuple[int, ...]:
     live_bytes = phase.live_bytes
     if live_bytes is None:
         live_bytes = round(peak.value)
-    return _mib(live_bytes), _mib(peak.value), _mib(peak.high)
+    return (
+        _mib(live_bytes),
+        _mib(peak.value),
+        _mib(peak.high),
+    )
 
 
 def _mib(size_bytes: float) -> int:
@@ -193,11 +204,13 @@ def _is_number(value: KnobValue) -> TypeGuard[int | float]:
 
 def _texts(name: str, value: KnobValue) -> dict[str, str]:
     """Return a value as a label, as a line of YAML (empty for null), and as an argument."""
+    label = setting_text(value)
+    argument = f"{name}={label}"
     line = ""
     if value is not None:
         line = yaml.safe_dump({name: value}, allow_unicode=True)
     return {
-        "label": setting_text(value),
+        "label": label,
         "yaml": line,
-        "set": shlex.join(["--set", f"{name}={setting_text(value)}"]),
+        "set": shlex.join(["--set", argument]),
     }

@@ -60,8 +60,9 @@ def test_each_profile_has_the_memory_of_every_phase() -> None:
         assert abs(limit * MIB - prediction.deciding_limit.value) <= MIB / 2
         sizes = {}
         for name, number in zip(data["phase_names"], numbers, strict=True):
-            sizes[name] = data["phases"][number]
-        assert sizes.keys() == {phase.name for phase in prediction.phases}
+            if number >= 0:
+                sizes[name] = data["phases"][number]
+        assert list(sizes) == [phase.name for phase in prediction.phases]
         for phase in prediction.phases:
             live, peak, high = sizes[phase.name]
             cached = phase.parts.get("fragmentation", 0)
