@@ -1,6 +1,6 @@
 /* The candidates, in the columns that map_data.py writes, and which of them is shown. */
 const MAP = JSON.parse(document.getElementById("data").textContent);
-const ABSENT = -1, DOES_NOT_FIT = 0, FITS = 1, UNDECIDED = 2;
+const ABSENT = -1, DOES_NOT_FIT = 0, FITS = 1, UNDECIDED = 2, STOPS = 3;
 const varying = MAP.knobs.filter((knob) => knob.values.length > 1);
 const valueOf = (knob, row) => typeof knob.column === "number" ? knob.column : knob.column[row];
 const labelOf = (knob, row) => knob.values[valueOf(knob, row)].label;

@@ -5,7 +5,7 @@ where all rows have the same. Texts, memory of phases and memory profiles are st
 columns hold their numbers. Example with two candidates that differ in one knob:
 
     knobs     [{name: "beta", column: 0}, {name: "num_generations", column: [0, 1]}]
-    fits      [1, 0]        1: it fits, 0: it does not, 2: undecided
+    fits      [1, 0]        1: it fits, 0: it does not, 2: undecided, 3: it stops with an error
     verdict   [[0, 1], [2]] numbers of `texts`, which "; " joins
     profile   [0, 1]        of `profiles`: the limit, then for each phase a number of `phases`
 """
@@ -31,6 +31,7 @@ Stored = TypeVar("Stored", bound=Hashable)
 NO_VALUE = -1  # a knob that the candidate does not have, or an unknown figure
 PREDICTED_COLUMNS = ("fits", "verdict", "speed", "peak", "profile")
 VERDICT_CODES = {False: 0, True: 1, None: 2}
+STOPS = 3  # whatever its peak: the engine refuses to start
 PARTS = "; "  # between the parts of a verdict
 
 
@@ -89,12 +90,18 @@ def _row(prediction: Prediction, shared: SharedValues) -> tuple[object, ...]:
         verdict.append(shared.texts.number_of(part))
     memory = _memory(prediction, shared)
     return (
-        VERDICT_CODES[prediction.fits],
+        _verdict_code(prediction),
         verdict,
         _speed(prediction),
         _mib(prediction.peak_memory_bytes.value),
         shared.profiles.number_of(memory),
     )
+
+
+def _verdict_code(prediction: Prediction) -> int:
+    if prediction.failure is not None:
+        return STOPS
+    return VERDICT_CODES[prediction.fits]
 
 
 def _speed(prediction: Prediction) -> int:

@@ -1,7 +1,7 @@
 /* Heat map of two knobs: in each cell the candidate nearest to the one shown, coloured by fit and speed. */
 const across = document.getElementById("across"), down = document.getElementById("down");
-const WORDS = { [DOES_NOT_FIT]: "does not fit", [FITS]: "fits", [UNDECIDED]: "can't be decided" };
-const CLASSES = { [DOES_NOT_FIT]: "no", [FITS]: "yes", [UNDECIDED]: "open" };
+const WORDS = { [DOES_NOT_FIT]: "does not fit", [FITS]: "fits", [UNDECIDED]: "can't be decided", [STOPS]: "would stop with an error" };
+const CLASSES = { [DOES_NOT_FIT]: "no", [FITS]: "yes", [UNDECIDED]: "open", [STOPS]: "no" };
 
 /* Row of the candidate in each cell, by the values of both knobs. */
 function cellsOf(x, y) {
@@ -32,14 +32,15 @@ function cell(x, y, place, [slowest, fastest]) {
   const row = place.row, button = data.appendChild(document.createElement("button"));
   const moved = changedBetween(shown, row, [x, y]).map((knob) => `${knob.name} ${labelOf(knob, row)}`);
   const fast = MAP.speed[row] === ABSENT ? 0 : MAP.speed[row];
+  const fails = CLASSES[MAP.fits[row]] === "no", stops = MAP.fits[row] === STOPS;
   button.type = "button";
   button.dataset.row = row;
   button.className = CLASSES[MAP.fits[row]];
   button.style.setProperty("--share", `${10 + 45 * (fast - slowest) / Math.max(1, fastest - slowest)}%`);
-  button.append(MAP.fits[row] === DOES_NOT_FIT ? "✕" : MAP.speed[row] === ABSENT ? "fits" : thousands(fast));
-  button.appendChild(document.createElement("small")).textContent = sizeOf(MAP.peak[row]);
+  button.append(fails ? "✕" : MAP.speed[row] === ABSENT ? "fits" : thousands(fast));
+  button.appendChild(document.createElement("small")).textContent = stops ? "stops" : sizeOf(MAP.peak[row]);
   button.title = [`${x.name} ${labelOf(x, row)}`, `${y.name} ${labelOf(y, row)}`, ...moved].join(", ")
-    + `: ${WORDS[MAP.fits[row]]}, ${speedOf(row)}, peak ${sizeOf(MAP.peak[row])}`;
+    + `: ${WORDS[MAP.fits[row]]}${fails ? "" : `, ${speedOf(row)}`}, peak ${sizeOf(MAP.peak[row])}`;
   button.setAttribute("aria-label", button.title);
   button.setAttribute("aria-pressed", row === shown);
   button.tabIndex = -1;

@@ -132,7 +132,7 @@ def test_each_cell_says_its_verdict_and_differs_without_colour(tmp_path: Path) -
             row = int(button.get_attribute("data-row") or "")
             prediction = space.predictions[space.candidates[row].id]
             verdicts.add(prediction.fits)
-            says = {True: ": fits, ", False: ": does not fit, ", None: ": can't be decided, "}
+            says = {True: ": fits, ", False: ": does not fit, peak", None: ": can't be decided, "}
             assert says[prediction.fits] in (button.get_attribute("aria-label") or "")
             assert button.inner_text().startswith("✕") == (prediction.fits is False)
         assert {True, False} <= verdicts
