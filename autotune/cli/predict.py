@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -11,6 +12,9 @@ from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import console
 from autotune.cli.waiting import Waiting
+from autotune.core.errors import BadInput
+from autotune.core.files import write_output
+from autotune.core.units import counted, format_bytes
 from autotune.request.flags import Flags, PredictOptions
 
 if TYPE_CHECKING:
@@ -39,8 +43,24 @@ EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
     is_flag=True,
     help="List every setting with its origin: file and line, flag, variable or default.",
 )
+@click.option(
+    "--map",
+    "map_file",
+    metavar="FILE",
+    type=click.Path(),
+    help=(
+        "Predict every candidate of the space too, and write an HTML page on which to choose"
+        " settings. Example: map.html."
+    ),
+)
 @as_json_option()
-def command(as_json: bool, check: bool, explain: bool, **flags: Any) -> int:
+def command(
+    as_json: bool,
+    check: bool,
+    explain: bool,
+    map_file: str | None,
+    **flags: Any,
+) -> int:
     """Trace the training step of the installed framework on fake tensors, and predict whether it
     fits, by which margin, the parts of its memory, and changes that would help. Nothing is
     measured, and no GPU is needed.
@@ -52,6 +72,7 @@ def command(as_json: bool, check: bool, explain: bool, **flags: Any) -> int:
       autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3
       autotune predict --config train.yaml --gpus A100-40G --unknown per_device_train_batch_size=1,8
       autotune predict --from-command launch.sh --gpus 8xH100-80G --explain
+      autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --map map.html
       autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python
 
     Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, or the limit is inside
@@ -63,6 +84,8 @@ def command(as_json: bool, check: bool, explain: bool, **flags: Any) -> int:
     from autotune.request.explanation import explained
 
     request = Flags(**flags)
+    if map_file is not None:
+        _refuse_folder(Path(map_file))
     if check:
         check_can_emulate(request)
     output = console(to_stderr=as_json)
@@ -79,9 +102,32 @@ def command(as_json: bool, check: bool, explain: bool, **flags: Any) -> int:
         with interruptible(), Waiting("emulating the configuration"):
             document["check"] = check_document(answer.prediction, emulate_flags(request))
         show_check(output, document["check"])
+    if map_file is not None:
+        _write_map(request, Path(map_file), output)
     if as_json:
         print(json.dumps(document))
     return EXIT_CODES[answer.prediction.fits]
+
+
+def _refuse_folder(page: Path) -> None:
+    if page.is_dir():
+        raise BadInput(
+            f"--map {page} is a folder.", way_out=f"Name a file in it: --map {page / 'map.html'}."
+        )
+
+
+def _write_map(request: Flags, page: Path, output: Console) -> None:
+    """Predict the space and write its page; print its size."""
+    from autotune.report.html.map_page import render_map
+    from autotune.search.predicted_space import predict_space
+
+    with interruptible(), Waiting("predicting the candidates of the map"):
+        space = predict_space(request)
+    content = render_map(space, request).encode()
+    write_output(page, content, way_out="Name another file: --map ~/map.html.")
+    output.print()
+    candidates = counted(len(space.candidates), "candidate")
+    output.print(f"map      {page}: {candidates}, {format_bytes(len(content))}", soft_wrap=True)
 
 
 class _PredictionDisplay:

@@ -25,12 +25,12 @@ from autotune.report.html.charts import (
     speed_against_memory,
 )
 from autotune.report.html.phase_charts import memory_by_phase, search_time, seconds_by_phase
+from autotune.report.html.templates import joined_files, open_templates, safe_in_script
 
 PAGE = "report.html"
 # Limit of a document to read; one with thousands of trials has a few megabytes
 MAX_DOCUMENT_BYTES = 64 * MIB
 
-_HERE = Path(__file__).parent
 _DRAWN = (
     speed_against_memory,
     memory_by_phase,
@@ -42,16 +42,8 @@ _DRAWN = (
 
 def render(document: Mapping[str, Any]) -> str:
     """Return the page. All text is escaped: a model may be named `<script>`."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
     answer = read_answer(document)
-    pages = Environment(
-        loader=FileSystemLoader(_HERE),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    pages = open_templates()
     pages.filters.update(
         gib=gib,
         rate=rate,
@@ -65,7 +57,7 @@ def render(document: Mapping[str, Any]) -> str:
         drawing = draw(answer)
         if drawing.figure is not None:
             drawings.append(drawing)
-            figures[drawing.id] = _safe_in_script(drawing.figure.to_json())
+            figures[drawing.id] = safe_in_script(drawing.figure.to_json())
     names = moving_knobs(answer)
     return pages.get_template("page.html.jinja").render(
         answer=answer,
@@ -77,8 +69,8 @@ def render(document: Mapping[str, Any]) -> str:
         peaks=two_peaks(answer),
         headline=headline(answer),
         failures=[row for row in answer.trials if row.outcome not in (None, "ok")],
-        style=(_HERE / "page.css").read_text(encoding="utf-8"),
-        script=(_HERE / "page.js").read_text(encoding="utf-8"),
+        style=joined_files("page.css"),
+        script=joined_files("page.js", "copy.js"),
     )
 
 
@@ -100,10 +92,6 @@ def settings_yaml(answer: AnswerDocument) -> str:
             knobs[name] = value
     text: str = yaml.safe_dump(knobs, sort_keys=False)
     return text
-
-
-def _safe_in_script(text: str) -> str:
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def headline(answer: AnswerDocument) -> str:
