@@ -206,13 +206,16 @@ def soak_row(soak: Soak) -> dict[str, Any]:
 
 
 def disturbance_row(disturbance: Disturbance) -> dict[str, Any]:
+    by_phase = {}
+    for phase, share in disturbance.by_phase.items():
+        by_phase[phase] = round(share, 4)
     return {
         "beside": disturbance.beside,
         "tokens_per_second_beside": round(disturbance.tokens_per_second_beside, 2),
         "tokens_per_second_alone": round(disturbance.tokens_per_second_alone, 2),
         "slower_share": round(disturbance.slower_share, 4),
         "uncertainty": rounded(disturbance.uncertainty, 4),
-        "by_phase": {phase: round(share, 4) for phase, share in disturbance.by_phase.items()},
+        "by_phase": by_phase,
         "candidate_id": disturbance.candidate_id,
         "says": describe_interference(disturbance),
     }

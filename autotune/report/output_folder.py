@@ -54,7 +54,9 @@ def check_folder(out: Path) -> None:
     """Check that `--out` is writable and has space, without a trace in it."""
     if out.exists() and not out.is_dir():
         raise BadInput(f"--out {out} is a file.", way_out="Give a folder: --out autotune-out.")
-    base = next(folder for folder in (out.absolute(), *out.absolute().parents) if folder.exists())
+    path = out.absolute()
+    folders = (path, *path.parents)
+    base = next(folder for folder in folders if folder.exists())
     try:
         free = shutil.disk_usage(base).free
         with tempfile.TemporaryFile(dir=base) as trial:
@@ -180,9 +182,11 @@ def claimed_folder(out: Path) -> Iterator[None]:
 
     On exit the claim is removed, and so are the folders created here, if they are still empty.
     """
-    missing = [
-        folder for folder in (out.absolute(), *out.absolute().parents) if not folder.exists()
-    ]
+    path = out.absolute()
+    missing = []
+    for folder in (path, *path.parents):
+        if not folder.exists():
+            missing.append(folder)
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -294,7 +298,8 @@ def _launch_files(
     script = folder / f"changed-{Path(launch.path).name}"
     patch = folder / "changes.diff"
     write_atomically(script, changed.encode(), mode=TO_BE_RUN)
-    patch.write_text(unified_diff(launch.text, changed, Path(launch.path).name), encoding="utf-8")
+    difference = unified_diff(launch.text, changed, Path(launch.path).name)
+    patch.write_text(difference, encoding="utf-8")
     return [script, patch, *files]
 
 

@@ -157,7 +157,11 @@ def show_basis(
     assumptions = dict.fromkeys((*assumed, *prediction.assumptions))
     if assumptions:
         print_line(console, f"assumed  {'; '.join(assumptions)}")
-    show_notes(console, job, [note for note in dict.fromkeys(notes) if note not in assumptions])
+    further_notes = []
+    for note in dict.fromkeys(notes):
+        if note not in assumptions:
+            further_notes.append(note)
+    show_notes(console, job, further_notes)
 
 
 def _traced_text(prediction: Prediction) -> str:

@@ -93,8 +93,11 @@ def _step(number: int, trial: Mapping[str, Any]) -> Mapping[str, float]:
         "tokens_per_second": speeds.get("worst"),
         "peak_memory_bytes": trial.get("peak_memory_bytes"),
     }
-    step = {"probe": float(number), "fits": float(trial.get("fits") is True)}
-    for name, value in {**_numbers(trial["knobs"], "knob."), **_numbers(figures)}.items():
+    fits = trial.get("fits") is True
+    numbers = _numbers(trial["knobs"], "knob.")
+    numbers |= _numbers(figures)
+    step = {"probe": float(number), "fits": float(fits)}
+    for name, value in numbers.items():
         step[name] = float(value)
     return step
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from autotune.report.forecast_text import show_prediction
+from autotune.report.prediction_text import show_basis
 from autotune.request.job_builder import candidate_of_job
 from tests.report.test_forecast import PREDICTION
 from tests.request.test_unset_variables import MICRO_BATCH, SWIFT, VERL, request_of
@@ -38,7 +38,7 @@ def test_a_reader_can_check_the_reading(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     request = request_of(tmp_path, text)
-    show_prediction(
+    show_basis(
         Console(width=2000, highlight=False),
         request.job,
         candidate_of_job(request),

@@ -53,7 +53,7 @@ BATCH_AXES = ("NS", "BNSS", "BN", "NC", "BNCC")
 """The others of PASS_AXES, once for each micro-step."""
 
 CONSTANT = single("")
-MIN_PHASE_SHARE = 0.02
+MIN_SHARE_OF_STEP = 0.02
 MAX_TERMS = 5  # the reference family is traced at one point more than that
 
 
@@ -176,7 +176,7 @@ def fit_work(
 
 def operations_error(work: WorkModel, samples: Sequence[Sample]) -> float:
     """Return the largest error of a phase's operations at the points of the short model's traces,
-    relative to the phase's own. A phase with less than MIN_PHASE_SHARE of a step's does not count.
+    relative to the phase's own. Phases with less than MIN_SHARE_OF_STEP of all do not count.
     """
     matrix = work.basis.values(rows_of([sample.point for sample in samples]))
     predicted: dict[Phase, Floats] = {}
@@ -188,7 +188,7 @@ def operations_error(work: WorkModel, samples: Sequence[Sample]) -> float:
     errors = [0.0]
     for place, sample in enumerate(samples):
         operations = _operations_by_phase(sample.trace)
-        least = MIN_PHASE_SHARE * sum(operations.values())
+        least = MIN_SHARE_OF_STEP * sum(operations.values())
         for phase, traced in operations.items():
             if phase in predicted and traced > least:
                 errors.append(abs(predicted[phase][place] / traced - 1))

@@ -445,7 +445,9 @@ def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis
             row=1,
             col=column,
         )
-        ends = [min(*x, *y), max(*x, *y)] if len(x) > 1 or x != y else [0, x[0]]
+        ends = [min(*x, *y), max(*x, *y)]
+        if len(x) == 1 and x == y:
+            ends = [0, x[0]]
         line = {"color": "#888888", "dash": "dot"}
         figure.add_trace(
             Scatter(

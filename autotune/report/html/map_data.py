@@ -64,7 +64,8 @@ def map_data(space: PredictedSpace) -> dict[str, Any]:
     columns: dict[str, list[object]] = {name: [] for name in PREDICTED_COLUMNS}
     for candidate in space.candidates:
         prediction = space.predictions[candidate.id]
-        for name, value in zip(PREDICTED_COLUMNS, _row(prediction, shared), strict=True):
+        row = _row(prediction, shared)
+        for name, value in zip(PREDICTED_COLUMNS, row, strict=True):
             columns[name].append(value)
 
     # 2. The knobs, what the columns refer to, and the candidates with a button.
@@ -156,16 +157,18 @@ def _knobs(space: PredictedSpace) -> list[dict[str, Any]]:
         entries: int | list[int] = column
         if len(set(column)) == 1:
             entries = column[0]
-        knobs.append(
-            {
-                "name": knob.name,
-                "says": knob.says,
-                "learning": knob in learning,
-                "numeric": all(map(_is_number, values)),
-                "values": [_texts(knob.name, value) for value in values],
-                "column": entries,
-            }
-        )
+        texts = []
+        for value in values:
+            texts.append(_texts(knob.name, value))
+        row = {
+            "name": knob.name,
+            "says": knob.says,
+            "learning": knob in learning,
+            "numeric": all(map(_is_number, values)),
+            "values": texts,
+            "column": entries,
+        }
+        knobs.append(row)
     return knobs
 
 
@@ -200,7 +203,8 @@ def _column(
     for candidate in candidates:
         number = NO_VALUE
         if name in candidate.knobs:
-            number = numbers[setting_text(candidate.knobs[name])]
+            text = setting_text(candidate.knobs[name])
+            number = numbers[text]
         column.append(number)
     return column
 

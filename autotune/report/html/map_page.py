@@ -21,22 +21,24 @@ SCRIPTS = ("map.js", "map_memory.js", "map_heat.js", "map_controls.js", "copy.js
 
 def render_map(space: PredictedSpace, flags: Flags) -> str:
     """Return the page. `flags`: those of the request, for commands to copy."""
+    # 1. The data, and the command to copy.
     data = map_data(space)
     data["command"] = command_parts(flags, data)
+    data_text = json.dumps(data, separators=(",", ":"))
+
+    # 2. The page around them.
     task = space.job.task
-    versions = space.predictions[space.start.id].versions
-    return (
-        open_templates()
-        .get_template("map.html.jinja")
-        .render(
-            workload=task.workload,
-            hardware=str(task.hardware),
-            candidates=len(space.candidates),
-            versions=versions,
-            data=safe_in_script(json.dumps(data, separators=(",", ":"))),
-            style=joined_files("page.css", "map.css"),
-            script=joined_files(*SCRIPTS),
-        )
+    prediction = space.predictions[space.start.id]
+    templates = open_templates()
+    template = templates.get_template("map.html.jinja")
+    return template.render(
+        workload=task.workload,
+        hardware=str(task.hardware),
+        candidates=len(space.candidates),
+        versions=prediction.versions,
+        data=safe_in_script(data_text),
+        style=joined_files("page.css", "map.css"),
+        script=joined_files(*SCRIPTS),
     )
 
 
@@ -52,9 +54,11 @@ def command_parts(flags: Flags, data: dict[str, Any]) -> list[str]:
         if name not in varying:
             constant.append(choices)
 
-    flags = flags.replace(search=tuple(constant))
-    arguments = without_secret_arguments(typed(flags.replace(arguments=())))
-    before = shlex.join(["autotune", "predict", *arguments])
+    own_flags = flags.replace(search=tuple(constant), arguments=())
+    flag_words = without_secret_arguments(typed(own_flags))
+    before = shlex.join(["autotune", "predict", *flag_words])
     if not flags.arguments:
         return [before, ""]
-    return [before, shlex.join(["--", *without_secret_arguments(flags.arguments)])]
+    arguments = without_secret_arguments(flags.arguments)
+    after = shlex.join(["--", *arguments])
+    return [before, after]

@@ -297,10 +297,13 @@ def _search_figure(rows: Sequence[CandidateRow], names: Sequence[str]) -> Figure
 
     spent = []
     for row in rows:
-        steps = {step: row.seconds.get(step, 0.0) for step, _ in STEPS if step != "other"}
-        spent.append(
-            {**steps, "other": max(0.0, row.seconds.get("total", 0.0) - sum(steps.values()))}
-        )
+        steps = {}
+        for step, _ in STEPS:
+            if step != "other":
+                steps[step] = row.seconds.get(step, 0.0)
+        total_seconds = row.seconds.get("total", 0.0)
+        rest_seconds = total_seconds - sum(steps.values())
+        spent.append({**steps, "other": max(0.0, rest_seconds)})
     figure = Figure()
     for step, colour in STEPS:
         figure.add_trace(
