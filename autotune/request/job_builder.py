@@ -61,9 +61,8 @@ class ParsedRequest:
     trainer: Trainer
     assumed: tuple[str, ...]  # defaults of the space that no flag states
     notes: tuple[str, ...]  # deviations from what one would expect
-    flag_choices: Mapping[
-        str, tuple[KnobValue, ...]
-    ]  # knob values that flags name; each must be possible
+    # Knob values that flags name; each must be possible
+    flag_choices: Mapping[str, tuple[KnobValue, ...]]
     whole_space: SearchSpace  # space before anything was held; advice may change all of it
     pinned: frozenset[str] = frozenset()  # settings of --hold, which are never relaxed
     held_settings: HeldSettings = field(default_factory=dict)  # of the job, with their origins

@@ -36,7 +36,7 @@ def changes(
         trainer=trainer,
         assumed=(),
         notes=(),
-        named={},
+        flag_choices={},
         whole_space=space,
     )  # type: ignore[arg-type]
     knobs = {**trainer.baseline(space, job.task), **settings}

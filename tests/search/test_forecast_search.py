@@ -128,7 +128,7 @@ def _request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
         trainer=trainer,
         assumed=(),
         notes=(),
-        named={},
+        flag_choices={},
         whole_space=job.space,
     )  # type: ignore[arg-type]
 

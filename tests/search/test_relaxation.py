@@ -126,7 +126,7 @@ def _request(
         trainer=trainer,
         assumed=(),
         notes=(),
-        named={},
+        flag_choices={},
         whole_space=whole_space,
         pinned=pinned,
     )
