@@ -250,6 +250,8 @@ class GpuNeighbours:
         """Return a sentence on memory that is neither free nor torch's, where torch names no
         processes: messages before torch 2.1 do not.
         """
+        if NEIGHBOUR.search(finding.evidence):
+            return ()
         numbers = finding.numbers
         total = numbers.get("total_bytes")
         free = numbers.get("free_bytes")
