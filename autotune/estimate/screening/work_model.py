@@ -191,7 +191,8 @@ def operations_error(work: WorkModel, samples: Sequence[Sample]) -> float:
         least = MIN_SHARE_OF_STEP * sum(operations.values())
         for phase, traced in operations.items():
             if phase in predicted and traced > least:
-                errors.append(abs(predicted[phase][place] / traced - 1))
+                estimated = float(predicted[phase][place])
+                errors.append(abs(estimated / traced - 1))
     return max(errors)
 
 
