@@ -58,7 +58,7 @@ def _hooks_by_module() -> dict[str, list[After]]:
     if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
         tables.append(hooks.ROLLOUTS)
     if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
-        tables.append(hooks.PHASES)
+        tables.append(hooks.PHASE_HOOKS)
 
     hooks_by_module: dict[str, list[After]] = {}
     for table in tables:
