@@ -75,7 +75,9 @@ def assert_contract(document: dict[str, Any]) -> None:
         assert document[name]["low"] <= document[name]["value"] <= document[name]["high"]
     peak = document["peak_memory_bytes"]["value"]
     assert sum(part["bytes"] for part in document["breakdown"]) == peak
-    assert document["margin_bytes"]["value"] == document["limit_bytes"] - peak
+    usable_bytes = document["usable_bytes"]["value"]
+    assert usable_bytes <= document["limit_bytes"]
+    assert document["margin_bytes"]["value"] == usable_bytes - peak
     assert {phase["name"] for phase in document["phases"]} <= set(PHASES)
     assert max(phase["peak_bytes"]["value"] for phase in document["phases"]) == peak
     assert (
