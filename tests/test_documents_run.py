@@ -293,6 +293,10 @@ OTHER_TESTS = {
     "autotune run ... --storage postgresql://me@db/autotune --study qwen --resume": (
         "search/test_postgres.py::test_three_drivers_share_a_study_and_measure_nothing_twice"
     ),
+    "autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --map map.html": (
+        "report/html/test_map_in_a_browser.py"
+        "::test_the_copied_command_predicts_the_figures_of_the_page"
+    ),
     "autotune predict --from-command launch.sh --gpus 8xH100-80G --explain": (
         "cli/test_explain.py::test_explain_lists_settings_and_json_has_them"
     ),
