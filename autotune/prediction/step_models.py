@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from pathlib import Path
 
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
@@ -26,6 +26,7 @@ from autotune.probe.spawn import ENGINE_PACKAGES
 
 SHIPPED = Path(__file__).parent / "step_models"
 SUFFIX = ".step"
+MAX_DECODED = 32  # files that are not decoded again: a screening asks several times for each
 NO_MODEL = b""  # content of a file whose family has no model
 
 DECIDING = ("trl", "transformers", "peft", "torch")
@@ -62,8 +63,8 @@ class StepModels:
 
     def model_of(self, request: Request, points: Sequence[Point]) -> SurveyedModel | None:
         """Return the model of the request's family, if one covers these points."""
-        stored = (self._cached(request), self._of_package(request))
-        for surveyed in stored:
+        for find in (self._cached, self._of_package):
+            surveyed = find(request)
             if surveyed is not None and covered(surveyed.points, points):
                 return self._here(surveyed)
         return None
@@ -182,6 +183,7 @@ def shipped_name(request: Request, adapter: str) -> str:
     return f"{fingerprint({'family': family, 'adapter': adapter})}{SUFFIX}"
 
 
+@lru_cache(MAX_DECODED)
 def _read_model(content: bytes | None) -> SurveyedModel | None:
     if not content:
         return None

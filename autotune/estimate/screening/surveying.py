@@ -44,13 +44,11 @@ def survey(
     repetition: LayerRepetition | None,
     reference: StepModel | None = None,
     batches: Sequence[int] = (),
-    max_error: float = MAX_ERROR,
 ) -> StepModel:
     """Trace a few points and return the model of all. NotUniform if no model fits.
 
     `reference`: model of another family; then fewer points are traced first, at any of its
-    micro-batches `batches`, and more only if the check requires them: while its error is above
-    `max_error`.
+    micro-batches `batches`, and more only if the check requires them.
     """
     # 1. The first traces: of the short model, of the longer one, and the check.
     planned = initial_traces(points, repetition, batches if reference else None)
@@ -67,7 +65,7 @@ def survey(
     sizes = fit_sizes(samples, known_formulas)
     error = error_at(check_depth, sizes, check)
     for point in _points_in_reserve(points, samples, has_reference=reference is not None):
-        if error <= max_error:
+        if error <= MAX_ERROR:
             break
         samples.append(Sample(point=point, trace=trace(point, planned[0].layers)))
         sizes = fit_sizes(samples, known_formulas)

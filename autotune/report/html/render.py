@@ -15,7 +15,6 @@ from autotune.report.candidate_types import IntervalRow
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
 from autotune.report.html.charts import (
-    Drawing,
     gib,
     knobs_text,
     labelled,
@@ -72,12 +71,6 @@ def render(document: Mapping[str, Any]) -> str:
         style=joined_files("page.css"),
         script=joined_files("page.js", "copy.js"),
     )
-
-
-def _json_of(drawing: Drawing) -> str:
-    assert drawing.figure is not None
-    text: str = drawing.figure.to_json()
-    return text
 
 
 def settings_yaml(answer: AnswerDocument) -> str:
