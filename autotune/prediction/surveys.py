@@ -34,10 +34,6 @@ Request = Mapping[str, Any]
 RequestGroups = Mapping[str, Sequence[Request]]
 """Family key -> requests of its candidates."""
 
-MAX_STORED_ERROR = 1e-5
-"""Relative error at the check up to which no more points are traced for a model that is stored: it
-is used for long, and the memory that torch reserves depends on every size."""
-
 MAX_OPERATIONS_ERROR = 0.01
 """Relative error of a phase's operations up to which a model serves a single candidate: its speed
 follows from them."""
@@ -96,9 +92,8 @@ class Surveys:
         points = points_around(request, earlier)
         try:
             surveyed = self._survey(request, points, repetition)
-            if surveyed.model.operations_error <= MAX_OPERATIONS_ERROR:
+            if _serves_single_candidates(surveyed.model):
                 return surveyed
-            stored.refuse(request)
         except NotUniform:
             stored.refuse(request)
         except CannotPredict:  # a single trace may be possible, or names what is wrong
@@ -148,7 +143,10 @@ class Surveys:
         self.expect(request_at(request, *plan) for plan in planned)
         model = survey(trace_point, points, repetition, self._reference, self._reference_batches)
         if self._stored is not None:
-            self._stored.keep(request, model, points)
+            if _serves_single_candidates(model):
+                self._stored.keep(request, model, points)
+            else:
+                self._stored.refuse(request)
         if self._reference is None:
             self._reference_batches = tuple(point.micro_batch for point in points)
         self._reference = model
@@ -228,6 +226,10 @@ class Surveys:
             return False
         model = self._stored.model_of(requests[0], points_of(requests))
         return model is not None
+
+
+def _serves_single_candidates(model: StepModel) -> bool:
+    return model.operations_error <= MAX_OPERATIONS_ERROR
 
 
 def _max_traced_alone(*, has_reference: bool) -> int:
