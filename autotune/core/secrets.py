@@ -247,13 +247,18 @@ class Secrets:
         return text
 
     def hide_all(self, value: Any) -> Any:
-        """Redact nested lists and mappings; settings with a secret name are replaced whole."""
+        """Redact nested lists and mappings; settings and arguments with a secret name are replaced
+        whole.
+        """
         if isinstance(value, str):
             return self.hide(value)
         if isinstance(value, Mapping):
             return {name: self._setting(name, inner) for name, inner in value.items()}
         if isinstance(value, list | tuple):
-            return [self.hide_all(inner) for inner in value]
+            shown = [self.hide_all(inner) for inner in value]
+            if all(isinstance(inner, str) for inner in shown):
+                return _without_secret_values(shown)
+            return shown
         return value
 
     def _setting(self, name: Any, value: Any) -> Any:
@@ -264,6 +269,18 @@ class Secrets:
 
 
 def without_secret_arguments(argv: Sequence[str]) -> list[str]:
+    """Return the words of a command line to be shown, without secrets."""
+    shown: list[str] = Secrets({}).hide_all(list(argv))
+    return shown
+
+
+def without_secret_settings(settings: Mapping[str, object]) -> dict[str, object]:
+    """Return the settings to be stored, without secrets."""
+    shown: dict[str, object] = Secrets({}).hide_all(settings)
+    return shown
+
+
+def _without_secret_values(argv: Sequence[str]) -> list[str]:
     """Return the words of a command line with the values of options, and of variables, with a
     secret name replaced: `--api-key=VALUE`, `--api-key VALUE` and `API_KEY=VALUE`.
     """
@@ -276,19 +293,8 @@ def without_secret_arguments(argv: Sequence[str]) -> list[str]:
         elif separator and value and is_secret(name):
             shown.append(f"{name}={REDACTED}")
         else:
-            shown.append(without_password(word))
+            shown.append(word)
         is_secret_value = word.startswith("-") and not separator and is_secret(word)
-    return shown
-
-
-def without_secret_settings(settings: Mapping[str, object]) -> dict[str, object]:
-    """Return the settings to be stored: values with a secret name, of a known form or among a
-    command's arguments are replaced.
-    """
-    shown: dict[str, object] = Secrets({}).hide_all(settings)
-    for name, value in settings.items():
-        if isinstance(value, list) and all(isinstance(word, str) for word in value):
-            shown[name] = without_secret_arguments(value)
     return shown
 
 

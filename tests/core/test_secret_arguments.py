@@ -35,3 +35,11 @@ def test_stored_settings_hold_no_secret() -> None:
         "command": ["train.py", "--password", "***"],
         "name": "***",
     }
+
+
+def test_a_token_of_known_form_is_replaced_wherever_it_stands() -> None:
+    token = "hf_" + "a" * 30
+    assert without_secret_arguments(["train.py", token]) == ["train.py", "***"]
+    assert without_secret_settings({"command": ["train.py", token]}) == {
+        "command": ["train.py", "***"]
+    }
