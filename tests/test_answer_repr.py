@@ -59,7 +59,7 @@ def test_solve_names_the_value() -> None:
     )
     largest = LargestValue(
         setting="batch",
-        given=2,
+        requested=2,
         surely=fitting,
         possibly=None,
         next=None,

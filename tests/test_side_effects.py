@@ -14,7 +14,6 @@ import pytest
 from autotune.core.secrets import KEEP, without_side_effects
 from autotune.emulator.launch import INJECTED
 from autotune.frameworks.trl import script_inspection
-from autotune.machine.hardware_detection import hardware
 from autotune.probe import spawn
 
 ONLINE = {
@@ -53,7 +52,8 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
         ' \\"$MLFLOW_TRACKING_URI\\"}"\n'
     )
     program.chmod(0o755)
-    answer, _ = script_inspection._run("train.py", (), program, hardware("cpu"), None)
+    request = {"script": "train.py"}
+    answer, _ = script_inspection._run(request, program, environment={}, model=None)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
 
 
