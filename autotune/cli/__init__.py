@@ -87,6 +87,7 @@ def autotune_command(context: click.Context) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
     command_line = list(sys.argv[1:] if arguments is None else arguments)
+    _open_closed_streams()
     # A character that the terminal's encoding lacks is shown as `?`: the answer counts.
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")
@@ -106,6 +107,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if result is None:
         result = DONE
     _end(result if isinstance(result, int) else FAULT)
+
+
+def _open_closed_streams() -> None:
+    """Let a standard stream that the caller closed (`>&-`) lead nowhere. Otherwise the next file
+    that is opened takes its number, and what is printed goes there.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest free number
+            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
 
 
 def _refuse_other_encoding(word: str) -> None:

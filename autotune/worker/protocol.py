@@ -11,11 +11,11 @@ unknown figure is null, never 0.
 from __future__ import annotations
 
 import contextlib
-import json
 import select
 import socket
 import threading
 from collections.abc import Mapping
+from json import JSONDecoder, JSONEncoder
 from typing import Any
 
 Message = dict[str, Any]  # command or event, not yet validated
@@ -74,6 +74,10 @@ OTHER_PHASE = "other"  # time that belongs to none of PHASES
 MAX_MESSAGE_BYTES = 128 * 2**20  # larger than any trace of a step, which is the longest message
 _RECEIVE_BYTES = 2**18
 
+# Bound before the user's script runs, which may replace `json.dumps` by another library's.
+encode = JSONEncoder(default=str).encode
+decode = JSONDecoder().decode
+
 
 class Wire:
     """End of the socket that sends and receives messages."""
@@ -90,8 +94,7 @@ class Wire:
 
     def send(self, message: Message) -> bool:
         """Send a message. Return False, and set `closed`, if the other end is gone."""
-        encoded = json.dumps(message, default=str).encode()
-        line = b"\n" + encoded + b"\n"
+        line = f"\n{encode(message)}\n".encode()
         try:
             with self._sending:
                 self._socket.sendall(line)
@@ -156,7 +159,7 @@ class Wire:
 def _parse(line: bytes) -> Message | None:
     """Return a line's JSON object; None if it has none."""
     try:
-        message = json.loads(line)
+        message = decode(line.decode())
     except (ValueError, RecursionError):  # RecursionError: brackets nested a thousand deep
         return None
     return message if isinstance(message, dict) else None

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import socket
+from pathlib import Path
+
 import pytest
 
 from autotune.core.secrets import Secrets
@@ -49,3 +53,17 @@ def test_a_norm_that_overflowed_is_unknown() -> None:
         None,
         2.0,
     ]
+
+
+def test_a_script_that_replaces_json_does_not_silence_the_wire(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Scripts let `json.dumps` be another library's, which answers with bytes."""
+    ours, theirs = socket.socketpair()
+    monkeypatch.setattr(json, "dumps", lambda value: b"replaced")
+    monkeypatch.setattr(json, "loads", lambda text: "replaced")
+    sender, receiver = protocol.Wire(ours), protocol.Wire(theirs)
+    assert sender.send({"event": protocol.PHASE, "path": Path("here")})
+    assert receiver.take(5) == [{"event": protocol.PHASE, "path": "here"}]
+    sender.close()
+    receiver.close()

@@ -38,7 +38,6 @@ from __future__ import annotations
 import enum
 import importlib
 import itertools
-import json
 import os
 import sys
 import traceback
@@ -49,7 +48,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 from .. import dataset_sizes
-from ..protocol import Request, Result, Settings
+from ..protocol import Request, Result, Settings, decode, encode
 from ..tracing.patching import attribute, swapped
 from . import absent_data, absent_models, absent_packages, named_gpus
 from .former_arguments import FormerArguments
@@ -88,7 +87,7 @@ def main() -> None:
     # stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
-        request = json.loads(sys.stdin.readline())
+        request = decode(sys.stdin.readline())
         former = FormerArguments(request.get("former") or {})
         absent = AbsentParts()
         try:
@@ -107,7 +106,7 @@ def main() -> None:
             answer = {"error": _describe_failure(failure)}
         answer["absent"] = absent.names
         sys.stdout.flush()
-        json.dump(answer, real, default=str)
+        real.write(encode(answer))
         real.flush()
         os._exit(0)  # skips the script's threads and exit handlers
 
@@ -156,10 +155,10 @@ class AbsentParts:
             return
 
         def config_of(name: str) -> Any:
-            question = json.dumps({"config_of": name})
+            question = encode({"config_of": name})
             channel.write(question + "\n")
             channel.flush()
-            return json.loads(sys.stdin.readline())
+            return decode(sys.stdin.readline())
 
         with ExitStack() as stack:
             stack.enter_context(absent_data.placeholders(self.report))
