@@ -18,7 +18,9 @@ from autotune.cli.options import as_json_option, declared_option
 from autotune.cli.output import say
 from autotune.cli.waiting import Terminal
 from autotune.core.errors import BadInput
+from autotune.core.measurement import Measurement, Outcome
 from autotune.core.units import format_bytes, format_seconds
+from autotune.failures.own_code import called_back_in
 from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
@@ -198,9 +200,21 @@ def _text(result: Preflight) -> str:
         peak = format_bytes(memory.peak_bytes or 0)
         limit = format_bytes(memory.limit_bytes)
         return f"{config} fits: peak {peak} of {limit}, {format_bytes(margin or 0)} left {details}"
+    crash = _crash(trial.measurement)
+    if crash is not None:
+        return f"{config}: your run will crash, {crash} {details}"
     if result.fits is None:
         return f"{config} can't be decided: {trial.verdict.why} {details}"
     return f"{config} does not fit: {trial.verdict.why} {details}\n{_way_on(result)}"
+
+
+def _crash(measurement: Measurement) -> str | None:
+    """Return the exception of a probe that the user's own code ended, with its place."""
+    failure = measurement.failure
+    if measurement.outcome is not Outcome.CRASH or failure is None:
+        return None
+    place = called_back_in(failure.excerpt)
+    return None if place is None else f"in {place}: {failure.evidence}"
 
 
 def _details(result: Preflight) -> str:

@@ -72,6 +72,8 @@ def as_document(diagnosis: Diagnosis) -> dict[str, Any]:
 
 
 _INDENT = 10
+VERBS = frozenset("call correct end install lower raise reach read run start upgrade".split())
+"""Directions of the remedies that are verbs; other directions are values."""
 
 
 def in_words(diagnosis: Diagnosis, width: int) -> str:
@@ -154,9 +156,9 @@ def _figure(
 
 
 def _advised(advice: Advice) -> str:
-    directions = [f"{name}: {direction}" for name, direction in advice.change.items()]
-    change = "; ".join(directions)
-    text = f"{change} ({advice.why})"
+    orders = [_order(name, direction) for name, direction in advice.change.items()]
+    change = " and ".join(orders)
+    text = f"{change[:1].upper()}{change[1:]}: {advice.why}."
     effect = advice.predicted
     if effect is None:
         return text
@@ -167,7 +169,17 @@ def _advised(advice: Advice) -> str:
         consequence = ", changes what is learned"
     elif effect["speed_ratio"] is not None:
         consequence = f", {effect['speed_ratio']:.2f} times the speed"
-    return f"{text}. Predicted with {settings}: {_figures(effect)}{consequence}"
+    return f"{text} Predicted with {settings}: {_figures(effect)}{consequence}"
+
+
+def _order(setting: str, direction: str) -> str:
+    """Return one change as a clause: "lower X to at most 3", "turn X on", "set X to bfloat16"."""
+    verb, _, bound = direction.partition(", ")
+    if verb in ("on", "off"):
+        return f"turn {setting} {verb}"
+    if verb in VERBS:
+        return " ".join(filter(None, (verb, setting, bound)))
+    return f"set {setting} to {direction}"
 
 
 def _figures(figures: Mapping[str, Any]) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -23,6 +23,7 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
 from autotune.failures.classify import Finding, classify_line, classify_logged
 from autotune.failures.numbers import without_neighbours
+from autotune.failures.own_code import called_back, is_installed
 from autotune.failures.table import (
     FAILURE_ROWS,
     LINES,
@@ -88,8 +89,6 @@ ABORTED_AT_EXIT = (
 )
 
 _CELLS = ("│", "┃", "║")
-
-_INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
 
 # Rank whose end a launcher reported first.
 _LAUNCHERS_RANK = re.compile(r"\s*rank\s*: (\d{1,6}) \(local_rank: \d+\)")
@@ -219,6 +218,8 @@ class LogReader:
             remarks = (*self._neighbours.remarks(finding.evidence), *on_device, *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
+        elif finding.cause is None and best.thrown is not None:
+            remarks = (*_remarks_on_own_code(best.thrown), *remarks)
         diagnosis = Diagnosis(
             known=False,
             phase=best.phase,
@@ -432,12 +433,18 @@ def _candidate(thrown: LoggedException, reported: ExceptionChain) -> _Candidate:
     )
 
 
+def _remarks_on_own_code(thrown: LoggedException) -> Iterator[str]:
+    place = called_back(thrown.frames)
+    if place is not None:
+        yield f"Your own code raised it: {place}. It fails every time with the same input."
+
+
 def _began_in_own_code(reported: ExceptionChain, first: _Candidate) -> bool:
     """Return True if the chain's first exception is unknown and was raised in the user's code."""
     frames = reported.chain[0].frames
     if first.finding.row is not None or not frames:
         return False
-    return _INSTALLED.search(frames[-1]) is None
+    return not is_installed(frames[-1])
 
 
 def _weakness(finding: Finding) -> tuple[bool, bool, bool]:

@@ -156,7 +156,7 @@ def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> t
     """
     if diagnosis.cause is None:
         return ()
-    remedies: Sequence[Remedy] = remedies_for(diagnosis.cause, diagnosis.row)
+    remedies: Sequence[Remedy] = remedies_for(diagnosis.cause, diagnosis.row, diagnosis.phase)
     if _would_fit_joined(diagnosis):
         remedies = (shared_remedy("allocator"), *remedies)[:MAX_REMEDIES]
     if framework is not None:

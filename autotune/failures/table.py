@@ -367,6 +367,7 @@ class Remedy(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class _RemedyTable(msgspec.Struct, forbid_unknown_fields=True):
     shared: dict[str, Remedy]  # remedies that several causes have in common, by name
     by_cause: dict[str, list[str | Remedy]]
+    by_phase: dict[str, list[str | Remedy]]  # by cause and phase, as "kv_cache in load"
     by_row: dict[str, list[str | Remedy]]
 
 
@@ -388,12 +389,18 @@ def _resolved(listed: dict[str, list[str | Remedy]], shared: dict[str, Remedy]) 
 
 _REMEDIES = read_table("remedies", _RemedyTable)
 BY_CAUSE = _resolved(_REMEDIES.by_cause, _REMEDIES.shared)
+BY_PHASE = _resolved(_REMEDIES.by_phase, _REMEDIES.shared)
 BY_ROW = _resolved(_REMEDIES.by_row, _REMEDIES.shared)
 
 
-def remedies_for(cause: str, row: str | None = None) -> tuple[Remedy, ...]:
-    """Return the remedies of the row, or else those of its cause."""
-    return BY_ROW.get(row or "") or BY_CAUSE[cause]
+def remedies_for(
+    cause: str,
+    row: str | None = None,
+    phase: Phase | None = None,
+) -> tuple[Remedy, ...]:
+    """Return the remedies of the row, or else those of its cause, in this phase if it has some."""
+    of_phase = BY_PHASE.get(f"{cause} in {phase}")
+    return BY_ROW.get(row or "") or of_phase or BY_CAUSE[cause]
 
 
 def shared_remedy(name: str) -> Remedy:

@@ -72,8 +72,8 @@ def test_text_names_cause_place_line_and_remedy(tmp_path: Path) -> None:
         "numbers requested 24 GiB, free 3.18 GiB, length requested 262144 tokens, longest length"
         " 34736 tokens" in text
     )
-    assert "try vllm_max_model_length: lower, to at most 34736 (" in text
-    assert "vllm_gpu_memory_utilization: raise (" in text
+    assert "try Lower vllm_max_model_length to at most 34736: one whole sequence" in text
+    assert "Raise vllm_gpu_memory_utilization: " in text
     assert max(len(line) for line in done.out.splitlines()) <= 120 and "\x1b" not in done.out
 
 

@@ -1,0 +1,51 @@
+"""Place in the user's own code that raised an exception: a reward function, a collator, a callback.
+
+A traceback begins in the user's script, goes on in installed packages, and comes back to code that
+they were given. The innermost frame of the second kind is what the user can mend.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+_INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
+_WORKER = re.compile(r"/autotune/(?:worker|emulator)\b")  # probes: installed or from a clone
+_FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>\S+)', re.M)
+
+
+def is_installed(file: str) -> bool:
+    return bool(_INSTALLED.search(file) or _WORKER.search(file))
+
+
+def called_back(frames: Sequence[str]) -> str | None:
+    """Return the innermost function of the user that a package called; `frames` are
+    `file:function source line`, innermost last.
+    """
+    places = []
+    for frame in frames:
+        file, _, rest = frame.partition(":")
+        function = rest.split(" ")[0]
+        places.append((file, f"{function} in {file}"))
+    return _innermost_own(places)
+
+
+def called_back_in(traceback: str) -> str | None:
+    """Return the same of a traceback as Python prints it, with the number of the line."""
+    places = []
+    for frame in _FRAME.finditer(traceback):
+        file, line, function = frame.group("file", "line", "function")
+        places.append((file, f"{function} in {file}, line {line}"))
+    return _innermost_own(places)
+
+
+def _innermost_own(places: Iterable[tuple[str, str]]) -> str | None:
+    """Return the last place outside of packages that is behind one inside of them."""
+    place = None
+    in_package = False
+    for file, described in places:
+        if is_installed(file):
+            in_package = True
+        elif in_package:
+            place = described
+    return place
