@@ -145,6 +145,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--merge", nargs="+", metavar="JSON")
     parser.add_argument("--method", default="grpo")
+    parser.add_argument("--methods", nargs="+", help="several, as one object by method")
     options = parser.parse_args()
     if options.merge:
         answer = merge([json.loads(Path(path).read_text()) for path in options.merge])
@@ -156,6 +157,8 @@ def main() -> None:
         print(
             f'{{"versions": {json.dumps(answer["versions"])},\n"fields": {{\n{lines}\n}},\n{rest}}}'
         )
+    elif options.methods:
+        json.dump({method: listing_of(method) for method in options.methods}, sys.stdout)
     else:
         json.dump(listing_of(options.method), sys.stdout)
 
