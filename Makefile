@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose bench-gpu \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean
 
 help:
@@ -73,6 +73,7 @@ help:
 	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl, OpenRLHF and SkyRL with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make test-faults   every fault at every place, many times over (long)"
+	@echo "make mutants     small wrong changes of the code: which of them does a fast test notice? (hours; MUTANTS=20 for fewer)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
 	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
 	@echo "make test-gpu      there as well: the tests that need one"
@@ -106,6 +107,11 @@ test-release: $(READY)
 # Only what `make test` leaves out. `test-long` has further variants of the slow tests, which CI has no time for.
 test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
 	$(call TESTS,slow and not gpu and not long)
+
+# Slow: the fast tests once under coverage, then some of them for each mutant. It goes on where it was ended.
+MUTANTS ?= 300
+mutants: $(READY)
+	$(BIN)/python -m tests.mutants --number $(MUTANTS)
 
 test-long: $(READY) trl-overlays frameworks
 	$(call TESTS,slow and long and not gpu)
