@@ -64,9 +64,9 @@ class Count:
         """Return the figures that the limits are about."""
         lines = max(1, self.code_lines)
         return {
-            "tokens per code line": round(self.tokens / lines, 2),
-            "comprehensions per 100": round(100 * self.comprehensions / lines, 2),
-            "conditionals per 100": round(100 * self.conditionals / lines, 2),
+            "tokens per code line": round(self.tokens / lines, 1),
+            "comprehensions per 100": round(100 * self.comprehensions / lines, 1),
+            "conditionals per 100": round(100 * self.conditionals / lines, 1),
             "vague names per 1,000": round(1000 * self.vague_names / lines, 1),
             f"lines over {MAX_COLUMNS} columns": float(self.wide_lines),
         }

@@ -113,12 +113,14 @@ def _open_closed_streams() -> None:
     """Let a standard stream that the caller closed (`>&-`) lead nowhere. Otherwise the next file
     that is opened takes its number, and what is printed goes there.
     """
-    for number, name in enumerate(("stdin", "stdout", "stderr")):
+    modes = {"stdin": "r", "stdout": "w", "stderr": "w"}
+    for number, (name, mode) in enumerate(modes.items()):
         try:
             os.fstat(number)
         except OSError:
             os.open(os.devnull, os.O_RDWR)  # the lowest free number
-            setattr(sys, name, os.fdopen(number, "w" if number else "r"))
+            stream = os.fdopen(number, mode)
+            setattr(sys, name, stream)
 
 
 def _refuse_other_encoding(word: str) -> None:

@@ -214,7 +214,9 @@ def _crash(measurement: Measurement) -> str | None:
     if measurement.outcome is not Outcome.CRASH or failure is None:
         return None
     place = called_back_in(failure.excerpt)
-    return None if place is None else f"in {place}: {failure.evidence}"
+    if place is None:
+        return None
+    return f"in {place}: {failure.evidence}"
 
 
 def _details(result: Preflight) -> str:

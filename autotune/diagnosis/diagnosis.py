@@ -158,7 +158,8 @@ def _figure(
 def _advised(advice: Advice) -> str:
     orders = [_order(name, direction) for name, direction in advice.change.items()]
     change = " and ".join(orders)
-    text = f"{change[:1].upper()}{change[1:]}: {advice.why}."
+    beginning = change[:1].upper()
+    text = f"{beginning}{change[1:]}: {advice.why}."
     effect = advice.predicted
     if effect is None:
         return text
@@ -178,7 +179,8 @@ def _order(setting: str, direction: str) -> str:
     if verb in ("on", "off"):
         return f"turn {setting} {verb}"
     if verb in VERBS:
-        return " ".join(filter(None, (verb, setting, bound)))
+        order = f"{verb} {setting} {bound}"
+        return order.rstrip()
     return f"set {setting} to {direction}"
 
 

@@ -15,7 +15,8 @@ _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<f
 
 
 def is_installed(file: str) -> bool:
-    return bool(_INSTALLED.search(file) or _WORKER.search(file))
+    match = _INSTALLED.search(file) or _WORKER.search(file)
+    return match is not None
 
 
 def called_back(frames: Sequence[str]) -> str | None:
@@ -24,9 +25,10 @@ def called_back(frames: Sequence[str]) -> str | None:
     """
     places = []
     for frame in frames:
-        file, _, rest = frame.partition(":")
-        function = rest.split(" ")[0]
-        places.append((file, f"{function} in {file}"))
+        file, _, call = frame.partition(":")
+        function = call.partition(" ")[0]
+        described = f"{function} in {file}"
+        places.append((file, described))
     return _innermost_own(places)
 
 
@@ -35,7 +37,8 @@ def called_back_in(traceback: str) -> str | None:
     places = []
     for frame in _FRAME.finditer(traceback):
         file, line, function = frame.group("file", "line", "function")
-        places.append((file, f"{function} in {file}, line {line}"))
+        described = f"{function} in {file}, line {line}"
+        places.append((file, described))
     return _innermost_own(places)
 
 

@@ -399,8 +399,9 @@ def remedies_for(
     phase: Phase | None = None,
 ) -> tuple[Remedy, ...]:
     """Return the remedies of the row, or else those of its cause, in this phase if it has some."""
+    of_row = BY_ROW.get(row or "")
     of_phase = BY_PHASE.get(f"{cause} in {phase}")
-    return BY_ROW.get(row or "") or of_phase or BY_CAUSE[cause]
+    return of_row or of_phase or BY_CAUSE[cause]
 
 
 def shared_remedy(name: str) -> Remedy:

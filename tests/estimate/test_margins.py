@@ -87,8 +87,8 @@ def test_torch_counts_the_engine_that_shares_its_process(apart: bool, counted: b
     """
     engine = dataclasses.replace(ENGINE, apart=apart)
     combined = predicted(composition=composition(engine=engine, generation="engine"))
-    alone = predicted()
-    added = combined.torch_peak_reserved_bytes.value - alone.torch_peak_reserved_bytes.value
+    without = predicted()
+    added = combined.torch_peak_reserved_bytes.value - without.torch_peak_reserved_bytes.value
     cache = combined.breakdown["kv_cache"]
     assert cache > 1000 * MIB
     assert (added > cache) is counted

@@ -68,9 +68,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="files or folders, instead of the usual rooms")
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests may notice")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=["tests"],
+        help="which tests may notice",
+    )
     parser.add_argument("--coverage", default=".mutants/coverage", help="kept between calls")
-    parser.add_argument("--log", type=Path, default=Path(".mutants/log.jsonl"), help="resumed")
+    parser.add_argument(
+        "--log",
+        type=Path,
+        default=Path(".mutants/log.jsonl"),
+        help="resumed",
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     arguments.log = arguments.log.resolve()
@@ -113,7 +123,11 @@ def _key(mutant: Mutant) -> str:
     return f"{mutant.file}:{mutant.function}: {mutant.before} -> {mutant.after} @{mutant.start}"
 
 
-def _row(mutant: Mutant, verdict: Verdict, tests: int) -> dict[str, object]:
+def _row(
+    mutant: Mutant,
+    verdict: Verdict,
+    tests: int,
+) -> dict[str, object]:
     described = dataclasses.asdict(mutant)
     return {
         "key": _key(mutant),

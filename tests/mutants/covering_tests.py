@@ -21,7 +21,11 @@ disable_warnings = no-data-collected
 """
 
 
-def measure(root: Path, data: Path, tests: Sequence[str]) -> None:
+def measure(
+    root: Path,
+    data: Path,
+    tests: Sequence[str],
+) -> None:
     """Run these tests under coverage; what it recorded is `data`."""
     data.parent.mkdir(parents=True, exist_ok=True)
     settings = data.parent / "settings-of-coverage"
@@ -30,7 +34,12 @@ def measure(root: Path, data: Path, tests: Sequence[str]) -> None:
     command = [sys.executable, "-m", "coverage", "run", f"--rcfile={settings}", "-m", "pytest"]
     options = ["-q", "-p", "no:cacheprovider", "-m", "not slow and not gpu", "--timeout=1200"]
     options += ["-p", "tests.mutants.covering_tests"]
-    subprocess.run([*command, *options, *tests], cwd=root, env=environment, check=False)
+    subprocess.run(
+        [*command, *options, *tests],
+        cwd=root,
+        env=environment,
+        check=False,
+    )
     combine = [sys.executable, "-m", "coverage", "combine", f"--rcfile={settings}", "--append"]
     subprocess.run(combine, cwd=root, check=False)
 
@@ -53,6 +62,6 @@ def tests_by_line(data: Path) -> Mapping[tuple[str, int], Tests]:
     tests: dict[tuple[str, int], set[str]] = defaultdict(set)
     for file in recorded.measured_files():
         for line, contexts in recorded.contexts_by_lineno(file).items():
-            named = (context for context in contexts if context)
-            tests[file, line].update(named)
+            names = (context for context in contexts if context)
+            tests[file, line].update(names)
     return {place: frozenset(names) for place, names in tests.items()}

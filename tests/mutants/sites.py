@@ -59,7 +59,11 @@ def mutants_of(file: Path, root: Path) -> list[Mutant]:
     return sorted(collector.mutants, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
 
 
-def sample(mutants: Sequence[Mutant], number: int, seed: int) -> list[Mutant]:
+def sample(
+    mutants: Sequence[Mutant],
+    number: int,
+    seed: int,
+) -> list[Mutant]:
     """Choose mutants so that each file has its share, and no line two of them."""
     shuffled = sorted(mutants, key=lambda mutant: (mutant.file, mutant.start, mutant.after))
     random.Random(seed).shuffle(shuffled)
@@ -123,18 +127,21 @@ class _Collector(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
-        other = OPERATORS.get(type(node.op))
+        changed_type = OPERATORS.get(type(node.op))
         is_text = any(isinstance(part, ast.JoinedStr) or _is_text(part) for part in ast.walk(node))
-        if other is not None and not is_text:
-            self._add("operator", node, ast.BinOp(node.left, other(), node.right))
+        if changed_type is not None and not is_text:
+            changed = ast.BinOp(node.left, changed_type(), node.right)
+            self._add("operator", node, changed)
             if isinstance(node.op, ast.Add | ast.Sub):
                 self._add("dropped term", node, node.left)
         self.generic_visit(node)
 
     def visit_BoolOp(self, node: ast.BoolOp) -> None:
-        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        self._add("and, or", node, ast.BoolOp(other, node.values))
-        self._add("dropped condition", node, ast.BoolOp(node.op, node.values[:-1]))
+        opposite = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        exchanged = ast.BoolOp(opposite, node.values)
+        self._add("and, or", node, exchanged)
+        shortened = ast.BoolOp(node.op, node.values[:-1])
+        self._add("dropped condition", node, shortened)
         self.generic_visit(node)
 
     def visit_UnaryOp(self, node: ast.UnaryOp) -> None:
@@ -144,24 +151,34 @@ class _Collector(ast.NodeVisitor):
 
     def visit_Call(self, node: ast.Call) -> None:
         if isinstance(node.func, ast.Name) and node.func.id in EXTREMES:
-            other = ast.Name(EXTREMES[node.func.id])
-            self._add("min, max", node, ast.Call(other, node.args, node.keywords))
+            opposite = ast.Name(EXTREMES[node.func.id])
+            changed = ast.Call(opposite, node.args, node.keywords)
+            self._add("min, max", node, changed)
         self.generic_visit(node)
 
     def visit_IfExp(self, node: ast.IfExp) -> None:
-        self._add("exchanged choice", node, ast.IfExp(node.test, node.orelse, node.body))
+        changed = ast.IfExp(node.test, node.orelse, node.body)
+        self._add("exchanged choice", node, changed)
         self.generic_visit(node)
 
     def visit_Constant(self, node: ast.Constant) -> None:
         value = node.value
         if isinstance(value, bool):
-            self._add("constant", node, ast.Constant(not value))
+            changed = ast.Constant(not value)
         elif isinstance(value, int):
-            self._add("constant", node, ast.Constant(value + 1))
+            changed = ast.Constant(value + 1)
         elif isinstance(value, float):
-            self._add("constant", node, ast.Constant(value * 2 if value else 1.0))
+            changed = ast.Constant(2 * value + 1)
+        else:
+            return
+        self._add("constant", node, changed)
 
-    def _add(self, kind: str, node: ast.expr, changed: ast.expr) -> None:
+    def _add(
+        self,
+        kind: str,
+        node: ast.expr,
+        changed: ast.expr,
+    ) -> None:
         start = self._offset(node.lineno, node.col_offset)
         end = self._offset(node.end_lineno or node.lineno, node.end_col_offset or 0)
         mutant = Mutant(

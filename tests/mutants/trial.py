@@ -52,7 +52,11 @@ class FirstFailure:
 def copy_repository(root: Path, copy: Path) -> None:
     """Copy what git tracks, and compile it so that only a changed file is compiled again."""
     names = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=root, check=True, capture_output=True, text=True
+        ["git", "ls-files", "-z"],
+        cwd=root,
+        check=True,
+        capture_output=True,
+        text=True,
     ).stdout.split("\0")
     for name in filter(None, names):
         target = copy / name
@@ -78,19 +82,28 @@ def enter(copy: Path) -> None:
             __import__(library)
 
 
-def try_mutant(mutant: Mutant, tests: Sequence[str], limit_s: float) -> Verdict:
+def try_mutant(
+    mutant: Mutant,
+    tests: Sequence[str],
+    limit_s: float,
+) -> Verdict:
     """Run tests until one notices the mutant. One that fails without it as well notices nothing."""
     begin = time.monotonic()
-    left = list(tests)
-    outcome = "survived" if left else "not executed"
+    remaining = list(tests)
+    outcome = "survived" if remaining else "not executed"
     test = ""
-    while left:
-        outcome, test = _run_tests(mutant, left, limit_s)
+    while remaining:
+        outcome, test = _run_tests(mutant, remaining, limit_s)
         if outcome != "noticed" or _run_tests(None, [test], limit_s)[0] == "survived":
             break
-        left = left[_place_in(left, test) + 1 :]
+        next_place = _place_in(remaining, test) + 1
+        remaining = remaining[next_place:]
         outcome, test = "survived", ""
-    return Verdict(outcome=outcome, test=test, seconds=round(time.monotonic() - begin, 1))
+    return Verdict(
+        outcome=outcome,
+        test=test,
+        seconds=round(time.monotonic() - begin, 1),
+    )
 
 
 def _place_in(tests: Sequence[str], test: str) -> int:
@@ -99,7 +112,11 @@ def _place_in(tests: Sequence[str], test: str) -> int:
     return max(places, default=len(tests))
 
 
-def _run_tests(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> tuple[str, str]:
+def _run_tests(
+    mutant: Mutant | None,
+    tests: Sequence[str],
+    limit_s: float,
+) -> tuple[str, str]:
     """Return the outcome and the test that failed first; the mutated file is whole afterwards."""
     failure = Path(f".first-failure-{os.getpid()}")
     failure.unlink(missing_ok=True)
@@ -121,7 +138,11 @@ def _run_tests(mutant: Mutant | None, tests: Sequence[str], limit_s: float) -> t
     return "survived", ""
 
 
-def _fork(tests: Sequence[str], failure: Path, limit_s: float) -> int | None:
+def _fork(
+    tests: Sequence[str],
+    failure: Path,
+    limit_s: float,
+) -> int | None:
     """Return pytest's exit status; None if it did not end in time."""
     child = os.fork()
     if child == 0:

@@ -59,10 +59,10 @@ def test_a_script_that_replaces_json_does_not_silence_the_wire(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Scripts let `json.dumps` be another library's, which answers with bytes."""
-    ours, theirs = socket.socketpair()
+    sending, receiving = socket.socketpair()
     monkeypatch.setattr(json, "dumps", lambda value: b"replaced")
     monkeypatch.setattr(json, "loads", lambda text: "replaced")
-    sender, receiver = protocol.Wire(ours), protocol.Wire(theirs)
+    sender, receiver = protocol.Wire(sending), protocol.Wire(receiving)
     assert sender.send({"event": protocol.PHASE, "path": Path("here")})
     assert receiver.take(5) == [{"event": protocol.PHASE, "path": "here"}]
     sender.close()
