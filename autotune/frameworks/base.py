@@ -197,6 +197,10 @@ class Trainer(Protocol):
         """Return the micro-steps of settings that state none; None: the table has its default."""
         return None
 
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        """Return the launch of a well-known copy of the framework in the framework's settings."""
+        return launch
+
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         """Return the GPUs that train by a launch script; None: it does not say."""
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -66,6 +66,10 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
+COUNTED = ("num_processes", "num_machines", "machine_rank")
+"""Options of accelerate that follow --gpus where only a run of the script knows them."""
+
+
 def read_launch_script(
     choice: FileChoice, stated_by_flags: frozenset[str] = frozenset()
 ) -> UserFile:
@@ -79,6 +83,7 @@ def read_launch_script(
     launch = find_launch(choice.path, text, commands)
     kind = kind_of(launch.framework)
     trainer = frameworks.trainer(launch.framework, launch.method)
+    launch = trainer.in_own_terms(launch)
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
@@ -244,6 +249,7 @@ def _assumed(
     stated_by_flags: frozenset[str],
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
+    yield from launch.assumed
     for name in split.lacking:
         stated = launch.stated[name]
         default = trainer.fields()[name].default
@@ -309,13 +315,15 @@ def _trl_config(
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
     content: dict[str, object] = {}
     places: dict[KeyPath, tuple[int, int]] = {}
+    repeated: tuple[str, ...] = ()
     path = Path(launch.path)
 
     # 1. The file.
     config_file = launch.stated.get("config")
     if config_file is not None and config_file.text:
         path = _beside(launch, config_file.text)
-        document = read_document(path)
+        document = read_document(path, last_counts=True)
+        repeated = document.repeated
         content.update((str(name), value) for name, value in document.content.items())
         places.update(document.places)
 
@@ -324,6 +332,8 @@ def _trl_config(
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
         present_name = former_keys().present_name(name, fields)
+        if name in COUNTED and not _is_readable(stated, None):
+            continue
         is_stated_by_flag = {name, present_name} & stated_by_flags
         if is_stated_by_flag and not _is_readable(stated, fields.get(present_name)):
             continue
@@ -341,16 +351,18 @@ def _trl_config(
 
     # 3. The launcher's own file, which is relative to the script.
     if "config_file" in content:
-        path = _beside(launch, str(content.pop("config_file")))
-        content["accelerate_config"] = str(path)
+        accelerate_file = _beside(launch, str(content.pop("config_file")))
+        content["accelerate_config"] = str(accelerate_file.absolute())
         places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
 
     document = Document(
         path=path,
         content=content,
         places=places,
+        repeated=repeated,
     )
     config = split_document(document, launch.method)
+    config = replace(config, assumed=(*launch.assumed, *config.assumed))
     origins = origins_of(config, document, launch.method)
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
