@@ -207,15 +207,19 @@ def _assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
     name = _words("-".join(parts))
     if any(_QUANTISED.fullmatch(word) for word in name):
         return None
-    best: tuple[int, KnownModel] | None = None
+    closest: KnownModel | None = None
+    best_rank = (1, 0, 0)
     for model in catalog.models():
-        name_parts = _kernel(_words(_short(model.ids[0])))
-        is_longer = best is None or len(name_parts) > best[0]
-        if len(name_parts) > 1 and is_longer and _contains(name, name_parts):
-            best = len(name_parts), model
-    if best is None:
+        known_words = _words(_short(model.ids[0]))
+        kernel = _kernel(known_words)
+        if not _contains(name, kernel):
+            continue
+        shared_words = len(set(known_words) & set(name))
+        rank = (len(kernel), shared_words - len(known_words), shared_words)
+        if rank > best_rank:
+            best_rank, closest = rank, model
+    if closest is None:
         return None
-    _, closest = best
     return Model(
         name=full_name,
         config=closest.config,

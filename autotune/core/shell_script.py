@@ -51,7 +51,7 @@ from autotune.core.shell_words import MAX_TEXT, UNKNOWN, Expansion, Value, Word
 
 __all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
 
-SHELLS = ("bash", "sh", "zsh")
+SHELL_PROGRAMS = ("bash", "sh", "zsh")
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")
 NODE_NUMBERS = ("RANK", "NODE_RANK", "PET_NODE_RANK", "MLP_ROLE_INDEX", "ARNOLD_ID")
 """Variables in which schedulers give the number of a node: the first one starts the training."""
@@ -362,9 +362,9 @@ class _Interpreter(ShellState):
                 self.expansion.variables = before
                 continue
             expanded = self.words_of(child)
-            if command_words and not expanded:
+            if command_words and self.expansion.missing:
                 last_word = command_words[-1]
-                missing = (*last_word.missing, *self.expansion.unset)
+                missing = (*last_word.missing, *self.expansion.missing)
                 command_words[-1] = replace(last_word, missing=missing)
             command_words += expanded
         if not command_words:
@@ -385,7 +385,8 @@ class _Interpreter(ShellState):
         # 3. Another shell, which may be behind a launcher: `srun bash -c "..."`.
         place = _text_of_shell(command_words)
         if place is not None:
-            return self._follow_text(command_words, command_words[place].text, certain)
+            text = command_words[place].for_shell or command_words[place].text
+            return self._follow_text(command_words, text, certain)
 
         # 4. A program.
         _, end = self.source.span(nodes[-1])
@@ -437,7 +438,7 @@ def _text_of_shell(command_words: Sequence[Word]) -> int | None:
     """Return the place of the commands that a shell receives by `-c`."""
     for index, word in enumerate(command_words[:-2]):
         option = command_words[index + 1].text
-        if word.text.rpartition("/")[2] in SHELLS and _HAS_COMMANDS.fullmatch(option):
+        if word.text.rpartition("/")[2] in SHELL_PROGRAMS and _HAS_COMMANDS.fullmatch(option):
             return index + 2
     return None
 

@@ -173,6 +173,9 @@ class Trainer(Protocol):
     own_settings: frozenset[str] = frozenset()
     """Settings of autotune that --hold and --set accept in addition to those of `fields`."""
 
+    known_names: frozenset[str] = frozenset()
+    """All names of the framework's settings, where `fields` has only a part; empty: not listed."""
+
     decides_memory: tuple[str, ...] = ()
     """Settings that a prediction prints besides the knobs, so that a reader can check them."""
 

@@ -83,6 +83,9 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     not known to the release.
     """
 
+    modelled: dict[str, tuple[str, ...]] = {}
+    """Setting outside of the table that would change the step -> values with which it does not."""
+
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
 
     # Logs.
@@ -160,6 +163,7 @@ def find_launch(
     else:
         stated = dict(_stated(training))
         shared = ()
+    _refuse_other_steps(path, kind, stated)
 
     # With a name of an earlier release among these, added ones must be of that release too.
     former_flags: dict[str, str] = {}
@@ -180,6 +184,21 @@ def find_launch(
         former=former_flags,
         assumed=tuple(_taken_for_granted(training)),
     )
+
+
+def _refuse_other_steps(
+    path: str,
+    kind: LaunchKind,
+    stated: Mapping[str, StatedSetting],
+) -> None:
+    for name, values in kind.modelled.items():
+        setting = stated.get(name)
+        if setting is not None and (setting.text or "true").lower() not in values:
+            raise BadInput(
+                f"{path}, line {setting.line}: {name}={setting.text} of {kind.framework} is not"
+                " modelled.",
+                way_out=MEASURED_INSTEAD,
+            )
 
 
 def _name_in_script(word: Word, kind: LaunchKind) -> str | None:

@@ -17,8 +17,9 @@ from dataclasses import replace
 
 from autotune.core.user_script import LaunchScript, StatedSetting
 
-ROLLOUT = "actor_rollout_ref.rollout"
-START = "data.max_start_length"
+PROMPT_COMPLETIONS = "actor_rollout_ref.rollout.n"
+AGENTS = "actor_rollout_ref.rollout.n_agent"
+STARTING = "data.max_start_length"
 RESULT = "data.max_obs_length"
 PROMPT = "data.max_prompt_length"
 ANSWER = "data.max_response_length"
@@ -29,26 +30,24 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
     """Return the launch with the row and the completions of verl's own settings."""
     stated = dict(launch.stated)
     assumed = list(launch.assumed)
-    agents = stated.pop(f"{ROLLOUT}.n_agent", None)
+    agents = stated.pop(AGENTS, None)
     if agents is not None and _number(agents):
-        completions = _number(stated.get(f"{ROLLOUT}.n")) or 1
+        completions = _number(stated.get(PROMPT_COMPLETIONS)) or 1
         completions *= _number(agents)
-        stated[f"{ROLLOUT}.n"] = _computed(agents, completions)
-        assumed.append(
-            f"{completions} completions of each prompt ({ROLLOUT}.n_agent, line {agents.line})"
-        )
-    start = stated.get(START)
-    numbers = [_number(stated.get(name)) for name in (START, RESULT, PROMPT, ANSWER, TURNS)]
+        stated[PROMPT_COMPLETIONS] = _computed(agents, completions)
+        assumed.append(f"{completions} completions of each prompt ({AGENTS}, line {agents.line})")
+    start = stated.get(STARTING)
+    numbers = [_number(stated.get(name)) for name in (STARTING, RESULT, PROMPT, ANSWER, TURNS)]
     if start is not None and all(numbers):
         start_length, result, limit, answer, turns = numbers
         completion = min(limit, turns * (answer + result) + answer)
         stated[PROMPT] = _computed(start, start_length)
         stated[ANSWER] = _computed(start, completion)
         assumed.append(
-            f"rows of {TURNS}={turns} turns: {START}={start_length}, then {completion} tokens of"
+            f"rows of {TURNS}={turns} turns: {STARTING}={start_length}, then {completion} tokens of"
             " answers and results"
         )
-        del stated[START], stated[RESULT]
+        del stated[STARTING], stated[RESULT]
     return replace(launch, stated=stated, assumed=tuple(assumed))
 
 

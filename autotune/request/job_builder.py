@@ -124,7 +124,10 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         if error.fewer_gpus is None or flags.hardware.mode != "predict":
             raise
         hardware = replace(flags.hardware, gpus=str(error.fewer_gpus))
-        request = _build_request(replace(flags, hardware=hardware), reader)
+        try:
+            request = _build_request(replace(flags, hardware=hardware), reader)
+        except IllegalFile:
+            raise error from None
         line = f"training on {error.fewer_gpus} of the {flags.hardware.gpus}, as the script says"
         return replace(request, assumed=(line, *request.assumed))
 

@@ -144,3 +144,45 @@ def test_rows_beyond_the_positions_need_an_engine_to_be_refused(tmp_path: Path) 
     )
     request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
     assert candidate_of_job(request).settings["max_length"] == 32768
+
+
+def test_a_variable_without_a_value_is_known_inside_other_texts(tmp_path: Path) -> None:
+    """`--beta $BETA --lr 1` would give beta the next flag: the setting that lacks it is named."""
+    script = """
+        ARGS="--num_generations $GROUP --beta 0"
+        CMD="trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B $ARGS"
+        srun bash -c "$CMD"
+    """
+    words = commands_of(dedent(script))[-1].words
+    lacking = {word.text: word.missing for word in words if word.missing}
+    assert lacking == {"--num_generations": ("GROUP",)}
+    assert not any(word.unset for word in words)
+    with pytest.raises(BadInput, match=r"num_generations has no value. Not set: \$GROUP"):
+        predicted(tmp_path, dedent(script))
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("swift sft --model Qwen/Qwen2.5-7B-Instruct --my_length 9 --packing true\n", "my_length"),
+        ("python -m playground.orz_7b_ppo pretrain=Qwen/Qwen2.5-7B my_length=9\n", "my_length"),
+        (verl_launch(more="actor_rollout_ref.rollout.my_length=9"), "my_length"),
+    ],
+)
+def test_a_setting_that_nobody_knows_is_said_at_the_top(
+    text: str,
+    unknown: str,
+    tmp_path: Path,
+) -> None:
+    request = predicted(tmp_path, text)
+    (line,) = [line for line in request.assumed if "not known for" in line]
+    assert unknown in line and "packing" not in line
+
+
+def test_a_model_that_is_not_read_is_said_at_the_top(tmp_path: Path) -> None:
+    text = verl_launch(more="+verifier.model.path=Qwen/Qwen2.5-7B +judge.model.path=null")
+    assumed = predicted(tmp_path, text).assumed
+    assert [line for line in assumed if "verifier.model.path" in line]
+    assert not [line for line in assumed if "judge.model.path" in line]
+    with pytest.raises(BadInput, match=r"distillation\.enabled=True of verl is not modelled"):
+        predicted(tmp_path, verl_launch(more="distillation.enabled=True"))

@@ -7,6 +7,7 @@ prime-rl's TOML) are read with it; words of the command override them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -66,8 +67,22 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
-COUNTED = ("num_processes", "num_machines", "machine_rank")
-"""Options of accelerate that follow --gpus where only a run of the script knows them."""
+OF_SCHEDULER = frozenset(
+    {
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_conf",
+        "role",
+    }
+)
+"""Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
+
+
+OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path)?$")
+"""Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
 
 
 def read_launch_script(
@@ -145,7 +160,7 @@ def _framework_config(
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    split = _split(launch, kind, fields, stated_by_flags)
+    split = _split(launch, kind, trainer, fields, stated_by_flags)
     if split.outputs:
         names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
         raise BadInput(
@@ -204,6 +219,7 @@ class _StatedSplit:
 def _split(
     launch: LaunchScript,
     kind: LaunchKind,
+    trainer: Trainer,
     fields: Mapping[str, Field],
     stated_by_flags: frozenset[str],
 ) -> _StatedSplit:
@@ -214,7 +230,8 @@ def _split(
         if name.startswith(kind.kept):
             split.left_in_script.append(name)
         elif name not in fields:
-            is_ours = kind.sections != () and name.startswith(kind.sections)
+            is_ours = name.startswith(kind.sections)
+            is_ours |= trainer.known_names != frozenset() and name not in trainer.known_names
             unread = split.unknown if is_ours else split.left_in_script
             unread.append(name)
         elif name in stated_by_flags and not _is_readable(stated, fields[name]):
@@ -265,6 +282,10 @@ def _assumed(
                 f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
                 f" {default}: --set {name}=VALUE gives it"
             )
+    for name in (*split.unknown, *split.left_in_script):
+        stated = launch.stated[name]
+        if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
+            yield f"no memory of the model of {name} (line {stated.line})"
     if split.unknown:
         places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
         yield (
@@ -332,7 +353,7 @@ def _trl_config(
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
         present_name = former_keys().present_name(name, fields)
-        if name in COUNTED and not _is_readable(stated, None):
+        if name in OF_SCHEDULER and not _is_readable(stated, None):
             continue
         is_stated_by_flag = {name, present_name} & stated_by_flags
         if is_stated_by_flag and not _is_readable(stated, fields.get(present_name)):

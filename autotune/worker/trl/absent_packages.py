@@ -161,16 +161,11 @@ def former_names(
     """Give the user's files placeholders for names that this release of a library lacks."""
     imported = builtins.__import__
 
-    def completed(
-        name: str,
-        scope: Any = None,
-        local_scope: Any = None,
-        names: Any = (),
-        level: int = 0,
-    ) -> Any:
-        module = imported(name, scope, local_scope, names, level)
-        importer = str((scope or {}).get("__file__", ""))
-        if names and not is_library(importer) and is_library(getattr(module, "__file__", "") or ""):
+    def completed(*args: Any, **options: Any) -> Any:
+        module = imported(*args, **options)
+        names = options.get("fromlist") or (args[3] if len(args) > 3 else ())
+        file = str(getattr(module, "__file__", ""))
+        if names and is_library(file) and not is_library(sys._getframe(1).f_code.co_filename):
             for part in names:
                 if part != "*" and not _has(module, part):
                     report("name", f"{module.__name__}.{part}")
