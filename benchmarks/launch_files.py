@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import re
 import subprocess
 import sys
 import tempfile
@@ -40,7 +41,12 @@ RULE = yaml.safe_load((FOLDER / "rule.yaml").read_text())
 SECONDS = 300
 
 PRINT_WORDS = r"""
-command_not_found_handle() { printf '%s\0' "$@"; printf '\1\0'; return 0; }
+command_not_found_handle() {
+  if [ "$1" = tee ]; then
+    while IFS= read -r -d '' word; do printf '%s\0' "$word"; done; return 0
+  fi
+  printf '%s\0' "$@"; printf '\1\0'; return 0
+}
 cd() { :; }
 exec() { "$@"; }
 set -r
@@ -198,8 +204,15 @@ def _is_variable(word: str) -> bool:
 # The words that bash itself yields.
 
 
+REDIRECTION = re.compile(r"(?m)\s(?:[12&])?>>?\s*(?:&\d|\"[^\"\n]*\"|[^\s|&;]+)")
+
+
 def bash_settings(file: Path, variables: Sequence[str] = ()) -> dict[str, str]:
-    """Return the settings of every command that bash reaches: `name=value` and `--name value`."""
+    """Return the settings of every command that bash reaches: `name=value` and `--name value`.
+
+    A restricted bash writes no files: redirections are left out of the text.
+    """
+    file.write_text(REDIRECTION.sub(" ", file.read_text()))
     command = ["env", "-i", "HOME=/root", "PATH=/none", *variables, "/bin/bash", "-c", PRINT_WORDS]
     run = subprocess.run(
         command,

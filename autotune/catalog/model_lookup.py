@@ -207,20 +207,25 @@ def _assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
     name = _words("-".join(parts))
     if any(_QUANTISED.fullmatch(word) for word in name):
         return None
-    best: tuple[int, KnownModel] | None = None
+    closest: KnownModel | None = None
+    best_rank = (1, 0, 0)
     for model in catalog.models():
-        name_parts = _words(_short(model.ids[0]))
-        is_longer = best is None or len(name_parts) > best[0]
-        if len(name_parts) > 1 and is_longer and _contains(name, name_parts):
-            best = len(name_parts), model
-    if best is None:
+        known_words = _words(_short(model.ids[0]))
+        kernel = _kernel(known_words)
+        if not _contains(name, kernel):
+            continue
+        shared_words = len(set(known_words) & set(name))
+        rank = (len(kernel), shared_words - len(known_words), shared_words)
+        if rank > best_rank:
+            best_rank, closest = rank, model
+    if closest is None:
         return None
-    _, closest = best
     return Model(
         name=full_name,
         config=closest.config,
         folder=None,
         origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
+        is_assumed=True,
     )
 
 
@@ -229,10 +234,31 @@ def _words(name: str) -> list[str]:
     return [word for word in re.split(r"[-_]+", name.lower()) if word]
 
 
+_DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})
+"""Words of a catalogued name that say nothing about the shape."""
+
+
+def _kernel(words: list[str]) -> list[str]:
+    """Return the words of a name that say which shape it is: `llama-3-8b`."""
+    return [word for word in words if word not in _DECORATIONS]
+
+
+_OTHER_SHAPES = frozenset({"vl", "omni", "audio", "vision", "moe", "mini", "next", "distill"})
+"""Words of a name that mean another shape than the same name without them."""
+
+
 def _contains(name_parts: list[str], part: list[str]) -> bool:
-    """Return True if the words contain the part, one after another."""
-    last_start = len(name_parts) - len(part)
-    return any(name_parts[start : start + len(part)] == part for start in range(last_start + 1))
+    """Return True if the words contain the part, in its order. Words in between may say what a
+    model was trained for, such as `coder`, but not that its shape is another.
+    """
+    position = 0
+    between: set[str] = set()
+    for word in name_parts:
+        if position < len(part) and word == part[position]:
+            position += 1
+        elif 0 < position < len(part):
+            between.add(word)
+    return position == len(part) and not between & _OTHER_SHAPES
 
 
 def _base_of_adapter(folder: Path) -> str | None:

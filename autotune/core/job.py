@@ -70,6 +70,8 @@ class Model:
     folder: Path | None  # folder with config.json (and weights); None: only the config is known
     # Source of the config, for display: `local folder`, `catalogue`, `hub cache`, the hub
     origin: str
+    is_assumed: bool = False
+    """True: the shape is that of a model with a similar name, whose longest row may be another."""
 
     @cached_property
     def fingerprint(self) -> str:

@@ -6,9 +6,11 @@ import re
 
 from tree_sitter import Node
 
+from autotune.core.shell_quotes import NotClosed
 from autotune.core.shell_source import line_of
 from autotune.core.shell_state import ShellState, unknown_word
-from autotune.core.shell_words import UNKNOWN, NotClosed, Value, Word
+from autotune.core.shell_unset import plain
+from autotune.core.shell_words import UNKNOWN, Value, Word
 
 _KEYED = re.compile(r"\[(?P<key>[^\]]*)\]=")
 _SUBSCRIPT = re.compile(r"(?P<name>[A-Za-z_]\w*)\[(?P<index>.*)\]", re.DOTALL)
@@ -17,7 +19,7 @@ _SUBSCRIPT = re.compile(r"(?P<name>[A-Za-z_]\w*)\[(?P<index>.*)\]", re.DOTALL)
 def assign(shell: ShellState, node: Node, certain: bool) -> tuple[str, Value]:
     """Return the name and the new value, which takes effect."""
     target = _target(shell, node)
-    value = _value(shell, node, target)
+    value = _value(shell, node)
     if not certain:
         value = _unknown(value, node)
     subscript = _SUBSCRIPT.fullmatch(target)
@@ -56,9 +58,9 @@ def declare(shell: ShellState, node: Node, certain: bool) -> None:
 
 def as_text(value: Value) -> str:
     if isinstance(value, str):
-        return value
+        return plain(value)
     if isinstance(value, dict):
-        return " ".join(value.values())
+        return plain(" ".join(value.values()))
     return " ".join(word.text for word in value)
 
 
@@ -75,14 +77,14 @@ def _remember_local(shell: ShellState, keyword: str, name: str) -> None:
         shell.locals[-1].setdefault(name, before)
 
 
-def _value(shell: ShellState, node: Node, target: str) -> Value:
+def _value(shell: ShellState, node: Node) -> Value:
     value_node = node.child_by_field_name("value")
     if value_node is None:
         return ""
     if value_node.type == "array":
         return _array(shell, value_node)
     try:
-        return shell.expansion.assigned(target, shell.source.raw(value_node))
+        return shell.expansion.assigned(shell.source.raw(value_node))
     except NotClosed:
         return UNKNOWN
 

@@ -11,7 +11,8 @@ import posixpath
 import re
 from collections.abc import Callable, Mapping, Sequence
 
-from autotune.core.shell_words import UNKNOWN, Expansion, NotClosed
+from autotune.core.shell_quotes import NotClosed
+from autotune.core.shell_words import UNKNOWN, Expansion
 
 Filter = Callable[[Sequence[str], str], str | None]
 """Arguments and input of a program -> what it prints; None: not known."""

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -50,6 +51,11 @@ from autotune.core.shell_words import MAX_TEXT, UNKNOWN, Expansion, Value, Word
 
 __all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
 
+SHELL_PROGRAMS = ("bash", "sh", "zsh")
+_HAS_COMMANDS = re.compile(r"-[a-z]*c")
+NODE_NUMBERS = ("RANK", "NODE_RANK", "PET_NODE_RANK", "MLP_ROLE_INDEX", "ARNOLD_ID")
+"""Variables in which schedulers give the number of a node: the first one starts the training."""
+
 MAX_TURNS = 1000  # of one loop; a loop that a condition ends has far fewer
 
 
@@ -66,7 +72,11 @@ def commands_of(
             f"The script has more than {MAX_TEXT // 2**20} MiB.", way_out="Give a launch script."
         )
     source = ParsedScript(text)
-    variables: dict[str, Value] = {"PWD": str(Path.cwd()), **(environment or {})}
+    variables: dict[str, Value] = {
+        "PWD": str(Path.cwd()),
+        **dict.fromkeys(NODE_NUMBERS, "0"),
+        **(environment or {}),
+    }
     shell = _Interpreter(Expansion(list(arguments), variables, script), source)
     try:
         shell.run_script()
@@ -352,9 +362,9 @@ class _Interpreter(ShellState):
                 self.expansion.variables = before
                 continue
             expanded = self.words_of(child)
-            if command_words and not expanded:
+            if command_words and self.expansion.missing:
                 last_word = command_words[-1]
-                missing = (*last_word.missing, *self.expansion.unset)
+                missing = (*last_word.missing, *self.expansion.missing)
                 command_words[-1] = replace(last_word, missing=missing)
             command_words += expanded
         if not command_words:
@@ -372,7 +382,13 @@ class _Interpreter(ShellState):
             call = BuiltInCall(words=command_words, certain=certain, inputs=inputs)
             return BUILT_INS[name](self, call)
 
-        # 3. A program.
+        # 3. Another shell, which may be behind a launcher: `srun bash -c "..."`.
+        place = _text_of_shell(command_words)
+        if place is not None:
+            text = command_words[place].for_shell or command_words[place].text
+            return self._follow_text(command_words, text, certain)
+
+        # 4. A program.
         _, end = self.source.span(nodes[-1])
         command = SimpleCommand(
             words=tuple(command_words),
@@ -387,7 +403,16 @@ class _Interpreter(ShellState):
     def _evaluate(self, command_words: Sequence[Word], certain: bool) -> Truth:
         """`eval TEXT`: the commands of the text, at the place of this command."""
         text = " ".join(word.text for word in command_words[1:])
-        if self.budget.nesting <= 0 or UNKNOWN in text:
+        return None if UNKNOWN in text else self._follow_text(command_words, text, certain)
+
+    def _follow_text(
+        self,
+        command_words: Sequence[Word],
+        text: str,
+        certain: bool,
+    ) -> Truth:
+        """Follow commands in a text, at the place of the command that runs it."""
+        if self.budget.nesting <= 0:
             return None
         nested = _Interpreter(
             expansion=self.expansion,
@@ -407,6 +432,15 @@ class _Interpreter(ShellState):
             moved = tuple(replace(word, line=line, span=None) for word in command.words)
             self.commands.append(replace(command, words=moved, line=line, end=end))
         return status
+
+
+def _text_of_shell(command_words: Sequence[Word]) -> int | None:
+    """Return the place of the commands that a shell receives by `-c`."""
+    for index, word in enumerate(command_words[:-2]):
+        option = command_words[index + 1].text
+        if word.text.rpartition("/")[2] in SHELL_PROGRAMS and _HAS_COMMANDS.fullmatch(option):
+            return index + 2
+    return None
 
 
 def _negated(status: Truth) -> Truth:

@@ -11,7 +11,7 @@ import tree_sitter_bash
 from tree_sitter import Language, Node, Parser
 
 from autotune.core.errors import BadInput
-from autotune.core.shell_words import NotClosed, bracket_end, double_quote_end, quote_end
+from autotune.core.shell_quotes import NotClosed, bracket_end, double_quote_end, quote_end
 
 
 @cache

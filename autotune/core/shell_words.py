@@ -11,14 +11,21 @@ from __future__ import annotations
 
 import ast
 import fnmatch
-import itertools
-import operator
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from autotune.core.errors import BadInput
+from autotune.core.shell_arithmetic import whole_number
+from autotune.core.shell_quotes import (
+    NotClosed,
+    brace_expanded,
+    bracket_end,
+    double_quote_end,
+    quote_end,
+)
+from autotune.core.shell_unset import mark_of, names_in, plain, with_references
 
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
@@ -38,6 +45,7 @@ class Word:
     span: tuple[int, int] | None
     unset: tuple[str, ...] = ()  # variables without a value, empty in the text
     missing: tuple[str, ...] = ()  # those that would have been the words behind it
+    for_shell: str = ""  # the text with references to them; empty: there are none
 
 
 Value: TypeAlias = str | list[Word] | dict[str, str]
@@ -89,27 +97,10 @@ class Expansion:
     output_of: Callable[[str], str] = lambda command: UNKNOWN
     """Return what a command in `$(...)` prints."""
 
-    _unset: list[str] = field(
-        default_factory=list
-    )  # variables without a value, since the last word
-    _emptied: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    """Variable that is empty -> variables without a value that made it so."""
+    missing: tuple[str, ...] = ()
+    """Variables without a value in place of words before the first one of the last expansion."""
 
     # Words.
-
-    @property
-    def unset(self) -> tuple[str, ...]:
-        """Variables without a value in the last word or assigned value."""
-        return tuple(dict.fromkeys(self._unset))
-
-    def assigned(self, name: str, raw: str) -> str:
-        """Return the text that an assignment gives a variable."""
-        self._unset.clear()
-        text = self.joined(raw)
-        self._emptied.pop(name, None)
-        if not text and self._unset:
-            self._emptied[name] = self.unset
-        return text
 
     def words(
         self,
@@ -120,7 +111,7 @@ class Expansion:
         """Return the words of one word of the script: unquoted variables are split at blanks, and
         an array yields a word for each of its items.
         """
-        self._unset.clear()
+        self.missing = ()
         expanded: list[Word] = []
         for text in brace_expanded(raw):
             expanded += self._split(list(self._pieces(text)), line, span)
@@ -128,7 +119,11 @@ class Expansion:
         return expanded
 
     def joined(self, raw: str) -> str:
-        """Return the text of an assigned value, or of any other place where nothing is split."""
+        """Return the text of a place where nothing is split."""
+        return plain(self.assigned(raw))
+
+    def assigned(self, raw: str) -> str:
+        """Return the text that an assignment gives a variable, with marks of unset ones."""
         parts: list[str] = []
         for piece in self._pieces(raw):
             text = piece.value if isinstance(piece.value, str) else _joined(piece.value)
@@ -138,12 +133,12 @@ class Expansion:
 
     def text(self, name: str) -> str:
         """Return a variable as one text; that of an array is its first item."""
+        return plain(self._marked(name))
+
+    def _marked(self, name: str) -> str:
         if name not in self.variables:
-            self._unset.append(name)
-            return ""
+            return mark_of(name)
         value = self.variables[name]
-        if not value:
-            self._unset += self._emptied.get(name, ())
         if isinstance(value, str):
             return value
         if isinstance(value, dict):
@@ -159,6 +154,7 @@ class Expansion:
         # 1. Fields, each a list of parts: blanks of unquoted text and items of arrays end one.
         fields: list[list[str]] = [[]]
         items: list[list[Word]] = [[]]  # whole items of arrays in each field
+        quoted = [False]  # whether quotes keep the field, even if it is empty
         for piece in pieces:
             if isinstance(piece.value, list):
                 parts = [item.text for item in piece.value]
@@ -170,6 +166,8 @@ class Expansion:
                 if index:
                     fields.append([])
                     items.append([])
+                    quoted.append(False)
+                quoted[-1] |= piece.quoted
                 if part or piece.quoted or isinstance(piece.value, list):
                     fields[-1].append(part)
                     if isinstance(piece.value, list):
@@ -177,24 +175,35 @@ class Expansion:
 
         # 2. Words. A whole item of an array keeps the place where it is written.
         filled = [index for index, parts in enumerate(fields) if parts]
-        unset = self.unset
-        expanded = []
+        expanded: list[Word] = []
         for index in filled:
             is_item = len(fields[index]) == 1 and len(items[index]) == 1
             if is_item and items[index][0].span is not None:
                 expanded.append(items[index][0])
                 continue
-            own_span = span if len(filled) == 1 else None
-            text = "".join(fields[index])
-            expanded.append(
-                Word(
-                    text=text,
-                    line=line,
-                    span=own_span,
-                    unset=unset,
-                )
+            marked = "".join(fields[index])
+            text = plain(marked)
+            unset = names_in(marked)
+            if unset and not text and not quoted[index]:
+                self._note_missing(expanded, unset)
+                continue
+            word = Word(
+                text=text,
+                line=line,
+                span=span if len(filled) == 1 else None,
+                unset=unset,
+                for_shell=with_references(marked) if unset else "",
             )
+            expanded.append(word)
         return expanded
+
+    def _note_missing(self, expanded: list[Word], names: tuple[str, ...]) -> None:
+        """Note that no word is made of these variables, at the word before them."""
+        if not expanded:
+            self.missing += names
+            return
+        last_word = expanded[-1]
+        expanded[-1] = replace(last_word, missing=(*last_word.missing, *names))
 
     # Quotes.
 
@@ -260,7 +269,7 @@ class Expansion:
         if following in ("(", "{"):
             end = bracket_end(raw, place + 1)
             if raw.startswith("$((", place):
-                return self.arithmetic(raw[place + 3 : end - 2]), end
+                return self._computed(raw[place + 3 : end - 2]), end
             inner = raw[place + 2 : end - 1]
             return (self._output(inner) if following == "(" else self._braces(inner)), end
         if following in ("@", "*") or _is_digit(following):
@@ -272,7 +281,7 @@ class Expansion:
         match = NAME.match(raw, place + 1)
         if match is None:
             return "$", place + 1
-        return self.text(match[0]), match.end()
+        return self._marked(match[0]), match.end()
 
     def _output(self, command: str) -> str:
         if self.budget.nesting <= 0:
@@ -299,8 +308,7 @@ class Expansion:
             return self.script
         if number <= len(self.arguments):
             return self.arguments[number - 1]
-        self._unset.append(name)
-        return ""
+        return mark_of(name)
 
     def _braces(self, inner: str) -> str | list[Word]:
         """Return the value of `${inner}`."""
@@ -312,26 +320,24 @@ class Expansion:
         name = match["name"]
         index = match["index"]
         operation = inner[match.end() :]
-        noted = len(self._unset)
         value = self._parameter(name, index)
         if not operation:
             return value
         # Operators such as `:-` say what an unset variable means.
-        del self._unset[noted:]
-        return self._modified(name, value, operation)
+        return self._modified(name, plain(value) if isinstance(value, str) else value, operation)
 
     def _parameter(self, name: str, index: str | None) -> str | list[Word]:
         if name in ("@", "*") or name.isdigit():
             return self._argument(name)
         if index is None:
-            return self.script if name == "BASH_SOURCE" else self.text(name)
+            return self.script if name == "BASH_SOURCE" else self._marked(name)
         if name == "BASH_SOURCE":
             return self.script
         value = self.variables.get(name, [])
         if index in ("@", "*"):
             return _items(value)
         if isinstance(value, dict):
-            return value.get(self.joined(index), "")
+            return plain(value.get(self.joined(index), ""))
         number = self.arithmetic(index)
         items = _items(value)
         if _is_number(number) and int(number) < len(items):
@@ -398,12 +404,12 @@ class Expansion:
             is_set = int(name) <= len(self.arguments)
         is_present = has_text if sign.startswith(":") else is_set
         if sign.endswith("+"):
-            return self.joined(alternative) if is_present else ""
+            return self.assigned(alternative) if is_present else ""
         if is_present:
             return value
         if sign.endswith("?"):
             return UNKNOWN
-        result = self.joined(alternative)
+        result = self.assigned(alternative)
         if sign.endswith("="):
             self.variables[name] = result
         return result
@@ -412,16 +418,28 @@ class Expansion:
 
     def arithmetic(self, raw: str) -> str:
         """Return the value of an expression of whole numbers, UNKNOWN for another one."""
+        return plain(self._computed(raw))
+
+    def _computed(self, raw: str) -> str:
+        """Return the value of an expression, with marks of unset variables: they count as 0."""
         try:
-            expanded = self.joined(raw)
+            expanded = self.assigned(raw)
         except NotClosed:
             return UNKNOWN
-        numbers = NAME.sub(lambda match: self.text(match[0]) or "0", expanded)
+        names = list(names_in(expanded))
+
+        def value_of(match: re.Match[str]) -> str:
+            marked = self._marked(match[0])
+            names.extend(names_in(marked))
+            return plain(marked) or "0"
+
+        numbers = NAME.sub(value_of, plain(expanded))
+        marks = "".join(mark_of(name) for name in names)
         try:
             expression = ast.parse(numbers.strip(), mode="eval").body
-            return str(_whole_number(expression))
+            return f"{whole_number(expression)}{marks}"
         except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return UNKNOWN
+            return UNKNOWN + marks
 
 
 _PARAMETER = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]{1,4}|[@*])(\[(?P<index>.*?)\])?")
@@ -469,134 +487,3 @@ def _stripped(
         if fnmatch.fnmatchcase(part, pattern):
             return remainder
     return text
-
-
-_OPERATIONS: Mapping[type[ast.AST], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.floordiv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-    ast.Lt: operator.lt,
-    ast.LtE: operator.le,
-    ast.Gt: operator.gt,
-    ast.GtE: operator.ge,
-    ast.Eq: operator.eq,
-    ast.NotEq: operator.ne,
-}
-_LARGEST = 2**63
-
-
-def _whole_number(node: ast.expr) -> int:
-    result: int | None = None
-    if isinstance(node, ast.Constant) and isinstance(node.value, int):
-        result = node.value
-    elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        result = -_whole_number(node.operand)
-    elif isinstance(node, ast.BinOp) and type(node.op) in _OPERATIONS:
-        operation = _OPERATIONS[type(node.op)]
-        result = operation(_whole_number(node.left), _whole_number(node.right))
-    elif isinstance(node, ast.Compare) and len(node.ops) == 1:
-        operation = _OPERATIONS.get(type(node.ops[0]), operator.eq)
-        result = int(operation(_whole_number(node.left), _whole_number(node.comparators[0])))
-    if result is None or abs(result) >= _LARGEST:
-        raise ValueError("no whole-number arithmetic")
-    return result
-
-
-# Braces, and ends of quotes and brackets.
-
-
-_BRACE = re.compile(
-    r"\{(?:(?P<first>-?[0-9]{1,6})\.\.(?P<last>-?[0-9]{1,6})"
-    r"|(?P<items>[^{}\s'\"$`\\,]*(?:,[^{}\s'\"$`\\,]*)+))\}"
-)
-MAX_BRACES = 1000  # words that the braces of one word may yield
-
-
-def brace_expanded(raw: str) -> list[str]:
-    """Return the words of `a{1..3}` and `{x,y}`; braces in quotes and in `${...}` stay."""
-    if "{" not in raw or re.search(r"['\"$`\\]", raw):
-        return [raw]
-    parts: list[Sequence[str]] = []  # literal text and choices, alternating
-    count = 1
-    place = 0
-    for match in _BRACE.finditer(raw):
-        choices = _choices(match)
-        count *= len(choices)
-        if count > MAX_BRACES:
-            return [raw]
-        parts += [[raw[place : match.start()]], choices]
-        place = match.end()
-    parts.append([raw[place:]])
-    return ["".join(combination) for combination in itertools.product(*parts)]
-
-
-def _choices(match: re.Match[str]) -> Sequence[str]:
-    if match["items"] is not None:
-        return match["items"].split(",")
-    first = int(match["first"])
-    last = int(match["last"])
-    step = 1 if last >= first else -1
-    numbers = range(first, last + step, step)
-    return ["", *[""] * MAX_BRACES] if len(numbers) > MAX_BRACES else [str(n) for n in numbers]
-
-
-class NotClosed(Exception):
-    """A quote or bracket without its end."""
-
-    def __init__(self, mark: str) -> None:
-        super().__init__(mark)
-        self.mark = mark
-
-
-def quote_end(
-    text: str,
-    mark: str,
-    place: int,
-) -> int:
-    """Return the offset behind the closing mark."""
-    while True:
-        end = text.find(mark, place)
-        if end < 0:
-            raise NotClosed(mark)
-        if mark == "'" or text[end - 1] != "\\":
-            return end + 1
-        place = end + 1
-
-
-def double_quote_end(text: str, place: int) -> int:
-    while place < len(text):
-        if text[place] == "\\":
-            place += 2
-        elif text[place] == '"':
-            return place + 1
-        elif text.startswith(("$(", "${"), place):
-            place = bracket_end(text, place + 1)
-        else:
-            place += 1
-    raise NotClosed('"')
-
-
-def bracket_end(text: str, place: int) -> int:
-    """Return the offset behind the bracket that closes the one here."""
-    opening = text[place]
-    closing = {"(": ")", "{": "}"}[opening]
-    depth = 0
-    while place < len(text):
-        char = text[place]
-        if char == "\\":
-            place += 1
-        elif char == "'" and opening == "(":
-            place = quote_end(text, "'", place + 1) - 1
-        elif char == '"' and opening == "(":
-            place = double_quote_end(text, place + 1) - 1
-        elif char == opening:
-            depth += 1
-        elif char == closing:
-            depth -= 1
-            if not depth:
-                return place + 1
-        place += 1
-    raise NotClosed(opening)

@@ -56,6 +56,7 @@ class LaunchScript:
     shared: tuple[SharedSetting, ...] = ()
     # Setting -> its flag, where the command has flags of an earlier release
     former: Mapping[str, str] = field(default_factory=dict)
+    assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
 
 
 Rewards = Literal["real", "skip"]

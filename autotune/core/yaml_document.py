@@ -40,6 +40,7 @@ class Document:
     path: Path
     content: Mapping[str, object]
     places: Mapping[KeyPath, YamlPlace]
+    repeated: tuple[str, ...] = ()  # keys given twice, of which the last counts
 
     def where(self, path: KeyPath = ()) -> str:
         """Return `file.yaml, line 3, column 5` for the closest part with a position."""
@@ -58,8 +59,11 @@ class Document:
         return BadInput(f"{self.where(path)}: {sentence}", way_out=way_out)
 
 
-def read_document(path: Path) -> Document:
-    """Read a YAML file that contains one mapping."""
+def read_document(path: Path, *, last_counts: bool = False) -> Document:
+    """Read a YAML file that contains one mapping.
+
+    `last_counts`: of two equal keys the last one counts, as in PyYAML; else they are refused.
+    """
     if not path.exists():
         raise BadInput(f"There is no file {str(path)!r}.", way_out="Check the path.")
     text = read_text(
@@ -79,11 +83,20 @@ def read_document(path: Path) -> Document:
             way_out="Write lines of `name: value`.",
         )
     places: dict[KeyPath, YamlPlace] = {}
-    _note_places(root, (), places, path)
+    repeated: list[str] = []
+    for key, first_line, (line, column) in _note_places(root, (), places):
+        if not last_counts:
+            raise BadInput(
+                f"{path}, line {line}, column {column}: {key!r} is given twice, first on line"
+                f" {first_line}.",
+                way_out="Keep one of the two.",
+            )
+        repeated.append(f"{key} is given twice: line {line} counts, and not line {first_line}")
     return Document(
         path=path,
         content=content,
         places=places,
+        repeated=tuple(repeated),
     )
 
 
@@ -182,28 +195,23 @@ def _note_places(
     node: yaml.Node,
     path: KeyPath,
     places: dict[KeyPath, YamlPlace],
-    file: Path,
-) -> None:
-    """Note the place of each part below a node, whose own path is `path`."""
+) -> Iterator[tuple[str, int, YamlPlace]]:
+    """Note the place of each part below a node, whose own path is `path`. Yield keys that are
+    given twice, with the line of the first and the place of the last.
+    """
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             key_path = (*path, str(key.value))
-            line, column = _start_of(key)
             if key_path in places:
-                # PyYAML silently keeps the last of two equal keys.
                 first_line, _ = places[key_path]
-                raise BadInput(
-                    f"{file}, line {line}, column {column}: {key.value!r} is given twice,"
-                    f" first on line {first_line}.",
-                    way_out="Keep one of the two.",
-                )
-            places[key_path] = (line, column)
-            _note_places(value, key_path, places, file)
+                yield str(key.value), first_line, _start_of(key)
+            places[key_path] = _start_of(key)
+            yield from _note_places(value, key_path, places)
     elif isinstance(node, yaml.SequenceNode):
         for index, item in enumerate(node.value):
             item_path = (*path, index)
             places[item_path] = _start_of(item)
-            _note_places(item, item_path, places, file)
+            yield from _note_places(item, item_path, places)
 
 
 def _start_of(node: yaml.Node) -> YamlPlace:

@@ -173,6 +173,9 @@ class Trainer(Protocol):
     own_settings: frozenset[str] = frozenset()
     """Settings of autotune that --hold and --set accept in addition to those of `fields`."""
 
+    known_names: frozenset[str] = frozenset()
+    """All names of the framework's settings, where `fields` has only a part; empty: not listed."""
+
     decides_memory: tuple[str, ...] = ()
     """Settings that a prediction prints besides the knobs, so that a reader can check them."""
 
@@ -196,6 +199,10 @@ class Trainer(Protocol):
     def default_accumulation(self, settings: Settings, gpus: int) -> int | None:
         """Return the micro-steps of settings that state none; None: the table has its default."""
         return None
+
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        """Return the launch of a well-known copy of the framework in the framework's settings."""
+        return launch
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         """Return the GPUs that train by a launch script; None: it does not say."""

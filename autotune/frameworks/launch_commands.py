@@ -56,6 +56,9 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     packages: tuple[str, ...] = ()
     """Beginnings of the modules of a training, for the error about another one."""
 
+    marks: tuple[str, ...] = ()
+    """Beginnings of settings by which a copy of its entry point under another name is known."""
+
     not_read: tuple[NotRead, ...] = ()
     chosen_by: str | None = None  # setting that names the method
     methods: dict[str, str] = {}
@@ -79,6 +82,9 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Prefixes of settings that the framework's table lists completely: another one below them is
     not known to the release.
     """
+
+    modelled: dict[str, tuple[str, ...]] = {}
+    """Setting outside of the table that would change the step -> values with which it does not."""
 
     kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
 
@@ -118,6 +124,7 @@ class _Training:
     kind: LaunchKind
     method: str  # ANY: a setting names it
     start: int  # number of its first argument among the command's words
+    is_copy: bool = False  # True: an entry point of another name, with the framework's settings
 
     @property
     def launcher(self) -> Sequence[Word]:
@@ -156,6 +163,7 @@ def find_launch(
     else:
         stated = dict(_stated(training))
         shared = ()
+    _refuse_other_steps(path, kind, stated)
 
     # With a name of an earlier release among these, added ones must be of that release too.
     former_flags: dict[str, str] = {}
@@ -174,7 +182,23 @@ def find_launch(
         in_files=kind.files is not None,
         shared=shared,
         former=former_flags,
+        assumed=tuple(_taken_for_granted(training)),
     )
+
+
+def _refuse_other_steps(
+    path: str,
+    kind: LaunchKind,
+    stated: Mapping[str, StatedSetting],
+) -> None:
+    for name, values in kind.modelled.items():
+        setting = stated.get(name)
+        if setting is not None and (setting.text or "true").lower() not in values:
+            raise BadInput(
+                f"{path}, line {setting.line}: {name}={setting.text} of {kind.framework} is not"
+                " modelled.",
+                way_out=MEASURED_INSTEAD,
+            )
 
 
 def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
@@ -188,7 +212,7 @@ def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
 
 
 def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
-    """Return the one training; refuse none, several, and one that may not run or run often."""
+    """Return the one training; refuse none and several."""
     trainings = []
     for command in commands:
         training = _training_in(command)
@@ -196,6 +220,8 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
             trainings.append(training)
     if not trainings:
         raise _nothing_known(path, commands)
+    if len(trainings) == 1:
+        return trainings[0]
     for training in trainings:
         if not training.command.certain:
             raise BadInput(
@@ -203,18 +229,34 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
                 " function or under a condition.",
                 way_out="Write the one command that you mean into a script of its own.",
             )
-    if len(trainings) > 1:
-        lines = " and ".join(str(training.command.line) for training in trainings)
-        raise BadInput(
-            f"{path} starts {len(trainings)} trainings, in lines {lines}.",
-            way_out="Give each a script of its own.",
-        )
-    return trainings[0]
+    lines = " and ".join(str(training.command.line) for training in trainings)
+    raise BadInput(
+        f"{path} starts {len(trainings)} trainings, in lines {lines}.",
+        way_out="Give each a script of its own.",
+    )
+
+
+def _taken_for_granted(training: _Training) -> Iterator[str]:
+    """Yield what is not said by the script, and is assumed of its one training."""
+    place = f"line {training.command.line}"
+    if not training.command.certain:
+        yield f"{place} runs: whether it does depends on what only a run of the script knows"
+    if training.is_copy:
+        module = training.launcher[-1].text
+        own_module = training.kind.entry_points[0]
+        yield f"{module} ({place}) trains as {own_module} does, whose settings it has"
 
 
 def starts_framework(command: SimpleCommand) -> bool:
-    """Return True if the command is a training of a known framework."""
-    return _training_in(command) is not None
+    """Return True if the command is of a known framework, whether it is read or refused."""
+    if _training_in(command) is not None:
+        return True
+    texts = [word.text for word in command.words]
+    for kind in launch_kinds():
+        for index in range(1, len(texts)):
+            if _is_program(texts, index) and _entry_point_not_read(kind, texts[index]):
+                return True
+    return False
 
 
 def _training_in(command: SimpleCommand) -> _Training | None:
@@ -224,6 +266,34 @@ def _training_in(command: SimpleCommand) -> _Training | None:
             training = _training_at(index, texts, kind, command)
             if training is not None:
                 return training
+    return _copied_training(texts, command)
+
+
+def _copied_training(texts: Sequence[str], command: SimpleCommand) -> _Training | None:
+    """Return a training by its settings: many projects copy an entry point under a name of their
+    own, such as `python -m recipe.dapo.main_dapo`.
+    """
+    for index in range(1, len(texts)):
+        if not _is_program(texts, index):
+            continue
+        arguments = [text.lstrip("+") for text in texts[index + 1 :]]
+        for kind in launch_kinds():
+            is_known = _entry_point_not_read(kind, texts[index]) is None
+            if is_known and any(text.startswith(kind.marks) for text in arguments):
+                return _Training(command, kind, ANY, index + 1, is_copy=True)
+        return None
+    return None
+
+
+def _is_program(texts: Sequence[str], index: int) -> bool:
+    """Return True for a file of Python, and for a module behind `-m`."""
+    return texts[index].endswith(".py") or texts[index - 1] == "-m"
+
+
+def _entry_point_not_read(kind: LaunchKind, name: str) -> NotRead | None:
+    for entry_point in kind.not_read:
+        if any(part in name for part in entry_point.parts):
+            return entry_point
     return None
 
 
@@ -271,11 +341,15 @@ def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
     it, if any.
     """
     kinds = [kind for kind in launch_kinds() if kind.entry_points]
-    for word in itertools.chain.from_iterable(command.words for command in commands):
-        for kind in kinds:
-            error = _near_miss(path, word, kind)
-            if error is not None:
-                return error
+    for command in commands:
+        texts = [word.text for word in command.words]
+        for index, word in enumerate(command.words):
+            if "/" in word.text and not _is_program(texts, index):
+                continue  # a file of the framework that is not run
+            for kind in kinds:
+                error = _near_miss(path, word, kind)
+                if error is not None:
+                    return error
     frameworks = ", ".join(kind.framework for kind in kinds)
     return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
 
@@ -287,19 +361,12 @@ def _near_miss(
 ) -> BadInput | None:
     """Return the error about a word that names the framework without starting a training."""
     place = f"{path}, line {word.line}"
-    if " " in word.text and any(name in word.text for name in kind.entry_points):
-        return BadInput(
-            f"{place}: {kind.framework}'s training is inside a quoted command.",
-            way_out="Write it into a script of its own, without the shell around it.",
-        )
     is_of_framework = word.text.replace("/", ".").startswith(kind.packages)
     if not is_of_framework or not MODULE.fullmatch(word.text):
         return None
-    for entry_point in kind.not_read:
-        if any(part in word.text for part in entry_point.parts):
-            return BadInput(
-                f"{place}: {word.text} {entry_point.because}.", way_out=entry_point.instead
-            )
+    entry_point = _entry_point_not_read(kind, word.text)
+    if entry_point is not None:
+        return BadInput(f"{place}: {word.text} {entry_point.because}.", way_out=entry_point.instead)
     return BadInput(
         f"{place}: {word.text} is no training of {kind.framework} that can be read.",
         way_out=f"Known are {', '.join(kind.entry_points)}. {OTHER_PROGRAMS}",

@@ -16,6 +16,9 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
+from importlib import resources
+
+import msgspec
 
 from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import IllegalConfiguration
@@ -79,10 +82,22 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
+class SettingNames(msgspec.Struct, frozen=True):
+    """`swift_names.json`, which `.ci/list_swift_names.py` writes."""
+
+    version: str
+    names: frozenset[str]
+
+
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
     name = "swift"
+
+    def __init__(self, method: str) -> None:
+        super().__init__(method)
+        listed = resources.files("autotune.frameworks").joinpath("swift_names.json").read_bytes()
+        self.known_names = msgspec.json.decode(listed, type=SettingNames).names
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})

@@ -41,6 +41,7 @@ from autotune.frameworks.verl_critic import (
     critic_sequence,
     dtype_of,
 )
+from autotune.frameworks.verl_turns import in_verl_terms
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
@@ -75,6 +76,9 @@ class Verl(StandIn):
         super().__init__(name, method)
         if method == "ppo":
             self.decides_memory = (*self.facts.core, *CRITIC_SETTINGS)
+
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        return in_verl_terms(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})

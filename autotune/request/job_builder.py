@@ -17,6 +17,7 @@ from autotune.core.job import Hardware, Job, Mode, Model, Task, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.frameworks import shares_in_files
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Trainer
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.settings import OFFLINE
 from autotune.machine import environment
 from autotune.request.images import with_images
@@ -103,8 +104,35 @@ class MergedSettings:
     flag_choices: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
 
 
+class IllegalFile(IllegalConfiguration):
+    """Refusal of the user's file on these GPUs. `fewer_gpus`: those that it is made for."""
+
+    def __init__(self, sentence: str, *, way_out: str, fewer_gpus: Hardware | None) -> None:
+        super().__init__(sentence, way_out=way_out)
+        self.fewer_gpus = fewer_gpus
+
+
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
-    """Build the job without measuring. BadInput and its subclasses contain the fix."""
+    """Build the job without measuring. BadInput and its subclasses contain the fix.
+
+    A script that is made for fewer GPUs than there are, and can't train on all of them, is
+    predicted on its own number.
+    """
+    try:
+        return _build_request(flags, reader)
+    except IllegalFile as error:
+        if error.fewer_gpus is None or flags.hardware.mode != "predict":
+            raise
+        hardware = replace(flags.hardware, gpus=str(error.fewer_gpus))
+        try:
+            request = _build_request(replace(flags, hardware=hardware), reader)
+        except IllegalFile:
+            raise error from None
+        line = f"training on {error.fewer_gpus} of the {flags.hardware.gpus}, as the script says"
+        return replace(request, assumed=(line, *request.assumed))
+
+
+def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     if flags.model.offline:
         model_lookup.stay_offline()
 
@@ -138,7 +166,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     notes += [*image_notes, *job_notes(flags, job, trainer, config)]
     notes += _share_notes(sources, settings, job)
     of_script = tuple(_about_script(sources, settings))
-    _refuse_illegal_file(job, trainer, settings.of_file, of_script)
+    gpus_of_script = None if sources.file is None else sources.file.script_gpus
+    _refuse_illegal_file(job, trainer, settings.of_file, of_script, gpus_of_script)
     assumed = assumptions(flags, job, trainer, config, settings.tuning)
     return ParsedRequest(
         job=job,
@@ -560,6 +589,7 @@ def _refuse_illegal_file(
     trainer: Trainer,
     of_file: HeldSettings,
     of_script: tuple[str, ...],
+    gpus_of_script: ScriptGpus | None,
 ) -> None:
     """Refuse a user's file that the framework rejects. Flags may repair the file, or depend on
     knobs that the search has yet to set: if the merged settings are illegal, only the file alone
@@ -581,7 +611,14 @@ def _refuse_illegal_file(
             setting, equals, _ = line.partition("=")
             if not equals or " " in setting or setting in reason:
                 differences += f" {line}."
-        raise IllegalConfiguration(
+        way_out = "Correct it, or change it with --set, and run again."
+        fewer_gpus = None
+        if gpus_of_script is not None and gpus_of_script.count != task.hardware.count:
+            gpus = replace(task.hardware, count=gpus_of_script.count)
+            way_out = f"Give the GPUs that it is made for, --gpus {gpus}, or change it with --set."
+            fewer_gpus = gpus if gpus.count < task.hardware.count else None
+        raise IllegalFile(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
-            way_out="Correct it, or change it with --set, and run again.",
+            way_out=way_out,
+            fewer_gpus=fewer_gpus,
         )

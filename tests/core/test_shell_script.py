@@ -187,6 +187,7 @@ BOMBS = {
     "endless loop": "i=0\nwhile [ $i -ge 0 ]; do i=$((i + 1)); done\nlaunch\n",
     "endless recursion": "f() { f; }\nf\nlaunch\n",
     "recursive eval": 'C=\'eval "$C"\'\neval "$C"\nlaunch\n',
+    "two shells": 'A=\'bash -c "$A"; bash -c "$A"\'\nbash -c "$A"\nlaunch\n',
     "nested substitution": "launch " + "$(echo " * 2000 + ")" * 2000 + "\n",
     "deep groups": "{ " * 3000 + "launch; " + "}; " * 3000 + "\n",
     "power": "launch $((2 ** 9999999999)) $((9999999999 * 9999999999 * 9999999999))\n",

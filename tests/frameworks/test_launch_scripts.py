@@ -288,10 +288,6 @@ def test_open_reasoner_zero_is_recognised() -> None:
             "line 1: openrlhf.cli.serve_rm is no training of openrlhf",
         ),
         (
-            'srun bash -c "ray start && swift sft --model m"\n',
-            "line 1: swift's training is inside a quoted command",
-        ),
-        (
             "accelerate launch --config_file fsdp.json swift/cli/sft.py --model m\n",
             "sharding of fsdp.json is the launcher's",
         ),

@@ -65,7 +65,6 @@ def test_one_gpu_takes_no_tensor_parallel_engine() -> None:
         ({MICRO: 3}, "not divisible by"),
         ({f"{ACTOR}.ppo_mini_batch_size": 2048}, "data.train_batch_size=1024 is less than"),
         ({f"{ROLLOUT}.tensor_model_parallel_size": 3}, "8 GPUs are not divisible"),
-        ({f"{ROLLOUT}.n": 1}, "must be at least 2 to compare"),
         (
             {f"{ACTOR}.use_dynamic_bsz": True, f"{ACTOR}.ppo_max_token_len_per_gpu": 1000},
             "longest sequence, 1024 tokens",

@@ -66,7 +66,6 @@ def flags_of(way_out: str, value: str) -> dict[str, Any]:
         ("verl", "actor_rollout_ref.rollout.name=trtllm", "neither vLLM nor SGLang", ""),
         ("verl", "actor_rollout_ref.actor.strategy=megatron", "another sharding", ""),
         ("verl", "reward_model.enable=True", "another model in a separate engine", ""),
-        ("verl", "actor_rollout_ref.rollout.n=1", "set --num-generations", "8"),
         (
             "verl",
             f"{PARALLEL}=3",
@@ -124,11 +123,12 @@ def test_as_many_gpus_as_the_message_names(tmp_path: Path) -> None:
     assert candidate_of_job(parse_request(flags)).settings["vllm.num_engines"] == 8
 
 
-def test_gpus_of_a_skyrl_script_are_in_its_refusal(tmp_path: Path) -> None:
-    """Batches that are divided for the script's own GPUs: the refusal names their number."""
+def test_gpus_of_a_skyrl_script_train_where_others_cannot(tmp_path: Path) -> None:
+    """Batches that are divided for the script's own GPUs: 3 x 5 completions are 5 for each."""
     text = (
         f"{SKYRL} trainer.placement.policy_num_gpus_per_node=3 trainer.policy_mini_batch_size=3"
         " trainer.train_batch_size=3 trainer.micro_train_batch_size_per_gpu=5"
     )
-    with pytest.raises(BadInput, match="although the script has 3"):
-        predicted(tmp_path, text)
+    request = predicted(tmp_path, text)
+    assert request.job.task.hardware.count == 3
+    assert any("as the script says" in line for line in request.assumed)

@@ -142,7 +142,8 @@ def _device(settings: Settings, task: Task) -> Iterator[str]:
     completion = number_of(settings, "max_completion_length")
     window = count_of(settings, "max_prompt_length") + completion
     positions = _positions(task)
-    if positions is not None and window > positions:
+    has_table = is_on(settings, "use_vllm") or not _is_rotary(task)
+    if positions is not None and window > positions and has_table:
         yield (
             f"longest prompt plus longest completion ({window} tokens) exceed the model's"
             f" {positions} positions."
@@ -151,10 +152,18 @@ def _device(settings: Settings, task: Task) -> Iterator[str]:
 
 def _positions(task: Task) -> int | None:
     """Return the model's number of positions; None: unknown, or extended by RoPE scaling."""
-    config = task.workload.model.config
-    if config.get("rope_scaling"):
+    model = task.workload.model
+    if model.config.get("rope_scaling") or model.is_assumed:
         return None
-    return count_of(config, "max_position_embeddings") or None
+    return count_of(model.config, "max_position_embeddings") or None
+
+
+def _is_rotary(task: Task) -> bool:
+    """Return True for rotary embeddings, which have no table of positions: only vLLM refuses
+    longer rows.
+    """
+    config = task.workload.model.config
+    return "rope_theta" in config or "rope_parameters" in config
 
 
 def _loss(settings: Settings, task: Task) -> Iterator[str]:

@@ -231,6 +231,7 @@ def _refusal(
     kind = str(error["kind"])
     text = str(error["text"])
     place = f" in line {error['line']}" if error.get("line") else ""
+    separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
     if kind == "crashed" and text.startswith("ModuleNotFoundError"):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
@@ -239,9 +240,8 @@ def _refusal(
     if kind == "crashed" and packages and not text.startswith("ValueError"):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
-            f" ({', '.join(packages)}): name another interpreter with --python."
+            f" ({', '.join(packages)}): name another interpreter with --python. {separator}"
         )
-    separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
     if kind == "crashed" and "divisible" in text:
         return BadInput(
             f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
@@ -349,7 +349,8 @@ def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:
                 f"{script.path} sets {name}, which outweighs the {former} of a recommendation.",
                 way_out=f"Write {former}: transformers 5 accepts it too.",
             )
-    _refuse_several(script)
+    if not is_predicted:
+        _refuse_several(script)
 
 
 def _refuse_several(script: UserScript) -> None:

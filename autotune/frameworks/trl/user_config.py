@@ -224,7 +224,10 @@ class _SplitKeys:
             self._renamed.append(f"{key}={stated} as {name}={value}")
         elif name != key:
             self._renamed.append(f"{key} as {name}")
-        if name != key and name in self._document.content:
+        other_value = self._document.content.get(name, value)
+        if name != key and other_value == value and name in self._document.content:
+            return  # the present name says the same
+        if name != key and other_value != value:
             raise self._document.error(
                 (str(key),), f"{key} and {name} are the same setting.", way_out=f"Keep {name}."
             )
@@ -304,6 +307,7 @@ class _SplitKeys:
             rest=self._rest,
             moved=self._moved,
             notes=tuple(notes),
+            assumed=self._document.repeated,
             processes=self._processes,
         )
 
@@ -476,7 +480,7 @@ def _converted(
     field: Field,
 ) -> object:
     """Convert a value to the field's type. YAML reads `1e-6` as text, which becomes a number."""
-    if "other" in field.kinds:
+    if "other" in field.kinds or value is None:
         return value
     types = [_TYPES[kind] for kind in field.kinds]
     accepted_type = functools.reduce(operator.or_, types)

@@ -7,8 +7,9 @@ prime-rl's TOML) are read with it; words of the command override them.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import yaml
@@ -66,6 +67,24 @@ LAUNCHER_ONLY = frozenset(
 """Options of launchers before TRL's script, without an effect on the training."""
 
 
+OF_SCHEDULER = frozenset(
+    {
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_conf",
+        "role",
+    }
+)
+"""Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
+
+
+OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path)?$")
+"""Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
+
+
 def read_launch_script(
     choice: FileChoice, stated_by_flags: frozenset[str] = frozenset()
 ) -> UserFile:
@@ -79,6 +98,7 @@ def read_launch_script(
     launch = find_launch(choice.path, text, commands)
     kind = kind_of(launch.framework)
     trainer = frameworks.trainer(launch.framework, launch.method)
+    launch = trainer.in_own_terms(launch)
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
@@ -140,7 +160,7 @@ def _framework_config(
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    split = _split(launch, kind, fields, stated_by_flags)
+    split = _split(launch, kind, trainer, fields, stated_by_flags)
     if split.outputs:
         names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
         raise BadInput(
@@ -199,6 +219,7 @@ class _StatedSplit:
 def _split(
     launch: LaunchScript,
     kind: LaunchKind,
+    trainer: Trainer,
     fields: Mapping[str, Field],
     stated_by_flags: frozenset[str],
 ) -> _StatedSplit:
@@ -209,7 +230,8 @@ def _split(
         if name.startswith(kind.kept):
             split.left_in_script.append(name)
         elif name not in fields:
-            is_ours = kind.sections != () and name.startswith(kind.sections)
+            is_ours = name.startswith(kind.sections)
+            is_ours |= trainer.known_names != frozenset() and name not in trainer.known_names
             unread = split.unknown if is_ours else split.left_in_script
             unread.append(name)
         elif name in stated_by_flags and not _is_readable(stated, fields[name]):
@@ -244,6 +266,7 @@ def _assumed(
     stated_by_flags: frozenset[str],
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
+    yield from launch.assumed
     for name in split.lacking:
         stated = launch.stated[name]
         default = trainer.fields()[name].default
@@ -259,6 +282,10 @@ def _assumed(
                 f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
                 f" {default}: --set {name}=VALUE gives it"
             )
+    for name in (*split.unknown, *split.left_in_script):
+        stated = launch.stated[name]
+        if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
+            yield f"no memory of the model of {name} (line {stated.line})"
     if split.unknown:
         places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
         yield (
@@ -309,13 +336,15 @@ def _trl_config(
     """Return the settings of the YAML file behind `--config`, overridden by the command line."""
     content: dict[str, object] = {}
     places: dict[KeyPath, tuple[int, int]] = {}
+    repeated: tuple[str, ...] = ()
     path = Path(launch.path)
 
     # 1. The file.
     config_file = launch.stated.get("config")
     if config_file is not None and config_file.text:
         path = _beside(launch, config_file.text)
-        document = read_document(path)
+        document = read_document(path, last_counts=True)
+        repeated = document.repeated
         content.update((str(name), value) for name, value in document.content.items())
         places.update(document.places)
 
@@ -324,6 +353,8 @@ def _trl_config(
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
         present_name = former_keys().present_name(name, fields)
+        if name in OF_SCHEDULER and not _is_readable(stated, None):
+            continue
         is_stated_by_flag = {name, present_name} & stated_by_flags
         if is_stated_by_flag and not _is_readable(stated, fields.get(present_name)):
             continue
@@ -341,16 +372,18 @@ def _trl_config(
 
     # 3. The launcher's own file, which is relative to the script.
     if "config_file" in content:
-        path = _beside(launch, str(content.pop("config_file")))
-        content["accelerate_config"] = str(path)
+        accelerate_file = _beside(launch, str(content.pop("config_file")))
+        content["accelerate_config"] = str(accelerate_file.absolute())
         places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
 
     document = Document(
         path=path,
         content=content,
         places=places,
+        repeated=repeated,
     )
     config = split_document(document, launch.method)
+    config = replace(config, assumed=(*launch.assumed, *config.assumed))
     origins = origins_of(config, document, launch.method)
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)

@@ -5,7 +5,11 @@ A script that is only inspected needs no rows: the prediction is for the longest
 
 from __future__ import annotations
 
+import builtins
 import functools
+import io
+import json
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -14,6 +18,8 @@ from ..tracing.patching import attribute
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
+
+ROW_FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
@@ -120,6 +126,70 @@ class PlaceholderRows:
 
     def items(self) -> list[tuple[str, PlaceholderRows]]:
         return [(split, self) for split in self.keys()]
+
+
+class _PlaceholderFile(io.StringIO):
+    """File of rows that is not here: each line, and the whole, stands for rows."""
+
+    def __iter__(self) -> Iterator[Any]:
+        for _ in range(LISTED_ROWS):
+            yield TEXT
+
+    def read(self, *_: Any) -> Any:
+        return TEXT
+
+    def readlines(self, *_: Any) -> list[Any]:
+        return list(self)
+
+
+def _opener(
+    open_file: Callable[..., Any],
+    is_library: Callable[[str], bool],
+    report: Callable[[str, str], None],
+) -> Callable[..., Any]:
+    """Return `open` that gives the user's files placeholders for absent rows."""
+
+    def opened(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
+        try:
+            return open_file(file, mode, *args, **options)
+        except FileNotFoundError:
+            is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
+            if not is_of_user or mode not in ("r", "rt") or not str(file).endswith(ROW_FILES):
+                raise
+            report("dataset", str(file))
+            return _PlaceholderFile()
+
+    return opened
+
+
+def _decoded(
+    decode: Callable[..., Any],
+    one_row: Callable[[Any], bool],
+) -> Callable[..., Any]:
+    """Return `json.load` or `json.loads` that reads placeholders as rows."""
+
+    @functools.wraps(decode)
+    def decoded(source: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(source, _PlaceholderFile):
+            return [_Row() for _ in range(LISTED_ROWS)]
+        return _Row() if one_row(source) else decode(source, *args, **options)
+
+    return decoded
+
+
+@contextmanager
+def own_files(
+    is_library: Callable[[str], bool],
+    report: Callable[[str, str], None],
+) -> Iterator[None]:
+    """Replace files of rows that the user's own code opens, and that are not here."""
+    opened = _opener(builtins.open, is_library, report)
+    with ExitStack() as stack:
+        stack.enter_context(attribute(builtins, "open", opened))
+        for name in ("load", "loads"):
+            decoded = _decoded(getattr(json, name), lambda text: isinstance(text, PlaceholderText))
+            stack.enter_context(attribute(json, name, decoded))
+        yield
 
 
 @contextmanager

@@ -7,6 +7,7 @@ package of the user's own beside the script, or in `src` above it, is found firs
 
 from __future__ import annotations
 
+import builtins
 import importlib.abc
 import importlib.machinery
 import sys
@@ -69,6 +70,14 @@ class Anything:
 
     def __bool__(self) -> bool:
         return False
+
+    def __getitem__(self, _: Any) -> Any:
+        return self
+
+    def __or__(self, _: Any) -> Any:
+        return self
+
+    __ror__ = __or__
 
 
 class _AbsentModule(types.ModuleType):
@@ -146,26 +155,32 @@ def _folder_of(name: str, script: Path) -> Path | None:
 
 @contextmanager
 def former_names(
-    library: Any,
     is_library: Callable[[str], bool],
     report: Callable[[str, str], None],
 ) -> Iterator[None]:
-    """Give the user's files placeholders for names that this release of the library lacks."""
-    find = type(library).__getattr__
+    """Give the user's files placeholders for names that this release of a library lacks."""
+    imported = builtins.__import__
 
-    def found(module: Any, name: str) -> Any:
-        try:
-            return find(module, name)
-        except AttributeError:
-            file = sys._getframe(1).f_code.co_filename
-            is_of_user = not is_library(file)
-            if module is not library or name.startswith("__") or not is_of_user:
-                raise
-            report("name", f"{library.__name__}.{name}")
-            return Anything()
+    def completed(*args: Any, **options: Any) -> Any:
+        module = imported(*args, **options)
+        names = options.get("fromlist") or (args[3] if len(args) > 3 else ())
+        file = str(getattr(module, "__file__", ""))
+        if names and is_library(file) and not is_library(sys._getframe(1).f_code.co_filename):
+            for part in names:
+                if part != "*" and not _has(module, part):
+                    report("name", f"{module.__name__}.{part}")
+                    setattr(module, part, Anything())
+        return module
 
-    with attribute(type(library), "__getattr__", found):
+    with attribute(builtins, "__import__", completed):
         yield
+
+
+def _has(module: types.ModuleType, name: str) -> bool:
+    try:
+        return hasattr(module, name)
+    except Exception:  # a part that is imported now, and needs what is not installed
+        return False
 
 
 @contextmanager

@@ -36,7 +36,6 @@ or, if the script reaches no trainer:
 from __future__ import annotations
 
 import enum
-import importlib
 import itertools
 import os
 import sys
@@ -162,14 +161,11 @@ class AbsentParts:
 
         with ExitStack() as stack:
             stack.enter_context(absent_data.placeholders(self.report))
+            stack.enter_context(absent_data.own_files(is_library, self.report))
             stack.enter_context(absent_models.without_weights(config_of, self.report))
             script = Path(request["script"])
             stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
-            stack.enter_context(
-                absent_packages.former_names(
-                    importlib.import_module("trl"), is_library, self.report
-                )
-            )
+            stack.enter_context(absent_packages.former_names(is_library, self.report))
             if request.get("gpus"):
                 stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
             yield

@@ -1,0 +1,100 @@
+"""Ends of quotes and brackets in the text of a shell script, and words that braces stand for."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Sequence
+
+_BRACE = re.compile(
+    r"\{(?:(?P<first>-?[0-9]{1,6})\.\.(?P<last>-?[0-9]{1,6})"
+    r"|(?P<items>[^{}\s'\"$`\\,]*(?:,[^{}\s'\"$`\\,]*)+))\}"
+)
+MAX_BRACES = 1000  # words that the braces of one word may yield
+
+
+def brace_expanded(raw: str) -> list[str]:
+    """Return the words of `a{1..3}` and `{x,y}`; braces in quotes and in `${...}` stay."""
+    if "{" not in raw or re.search(r"['\"$`\\]", raw):
+        return [raw]
+    parts: list[Sequence[str]] = []  # literal text and choices, alternating
+    count = 1
+    place = 0
+    for match in _BRACE.finditer(raw):
+        choices = _choices(match)
+        count *= len(choices)
+        if count > MAX_BRACES:
+            return [raw]
+        parts += [[raw[place : match.start()]], choices]
+        place = match.end()
+    parts.append([raw[place:]])
+    return ["".join(combination) for combination in itertools.product(*parts)]
+
+
+def _choices(match: re.Match[str]) -> Sequence[str]:
+    if match["items"] is not None:
+        return match["items"].split(",")
+    first = int(match["first"])
+    last = int(match["last"])
+    step = 1 if last >= first else -1
+    numbers = range(first, last + step, step)
+    return ["", *[""] * MAX_BRACES] if len(numbers) > MAX_BRACES else [str(n) for n in numbers]
+
+
+class NotClosed(Exception):
+    """A quote or bracket without its end."""
+
+    def __init__(self, mark: str) -> None:
+        super().__init__(mark)
+        self.mark = mark
+
+
+def quote_end(
+    text: str,
+    mark: str,
+    place: int,
+) -> int:
+    """Return the offset behind the closing mark."""
+    while True:
+        end = text.find(mark, place)
+        if end < 0:
+            raise NotClosed(mark)
+        if mark == "'" or text[end - 1] != "\\":
+            return end + 1
+        place = end + 1
+
+
+def double_quote_end(text: str, place: int) -> int:
+    while place < len(text):
+        if text[place] == "\\":
+            place += 2
+        elif text[place] == '"':
+            return place + 1
+        elif text.startswith(("$(", "${"), place):
+            place = bracket_end(text, place + 1)
+        else:
+            place += 1
+    raise NotClosed('"')
+
+
+def bracket_end(text: str, place: int) -> int:
+    """Return the offset behind the bracket that closes the one here."""
+    opening = text[place]
+    closing = {"(": ")", "{": "}"}[opening]
+    depth = 0
+    while place < len(text):
+        char = text[place]
+        if char == "\\":
+            place += 1
+        elif char == "'" and opening == "(":
+            place = quote_end(text, "'", place + 1) - 1
+        elif char == '"' and opening == "(":
+            place = double_quote_end(text, place + 1) - 1
+        elif char == opening:
+            depth += 1
+        elif char == closing:
+            depth -= 1
+            if not depth:
+                return place + 1
+        place += 1
+    raise NotClosed(opening)

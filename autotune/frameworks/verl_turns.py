@@ -1,0 +1,61 @@
+"""Search-R1's settings in verl's terms: rows of several turns, of which answers and search results
+are the completion.
+
+Search-R1 and its many copies are verl of early 2025 with a loop of turns (`generation.py` there):
+
+    row   max_start_length, then turns of max_response_length + max_obs_length and a last answer,
+          cut at max_prompt_length
+    rows  rollout.n x rollout.n_agent for each prompt
+
+With a start of 2,048, answers and results of 500, two turns and a cut at 4,096 tokens a row has
+2,048 + min(4,096, 2 x (500 + 500) + 500) = 4,548 tokens.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.core.user_script import LaunchScript, StatedSetting
+
+PROMPT_COMPLETIONS = "actor_rollout_ref.rollout.n"
+AGENTS = "actor_rollout_ref.rollout.n_agent"
+STARTING = "data.max_start_length"
+RESULT = "data.max_obs_length"
+PROMPT = "data.max_prompt_length"
+ANSWER = "data.max_response_length"
+TURNS = "max_turns"
+
+
+def in_verl_terms(launch: LaunchScript) -> LaunchScript:
+    """Return the launch with the row and the completions of verl's own settings."""
+    stated = dict(launch.stated)
+    assumed = list(launch.assumed)
+    agents = stated.pop(AGENTS, None)
+    if agents is not None and _number(agents):
+        completions = _number(stated.get(PROMPT_COMPLETIONS)) or 1
+        completions *= _number(agents)
+        stated[PROMPT_COMPLETIONS] = _computed(agents, completions)
+        assumed.append(f"{completions} completions of each prompt ({AGENTS}, line {agents.line})")
+    start = stated.get(STARTING)
+    numbers = [_number(stated.get(name)) for name in (STARTING, RESULT, PROMPT, ANSWER, TURNS)]
+    if start is not None and all(numbers):
+        start_length, result, limit, answer, turns = numbers
+        completion = min(limit, turns * (answer + result) + answer)
+        stated[PROMPT] = _computed(start, start_length)
+        stated[ANSWER] = _computed(start, completion)
+        assumed.append(
+            f"rows of {TURNS}={turns} turns: {STARTING}={start_length}, then {completion} tokens of"
+            " answers and results"
+        )
+        del stated[STARTING], stated[RESULT]
+    return replace(launch, stated=stated, assumed=tuple(assumed))
+
+
+def _number(stated: StatedSetting | None) -> int:
+    """Return a whole number; 0: none is stated."""
+    text = "" if stated is None or stated.text is None else stated.text
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _computed(stated: StatedSetting, value: int) -> StatedSetting:
+    return StatedSetting(text=str(value), line=stated.line, span=None)

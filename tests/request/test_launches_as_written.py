@@ -1,0 +1,188 @@
+"""Launches as people write them: texts of shells, entry points of copies, other numbers of GPUs.
+
+Expected values are those that bash and the frameworks compute from the texts here, by hand.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from textwrap import dedent
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.core.shell_script import commands_of
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
+
+VERL = """
+    python3 -m {module} algorithm.adv_estimator=grpo data.train_batch_size={prompts} \\
+        data.max_prompt_length=1024 data.max_response_length=1024 \\
+        actor_rollout_ref.model.path=Qwen/Qwen2.5-7B-Instruct \\
+        actor_rollout_ref.actor.ppo_mini_batch_size={prompts} \\
+        actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2 \\
+        actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2 \\
+        actor_rollout_ref.rollout.n=4 trainer.n_gpus_per_node={gpus} trainer.nnodes=1 {more}
+"""
+
+
+def verl_launch(
+    *,
+    module: str = "verl.trainer.main_ppo",
+    prompts: int = 64,
+    gpus: int = 8,
+    more: str = "",
+) -> str:
+    return dedent(VERL.format(module=module, prompts=prompts, gpus=gpus, more=more))
+
+
+def predicted(
+    folder: Path,
+    text: str,
+    *,
+    gpus: str = "8xH100",
+    model: str | None = None,
+) -> ParsedRequest:
+    script = folder / "run.sh"
+    script.write_text(text)
+    return parse_request(
+        Flags(from_command=str(script), gpus=gpus, mode="predict", model=model),
+    )
+
+
+def words_of(text: str) -> list[list[str]]:
+    return [[word.text for word in command.words] for command in commands_of(text)]
+
+
+def test_the_text_of_another_shell_is_followed() -> None:
+    script = """
+        export CMD="train.py --model $MODEL"
+        srun --ntasks 1 bash -lc "echo start && accelerate launch \\
+            $CMD --steps 5"
+    """
+    environment = {"MODEL": "m"}
+    commands = commands_of(dedent(script), environment=environment)
+    texts = [word.text for word in commands[-1].words]
+    assert texts == ["accelerate", "launch", "train.py", "--model", "m", "--steps", "5"]
+    assert words_of("bash run.sh -c\n") == [["bash", "run.sh", "-c"]]
+
+
+@pytest.mark.parametrize("module", ["recipe.dapo.main_dapo", "my/train/main_mine.py"])
+def test_a_copied_entry_point_is_known_by_its_settings(module: str, tmp_path: Path) -> None:
+    request = predicted(tmp_path, verl_launch(module=module))
+    settings = candidate_of_job(request).settings
+    assert settings["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu"] == 2
+    assert any(f"{module} (line 2) trains as" in line for line in request.assumed)
+
+
+def test_a_training_under_an_unknown_condition_is_taken_as_run(tmp_path: Path) -> None:
+    text = f'if [ "$(hostname)" = head ]; then{verl_launch()}fi\n'
+    request = predicted(tmp_path, text)
+    assert any("line 2 runs" in line for line in request.assumed)
+
+
+def test_the_first_node_starts_the_training(tmp_path: Path) -> None:
+    text = f'if [ "$RANK" -eq 0 ]; then{verl_launch()}else\n  ray start\nfi\n'
+    request = predicted(tmp_path, text)
+    assert not any("runs:" in line for line in request.assumed)
+
+
+def test_a_script_for_fewer_gpus_is_predicted_on_its_own(tmp_path: Path) -> None:
+    """2 prompts x 4 completions are one for each of 8 GPUs, in which no micro-batch of 2 fits."""
+    request = predicted(tmp_path, verl_launch(prompts=2, gpus=4))
+    assert request.job.task.hardware.count == 4
+    assert "training on 4xH100 of the 8xH100, as the script says" in request.assumed
+    with pytest.raises(BadInput, match="--gpus 16xH100"):
+        predicted(tmp_path, verl_launch(prompts=2, gpus=16))
+
+
+def test_a_group_of_one_completion_is_trained_as_verl_does(tmp_path: Path) -> None:
+    """verl's GRPO takes the score itself where a prompt has one completion (`core_algos.py`)."""
+    text = verl_launch(more="actor_rollout_ref.rollout.n=1")
+    settings = candidate_of_job(predicted(tmp_path, text)).settings
+    assert settings["actor_rollout_ref.rollout.n"] == 1
+
+
+@pytest.mark.parametrize(("turns", "completion"), [(2, 2500), (9, 4096)])
+def test_rows_of_several_turns_have_all_of_them(
+    turns: int,
+    completion: int,
+    tmp_path: Path,
+) -> None:
+    """2 x (500 + 500) + 500 tokens after the start; nine turns are cut at max_prompt_length."""
+    more = (
+        "data.max_prompt_length=4096 data.max_response_length=500 data.max_start_length=2048"
+        f" data.max_obs_length=500 max_turns={turns} actor_rollout_ref.rollout.n=1"
+        " actor_rollout_ref.rollout.n_agent=5"
+    )
+    settings = candidate_of_job(predicted(tmp_path, verl_launch(more=more))).settings
+    if turns == 2:
+        completion = 2 * (500 + 500) + 500
+    lengths = (settings["data.max_prompt_length"], settings["data.max_response_length"])
+    assert lengths == (2048, completion)
+    assert settings["actor_rollout_ref.rollout.n"] == 5
+
+
+def test_of_two_equal_keys_the_last_counts_as_in_pyyaml(tmp_path: Path) -> None:
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 4\nmodel_revision: null\n"
+        "per_device_train_batch_size: 4\nnum_generations: 8\n"
+    )
+    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict"))
+    assert candidate_of_job(request).settings["num_generations"] == 8
+    assert any("line 5 counts" in line for line in request.assumed)
+
+
+def test_rows_beyond_the_positions_need_an_engine_to_be_refused(tmp_path: Path) -> None:
+    """Qwen2.5-Math-7B has 4,096 positions and rotary embeddings, which have no table of them."""
+    file = tmp_path / "sft.yaml"
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-Math-7B-Instruct\nmax_length: 32768\n"
+        "per_device_train_batch_size: 1\n"
+    )
+    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
+    assert candidate_of_job(request).settings["max_length"] == 32768
+
+
+def test_a_variable_without_a_value_is_known_inside_other_texts(tmp_path: Path) -> None:
+    """`--beta $BETA --lr 1` would give beta the next flag: the setting that lacks it is named."""
+    script = """
+        ARGS="--num_generations $GROUP --beta 0"
+        CMD="trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B $ARGS"
+        srun bash -c "$CMD"
+    """
+    words = commands_of(dedent(script))[-1].words
+    lacking = {word.text: word.missing for word in words if word.missing}
+    assert lacking == {"--num_generations": ("GROUP",)}
+    assert not any(word.unset for word in words)
+    with pytest.raises(BadInput, match=r"num_generations has no value. Not set: \$GROUP"):
+        predicted(tmp_path, dedent(script))
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown"),
+    [
+        ("swift sft --model Qwen/Qwen2.5-7B-Instruct --my_length 9 --packing true\n", "my_length"),
+        ("python -m playground.orz_7b_ppo pretrain=Qwen/Qwen2.5-7B my_length=9\n", "my_length"),
+        (verl_launch(more="actor_rollout_ref.rollout.my_length=9"), "my_length"),
+    ],
+)
+def test_a_setting_that_nobody_knows_is_said_at_the_top(
+    text: str,
+    unknown: str,
+    tmp_path: Path,
+) -> None:
+    request = predicted(tmp_path, text)
+    (line,) = [line for line in request.assumed if "not known for" in line]
+    assert unknown in line and "packing" not in line
+
+
+def test_a_model_that_is_not_read_is_said_at_the_top(tmp_path: Path) -> None:
+    text = verl_launch(more="+verifier.model.path=Qwen/Qwen2.5-7B +judge.model.path=null")
+    assumed = predicted(tmp_path, text).assumed
+    assert [line for line in assumed if "verifier.model.path" in line]
+    assert not [line for line in assumed if "judge.model.path" in line]
+    with pytest.raises(BadInput, match=r"distillation\.enabled=True of verl is not modelled"):
+        predicted(tmp_path, verl_launch(more="distillation.enabled=True"))
