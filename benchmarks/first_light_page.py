@@ -1,0 +1,328 @@
+"""Page of `make first-light`: every point as predicted, emulated and measured, side by side, and
+the constants of the catalogue that the measured results contradict.
+
+The three words are never mixed: a column holds one kind of figure, and a dash where there is none.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from first_light_constants import Comparison, compared
+from gpu_points import PREDICTED
+from gpu_record import FILE, read_lines
+
+from autotune.catalog import Gpu
+from autotune.core.units import GIB
+from autotune.machine.hardware_detection import gpu_named
+
+Line = Mapping[str, Any]
+BASES = ("emulated", "measured")
+ALLOCATED, DEVICE, KV = "torch allocated", "device", "KV cache"
+BARS = {ALLOCATED: 0.01, DEVICE: 0.03, KV: 0.005}
+"""Differences up to which a figure counts as predicted."""
+
+NOTHING_MEASURED = (
+    "Nothing was measured on this card. An emulated one makes its memory outside torch from these"
+    " constants, and has no speed: it cannot contradict them."
+)
+
+SEARCHED = (
+    "per_device_train_batch_size",
+    "gradient_checkpointing",
+    "use_vllm",
+    "vllm_gpu_memory_utilization",
+    "vllm_enable_sleep_mode",
+)
+
+
+@dataclass(kw_only=True)
+class Results:
+    """Everything that is known about one card."""
+
+    card: str
+    predicted: dict[str, Line] = field(default_factory=dict)
+    lines: dict[str, list[Line]] = field(default_factory=lambda: {basis: [] for basis in BASES})
+
+    def points(self, basis: str) -> dict[str, Line]:
+        """Return the points of one kind by key."""
+        return {line["key"]: line for line in self.lines[basis] if line["kind"] == "point"}
+
+    def latest(self, basis: str, kind: str) -> dict[str, Line]:
+        """Return the last line for each name."""
+        return {line["name"]: line for line in self.lines[basis] if line["kind"] == kind}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Difference:
+    """A predicted figure against an emulated or measured one."""
+
+    what: str
+    basis: str
+    point: str
+    share: float
+
+    @property
+    def is_large(self) -> bool:
+        return abs(self.share) > BARS[self.what]
+
+
+def write_page(folder: Path, beside: Iterable[Path] = ()) -> None:
+    results = read_results(folder, beside)
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "page.md").write_text(page(results))
+
+
+def read_results(folder: Path, beside: Iterable[Path] = ()) -> Results:
+    """Read the folder's results, and those of the same card in other folders."""
+    results = Results(card=folder.name)
+    for place in dict.fromkeys([*(path.resolve() for path in beside), folder.resolve()]):
+        if (place / PREDICTED).exists():
+            results.predicted.update(json.loads((place / PREDICTED).read_text()))
+        basis = None
+        for line in read_lines(place / FILE):
+            if line["kind"] == "start":
+                basis = line["basis"]
+                results.card = line["card"]
+            basis = line.get("basis", basis)
+            if basis is not None:
+                results.lines[basis].append(line)
+    return results
+
+
+def page(results: Results) -> str:
+    sections = [
+        [f"# First light: {results.card}", "", *_heads(results)],
+        ["## Points", "", *_points(results)],
+        ["## Differences", "", *_differences(results)],
+        ["## Searches", "", *_searches(results)],
+        ["## Constants of the catalogue", "", *_constants(results)],
+        ["## Steps", "", *_steps(results)],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _heads(results: Results) -> list[str]:
+    texts = []
+    for basis in BASES:
+        starts = [line for line in results.lines[basis] if line["kind"] == "start"]
+        if not starts:
+            texts.append(f"- {basis}: nothing yet")
+            continue
+        head, facts = starts[-1], starts[-1]["machine"]
+        versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
+        texts.append(
+            f"- {basis} on {facts['date']}: {head['driver_name']}, {head['memory_mib']} MiB, driver"
+            f" {head['driver_version']}; {head['minutes']:g} minutes, times scaled by"
+            f" {head['scale']:g}; host: {facts['cpu']}, {facts['cores']} cores; {versions}; commit"
+            f" {facts['commit']}"
+        )
+    return texts
+
+
+def _points(results: Results) -> list[str]:
+    names = ("outcome", "torch allocated, GiB", "device, GiB", "KV cache, tokens")
+    columns = ["setup", "point"]
+    for name in names:
+        columns += [f"{name}: predicted", "emulated", "measured"]
+    columns += ["tokens/s: predicted", "measured"]
+    rows = [_row(columns), _row(["---"] * len(columns))]
+    for key, point in _named_points(results).items():
+        rows.append(_row([*point, *_cells(key, results)]))
+    if len(rows) == 2:
+        return ["No point is known."]
+    return rows
+
+
+def _named_points(results: Results) -> dict[str, tuple[str, str]]:
+    """Return setup and point by key, in the order of the predictions."""
+    named: dict[str, tuple[str, str]] = {}
+    for lines in (results.predicted, *(results.points(basis) for basis in BASES)):
+        for key, line in lines.items():
+            named.setdefault(key, (line["setup"], line.get("point", "all")))
+    return named
+
+
+def _cells(key: str, results: Results) -> list[str]:
+    predicted = results.predicted.get(key, {})
+    emulated, measured = (results.points(basis).get(key, {}) for basis in BASES)
+    cells = [_verdict(predicted), emulated.get("outcome", "-"), measured.get("outcome", "-")]
+    for expected, figure in (
+        ("torch_peak_allocated_bytes", "torch_allocated_bytes"),
+        ("peak_memory_bytes", "peak_bytes"),
+    ):
+        cells += [
+            _interval(predicted.get(expected)),
+            _gib(emulated, figure),
+            _gib(measured, figure),
+        ]
+    for line in (predicted, emulated, measured):
+        cells.append(str(line.get("kv_cache_tokens") or "-"))
+    speed = predicted.get("tokens_per_second")
+    cells.append(f"{speed['value']:.0f}" if speed else "-")
+    cells.append(_rounded(measured.get("tokens_per_second")))
+    return cells
+
+
+def _verdict(predicted: Line) -> str:
+    if "why" in predicted:
+        return "not predicted"
+    if not predicted:
+        return "-"
+    return {True: "fits", False: "does not fit", None: "undecided"}[predicted["fits"]]
+
+
+def _interval(estimate: Mapping[str, float] | None) -> str:
+    if estimate is None:
+        return "-"
+    value, low, high = (estimate[name] / GIB for name in ("value", "low", "high"))
+    return f"{value:.2f} ({low:.2f} to {high:.2f})"
+
+
+def _gib(line: Line, name: str) -> str:
+    """Return a peak. That of a run that ended early says nothing about the whole step."""
+    value = line.get(name)
+    return f"{value / GIB:.2f}" if value and line["outcome"] == "ok" else "-"
+
+
+def _rounded(value: float | None) -> str:
+    return "-" if value is None else f"{value:.0f}"
+
+
+def differences(results: Results) -> list[Difference]:
+    """Return the differences of every point that ended well, of all kinds of figures."""
+    found = []
+    for basis in BASES:
+        for key, line in results.points(basis).items():
+            predicted = results.predicted.get(key, {})
+            if line["outcome"] != "ok" or "torch_peak_allocated_bytes" not in predicted:
+                continue
+            for what, share in _shares(line, predicted, basis):
+                point = f"{line['setup']}, {line.get('point')}"
+                found.append(Difference(what=what, basis=basis, point=point, share=share))
+    return found
+
+
+def _shares(line: Line, predicted: Line, basis: str) -> Iterable[tuple[str, float]]:
+    # An emulated engine has nothing outside torch, and a cache that is larger by as much.
+    added = predicted["engine_outside_torch_bytes"] if basis == "emulated" else 0
+    allocated = predicted["torch_peak_allocated_bytes"]["value"] + added
+    if line["torch_allocated_bytes"]:
+        yield ALLOCATED, allocated / line["torch_allocated_bytes"] - 1
+    if line["peak_bytes"]:
+        yield DEVICE, predicted["peak_memory_bytes"]["value"] / line["peak_bytes"] - 1
+    if line.get("kv_cache_tokens") and predicted.get("kv_cache_tokens"):
+        cache = predicted["kv_cache_bytes"]["value"]
+        tokens = predicted["kv_cache_tokens"] * (cache + added) / cache
+        yield KV, tokens / line["kv_cache_tokens"] - 1
+
+
+def _differences(results: Results) -> list[str]:
+    rows = [
+        _row(["figure", "against predicted", "points", "median", "largest", "bar", "beyond it"]),
+        _row(["---"] * 7),
+    ]
+    every = differences(results)
+    for what, bar in BARS.items():
+        for basis in BASES:
+            group = [item for item in every if item.what == what and item.basis == basis]
+            if group:
+                rows.append(_row([what, basis, *_summary(group, bar)]))
+    if len(rows) == 2:
+        return ["No point has both a prediction and a result."]
+    texts = [*rows, ""]
+    for item in every:
+        if item.is_large:
+            texts.append(f"- {item.basis}, {item.what}: {item.share:+.2%}: {item.point}")
+    for text in disagreements(results):
+        texts.append(f"- {text}")
+    return texts
+
+
+def _summary(group: Sequence[Difference], bar: float) -> list[str]:
+    shares = [abs(item.share) for item in group]
+    beyond = sum(item.is_large for item in group)
+    middle = statistics.median(shares)
+    return [str(len(group)), f"{middle:.2%}", f"{max(shares):.2%}", f"{bar:.1%}", str(beyond)]
+
+
+def disagreements(results: Results) -> list[str]:
+    """Return the points that were predicted to fit and did not, or the reverse."""
+    texts = []
+    for basis in BASES:
+        for key, line in results.points(basis).items():
+            fits = results.predicted.get(key, {}).get("fits")
+            was_run = line["outcome"] == "ok" or line["outcome"].startswith("oom_")
+            if fits is None or not was_run or fits == line["fits"]:
+                continue
+            texts.append(
+                f"{basis}, verdict: predicted that it {'fits' if fits else 'does not fit'}, and it"
+                f" ended with {line['outcome']}: {line['setup']}, {line.get('point')}"
+            )
+    return texts
+
+
+def _searches(results: Results) -> list[str]:
+    texts = []
+    for basis in BASES:
+        for name, line in results.latest(basis, "search").items():
+            texts.append(f"- {basis}, {name}: {_search(line['answer'])}")
+    return texts or ["No search has run."]
+
+
+def _search(answer: Line) -> str:
+    if "tried" in answer:
+        tried = ", ".join(f"{step['micro_batch']} {step['outcome']}" for step in answer["tried"])
+        speed = _rounded(answer["tokens_per_second"])
+        return f"micro-batches {tried}; {speed} tokens/s in {answer['device_seconds']:.0f} s"
+    recommendation = answer.get("recommendation")
+    if not recommendation:
+        return str(answer.get("status"))
+    knobs = recommendation["knobs"]
+    settings = ", ".join(f"{name}={knobs[name]}" for name in SEARCHED if name in knobs)
+    peak = (recommendation.get("peak_memory_bytes") or 0) / GIB
+    probes = (answer.get("counts") or {}).get("probed")
+    return f"{answer['status']}, {probes} probes; {settings}; peak {peak:.1f} GiB"
+
+
+def _constants(results: Results) -> list[str]:
+    gpu: Gpu | None = next(iter(_gpus(results.card)), None)
+    if not results.lines["measured"] or gpu is None:
+        return [NOTHING_MEASURED]
+    comparisons = compared(results.lines["measured"], results.predicted, gpu)
+    rows = [_row(["constant", "catalogue", "measured", ""]), _row(["---"] * 4)]
+    for comparison in sorted(comparisons, key=lambda item: not item.contradicted):
+        rows.append(_constant(comparison))
+    return rows
+
+
+def _gpus(name: str) -> Iterable[Gpu]:
+    from autotune.core.errors import AutotuneError
+
+    try:
+        yield gpu_named(name)
+    except AutotuneError:
+        return
+
+
+def _constant(item: Comparison) -> str:
+    catalogue = f"{item.value:g} ({item.low:g} to {item.high:g}) {item.unit}"
+    verdict = "**contradicted**" if item.contradicted else "inside"
+    return _row([f"`{item.name}`", catalogue, f"{item.measured:.4g}", verdict])
+
+
+def _steps(results: Results) -> list[str]:
+    rows = [_row(["step", "basis", "outcome", "seconds"]), _row(["---"] * 4)]
+    for basis in BASES:
+        for name, line in results.latest(basis, "step").items():
+            rows.append(_row([name, basis, line["outcome"], f"{line['seconds']:.0f}"]))
+    return rows
+
+
+def _row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |"

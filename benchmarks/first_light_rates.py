@@ -1,0 +1,261 @@
+"""Rates of a card: products, attention, memory, Adam, launches and the host link, for
+catalog/efficiency.yaml.
+
+python benchmarks/first_light_rates.py --out DIR      # appends facts to DIR/results.jsonl
+    python benchmarks/first_light_rates.py --cudnn --out DIR
+        attention of cuDNN, which emulated cards do not have
+
+On emulated cards the program runs to its end, and its rates, which mean nothing, are left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from first_light_card import Fact, add_fact
+from gpu_record import FILE, Record, basis_here
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, scaled_dot_product_attention
+
+from autotune.core.units import GIB, MIB
+
+BF16 = torch.bfloat16
+TIMED_SECONDS = 0.03
+REPETITIONS = 5
+MOST_CALLS = 50
+
+LAYERS = {  # inputs and outputs of linear layers
+    "square": (8192, 8192),
+    "7b query": (3584, 3584),
+    "7b key": (3584, 512),
+    "7b up": (3584, 18944),
+    "7b down": (18944, 3584),
+    "7b head": (3584, 152064),
+    "1.5b up": (1536, 8960),
+    "0.5b query": (896, 896),
+    "0.5b up": (896, 4864),
+    "adapter a": (3584, 16),
+    "adapter b": (16, 3584),
+}
+TOKENS = (1024, 4096, 16384)
+HEAD_TOKENS = (1024, 4096)
+
+BACKENDS = {
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+}
+ATTENTION_SHAPES = ((8, 1024), (4, 2048), (2, 4096))  # batch and length
+HEADS = ((28, 4, 128), (14, 2, 64))  # heads, groups of keys, width
+
+
+def seconds_of(call: Callable[[], object]) -> float:
+    """Return the median seconds of a call, by events of the card."""
+    call()
+    once = max(_by_events(call, 1), 1e-6)
+    calls = max(1, min(MOST_CALLS, int(TIMED_SECONDS / once)))
+    repetitions = 1 if basis_here() == "emulated" else REPETITIONS
+    times = sorted(_by_events(call, calls) for _ in range(repetitions))
+    return times[len(times) // 2] or 1e-9
+
+
+def _by_events(call: Callable[[], object], calls: int) -> float:
+    begin = torch.cuda.Event(enable_timing=True)
+    end = torch.cuda.Event(enable_timing=True)
+    begin.record()
+    for _ in range(calls):
+        call()
+    end.record()
+    torch.cuda.synchronize()
+    return float(begin.elapsed_time(end)) / 1e3 / calls
+
+
+def _random(*shape: int, grad: bool = False) -> torch.Tensor:
+    return torch.randn(*shape, device="cuda", dtype=BF16, requires_grad=grad)
+
+
+def product(tokens: int, inputs: int, outputs: int) -> Fact:
+    """Rates of a linear layer's three products."""
+    x, weight, gradient = (
+        _random(tokens, inputs),
+        _random(outputs, inputs),
+        _random(tokens, outputs),
+    )
+    seconds = {
+        "forward": seconds_of(lambda: x @ weight.T),
+        "input gradient": seconds_of(lambda: gradient @ weight),
+        "weight gradient": seconds_of(lambda: gradient.T @ x),
+    }
+    operations = 2 * tokens * inputs * outputs
+    tflops = {name: round(operations / took / 1e12, 1) for name, took in seconds.items()}
+    return {"tokens": tokens, "inputs": inputs, "outputs": outputs, "tflops": tflops}
+
+
+def memory_rates() -> Fact:
+    """GB/s of large copies and sums, reading and writing counted."""
+    first = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
+    second = torch.empty_like(first)
+    halves, other_halves = first.view(BF16).zero_(), second.view(BF16).zero_()
+    size = first.numel()
+    rates = {
+        "copy": 2 * size / seconds_of(lambda: second.copy_(first)),
+        "fill": size / seconds_of(second.zero_),
+        "add in place": 3 * size / seconds_of(lambda: halves.add_(other_halves)),
+        "sum": size / seconds_of(halves.sum),
+    }
+    return {name: round(rate / 1e9) for name, rate in rates.items()}
+
+
+def attention(
+    batch: int,
+    length: int,
+    heads: tuple[int, int, int],
+    backend: str,
+) -> Fact:
+    """Rates of causal attention, and the kernels of `default`. TFLOP/s count the visible half."""
+    count, groups, width = heads
+    query = _random(batch, count, length, width, grad=True)
+    key, value = (_random(batch, groups, length, width, grad=True) for _ in range(2))
+    if backend == "efficient":  # it takes no groups
+        key, value = (_random(batch, count, length, width, grad=True) for _ in range(2))
+
+    def forward() -> torch.Tensor:
+        return scaled_dot_product_attention(
+            query, key, value, is_causal=True, enable_gqa=backend != "efficient"
+        )
+
+    def both() -> object:
+        return torch.autograd.grad(forward(), (query, key, value), gradient)
+
+    chosen = sdpa_kernel([BACKENDS[backend]]) if backend in BACKENDS else contextlib.nullcontext()
+    with chosen:
+        before = torch.cuda.memory_allocated()
+        output = forward()
+        kept_bytes = torch.cuda.memory_allocated() - before
+        gradient = torch.randn_like(output)
+        forward_seconds, all_seconds = seconds_of(forward), seconds_of(both)
+        kernels = _kernels(both) if backend == "default" else None
+    operations = 2 * batch * count * length * length * width
+    backward_seconds = max(all_seconds - forward_seconds, 1e-9)
+    return {
+        "batch": batch,
+        "length": length,
+        "heads": heads,
+        "backend": backend,
+        "kernels": kernels,
+        "kept_bytes": kept_bytes,
+        "tflops_forward": round(operations / forward_seconds / 1e12, 1),
+        "tflops_backward": round(2.5 * operations / backward_seconds / 1e12, 1),
+    }
+
+
+def _kernels(call: Callable[[], object]) -> list[str]:
+    """Return the names of the kernels that a call runs: which attention torch chose."""
+    activities = [torch.profiler.ProfilerActivity.CUDA]
+    with torch.profiler.profile(activities=activities) as profile:
+        call()
+        torch.cuda.synchronize()
+    return sorted({event.key[:120] for event in profile.key_averages()})
+
+
+def adam(dtype: torch.dtype, **options: bool) -> Fact:
+    parameters = []
+    for _ in range(8):
+        parameter = torch.nn.Parameter(torch.zeros(3584, 18944, device="cuda", dtype=dtype))
+        parameter.grad = torch.zeros_like(parameter)
+        parameters.append(parameter)
+    optimizer = torch.optim.AdamW(parameters, **options)
+    took = seconds_of(optimizer.step)
+    moved = 7 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
+    return {"dtype": str(dtype), **options, "gb_per_second": round(moved / took / 1e9)}
+
+
+def launches() -> Fact:
+    """Microseconds per operation: of the host in eager mode, of the card in a captured graph."""
+    small = torch.ones(1024, device="cuda")
+    row, weight = _random(1, 896), _random(896, 896)
+    with torch.no_grad():
+        add_seconds = _queued(lambda: small.add_(1))
+        linear_seconds = _queued(lambda: linear(row, weight))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for _ in range(1000):
+            small.add_(1)
+    return {
+        "add": add_seconds * 1e6,
+        "linear": linear_seconds * 1e6,
+        "kernel in a graph": seconds_of(graph.replay) * 1e3,
+    }
+
+
+def _queued(call: Callable[[], object], calls: int = 2000) -> float:
+    for _ in range(100):
+        call()
+    torch.cuda.synchronize()
+    began = time.perf_counter()
+    for _ in range(calls):
+        call()
+    torch.cuda.synchronize()
+    return (time.perf_counter() - began) / calls
+
+
+def host_link() -> Fact:
+    """GB/s between the host's memory and the card."""
+    device = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
+    pinned = torch.empty(512 * MIB, dtype=torch.uint8, pin_memory=True)
+    rates = {
+        "pinned to device": seconds_of(lambda: device.copy_(pinned, non_blocking=True)),
+        "device to pinned": seconds_of(lambda: pinned.copy_(device, non_blocking=True)),
+    }
+    return {name: round(device.numel() / took / 1e9, 1) for name, took in rates.items()}
+
+
+def all_rates() -> list[tuple[str, Callable[[], Any]]]:
+    rates: list[tuple[str, Callable[[], Any]]] = []
+    for name, (inputs, outputs) in LAYERS.items():
+        for tokens in HEAD_TOKENS if name == "7b head" else TOKENS:
+            rates.append((f"product: {name}", partial(product, tokens, inputs, outputs)))
+    rates.append(("memory", memory_rates))
+    rates += _attentions("default", "flash", "efficient")
+    for dtype in (BF16, torch.float32):
+        rates.append(("adam", partial(adam, dtype, fused=True)))
+    return [*rates, ("launches", launches), ("host link", host_link)]
+
+
+def _attentions(*backends: str) -> list[tuple[str, Callable[[], Any]]]:
+    calls: list[tuple[str, Callable[[], Any]]] = []
+    for batch, length in ATTENTION_SHAPES:
+        for heads in HEADS:
+            for backend in backends:
+                calls.append(("attention", partial(attention, batch, length, heads, backend)))
+    return calls
+
+
+def _without_speed(rate: Callable[[], Any]) -> str:
+    rate()
+    return "ran; an emulated card has no speed"
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--cudnn", action="store_true")
+    arguments = parser.parse_args()
+    record = Record(arguments.out / FILE)
+    rates = _attentions("cudnn") if arguments.cudnn else all_rates()
+    if basis_here() == "emulated":
+        rates = [(name, partial(_without_speed, rate)) for name, rate in rates]
+    results = [add_fact(record, f"rate: {name}", rate) for name, rate in rates]
+    return int(not all(results))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
