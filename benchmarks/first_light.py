@@ -54,6 +54,9 @@ PACKAGES = (
 )
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SECONDS = 3
+ANSWER = ("status", "recommendation", "baseline", "counts", "probe_seconds")
+"""Fields of a search's document that are appended to the results; the others are in its folder."""
+
 KEPT_MIB = 4  # larger files of a search stay behind
 
 
@@ -119,7 +122,7 @@ class Ended:
     code: int | None  # None: its time was over
     seconds: float
     output: str
-    left_over: tuple[str, ...]  # command lines of processes that it left
+    orphans: tuple[str, ...]  # command lines of processes that it left
 
     @property
     def outcome(self) -> str:
@@ -148,7 +151,7 @@ class Program:
         self._restore()
         device = gpus_here()[0]
         self._record.append("start", **self._head())
-        self._say(f"{self._head()['basis']} on {device.name}, {self._minutes:.0f} minutes")
+        self._say(f"{basis_here()} on {device.name}, {self._minutes:.0f} minutes")
         failed = False
         for step in self._plan(device.memory_bytes / GIB):
             seconds = seconds_for(step, self._until - time.time(), self._arguments.scale)
@@ -170,7 +173,6 @@ class Program:
         device = gpus_here()[0]
         versions = {"python": ".".join(map(str, sys.version_info[:3])), **dict(_versions())}
         return {
-            "basis": basis_here(),
             "card": card_name(),
             "driver_name": device.name,
             "memory_mib": device.memory_bytes // MIB,
@@ -189,16 +191,16 @@ class Program:
         ended = _ended(command, seconds)
         answer = _answer(ended.output)
         if answer is not None:
-            self._record.append("search", basis=basis_here(), name=step.name, answer=answer)
+            self._record.append("search", name=step.name, answer=answer)
         self._copy_files(step)
-        details = {"code": ended.code, "left_over": ended.left_over, "tail": ended.output[-2000:]}
+        details = {"code": ended.code, "orphans": ended.orphans, "tail": ended.output[-2000:]}
         self._finished(step, ended.outcome, seconds=ended.seconds, **details)
         return ended.outcome
 
     def _finished(self, step: Step, outcome: str, seconds: float, **details: Any) -> None:
         at = time.strftime("%H:%M:%S")
         line = {"name": step.name, "outcome": outcome, "seconds": round(seconds, 1), "at": at}
-        self._record.append("step", basis=basis_here(), **line, **details)
+        self._record.append("step", **line, **details)
         self._say(f"{step.name}: {outcome} after {seconds:.0f} s")
         write_page(self._out, _beside(self._out))
         self._keep()
@@ -214,17 +216,17 @@ class Program:
 
     def _restore(self) -> None:
         """Go on from the second folder where the first one was emptied."""
-        kept = self._arguments.keep
-        if kept is not None and kept.is_dir() and not (self._out / FILE).exists():
-            shutil.copytree(kept, self._out, dirs_exist_ok=True)
+        second = self._arguments.keep
+        if second is not None and second.is_dir() and not (self._out / FILE).exists():
+            shutil.copytree(second, self._out, dirs_exist_ok=True)
 
     def _keep(self) -> None:
         if self._arguments.keep is not None:
             shutil.copytree(self._out, self._arguments.keep, dirs_exist_ok=True)
 
     def _say(self, text: str) -> None:
-        left = max(0, self._until - time.time())
-        print(f"===== {time.strftime('%H:%M:%S')}, {left:.0f} s left: {text}", flush=True)
+        remaining = max(0, self._until - time.time())
+        print(f"===== {time.strftime('%H:%M:%S')}, {remaining:.0f} s left: {text}", flush=True)
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -257,13 +259,13 @@ def _ended(command: list[str], seconds: float) -> Ended:
     except subprocess.TimeoutExpired:
         code = None
     took = time.monotonic() - began
-    left_over = _end_processes(before)
+    orphans = _end_processes(before)
     reader.join(ENDING_SECONDS)
     return Ended(
         code=code,
         seconds=took,
         output="".join(lines),
-        left_over=left_over,
+        orphans=orphans,
     )
 
 
@@ -281,7 +283,7 @@ def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
 
 def _end_processes(before: set[psutil.Process]) -> tuple[str, ...]:
     """End the processes that a step left, by their ids. Return their command lines."""
-    left_over = []
+    orphans = []
     texts = []
     for process in psutil.Process().children(recursive=True):
         if process in before:
@@ -291,8 +293,8 @@ def _end_processes(before: set[psutil.Process]) -> tuple[str, ...]:
             process.terminate()
         except psutil.Error:
             continue
-        left_over.append(process)
-    _, alive = psutil.wait_procs(left_over, timeout=ENDING_SECONDS)
+        orphans.append(process)
+    _, alive = psutil.wait_procs(orphans, timeout=ENDING_SECONDS)
     for process in alive:
         try:
             process.kill()
@@ -311,9 +313,7 @@ def _answer(output: str) -> dict[str, Any] | None:
         document = json.loads(match.group())
     except ValueError:
         return None
-    kept = ("status", "recommendation", "baseline", "counts", "probe_seconds", "notes", "summary")
-    answer = {name: document[name] for name in kept if name in document}
-    return answer | {"keys": sorted(document)}
+    return {name: document.get(name) for name in ANSWER}
 
 
 if __name__ == "__main__":

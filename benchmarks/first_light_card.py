@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from gpu_record import FILE, Record, basis_here
+from gpu_record import FILE, Record
 
 from autotune.core.units import MIB
 
@@ -209,14 +209,26 @@ def torch_facts() -> Fact:
 
 def tools() -> Fact:
     answers = {}
-    for name, words in TOOLS.items():
+    for name, command in TOOLS.items():
         try:
-            result = subprocess.run(words, capture_output=True, text=True, timeout=30, check=False)
+            result = subprocess.run(
+                command, capture_output=True, text=True, timeout=30, check=False
+            )
         except OSError as error:
             answers[name] = str(error)
         else:
             answers[name] = (result.stdout + result.stderr).strip()
     return answers
+
+
+def _outcome_of(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        timeout=30,
+        check=False,
+    )
 
 
 def add_fact(record: Record, name: str, facts: Callable[[], Any]) -> bool:
@@ -225,7 +237,7 @@ def add_fact(record: Record, name: str, facts: Callable[[], Any]) -> bool:
         value = facts()
     except Exception as error:  # the other facts are worth having
         value = {"error": f"{type(error).__name__}: {error}"[:600]}
-    record.append("fact", basis=basis_here(), name=name, value=value)
+    record.append("fact", name=name, value=value)
     print(json.dumps({name: value}, default=str)[:600], flush=True)
     return not (isinstance(value, dict) and "error" in value)
 

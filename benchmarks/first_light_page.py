@@ -18,6 +18,7 @@ from gpu_points import PREDICTED
 from gpu_record import FILE, read_lines
 
 from autotune.catalog import Gpu
+from autotune.core.errors import AutotuneError
 from autotune.core.units import GIB
 from autotune.machine.hardware_detection import gpu_named
 
@@ -62,36 +63,34 @@ class Results:
 class Difference:
     """A predicted figure against an emulated or measured one."""
 
-    what: str
+    figure: str
     basis: str
     point: str
     share: float
 
     @property
     def is_large(self) -> bool:
-        return abs(self.share) > BARS[self.what]
+        return abs(self.share) > BARS[self.figure]
 
 
-def write_page(folder: Path, beside: Iterable[Path] = ()) -> None:
-    results = read_results(folder, beside)
+def write_page(folder: Path, same_card: Iterable[Path] = ()) -> None:
+    results = read_results(folder, same_card)
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "page.md").write_text(page(results))
 
 
-def read_results(folder: Path, beside: Iterable[Path] = ()) -> Results:
+def read_results(folder: Path, same_card: Iterable[Path] = ()) -> Results:
     """Read the folder's results, and those of the same card in other folders."""
     results = Results(card=folder.name)
-    for place in dict.fromkeys([*(path.resolve() for path in beside), folder.resolve()]):
+    places = [path.resolve() for path in same_card]
+    if folder.resolve() not in places:
+        places.append(folder.resolve())
+    for place in places:
         if (place / PREDICTED).exists():
             results.predicted.update(json.loads((place / PREDICTED).read_text()))
-        basis = None
         for line in read_lines(place / FILE):
-            if line["kind"] == "start":
-                basis = line["basis"]
-                results.card = line["card"]
-            basis = line.get("basis", basis)
-            if basis is not None:
-                results.lines[basis].append(line)
+            results.lines[line["basis"]].append(line)
+            results.card = line.get("card", results.card)
     return results
 
 
@@ -126,47 +125,85 @@ def _heads(results: Results) -> list[str]:
 
 
 def _points(results: Results) -> list[str]:
-    names = ("outcome", "torch allocated, GiB", "device, GiB", "KV cache, tokens")
-    columns = ["setup", "point"]
-    for name in names:
-        columns += [f"{name}: predicted", "emulated", "measured"]
-    columns += ["tokens/s: predicted", "measured"]
-    rows = [_row(columns), _row(["---"] * len(columns))]
-    for key, point in _named_points(results).items():
-        rows.append(_row([*point, *_cells(key, results)]))
-    if len(rows) == 2:
-        return ["No point is known."]
-    return rows
+    """Return three tables; a point has the same number in each of them."""
+    outcomes = _table("point", "predicted", *BASES, "tokens/s: predicted", "measured")
+    peaks = _table("point", *_columns("torch allocated, GiB"), *_columns("device, GiB"))
+    engines = _table("point", "share: requested", *BASES, *_columns("KV cache, tokens"))
+    for number, (key, name) in enumerate(_point_names(results).items(), start=1):
+        point = Kinds.of(key, results)
+        outcomes.append(_row([f"{number}. {name}", *_outcomes(point)]))
+        peaks.append(_row([str(number), *_peaks(point)]))
+        if point.predicted.get("kv_cache_tokens"):
+            engines.append(_row([str(number), *_engine(point)]))
+    return [*outcomes, "", *peaks, "", *engines]
 
 
-def _named_points(results: Results) -> dict[str, tuple[str, str]]:
-    """Return setup and point by key, in the order of the predictions."""
-    named: dict[str, tuple[str, str]] = {}
-    for lines in (results.predicted, *(results.points(basis) for basis in BASES)):
+@dataclass(frozen=True, kw_only=True)
+class Kinds:
+    """One point's lines; an empty one where there is none."""
+
+    predicted: Line
+    emulated: Line
+    measured: Line
+
+    @classmethod
+    def of(cls, key: str, results: Results) -> Kinds:
+        return cls(
+            predicted=results.predicted.get(key, {}),
+            emulated=results.points("emulated").get(key, {}),
+            measured=results.points("measured").get(key, {}),
+        )
+
+
+def _table(*columns: str) -> list[str]:
+    return [_row(columns), _row(["---"] * len(columns))]
+
+
+def _columns(figure: str) -> list[str]:
+    return [f"{figure}: predicted", *BASES]
+
+
+def _point_names(results: Results) -> dict[str, str]:
+    """Return the names by key, in the order of the predictions."""
+    names: dict[str, str] = {}
+    for lines in (results.predicted, results.points("emulated"), results.points("measured")):
         for key, line in lines.items():
-            named.setdefault(key, (line["setup"], line.get("point", "all")))
-    return named
+            names.setdefault(key, f"{line['setup']}: {line.get('point', 'all')}")
+    return names
 
 
-def _cells(key: str, results: Results) -> list[str]:
-    predicted = results.predicted.get(key, {})
-    emulated, measured = (results.points(basis).get(key, {}) for basis in BASES)
-    cells = [_verdict(predicted), emulated.get("outcome", "-"), measured.get("outcome", "-")]
-    for expected, figure in (
-        ("torch_peak_allocated_bytes", "torch_allocated_bytes"),
-        ("peak_memory_bytes", "peak_bytes"),
-    ):
-        cells += [
-            _interval(predicted.get(expected)),
-            _gib(emulated, figure),
-            _gib(measured, figure),
-        ]
-    for line in (predicted, emulated, measured):
-        cells.append(str(line.get("kv_cache_tokens") or "-"))
-    speed = predicted.get("tokens_per_second")
-    cells.append(f"{speed['value']:.0f}" if speed else "-")
-    cells.append(_rounded(measured.get("tokens_per_second")))
-    return cells
+def _outcomes(point: Kinds) -> list[str]:
+    speed = point.predicted.get("tokens_per_second") or {}
+    return [
+        _verdict(point.predicted),
+        point.emulated.get("outcome", "-"),
+        point.measured.get("outcome", "-"),
+        _rounded(speed.get("value")),
+        _rounded(point.measured.get("tokens_per_second")),
+    ]
+
+
+def _peaks(point: Kinds) -> list[str]:
+    return [
+        _interval(point.predicted.get("torch_peak_allocated_bytes")),
+        _gib(point.emulated, "torch_allocated_bytes"),
+        _gib(point.measured, "torch_allocated_bytes"),
+        _interval(point.predicted.get("peak_memory_bytes")),
+        _gib(point.emulated, "peak_bytes"),
+        _gib(point.measured, "peak_bytes"),
+    ]
+
+
+def _engine(point: Kinds) -> list[str]:
+    """Return the share, which is one of the limit, and the cache."""
+    return [
+        str(point.predicted["engine_share"]),
+        str(point.emulated.get("engine_share") or "-"),
+        str(point.measured.get("engine_share") or "-"),
+        str(point.predicted["kv_cache_tokens"]),
+        str(point.emulated.get("kv_cache_tokens") or "-"),
+        str(point.measured.get("kv_cache_tokens") or "-"),
+    ]
 
 
 def _verdict(predicted: Line) -> str:
@@ -195,17 +232,24 @@ def _rounded(value: float | None) -> str:
 
 
 def differences(results: Results) -> list[Difference]:
-    """Return the differences of every point that ended well, of all kinds of figures."""
-    found = []
+    """Return the differences of every point that ended well."""
+    every = []
     for basis in BASES:
         for key, line in results.points(basis).items():
             predicted = results.predicted.get(key, {})
-            if line["outcome"] != "ok" or "torch_peak_allocated_bytes" not in predicted:
-                continue
-            for what, share in _shares(line, predicted, basis):
-                point = f"{line['setup']}, {line.get('point')}"
-                found.append(Difference(what=what, basis=basis, point=point, share=share))
-    return found
+            if line["outcome"] == "ok" and "torch_peak_allocated_bytes" in predicted:
+                every += _of_point(line, predicted, basis)
+    return every
+
+
+def _of_point(line: Line, predicted: Line, basis: str) -> Iterable[Difference]:
+    for figure, share in _shares(line, predicted, basis):
+        yield Difference(
+            figure=figure,
+            basis=basis,
+            point=f"{line['setup']}, {line.get('point')}",
+            share=share,
+        )
 
 
 def _shares(line: Line, predicted: Line, basis: str) -> Iterable[tuple[str, float]]:
@@ -223,22 +267,20 @@ def _shares(line: Line, predicted: Line, basis: str) -> Iterable[tuple[str, floa
 
 
 def _differences(results: Results) -> list[str]:
-    rows = [
-        _row(["figure", "against predicted", "points", "median", "largest", "bar", "beyond it"]),
-        _row(["---"] * 7),
-    ]
+    columns = ("figure", "against predicted", "points", "median", "largest", "bar", "beyond it")
+    rows = _table(*columns)
     every = differences(results)
-    for what, bar in BARS.items():
+    for figure, bar in BARS.items():
         for basis in BASES:
-            group = [item for item in every if item.what == what and item.basis == basis]
+            group = [item for item in every if item.figure == figure and item.basis == basis]
             if group:
-                rows.append(_row([what, basis, *_summary(group, bar)]))
+                rows.append(_row([figure, basis, *_summary(group, bar)]))
     if len(rows) == 2:
         return ["No point has both a prediction and a result."]
     texts = [*rows, ""]
     for item in every:
         if item.is_large:
-            texts.append(f"- {item.basis}, {item.what}: {item.share:+.2%}: {item.point}")
+            texts.append(f"- {item.basis}, {item.figure}: {item.share:+.2%}: {item.point}")
     for text in disagreements(results):
         texts.append(f"- {text}")
     return texts
@@ -291,23 +333,21 @@ def _search(answer: Line) -> str:
 
 
 def _constants(results: Results) -> list[str]:
-    gpu: Gpu | None = next(iter(_gpus(results.card)), None)
+    gpu = _catalogue_entry(results.card)
     if not results.lines["measured"] or gpu is None:
         return [NOTHING_MEASURED]
     comparisons = compared(results.lines["measured"], results.predicted, gpu)
-    rows = [_row(["constant", "catalogue", "measured", ""]), _row(["---"] * 4)]
-    for comparison in sorted(comparisons, key=lambda item: not item.contradicted):
+    rows = _table("constant", "catalogue", "measured", "")
+    for comparison in sorted(comparisons, key=lambda comparison: not comparison.contradicted):
         rows.append(_constant(comparison))
     return rows
 
 
-def _gpus(name: str) -> Iterable[Gpu]:
-    from autotune.core.errors import AutotuneError
-
+def _catalogue_entry(name: str) -> Gpu | None:
     try:
-        yield gpu_named(name)
+        return gpu_named(name)
     except AutotuneError:
-        return
+        return None
 
 
 def _constant(item: Comparison) -> str:
@@ -317,7 +357,7 @@ def _constant(item: Comparison) -> str:
 
 
 def _steps(results: Results) -> list[str]:
-    rows = [_row(["step", "basis", "outcome", "seconds"]), _row(["---"] * 4)]
+    rows = _table("step", "basis", "outcome", "seconds")
     for basis in BASES:
         for name, line in results.latest(basis, "step").items():
             rows.append(_row([name, basis, line["outcome"], f"{line['seconds']:.0f}"]))

@@ -14,7 +14,7 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ BF16 = torch.bfloat16
 TIMED_SECONDS = 0.03
 REPETITIONS = 5
 MOST_CALLS = 50
+
+Rate = tuple[str, Callable[[], Any]]
+"""Name, and the call that finds it."""
 
 LAYERS = {  # inputs and outputs of linear layers
     "square": (8192, 8192),
@@ -84,34 +87,40 @@ def _random(*shape: int, grad: bool = False) -> torch.Tensor:
 
 def product(tokens: int, inputs: int, outputs: int) -> Fact:
     """Rates of a linear layer's three products."""
-    x, weight, gradient = (
-        _random(tokens, inputs),
-        _random(outputs, inputs),
-        _random(tokens, outputs),
-    )
+    x = _random(tokens, inputs)
+    weight = _random(outputs, inputs)
+    gradient = _random(tokens, outputs)
     seconds = {
         "forward": seconds_of(lambda: x @ weight.T),
         "input gradient": seconds_of(lambda: gradient @ weight),
         "weight gradient": seconds_of(lambda: gradient.T @ x),
     }
     operations = 2 * tokens * inputs * outputs
-    tflops = {name: round(operations / took / 1e12, 1) for name, took in seconds.items()}
-    return {"tokens": tokens, "inputs": inputs, "outputs": outputs, "tflops": tflops}
+    return {
+        "tokens": tokens,
+        "inputs": inputs,
+        "outputs": outputs,
+        "tflops": _rates(operations / 1e12, seconds),
+    }
+
+
+def _rates(amount: float, seconds: Mapping[str, float]) -> dict[str, float]:
+    return {name: round(amount / took, 1) for name, took in seconds.items()}
 
 
 def memory_rates() -> Fact:
     """GB/s of large copies and sums, reading and writing counted."""
     first = torch.empty(2 * GIB, dtype=torch.uint8, device="cuda")
     second = torch.empty_like(first)
-    halves, other_halves = first.view(BF16).zero_(), second.view(BF16).zero_()
-    size = first.numel()
-    rates = {
-        "copy": 2 * size / seconds_of(lambda: second.copy_(first)),
-        "fill": size / seconds_of(second.zero_),
-        "add in place": 3 * size / seconds_of(lambda: halves.add_(other_halves)),
-        "sum": size / seconds_of(halves.sum),
+    halves = first.view(BF16).zero_()
+    other_halves = second.view(BF16).zero_()
+    seconds_per_pass = {
+        "copy": seconds_of(lambda: second.copy_(first)) / 2,
+        "fill": seconds_of(second.zero_),
+        "add in place": seconds_of(lambda: halves.add_(other_halves)) / 3,
+        "sum": seconds_of(halves.sum),
     }
-    return {name: round(rate / 1e9) for name, rate in rates.items()}
+    return _rates(first.numel() / 1e9, seconds_per_pass)
 
 
 def attention(
@@ -123,16 +132,21 @@ def attention(
     """Rates of causal attention, and the kernels of `default`. TFLOP/s count the visible half."""
     count, groups, width = heads
     query = _random(batch, count, length, width, grad=True)
-    key, value = (_random(batch, groups, length, width, grad=True) for _ in range(2))
-    if backend == "efficient":  # it takes no groups
-        key, value = (_random(batch, count, length, width, grad=True) for _ in range(2))
+    takes_groups = backend != "efficient"
+    key_heads = groups if takes_groups else count
+    key = _random(batch, key_heads, length, width, grad=True)
+    value = _random(batch, key_heads, length, width, grad=True)
 
     def forward() -> torch.Tensor:
         return scaled_dot_product_attention(
-            query, key, value, is_causal=True, enable_gqa=backend != "efficient"
+            query,
+            key,
+            value,
+            is_causal=True,
+            enable_gqa=takes_groups,
         )
 
-    def both() -> object:
+    def forward_and_backward() -> object:
         return torch.autograd.grad(forward(), (query, key, value), gradient)
 
     chosen = sdpa_kernel([BACKENDS[backend]]) if backend in BACKENDS else contextlib.nullcontext()
@@ -141,8 +155,9 @@ def attention(
         output = forward()
         kept_bytes = torch.cuda.memory_allocated() - before
         gradient = torch.randn_like(output)
-        forward_seconds, all_seconds = seconds_of(forward), seconds_of(both)
-        kernels = _kernels(both) if backend == "default" else None
+        forward_seconds = seconds_of(forward)
+        all_seconds = seconds_of(forward_and_backward)
+        kernels = _kernels(forward_and_backward) if backend == "default" else None
     operations = 2 * batch * count * length * length * width
     backward_seconds = max(all_seconds - forward_seconds, 1e-9)
     return {
@@ -174,8 +189,8 @@ def adam(dtype: torch.dtype, **options: bool) -> Fact:
         parameters.append(parameter)
     optimizer = torch.optim.AdamW(parameters, **options)
     took = seconds_of(optimizer.step)
-    moved = 7 * sum(parameter.numel() * parameter.element_size() for parameter in parameters)
-    return {"dtype": str(dtype), **options, "gb_per_second": round(moved / took / 1e9)}
+    moved_bytes = 7 * sum(parameter.nbytes for parameter in parameters)
+    return {"dtype": str(dtype), **options, "gb_per_second": round(moved_bytes / took / 1e9)}
 
 
 def launches() -> Fact:
@@ -211,15 +226,15 @@ def host_link() -> Fact:
     """GB/s between the host's memory and the card."""
     device = torch.empty(512 * MIB, dtype=torch.uint8, device="cuda")
     pinned = torch.empty(512 * MIB, dtype=torch.uint8, pin_memory=True)
-    rates = {
+    seconds = {
         "pinned to device": seconds_of(lambda: device.copy_(pinned, non_blocking=True)),
         "device to pinned": seconds_of(lambda: pinned.copy_(device, non_blocking=True)),
     }
-    return {name: round(device.numel() / took / 1e9, 1) for name, took in rates.items()}
+    return _rates(device.numel() / 1e9, seconds)
 
 
-def all_rates() -> list[tuple[str, Callable[[], Any]]]:
-    rates: list[tuple[str, Callable[[], Any]]] = []
+def all_rates() -> list[Rate]:
+    rates: list[Rate] = []
     for name, (inputs, outputs) in LAYERS.items():
         for tokens in HEAD_TOKENS if name == "7b head" else TOKENS:
             rates.append((f"product: {name}", partial(product, tokens, inputs, outputs)))
@@ -230,8 +245,8 @@ def all_rates() -> list[tuple[str, Callable[[], Any]]]:
     return [*rates, ("launches", launches), ("host link", host_link)]
 
 
-def _attentions(*backends: str) -> list[tuple[str, Callable[[], Any]]]:
-    calls: list[tuple[str, Callable[[], Any]]] = []
+def _attentions(*backends: str) -> list[Rate]:
+    calls: list[Rate] = []
     for batch, length in ATTENTION_SHAPES:
         for heads in HEADS:
             for backend in backends:

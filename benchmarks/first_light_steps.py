@@ -20,13 +20,13 @@ SEARCH_RESERVE_SECONDS = 20  # a search writes its files after its budget
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """A process with a time limit of its own. Its words may name {out}, {work}, {seconds} and
-    {budget}.
+    """A process with a time limit of its own. Its arguments may name {out}, {work},
+    {seconds} and {budget}.
     """
 
     name: str
     about: str
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     expected_seconds: float
     limit_seconds: float
     least_seconds: float  # with less left it is not started
@@ -47,25 +47,25 @@ class Step:
             "seconds": round(max(10, seconds - 2 * RESERVE_SECONDS)),
             "budget": f"{max(10, seconds - SEARCH_RESERVE_SECONDS * scale):.0f}s",
         }
-        return [python, *(word.format(**values) for word in self.words)]
+        return [python, *(argument.format(**values) for argument in self.arguments)]
 
 
-def _script(name: str, *words: str) -> tuple[str, ...]:
-    return (str(BENCHMARKS / name), *words, "--out", "{out}")
+def _script(name: str, *arguments: str) -> tuple[str, ...]:
+    return (str(BENCHMARKS / name), *arguments, "--out", "{out}")
 
 
 def _points(part: str) -> tuple[str, ...]:
     return _script("gpu_points.py", "measure", part, "--seconds", "{seconds}")
 
 
-def _pytest(*words: str) -> tuple[str, ...]:
-    return ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *words)
+def _pytest(*tests: str) -> tuple[str, ...]:
+    return ("-m", "pytest", "-q", "-m", "gpu", "-p", "no:cacheprovider", *tests)
 
 
-def _search(model: str, limit: str, *words: str) -> tuple[str, ...]:
+def _search(model: str, limit: str, *flags: str) -> tuple[str, ...]:
     typed = ("run", "--model", model, "--gpus", "local", "--tuning", "lora", "--mode", "probe")
     stated = ("--memory-limit", limit, "--budget", "{budget}", "--fresh", "--json")
-    return ("-m", "autotune", *typed, *stated, "--out", "{work}", *words)
+    return ("-m", "autotune", *typed, *stated, "--out", "{work}", *flags)
 
 
 SEARCH_LIMIT_GIB = 40
@@ -80,10 +80,10 @@ SMOKE_HOLDS = (
 
 
 def _held(*holds: str) -> tuple[str, ...]:
-    words: list[str] = []
+    flags: list[str] = []
     for hold in holds:
-        words += ["--hold", hold]
-    return tuple(words)
+        flags += ["--hold", hold]
+    return tuple(flags)
 
 
 def _search_steps(card_gib: float) -> tuple[Step, Step]:
@@ -95,7 +95,7 @@ def _search_steps(card_gib: float) -> tuple[Step, Step]:
         Step(
             name="smoke",
             about="autotune run: Qwen2.5-0.5B, LoRA, 16 GiB, at most two probes",
-            words=smoke + _held(*SMOKE_HOLDS),
+            arguments=smoke + _held(*SMOKE_HOLDS),
             expected_seconds=60,
             limit_seconds=80,
             least_seconds=40,
@@ -103,7 +103,7 @@ def _search_steps(card_gib: float) -> tuple[Step, Step]:
         Step(
             name="search",
             about=f"autotune run: Qwen2.5-7B, LoRA, at most {SEARCH_LIMIT_GIB} GiB",
-            words=search + _held(*SEARCH_HOLDS),
+            arguments=search + _held(*SEARCH_HOLDS),
             expected_seconds=165,
             limit_seconds=175,
             least_seconds=130,
@@ -119,7 +119,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="identity",
             about="memory outside torch, step by step; versions",
-            words=_script("first_light_card.py"),
+            arguments=_script("first_light_card.py"),
             expected_seconds=15,
             limit_seconds=60,
             least_seconds=15,
@@ -128,7 +128,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="sft",
             about="peaks of SFT: 15 points of four loads; some must run out of memory",
-            words=_points("sft"),
+            arguments=_points("sft"),
             expected_seconds=135,
             limit_seconds=150,
             least_seconds=40,
@@ -137,7 +137,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="rates",
             about="rates of products, attention, memory, Adam, launches and the host link",
-            words=_script("first_light_rates.py"),
+            arguments=_script("first_light_rates.py"),
             expected_seconds=40,
             limit_seconds=60,
             least_seconds=15,
@@ -146,7 +146,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="colocated",
             about="vLLM in the training process: asleep, under a limit, awake",
-            words=_points("colocated"),
+            arguments=_points("colocated"),
             expected_seconds=100,
             limit_seconds=170,
             least_seconds=60,
@@ -155,7 +155,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="shares",
             about="vLLM's share under limits of 16, 24 and 40 GiB and none",
-            words=_points("shares"),
+            arguments=_points("shares"),
             expected_seconds=140,
             limit_seconds=200,
             least_seconds=70,
@@ -163,7 +163,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="by hand",
             about="the same job as the search's, with the micro-batch doubled by hand",
-            words=_script("gpu_by_hand.py", "--seconds", "{seconds}"),
+            arguments=_script("gpu_by_hand.py", "--seconds", "{seconds}"),
             expected_seconds=150,
             limit_seconds=240,
             least_seconds=100,
@@ -171,7 +171,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="quantised",
             about="bitsandbytes 4-bit under 24 GiB",
-            words=_points("quantised"),
+            arguments=_points("quantised"),
             expected_seconds=120,
             limit_seconds=200,
             least_seconds=60,
@@ -179,7 +179,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="rollouts",
             about="GRPO with generation by transformers",
-            words=_points("rollouts"),
+            arguments=_points("rollouts"),
             expected_seconds=90,
             limit_seconds=150,
             least_seconds=40,
@@ -187,7 +187,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="ballast",
             about="tests of the memory limit",
-            words=_pytest("-x", "tests/probe/test_on_gpus.py"),
+            arguments=_pytest("-x", "tests/probe/test_on_gpus.py"),
             expected_seconds=40,
             limit_seconds=60,
             least_seconds=45,
@@ -195,7 +195,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="tests",
             about="tests of each CUDA path",
-            words=_pytest("tests/gpu/test_probes.py", "tests/gpu/test_limits.py"),
+            arguments=_pytest("tests/gpu/test_probes.py", "tests/gpu/test_limits.py"),
             expected_seconds=240,
             limit_seconds=400,
             least_seconds=60,
@@ -203,7 +203,7 @@ def steps(card_gib: float) -> tuple[Step, ...]:
         Step(
             name="cudnn",
             about="attention of cuDNN",
-            words=_script("first_light_rates.py", "--cudnn"),
+            arguments=_script("first_light_rates.py", "--cudnn"),
             expected_seconds=10,
             limit_seconds=30,
             least_seconds=10,
@@ -229,8 +229,8 @@ def plan(
     return tuple(planned)
 
 
-def seconds_for(step: Step, left: float, scale: float = 1) -> float | None:
+def seconds_for(step: Step, remaining: float, scale: float = 1) -> float | None:
     """Return the seconds that a step gets of those that are left; None if they are too few."""
-    if left < step.least_seconds * scale:
+    if remaining < step.least_seconds * scale:
         return None
-    return min(step.limit_seconds * scale, left - RESERVE_SECONDS)
+    return min(step.limit_seconds * scale, remaining - RESERVE_SECONDS)

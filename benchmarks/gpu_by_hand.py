@@ -16,7 +16,7 @@ from typing import Any
 
 from first_light_steps import SEARCH_GLOBAL_BATCH, SEARCH_HOLDS, SEARCH_LIMIT_GIB
 from gpu_points import Box, job_of, measure
-from gpu_record import FILE, Line, Record, basis_here
+from gpu_record import FILE, Line, Record
 from gpu_setups import Setup
 
 from autotune.core.measurement import Measurement
@@ -102,7 +102,7 @@ def main() -> int:
     answer = by_hand(job_of(JOB, "local"), Box(arguments.seconds / 60))
     print(answer, flush=True)
     record = Record(arguments.out / FILE)
-    record.append("search", basis=basis_here(), name="by hand", answer=answer)
+    record.append("search", name="by hand", answer=answer)
     return 0 if answer["tried"] else 1
 
 

@@ -246,6 +246,7 @@ def _predicted(ladder: Ladder) -> dict[str, Line]:
             line["why"] = ladder.refusal(candidate) or "its step could not be followed"
         else:
             line.update(predicted_figures(prediction))
+            line["engine_share"] = candidate.knobs.get("vllm_gpu_memory_utilization")
         lines[key_of(setup, candidate)] = line
     return lines
 

@@ -1,8 +1,8 @@
 """Results of `make first-light`: one file of JSON lines, to which each result is appended at once.
 
-A line has a `kind`: `start` (machine, versions, date), `step`, `fact`, `point`, `search`. Of two
-lines with the same name the later one counts. A program that was ended loses one line at most, and
-the next one goes on from the file.
+A line has a `kind`, `start` (machine, versions, date), `step`, `fact`, `point` or `search`, and a
+`basis`, measured or emulated. Of two lines with the same name the later one counts. A program that
+was ended loses one line at most, and the next one goes on from the file.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Record:
 
     def append(self, kind: str, **values: Any) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"kind": kind, **values}, default=str) + "\n"
+        line = json.dumps({"kind": kind, "basis": basis_here(), **values}, default=str) + "\n"
         with self._path.open("a+b") as stream:
             stream.seek(0, os.SEEK_END)
             if stream.tell() and not self._ends_with_newline():
@@ -76,7 +76,7 @@ class Record:
 
     def add(self, row: Line, versions: Mapping[str, str] | None = None) -> None:
         """Append a point."""
-        self.append("point", basis=basis_here(), **row, versions=dict(versions or {}))
+        self.append("point", **row, versions=dict(versions or {}))
 
     def find(self, name: str, value: Any) -> None:
         """Append a result that is no point."""

@@ -45,11 +45,11 @@ class Setup:
     @property
     def name(self) -> str:
         limit = "whole card" if self.limit_gib is None else f"{self.limit_gib} GiB"
-        words = [self.method, self.model.rsplit("/", 1)[-1], self.tuning, limit]
+        parts = [self.method, self.model.rsplit("/", 1)[-1], self.tuning, limit]
         for hold in self.holds:
             if hold.startswith(("use_vllm=true", "vllm_gpu", "vllm_enable")):
-                words.append(hold)
-        return " ".join(words)
+                parts.append(hold)
+        return " ".join(parts)
 
 
 Shape = tuple[int, bool]

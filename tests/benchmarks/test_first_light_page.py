@@ -77,17 +77,26 @@ def results_of(prediction: Line, *points: Line) -> Results:
 
 
 def cells(text: str) -> dict[str, str]:
-    """Return the cells of the only point, by column; columns of one figure follow one another."""
-    lines = [line for line in text.splitlines() if line.startswith("|")]
-    columns = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    values = [cell.strip() for cell in lines[2].strip("|").split("|")]
-    named = {}
-    figure = ""
-    for column, value in zip(columns, values, strict=True):
+    """Return the cells of the only point, of all tables; columns of one figure follow each other."""
+    values: dict[str, str] = {}
+    columns: list[str] = []
+    for line in text.split("## Differences")[0].splitlines():
+        row = [cell.strip() for cell in line.strip("|").split("|")]
+        if row[0] == "point":
+            columns = _full_names(row)
+        elif row[0].startswith("1"):
+            values.update(zip(columns, row, strict=True))
+    return values
+
+
+def _full_names(columns: list[str]) -> list[str]:
+    names = []
+    figure = "outcome"
+    for column in columns:
         if ":" in column:
             figure, column = column.split(": ")
-        named[f"{figure} {column}".strip()] = value
-    return named
+        names.append(f"{figure} {column}")
+    return names
 
 
 def test_each_kind_of_figure_has_its_own_column() -> None:
