@@ -19,6 +19,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -148,6 +149,7 @@ class Program:
         """Run the steps that are left. Return 1 if one of them failed."""
         # Orphans of a step become children of this process, which ends them.
         ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
         self._restore()
         device = gpus_here()[0]
         self._record.append("start", **self._head())
@@ -253,13 +255,14 @@ def _ended(command: list[str], seconds: float) -> Ended:
     lines: list[str] = []
     reader = threading.Thread(target=_show, args=(process, lines), daemon=True)
     reader.start()
-    code: int | None
+    code: int | None = None
     try:
         code = process.wait(seconds)
     except subprocess.TimeoutExpired:
-        code = None
-    took = time.monotonic() - began
-    orphans = _end_processes(before)
+        pass
+    finally:  # the program itself may be ended, too
+        took = time.monotonic() - began
+        orphans = _end_processes(before)
     reader.join(ENDING_SECONDS)
     return Ended(
         code=code,

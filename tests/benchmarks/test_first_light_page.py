@@ -77,7 +77,7 @@ def results_of(prediction: Line, *points: Line) -> Results:
 
 
 def cells(text: str) -> dict[str, str]:
-    """Return the cells of the only point, of all tables; columns of one figure follow each other."""
+    """Return the cells of the only point, from all tables."""
     values: dict[str, str] = {}
     columns: list[str] = []
     for line in text.split("## Differences")[0].splitlines():
