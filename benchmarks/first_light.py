@@ -25,6 +25,7 @@ import sys
 import tempfile
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
@@ -64,7 +65,7 @@ KEPT_MIB = 4  # larger files of a search stay behind
 def main() -> int:
     arguments = _arguments()
     if arguments.page:
-        write_page(arguments.page, _beside(arguments.page))
+        write_page(arguments.page, _same_card(arguments.page))
         return 0
     if arguments.predict:
         return _predict(arguments.predict, arguments.out)
@@ -105,7 +106,7 @@ def card_name() -> str:
     return gpus_here()[0].name.removeprefix("NVIDIA ").strip().replace(" ", "-")
 
 
-def _beside(out: Path) -> list[Path]:
+def _same_card(out: Path) -> list[Path]:
     """Return the folders of the same card's other results: predictions, and emulated figures."""
     return [RESULTS / "first-light" / out.name, RESULTS / "first-light-emulated" / out.name]
 
@@ -204,8 +205,14 @@ class Program:
         line = {"name": step.name, "outcome": outcome, "seconds": round(seconds, 1), "at": at}
         self._record.append("step", **line, **details)
         self._say(f"{step.name}: {outcome} after {seconds:.0f} s")
-        write_page(self._out, _beside(self._out))
+        self._write_page()
         self._keep()
+
+    def _write_page(self) -> None:
+        try:
+            write_page(self._out, _same_card(self._out))
+        except Exception:  # a page can be written later; the card's time is short
+            traceback.print_exc()
 
     def _copy_files(self, step: Step) -> None:
         """Copy the small files of a search next to the results."""

@@ -33,13 +33,13 @@ H100_GIB, A100_GIB = 79.2, 39.5
 
 def started(minutes: float, scale: float = 1) -> list[str]:
     """Return the steps that a program starts if each takes the time that is expected of it."""
-    left = 60 * minutes * scale
+    remaining = 60 * minutes * scale
     names = []
     for step in plan(minutes, H100_GIB):
-        seconds = seconds_for(step, left, scale)
+        seconds = seconds_for(step, remaining, scale)
         if seconds is not None:
             names.append(step.name)
-            left -= min(seconds, step.expected_seconds * scale)
+            remaining -= min(seconds, step.expected_seconds * scale)
     return names
 
 
@@ -57,10 +57,10 @@ def test_a_scaled_program_starts_the_same_steps() -> None:
 
 
 def test_a_step_never_gets_more_than_what_is_left() -> None:
-    for left in (3, 20, 100, 300, 1000):
+    for remaining in (3, 20, 100, 300, 1000):
         for step in plan(9, H100_GIB):
-            seconds = seconds_for(step, left)
-            assert seconds is None or seconds < left
+            seconds = seconds_for(step, remaining)
+            assert seconds is None or seconds < remaining
 
 
 def test_a_search_ends_within_its_step() -> None:

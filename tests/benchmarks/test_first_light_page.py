@@ -13,7 +13,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 
-from first_light_constants import compared, facts_of
+from first_light_constants import Comparison, compared, facts_of
 from first_light_page import (
     ALLOCATED,
     DEVICE,
@@ -134,9 +134,12 @@ def test_the_peak_of_a_run_out_of_memory_is_no_figure() -> None:
 def test_differences_and_their_bars() -> None:
     """10.2 of 10 is 2 % against a bar of 1 %, and 12.24 of 12 is 2 % against a bar of 3 %."""
     results = results_of(predicted(10.2 * GIB, 12.24 * GIB), point("measured", 10 * GIB, 12 * GIB))
-    by_name = {item.what: item for item in differences(results)}
-    assert by_name[ALLOCATED].share == pytest.approx(0.02) and by_name[ALLOCATED].is_large
-    assert by_name[DEVICE].share == pytest.approx(0.02) and not by_name[DEVICE].is_large
+    allocated, device = differences(results)
+    assert (allocated.figure, device.figure) == (ALLOCATED, DEVICE)
+    assert allocated.share == pytest.approx(0.02)
+    assert allocated.is_large
+    assert device.share == pytest.approx(0.02)
+    assert not device.is_large
     assert "+2.00%: sft 7B, micro-batch 1" in page(results)
 
 
@@ -152,8 +155,11 @@ def test_an_emulated_cache_takes_what_a_real_engine_has_outside_torch() -> None:
     emulated = results_of(prediction, point("emulated", 21 * GIB, 22 * GIB, kv_cache_tokens=1100))
     measured = results_of(prediction, point("measured", 20 * GIB, 22 * GIB, kv_cache_tokens=1000))
     for results in (emulated, measured):
-        shares = {item.what: item.share for item in differences(results)}
-        assert shares == pytest.approx({ALLOCATED: 0, DEVICE: 0, KV: 0})
+        figures = []
+        for difference in differences(results):
+            figures.append(difference.figure)
+            assert difference.share == pytest.approx(0)
+        assert figures == [ALLOCATED, DEVICE, KV]
 
 
 def start(basis: str) -> Line:
@@ -200,6 +206,18 @@ def fact(name: str, value: Any) -> Line:
     return {"kind": "fact", "basis": "measured", "name": name, "value": value}
 
 
+def constants(
+    lines: list[Line],
+    card: str = "H100",
+    predictions: dict[str, Line] | None = None,
+) -> dict[str, Comparison]:
+    """Return the compared constants by name."""
+    comparisons = {}
+    for comparison in compared(lines, predictions or {}, gpu_named(card)):
+        comparisons[comparison.name] = comparison
+    return comparisons
+
+
 def outside_torch(context: float, everything: float, workspace_mib: float) -> Line:
     steps = [
         {"step": "nothing"},
@@ -217,7 +235,7 @@ def test_constants_of_memory_outside_torch() -> None:
         fact("driver memory", {"total": 81_559 * MIB}),
         fact("torch", {"free_and_total": [0, 81_059 * MIB]}),
     ]
-    by_name = {item.name: item for item in compared(lines, {}, gpu_named("H100"))}
+    by_name = constants(lines)
     assert by_name["context_mib_per_multiprocessor"].measured == pytest.approx(4)
     assert by_name["context_mib_per_multiprocessor"].contradicted
     assert by_name["kernels_mib"].measured == pytest.approx(200)
@@ -229,7 +247,7 @@ def test_constants_of_memory_outside_torch() -> None:
 
 def test_an_older_card_has_the_smaller_workspace() -> None:
     lines = [outside_torch(context=330, everything=500, workspace_mib=32)]
-    by_name = {item.name: item for item in compared(lines, {}, gpu_named("A100-40G"))}
+    by_name = constants(lines, "A100-40G")
     assert by_name["cublas_workspace_mib"].contradicted  # 32 MiB in place of 8.125
 
 
@@ -255,7 +273,7 @@ def test_constants_of_rates() -> None:
         attention("default", 1024, 1),
         attention("flash", 4096, 1),
     ]
-    by_name = {item.name: item for item in compared(lines, {}, gpu_named("H100"))}
+    by_name = constants(lines)
     assert by_name["best_matmul_share"].measured == pytest.approx(0.8, rel=0.001)
     assert by_name["matmul_share"].measured == pytest.approx(0.9, rel=0.001)
     assert by_name["memory_share"].measured == pytest.approx(0.9)
@@ -272,7 +290,7 @@ def test_constants_of_loads_and_of_traces() -> None:
         point("measured", GIB, GIB, key="k3", load_seconds=65, knobs={"use_vllm": True}),
     ]
     predictions = {"k1": predicted(10.1 * GIB, GIB), "k2": predicted(9.98 * GIB, GIB)}
-    by_name = {item.name: item for item in compared(lines, predictions, gpu_named("H100"))}
+    by_name = constants(lines, predictions=predictions)
     assert by_name["worker_start_seconds"].measured == 25
     assert by_name["engine_start_seconds"].measured == 40
     assert by_name["trace_error_percent"].measured == pytest.approx(1.0)

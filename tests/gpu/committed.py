@@ -15,15 +15,18 @@ def complaints(lines: Sequence[Line]) -> list[str]:
     point for each step that ended well.
     """
     texts = []
-    starts = [line for line in lines if line["kind"] == "start"]
-    if not starts or not starts[0]["machine"].get("date"):
+    starts = 0
+    has_points_step = False
+    for line in lines:
+        if line["basis"] != "measured":
+            texts.append(f"a line is {line['basis']}, not measured")
+        if line["kind"] == "start" and line["machine"].get("date"):
+            starts += 1
+        if line["kind"] == "step" and line["outcome"] == "ok":
+            has_points_step |= line["name"] in STEPS_WITH_POINTS
+    if not starts:
         texts.append("no machine and no date")
-    wrong = [line for line in lines if line.get("basis", "measured") != "measured"]
-    if wrong:
-        texts.append(f"{len(wrong)} lines are not measured")
-    points = measured_points(lines)
-    ended_well = {line["name"] for line in lines if line["kind"] == "step" and is_ok(line)}
-    if ended_well & set(STEPS_WITH_POINTS) and not points:
+    if has_points_step and not measured_points(lines):
         texts.append("a step of points ended well, and there is no point")
     return texts
 
@@ -35,7 +38,3 @@ def measured_points(lines: Iterable[Line]) -> dict[str, Line]:
         if line["kind"] == "point" and line["outcome"] not in NOT_RUN:
             points[line["key"]] = line
     return points
-
-
-def is_ok(line: Line) -> bool:
-    return bool(line["outcome"] == "ok")

@@ -13,7 +13,13 @@ from tests.gpu.committed import complaints
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "benchmarks"))
 
-from first_light_page import ALLOCATED, DEVICE, differences, disagreements, read_results  # noqa: E402
+from first_light_page import (  # noqa: E402
+    ALLOCATED,
+    DEVICE,
+    differences,
+    disagreements,
+    read_results,
+)
 from gpu_record import FILE, read_lines  # noqa: E402
 
 pytestmark = pytest.mark.gpu
@@ -28,11 +34,11 @@ def folder(request: pytest.FixtureRequest) -> Path:
     return path
 
 
-def median_difference(folder: Path, what: str) -> float:
+def median_difference(folder: Path, figure: str) -> float:
     """Return the median of the relative distances of the points that ended well."""
     shares = []
     for difference in differences(read_results(folder)):
-        if difference.what == what and difference.basis == "measured":
+        if difference.figure == figure and difference.basis == "measured":
             shares.append(abs(difference.share))
     if not shares:
         pytest.skip("no point that ended well has both figures")
