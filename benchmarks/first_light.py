@@ -17,6 +17,7 @@ import argparse
 import ctypes
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -79,23 +80,22 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--minutes", type=float, default=9)
-    parser.add_argument(
-        "--seconds", type=float, help="the same in seconds, from --began of the command on"
-    )
-    parser.add_argument("--began", type=float, default=time.time(), metavar="EPOCH")
-    parser.add_argument(
-        "--scale", type=float, default=1, help="multiplies all times: for emulated cards"
-    )
-    parser.add_argument("--only", type=lambda text: text.split(","), default=[], help="these steps")
-    parser.add_argument("--again", action="store_true", help="repeat steps that ended well")
-    parser.add_argument("--out", type=Path, help="folder of the results")
-    parser.add_argument("--keep", type=Path, help="a second folder with the results, to go on from")
-    parser.add_argument(
-        "--predict", metavar="GPU", help="predict all points for this card, and end"
-    )
-    parser.add_argument("--page", type=Path, metavar="DIR", help="write the page again, and end")
+    add = parser.add_argument
+    add("--minutes", type=float, default=9)
+    add("--seconds", type=float, help="in place of --minutes: from --began on")
+    add("--began", type=float, default=time.time(), metavar="EPOCH")
+    add("--scale", type=float, default=1, help="multiplies all times: for emulated cards")
+    add("--only", type=_names, default=[], metavar="STEPS", help="these steps: sft,search")
+    add("--again", action="store_true", help="repeat steps that ended well")
+    add("--out", type=Path, help="folder of the results")
+    add("--keep", type=Path, help="a second folder with the results, to go on from")
+    add("--predict", metavar="GPU", help="predict all points, and end")
+    add("--page", type=Path, metavar="DIR", help="write the page again, and end")
     return parser.parse_args()
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
 
 
 def card_name() -> str:
@@ -103,7 +103,8 @@ def card_name() -> str:
     gpu = gpu_of(hardware("local"))
     if gpu is not None:
         return gpu.name
-    return gpus_here()[0].name.removeprefix("NVIDIA ").strip().replace(" ", "-")
+    driver_name = gpus_here()[0].name
+    return driver_name.removeprefix("NVIDIA ").strip().replace(" ", "-")
 
 
 def _same_card(out: Path) -> list[Path]:
@@ -113,8 +114,9 @@ def _same_card(out: Path) -> list[Path]:
 
 def _predict(gpu: str, out: Path | None) -> int:
     folder = out or RESULTS / "first-light" / gpu
-    points = [sys.executable, str(Path(__file__).with_name("gpu_points.py")), "predict", *PARTS]
-    return subprocess.call([*points, "--gpus", gpu, "--out", str(folder)])
+    program = Path(__file__).with_name("gpu_points.py")
+    command = [sys.executable, str(program), "predict", *PARTS]
+    return subprocess.call([*command, "--gpus", gpu, "--out", str(folder)])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,22 +144,24 @@ class Program:
         self._minutes = seconds / 60
         self._until = arguments.began + seconds * arguments.scale
         folder = "first-light-emulated" if basis_here() == "emulated" else "first-light"
-        self._out: Path = (arguments.out or RESULTS / folder / card_name()).resolve()
+        out: Path = arguments.out or RESULTS / folder / card_name()
+        self._out = out.resolve()
         self._work = Path(tempfile.gettempdir()) / "first-light-work"
         self._record = Record(self._out / FILE)
 
     def run(self) -> int:
         """Run the steps that are left. Return 1 if one of them failed."""
         # Orphans of a step become children of this process, which ends them.
-        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+        ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+        signal.signal(signal.SIGTERM, _exit)
         self._restore()
         device = gpus_here()[0]
         self._record.append("start", **self._head())
         self._say(f"{basis_here()} on {device.name}, {self._minutes:.0f} minutes")
         failed = False
         for step in self._plan(device.memory_bytes / GIB):
-            seconds = seconds_for(step, self._until - time.time(), self._arguments.scale)
+            remaining = self._until - time.time()
+            seconds = seconds_for(step, remaining, self._arguments.scale)
             if seconds is None:
                 self._finished(step, "no time", seconds=0)
             else:
@@ -174,7 +178,8 @@ class Program:
 
     def _head(self) -> dict[str, Any]:
         device = gpus_here()[0]
-        versions = {"python": ".".join(map(str, sys.version_info[:3])), **dict(_versions())}
+        versions = {"python": platform.python_version()}
+        versions.update(_versions())
         return {
             "card": card_name(),
             "driver_name": device.name,
@@ -196,14 +201,25 @@ class Program:
         if answer is not None:
             self._record.append("search", name=step.name, answer=answer)
         self._copy_files(step)
-        details = {"code": ended.code, "orphans": ended.orphans, "tail": ended.output[-2000:]}
-        self._finished(step, ended.outcome, seconds=ended.seconds, **details)
+        self._finished(
+            step,
+            ended.outcome,
+            seconds=ended.seconds,
+            code=ended.code,
+            orphans=ended.orphans,
+            tail=ended.output[-2000:],
+        )
         return ended.outcome
 
     def _finished(self, step: Step, outcome: str, seconds: float, **details: Any) -> None:
-        at = time.strftime("%H:%M:%S")
-        line = {"name": step.name, "outcome": outcome, "seconds": round(seconds, 1), "at": at}
-        self._record.append("step", **line, **details)
+        self._record.append(
+            "step",
+            name=step.name,
+            outcome=outcome,
+            seconds=round(seconds, 1),
+            at=time.strftime("%H:%M:%S"),
+            **details,
+        )
         self._say(f"{step.name}: {outcome} after {seconds:.0f} s")
         self._write_page()
         self._keep()
@@ -226,7 +242,9 @@ class Program:
     def _restore(self) -> None:
         """Go on from the second folder where the first one was emptied."""
         second = self._arguments.keep
-        if second is not None and second.is_dir() and not (self._out / FILE).exists():
+        if second is None or not second.is_dir():
+            return
+        if not (self._out / FILE).exists():
             shutil.copytree(second, self._out, dirs_exist_ok=True)
 
     def _keep(self) -> None:
@@ -236,6 +254,10 @@ class Program:
     def _say(self, text: str) -> None:
         remaining = max(0, self._until - time.time())
         print(f"===== {time.strftime('%H:%M:%S')}, {remaining:.0f} s left: {text}", flush=True)
+
+
+def _exit(number: int, frame: object) -> None:
+    sys.exit(128 + number)
 
 
 def _versions() -> Iterator[tuple[str, str]]:
@@ -260,7 +282,11 @@ def _ended(command: list[str], seconds: float) -> Ended:
         start_new_session=True,
     )
     lines: list[str] = []
-    reader = threading.Thread(target=_show, args=(process, lines), daemon=True)
+    reader = threading.Thread(
+        target=_show,
+        args=(process, lines),
+        daemon=True,
+    )
     reader.start()
     code: int | None = None
     try:

@@ -212,7 +212,11 @@ def tools() -> Fact:
     for name, command in TOOLS.items():
         try:
             result = subprocess.run(
-                command, capture_output=True, text=True, timeout=30, check=False
+                command,
+                capture_output=True,
+                text=True,
+                timeout=30,
+                check=False,
             )
         except OSError as error:
             answers[name] = str(error)
@@ -231,7 +235,11 @@ def _outcome_of(command: tuple[str, ...]) -> subprocess.CompletedProcess[str]:
     )
 
 
-def add_fact(record: Record, name: str, facts: Callable[[], Any]) -> bool:
+def add_fact(
+    record: Record,
+    name: str,
+    facts: Callable[[], Any],
+) -> bool:
     """Append a fact, or the error in its place. Return False for an error."""
     try:
         value = facts()

@@ -20,6 +20,8 @@ Facts = Mapping[str, Sequence[Any]]
 """Values of each fact, in the order of the file."""
 
 FIRST_HOPPER = 9  # compute capability from which cuBLAS's workspace is larger
+WIDE_LAYERS = ("7b up", "7b down", "7b query")
+FEW_TOKENS = 1024  # products of so few rows are not those of training
 LONG_ROWS = 2048  # attention at shorter rows is not what the constant is about
 
 
@@ -93,24 +95,29 @@ def memory_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
     """Return the constants of memory outside torch, from the steps of one process."""
     values: dict[str, float] = {}
     for steps in facts.get("outside torch", [])[-1:]:
-        outside = {step["step"]: step.get("outside_torch_mib") for step in steps}
-        context = outside.get("initialised")
+        by_name = {step["step"]: step for step in steps}
+        context = _figure(by_name, "initialised", "outside_torch_mib")
         if context is not None and gpu.multiprocessors:
             values["context_mib_per_multiprocessor"] = context / gpu.multiprocessors
-        last = outside.get("sort and multinomial")
+        last = _figure(by_name, "sort and multinomial", "outside_torch_mib")
         if context is not None and last is not None:
             values["kernels_mib"] = last - context
-        workspaces = {step["step"]: step.get("workspace") for step in steps}
-        workspace = workspaces.get("first bf16 product")
+        workspace = _figure(by_name, "first bf16 product", "workspace")
         if workspace is not None:
             is_new = float(gpu.compute_capability or 0) >= FIRST_HOPPER
             suffix = "_from_hopper_on" if is_new else ""
             values[f"cublas_workspace_mib{suffix}"] = workspace / MIB
-    for driver in facts.get("driver memory", [])[-1:]:
-        for torch in facts.get("torch", [])[-1:]:
-            reserve = driver["total"] - torch["free_and_total"][1]
-            values["driver_reserve_mib"] = reserve / MIB
+    driver = facts.get("driver memory", ())
+    torch = facts.get("torch", ())
+    if driver and torch:
+        offered = torch[-1]["free_and_total"][1]
+        values["driver_reserve_mib"] = (driver[-1]["total"] - offered) / MIB
     return values
+
+
+def _figure(steps: Mapping[str, Line], step: str, name: str) -> float | None:
+    figure: float | None = steps.get(step, {}).get(name)
+    return figure
 
 
 def rate_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
@@ -146,7 +153,7 @@ def _product_rates(facts: Facts) -> tuple[float, list[float]]:
         for row in rows:
             rates = list(row["tflops"].values())
             best = max(best, *rates)
-            if name.endswith(("7b up", "7b down", "7b query")) and row["tokens"] > 1024:
+            if name.endswith(WIDE_LAYERS) and row["tokens"] > FEW_TOKENS:
                 training += rates
     return best, training
 
@@ -175,5 +182,6 @@ def error_values(lines: Iterable[Line], predictions: Mapping[str, Line]) -> dict
         prediction = predictions.get(line.get("key", ""), {})
         predicted = prediction.get("torch_peak_allocated_bytes")
         if line["kind"] == "point" and line["outcome"] == "ok" and predicted:
-            errors.append(100 * (predicted["value"] / line["torch_allocated_bytes"] - 1))
+            share = predicted["value"] / line["torch_allocated_bytes"]
+            errors.append(100 * (share - 1))
     return {"trace_error_percent": max(errors, key=abs)} if errors else {}

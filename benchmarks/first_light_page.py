@@ -16,6 +16,7 @@ from typing import Any
 from first_light_constants import Comparison, compared
 from gpu_points import PREDICTED
 from gpu_record import FILE, read_lines
+from machine import versions_text
 
 from autotune.catalog import Gpu
 from autotune.core.errors import AutotuneError
@@ -28,6 +29,7 @@ ALLOCATED, DEVICE, KV = "torch allocated", "device", "KV cache"
 BARS = {ALLOCATED: 0.01, DEVICE: 0.03, KV: 0.005}
 """Differences up to which a figure counts as predicted."""
 
+VERDICTS = {True: "fits", False: "does not fit", None: "undecided"}
 NOTHING_MEASURED = (
     "Nothing was measured on this card. An emulated one makes its memory outside torch from these"
     " constants, and has no speed: it cannot contradict them."
@@ -48,15 +50,26 @@ class Results:
 
     card: str
     predicted: dict[str, Line] = field(default_factory=dict)
-    lines: dict[str, list[Line]] = field(default_factory=lambda: {basis: [] for basis in BASES})
+    emulated: list[Line] = field(default_factory=list)
+    measured: list[Line] = field(default_factory=list)
+
+    def lines(self, basis: str) -> list[Line]:
+        return self.emulated if basis == "emulated" else self.measured
 
     def points(self, basis: str) -> dict[str, Line]:
         """Return the points of one kind by key."""
-        return {line["key"]: line for line in self.lines[basis] if line["kind"] == "point"}
+        return self._latest(basis, "point", "key")
 
     def latest(self, basis: str, kind: str) -> dict[str, Line]:
         """Return the last line for each name."""
-        return {line["name"]: line for line in self.lines[basis] if line["kind"] == kind}
+        return self._latest(basis, kind, "name")
+
+    def _latest(self, basis: str, kind: str, field_name: str) -> dict[str, Line]:
+        lines = {}
+        for line in self.lines(basis):
+            if line["kind"] == kind:
+                lines[line[field_name]] = line
+        return lines
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,9 +100,10 @@ def read_results(folder: Path, same_card: Iterable[Path] = ()) -> Results:
         places.append(folder.resolve())
     for place in places:
         if (place / PREDICTED).exists():
-            results.predicted.update(json.loads((place / PREDICTED).read_text()))
+            text = (place / PREDICTED).read_text()
+            results.predicted.update(json.loads(text))
         for line in read_lines(place / FILE):
-            results.lines[line["basis"]].append(line)
+            results.lines(line["basis"]).append(line)
             results.card = line.get("card", results.card)
     return results
 
@@ -103,25 +117,31 @@ def page(results: Results) -> str:
         ["## Constants of the catalogue", "", *_constants(results)],
         ["## Steps", "", *_steps(results)],
     ]
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+    lines = []
+    for section in sections:
+        lines += [*section, ""]
+    return "\n".join(lines)
 
 
 def _heads(results: Results) -> list[str]:
     texts = []
     for basis in BASES:
-        starts = [line for line in results.lines[basis] if line["kind"] == "start"]
-        if not starts:
-            texts.append(f"- {basis}: nothing yet")
-            continue
-        head, facts = starts[-1], starts[-1]["machine"]
-        versions = ", ".join(f"{name} {text}" for name, text in facts["versions"].items())
-        texts.append(
-            f"- {basis} on {facts['date']}: {head['driver_name']}, {head['memory_mib']} MiB, driver"
-            f" {head['driver_version']}; {head['minutes']:g} minutes, times scaled by"
-            f" {head['scale']:g}; host: {facts['cpu']}, {facts['cores']} cores; {versions}; commit"
-            f" {facts['commit']}"
-        )
+        head = None
+        for line in results.lines(basis):
+            if line["kind"] == "start":
+                head = line
+        texts.append(f"- {basis}: nothing yet" if head is None else _head(head))
     return texts
+
+
+def _head(line: Line) -> str:
+    facts = line["machine"]
+    return (
+        f"- {line['basis']} on {facts['date']}: {line['driver_name']}, {line['memory_mib']} MiB,"
+        f" driver {line['driver_version']}; {line['minutes']:g} minutes, times scaled by"
+        f" {line['scale']:g}; host: {facts['cpu']}, {facts['cores']} cores;"
+        f" {versions_text(facts['versions'])}; commit {facts['commit']}"
+    )
 
 
 def _points(results: Results) -> list[str]:
@@ -129,7 +149,9 @@ def _points(results: Results) -> list[str]:
     outcomes = _table("point", "predicted", *BASES, "tokens/s: predicted", "measured")
     peaks = _table("point", *_columns("torch allocated, GiB"), *_columns("device, GiB"))
     engines = _table("point", "share: requested", *BASES, *_columns("KV cache, tokens"))
-    for number, (key, name) in enumerate(_point_names(results).items(), start=1):
+    names = _point_names(results)
+    for number, key in enumerate(names, start=1):
+        name = names[key]
         point = Kinds.of(key, results)
         outcomes.append(_row([f"{number}. {name}", *_outcomes(point)]))
         peaks.append(_row([str(number), *_peaks(point)]))
@@ -156,7 +178,8 @@ class Kinds:
 
 
 def _table(*columns: str) -> list[str]:
-    return [_row(columns), _row(["---"] * len(columns))]
+    rule = ["---"] * len(columns)
+    return [_row(columns), _row(rule)]
 
 
 def _columns(figure: str) -> list[str]:
@@ -166,7 +189,10 @@ def _columns(figure: str) -> list[str]:
 def _point_names(results: Results) -> dict[str, str]:
     """Return the names by key, in the order of the predictions."""
     names: dict[str, str] = {}
-    for lines in (results.predicted, results.points("emulated"), results.points("measured")):
+    sources = [results.predicted]
+    for basis in BASES:
+        sources.append(results.points(basis))
+    for lines in sources:
         for key, line in lines.items():
             names.setdefault(key, f"{line['setup']}: {line.get('point', 'all')}")
     return names
@@ -211,13 +237,15 @@ def _verdict(predicted: Line) -> str:
         return "not predicted"
     if not predicted:
         return "-"
-    return {True: "fits", False: "does not fit", None: "undecided"}[predicted["fits"]]
+    return VERDICTS[predicted["fits"]]
 
 
 def _interval(estimate: Mapping[str, float] | None) -> str:
     if estimate is None:
         return "-"
-    value, low, high = (estimate[name] / GIB for name in ("value", "low", "high"))
+    value = estimate["value"] / GIB
+    low = estimate["low"] / GIB
+    high = estimate["high"] / GIB
     return f"{value:.2f} ({low:.2f} to {high:.2f})"
 
 
@@ -233,7 +261,7 @@ def _rounded(value: float | None) -> str:
 
 def differences(results: Results) -> list[Difference]:
     """Return the differences of every point that ended well."""
-    every = []
+    every: list[Difference] = []
     for basis in BASES:
         for key, line in results.points(basis).items():
             predicted = results.predicted.get(key, {})
@@ -242,7 +270,11 @@ def differences(results: Results) -> list[Difference]:
     return every
 
 
-def _of_point(line: Line, predicted: Line, basis: str) -> Iterable[Difference]:
+def _of_point(
+    line: Line,
+    predicted: Line,
+    basis: str,
+) -> Iterable[Difference]:
     for figure, share in _shares(line, predicted, basis):
         yield Difference(
             figure=figure,
@@ -252,7 +284,11 @@ def _of_point(line: Line, predicted: Line, basis: str) -> Iterable[Difference]:
         )
 
 
-def _shares(line: Line, predicted: Line, basis: str) -> Iterable[tuple[str, float]]:
+def _shares(
+    line: Line,
+    predicted: Line,
+    basis: str,
+) -> Iterable[tuple[str, float]]:
     # An emulated engine has nothing outside torch, and a cache that is larger by as much.
     added = predicted["engine_outside_torch_bytes"] if basis == "emulated" else 0
     allocated = predicted["torch_peak_allocated_bytes"]["value"] + added
@@ -272,9 +308,13 @@ def _differences(results: Results) -> list[str]:
     every = differences(results)
     for figure, bar in BARS.items():
         for basis in BASES:
-            group = [item for item in every if item.figure == figure and item.basis == basis]
+            group = []
+            for difference in every:
+                if (difference.figure, difference.basis) == (figure, basis):
+                    group.append(difference)
             if group:
-                rows.append(_row([figure, basis, *_summary(group, bar)]))
+                summary = _summary(group, bar)
+                rows.append(_row([figure, basis, *summary]))
     if len(rows) == 2:
         return ["No point has both a prediction and a result."]
     texts = [*rows, ""]
@@ -287,10 +327,18 @@ def _differences(results: Results) -> list[str]:
 
 
 def _summary(group: Sequence[Difference], bar: float) -> list[str]:
-    shares = [abs(item.share) for item in group]
-    beyond = sum(item.is_large for item in group)
-    middle = statistics.median(shares)
-    return [str(len(group)), f"{middle:.2%}", f"{max(shares):.2%}", f"{bar:.1%}", str(beyond)]
+    shares = []
+    beyond = 0
+    for difference in group:
+        shares.append(abs(difference.share))
+        beyond += difference.is_large
+    return [
+        str(len(group)),
+        f"{statistics.median(shares):.2%}",
+        f"{max(shares):.2%}",
+        f"{bar:.1%}",
+        str(beyond),
+    ]
 
 
 def disagreements(results: Results) -> list[str]:
@@ -334,9 +382,9 @@ def _search(answer: Line) -> str:
 
 def _constants(results: Results) -> list[str]:
     gpu = _catalogue_entry(results.card)
-    if not results.lines["measured"] or gpu is None:
+    if not results.measured or gpu is None:
         return [NOTHING_MEASURED]
-    comparisons = compared(results.lines["measured"], results.predicted, gpu)
+    comparisons = compared(results.measured, results.predicted, gpu)
     rows = _table("constant", "catalogue", "measured", "")
     for comparison in sorted(comparisons, key=lambda comparison: not comparison.contradicted):
         rows.append(_constant(comparison))
@@ -360,7 +408,8 @@ def _steps(results: Results) -> list[str]:
     rows = _table("step", "basis", "outcome", "seconds")
     for basis in BASES:
         for name, line in results.latest(basis, "step").items():
-            rows.append(_row([name, basis, line["outcome"], f"{line['seconds']:.0f}"]))
+            seconds = _rounded(line["seconds"])
+            rows.append(_row([name, basis, line["outcome"], seconds]))
     return rows
 
 

@@ -229,7 +229,11 @@ def plan(
     return tuple(planned)
 
 
-def seconds_for(step: Step, remaining: float, scale: float = 1) -> float | None:
+def seconds_for(
+    step: Step,
+    remaining: float,
+    scale: float = 1,
+) -> float | None:
     """Return the seconds that a step gets of those that are left; None if they are too few."""
     if remaining < step.least_seconds * scale:
         return None

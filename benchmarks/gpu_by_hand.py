@@ -67,7 +67,11 @@ def by_hand(request: ParsedRequest, box: Box) -> Line:
     }
 
 
-def _longer(executor: Executor, best: Candidate, box: Box) -> Measurement | None:
+def _longer(
+    executor: Executor,
+    best: Candidate,
+    box: Box,
+) -> Measurement | None:
     return measure(executor, best, box, LONG_PROBE) if box.left > 0 else None
 
 

@@ -99,10 +99,15 @@ class Ladder:
         return self.request.trainer.why_illegal(candidate, self.request.job.task)
 
 
-def job_of(setup: Setup, gpus: str, mode: str = "probe") -> ParsedRequest:
+def job_of(
+    setup: Setup,
+    gpus: str,
+    mode: str = "probe",
+) -> ParsedRequest:
     """Return the setup as a request of `autotune run`. A limit above the card is none."""
     limit = None
-    if setup.limit_gib is not None and setup.limit_gib * GIB < hardware(gpus).memory_bytes:
+    card_bytes = hardware(gpus).memory_bytes
+    if setup.limit_gib is not None and setup.limit_gib * GIB < card_bytes:
         limit = f"{setup.limit_gib}G"
     flags = Flags(
         model=setup.model,
@@ -118,13 +123,25 @@ def job_of(setup: Setup, gpus: str, mode: str = "probe") -> ParsedRequest:
     return parse_request(flags)
 
 
-def ladder_of(setup: Setup, gpus: str, mode: str = "probe") -> Ladder:
+def ladder_of(
+    setup: Setup,
+    gpus: str,
+    mode: str = "probe",
+) -> Ladder:
     plan = EMULATED_POINT if basis_here() == "emulated" else POINT
-    return Ladder(setup=setup, request=job_of(setup, gpus, mode), plan=plan)
+    return Ladder(
+        setup=setup,
+        request=job_of(setup, gpus, mode),
+        plan=plan,
+    )
 
 
 def key_of(setup: Setup, candidate: Candidate) -> str:
     return fingerprint({"setup": setup.name, "candidate": candidate.id})
+
+
+def _setup_key(setup: Setup) -> str:
+    return fingerprint({"setup": setup.name})
 
 
 def measure_setups(
@@ -144,13 +161,17 @@ def measure_setups(
             complete &= _climb(ladder_of(setup, gpus), record, box)
         except AutotuneError as error:
             print(f"{setup.name}: {error}", flush=True)
-            record.add(unstarted_row(fingerprint({"setup": setup.name}), setup.name, str(error)))
+            record.add(unstarted_row(_setup_key(setup), setup.name, str(error)))
             complete = False
         print(f"{setup.name}: {time.monotonic() - began:.0f} s with loading", flush=True)
     return complete
 
 
-def _climb(ladder: Ladder, record: Record, box: Box) -> bool:
+def _climb(
+    ladder: Ladder,
+    record: Record,
+    box: Box,
+) -> bool:
     """Measure from the safe end. An out-of-memory error ends its choice of checkpointing."""
     exhausted = set()
     request = ladder.request
@@ -167,7 +188,11 @@ def _climb(ladder: Ladder, record: Record, box: Box) -> bool:
     return True
 
 
-def _row(ladder: Ladder, point: Point, record: Record) -> Line | None:
+def _row(
+    ladder: Ladder,
+    point: Point,
+    record: Record,
+) -> Line | None:
     return record.row(key_of(ladder.setup, ladder.candidate(point)))
 
 
@@ -186,7 +211,9 @@ def _point(
         row = refused_row(key, setup.name, candidate, reason)
         record.add({**row, "point": point.name})
         return row
-    measurement = measure(executor, candidate, box, ladder.plan) if box.left > 2 else None
+    if box.left <= 2:
+        return None
+    measurement = measure(executor, candidate, box, ladder.plan)
     if measurement is None:
         return None
     row = measured_row(key, setup.name, candidate, measurement)
@@ -202,12 +229,12 @@ def measure(
     plan: ProbePlan = POINT,
 ) -> Measurement | None:
     """Measure one probe; None where the time limit, not the candidate, ended it."""
-    bound = replace(plan, deadline_seconds=max(1.0, min(plan.deadline_seconds, box.left)))
+    seconds = max(1.0, min(plan.deadline_seconds, box.left))
+    bound = replace(plan, deadline_seconds=seconds)
     measurement = executor.open(candidate).measure(candidate, bound)
-    ended_by_the_box = (
-        measurement.outcome == "timeout" and bound.deadline_seconds < plan.deadline_seconds
-    )
-    return None if ended_by_the_box else measurement
+    if measurement.outcome == "timeout" and seconds < plan.deadline_seconds:
+        return None
+    return measurement
 
 
 def _figures(row: Line) -> str:
@@ -219,16 +246,22 @@ def _figures(row: Line) -> str:
     return f"{row['outcome']}, {figures}, {row['seconds']:.0f} s"
 
 
-def predict_setups(setups: Sequence[Setup], gpus: str, path: Path) -> None:
+def predict_setups(
+    setups: Sequence[Setup],
+    gpus: str,
+    path: Path,
+) -> None:
     """Write the predicted figures of all points by key; where there are none, the reason."""
-    lines: dict[str, Line] = json.loads(path.read_text()) if path.exists() else {}
+    lines: dict[str, Line] = {}
+    if path.exists():
+        lines.update(json.loads(path.read_text()))
     path.parent.mkdir(parents=True, exist_ok=True)
     for setup in setups:
         try:
             lines.update(_predicted(ladder_of(setup, gpus, mode="predict")))
             print(f"{setup.name}: predicted", flush=True)
         except AutotuneError as error:
-            lines[fingerprint({"setup": setup.name})] = {"setup": setup.name, "why": str(error)}
+            lines[_setup_key(setup)] = {"setup": setup.name, "why": str(error)}
             print(f"{setup.name}: {error}", flush=True)
         path.write_text(json.dumps(lines, indent=1) + "\n")
 
@@ -236,7 +269,10 @@ def predict_setups(setups: Sequence[Setup], gpus: str, path: Path) -> None:
 def _predicted(ladder: Ladder) -> dict[str, Line]:
     setup, request = ladder.setup, ladder.request
     candidates = {point: ladder.candidate(point) for point in setup.points}
-    legal = [candidate for candidate in candidates.values() if ladder.refusal(candidate) is None]
+    legal = []
+    for candidate in candidates.values():
+        if ladder.refusal(candidate) is None:
+            legal.append(candidate)
     predictions = predict_candidates(request.job, request.trainer, legal)
     lines: dict[str, Line] = {}
     for point, candidate in candidates.items():
@@ -262,12 +298,15 @@ def synthetic_model(folder: Path) -> str:
 
 def main() -> int:
     arguments = _arguments()
-    record, box = Record(arguments.out / FILE), Box(arguments.seconds / 60)
+    record = Record(arguments.out / FILE)
+    box = Box(arguments.seconds / 60)
     if arguments.what == "tiny":
         with tempfile.TemporaryDirectory(prefix="first-light-") as folder:
-            setups = tiny(synthetic_model(Path(folder)))
-            return 0 if measure_setups(setups, "cpu", record, box) else 1
-    setups = tuple(setup for part in arguments.parts for setup in PARTS[part])
+            tiny_setups = tiny(synthetic_model(Path(folder)))
+            return 0 if measure_setups(tiny_setups, "cpu", record, box) else 1
+    setups: list[Setup] = []
+    for part in arguments.parts:
+        setups += PARTS[part]
     if arguments.what == "measure":
         return 0 if measure_setups(setups, arguments.gpus, record, box) else 1
     predict_setups(setups, arguments.gpus, arguments.out / PREDICTED)

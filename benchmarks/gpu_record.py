@@ -34,8 +34,10 @@ def basis_here() -> Basis:
 
 def read_lines(path: Path) -> list[Line]:
     """Return the complete lines of a file. The last one of a program that was ended may be cut."""
+    if not path.exists():
+        return []
     lines = []
-    for text in path.read_text().splitlines() if path.exists() else []:
+    for text in path.read_text().splitlines():
         try:
             lines.append(json.loads(text))
         except ValueError:
@@ -54,7 +56,8 @@ class Record:
 
     def append(self, kind: str, **values: Any) -> None:
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        line = json.dumps({"kind": kind, "basis": basis_here(), **values}, default=str) + "\n"
+        values = {"kind": kind, "basis": basis_here(), **values}
+        line = json.dumps(values, default=str) + "\n"
         with self._path.open("a+b") as stream:
             stream.seek(0, os.SEEK_END)
             if stream.tell() and not self._ends_with_newline():
@@ -72,7 +75,11 @@ class Record:
 
     def row(self, key: str) -> Line | None:
         """Return the point with this key."""
-        return {line["key"]: line for line in self.lines("point")}.get(key)
+        row = None
+        for line in self.lines("point"):
+            if line["key"] == key:
+                row = line
+        return row
 
     def add(self, row: Line, versions: Mapping[str, str] | None = None) -> None:
         """Append a point."""
@@ -90,7 +97,10 @@ def measured_row(
     measurement: Measurement,
 ) -> Line:
     """Return the figures of one probe."""
-    memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
+    memory = measurement.memory
+    worst = measurement.worst
+    effective = measurement.effective
+    verdict = judge(measurement)
     complete = plain(measurement)
     complete["memory"].pop("timeline", None)
     complete.pop("printed", None)
@@ -106,9 +116,9 @@ def measured_row(
         "torch_allocated_bytes": memory.torch_allocated_bytes,
         "torch_reserved_bytes": memory.torch_reserved_bytes,
         "limit_bytes": memory.limit_bytes,
-        "engine_share": measurement.effective.get("vllm_gpu_memory_utilization"),
-        "engine_share_of_device": measurement.effective.get("engine_share_of_device"),
-        "kv_cache_tokens": measurement.effective.get("kv_cache_tokens"),
+        "engine_share": effective.get("vllm_gpu_memory_utilization"),
+        "engine_share_of_device": effective.get("engine_share_of_device"),
+        "kv_cache_tokens": effective.get("kv_cache_tokens"),
         "load_seconds": round(measurement.cost.load_seconds, 2),
         "seconds": round(measurement.cost.total_seconds, 2),
         "measurement": complete,
@@ -163,4 +173,8 @@ def predicted_figures(prediction: Prediction) -> Line:
 def _interval(estimate: Estimate | None) -> dict[str, float] | None:
     if estimate is None:
         return None
-    return {"value": estimate.value, "low": estimate.low, "high": estimate.high}
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+    }

@@ -45,7 +45,8 @@ class Setup:
     @property
     def name(self) -> str:
         limit = "whole card" if self.limit_gib is None else f"{self.limit_gib} GiB"
-        parts = [self.method, self.model.rsplit("/", 1)[-1], self.tuning, limit]
+        model = self.model.rsplit("/", 1)[-1]
+        parts = [self.method, model, self.tuning, limit]
         for hold in self.holds:
             if hold.startswith(("use_vllm=true", "vllm_gpu", "vllm_enable")):
                 parts.append(hold)
@@ -66,7 +67,13 @@ def _rows(
     """Rows of one length: no rollout, so that a point takes seconds."""
     points = []
     for micro_batch, checkpointing in shapes:
-        points.append(Point(micro_batch=micro_batch, checkpointing=checkpointing, prompt=length))
+        points.append(
+            Point(
+                micro_batch=micro_batch,
+                checkpointing=checkpointing,
+                prompt=length,
+            )
+        )
     return Setup(
         method="sft",
         model=model,
@@ -126,10 +133,45 @@ def _rollouts(
 
 
 SFT = (
-    _rows("Qwen2.5-7B", "lora", 40, 2048, (1, True), (8, True), (1, False), (2, False), (8, False)),
-    _rows("Qwen2.5-0.5B", "lora", 16, 1024, (4, True), (16, True), (4, False), (8, False)),
-    _rows("Qwen2.5-7B", "full", None, 2048, (1, True), (4, True), (4, False)),
-    _rows("Qwen2.5-1.5B", "full", 24, 1024, (4, True), (2, False), (4, False)),
+    _rows(
+        "Qwen2.5-7B",
+        "lora",
+        40,
+        2048,
+        (1, True),
+        (8, True),
+        (1, False),
+        (2, False),
+        (8, False),
+    ),
+    _rows(
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        1024,
+        (4, True),
+        (16, True),
+        (4, False),
+        (8, False),
+    ),
+    _rows(
+        "Qwen2.5-7B",
+        "full",
+        None,
+        2048,
+        (1, True),
+        (4, True),
+        (4, False),
+    ),
+    _rows(
+        "Qwen2.5-1.5B",
+        "full",
+        24,
+        1024,
+        (4, True),
+        (2, False),
+        (4, False),
+    ),
 )
 COLOCATED = (
     _rollouts(
@@ -142,7 +184,12 @@ COLOCATED = (
         engine=Engine(share=0.5, sleep=True),
     ),
     _rollouts(
-        "Qwen2.5-0.5B", "lora", 16, (256, 256), (8, True), engine=Engine(share=0.3, sleep=True)
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        (256, 256),
+        (8, True),
+        engine=Engine(share=0.3, sleep=True),
     ),
     _rollouts(
         "Qwen2.5-1.5B",
@@ -167,10 +214,35 @@ SHARES = tuple(
     for limit_gib in (16, 24, 40, None)
 )
 ROLLOUTS = (
-    _rollouts("Qwen2.5-0.5B", "lora", 16, (256, 128), (4, True), (16, True), (16, False)),
-    _rollouts("Qwen2.5-7B", "lora", 40, (256, 128), (4, True), (16, False)),
+    _rollouts(
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        (256, 128),
+        (4, True),
+        (16, True),
+        (16, False),
+    ),
+    _rollouts(
+        "Qwen2.5-7B",
+        "lora",
+        40,
+        (256, 128),
+        (4, True),
+        (16, False),
+    ),
 )
-QUANTISED = (_rollouts("Qwen2.5-7B", "qlora", 24, (512, 512), (4, True), (16, True), (16, False)),)
+QUANTISED = (
+    _rollouts(
+        "Qwen2.5-7B",
+        "qlora",
+        24,
+        (512, 512),
+        (4, True),
+        (16, True),
+        (16, False),
+    ),
+)
 
 PARTS = {
     "sft": SFT,

@@ -172,9 +172,6 @@ SLOW = {
         instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"},
         says="recommended.yaml",
     ),
-    "autotune run --model Qwen2.5-0.5B --gpus local --budget 3m --out first": Run(
-        instead={"Qwen2.5-0.5B": "model", "--gpus local": CPU}, says="first/recommended.yaml"
-    ),
     "autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8": Run(
         instead={
             "--gpus 2xcpu": (

@@ -28,7 +28,14 @@ from gpu_setups import COLOCATED, PARTS, Point, Setup, all_setups  # noqa: E402
 
 from autotune.core.units import GIB  # noqa: E402
 
-H100_GIB, A100_GIB = 79.2, 39.5
+H100_GIB = 79.2
+A100_GIB = 39.5
+LEAVES_A_PROCESS = """
+import subprocess, time
+subprocess.Popen(["sleep", "307"])
+print("up", flush=True)
+time.sleep(307)
+"""
 
 
 def started(minutes: float, scale: float = 1) -> list[str]:
@@ -49,7 +56,10 @@ def test_nine_minutes_hold_what_tells_most() -> None:
 
 
 def test_thirty_minutes_hold_every_step() -> None:
-    assert started(30) == [step.name for step in plan(30, H100_GIB)]
+    every = []
+    for step in plan(30, H100_GIB):
+        every.append(step.name)
+    assert started(30) == every
 
 
 def test_a_scaled_program_starts_the_same_steps() -> None:
@@ -66,7 +76,13 @@ def test_a_step_never_gets_more_than_what_is_left() -> None:
 def test_a_search_ends_within_its_step() -> None:
     """The budget counts from the command's start, and writing the files comes after it."""
     (search,) = plan(9, H100_GIB, only=["search"])
-    command = search.command("python", Path("/out"), Path("/work"), seconds=175, scale=1)
+    command = search.command(
+        "python",
+        out=Path("/out"),
+        work=Path("/work"),
+        seconds=175,
+        scale=1,
+    )
     assert command[command.index("--budget") + 1] == "155s"
     assert command[command.index("--memory-limit") + 1] == "40G"
     assert command[command.index("--out") + 1] == "/work/search"
@@ -74,12 +90,15 @@ def test_a_search_ends_within_its_step() -> None:
 
 def test_on_a_smaller_card_the_search_has_all_of_it() -> None:
     (search,) = plan(9, A100_GIB, only=["search"])
-    assert search.words[search.words.index("--memory-limit") + 1] == "100%"
+    assert search.arguments[search.arguments.index("--memory-limit") + 1] == "100%"
 
 
 def test_done_steps_are_left_out() -> None:
-    names = [step.name for step in plan(9, H100_GIB, done=["identity", "search"])]
-    assert names[:3] == ["smoke", "sft", "rates"] and "search" not in names
+    names = []
+    for step in plan(9, H100_GIB, done=["identity", "search"]):
+        names.append(step.name)
+    assert names[:3] == ["smoke", "sft", "rates"]
+    assert "search" not in names
 
 
 def test_results_survive_a_line_that_was_cut(tmp_path: Path) -> None:
@@ -89,7 +108,9 @@ def test_results_survive_a_line_that_was_cut(tmp_path: Path) -> None:
     with path.open("a") as stream:
         stream.write('{"kind": "step", "name": "smo')  # the machine was given back here
     record.append("step", name="smoke", outcome="ok")
-    assert [line["name"] for line in read_lines(path)] == ["identity", "smoke"]
+    identity, smoke = read_lines(path)
+    assert identity["name"] == "identity"
+    assert smoke["name"] == "smoke"
     assert len(path.read_text().splitlines()) == 3
 
 
@@ -103,24 +124,28 @@ def test_a_point_that_is_there_is_found_again(tmp_path: Path) -> None:
 
 
 def test_a_step_has_a_limit_and_leaves_no_process(capsys: pytest.CaptureFixture[str]) -> None:
-    program = "import subprocess, time; subprocess.Popen(['sleep', '307']); print('up', flush=True)"
-    ended = first_light._ended([sys.executable, "-c", f"{program}; time.sleep(307)"], seconds=3)
-    assert ended.outcome == "timeout" and ended.seconds < 30
-    assert "up" in ended.output and "up" in capsys.readouterr().out
-    assert any("sleep 307" in text for text in ended.left_over)
+    ended = first_light._ended([sys.executable, "-c", LEAVES_A_PROCESS], seconds=5)
+    assert ended.outcome == "timeout"
+    assert ended.seconds < 60
+    assert "up" in ended.output
+    assert "up" in capsys.readouterr().out
+    assert any("sleep 307" in text for text in ended.orphans)
 
 
 def test_the_outcome_of_a_step_is_its_exit_code() -> None:
     failed = first_light._ended([sys.executable, "-c", "raise SystemExit(3)"], seconds=60)
-    assert (failed.outcome, failed.code) == ("failed", 3)
-    assert first_light._ended([sys.executable, "-c", ""], seconds=60).outcome == "ok"
+    assert failed.outcome == "failed"
+    assert failed.code == 3
+    good = first_light._ended([sys.executable, "-c", ""], seconds=60)
+    assert good.outcome == "ok"
 
 
 def test_the_document_of_a_search_is_taken_out_of_its_output() -> None:
     output = 'note\n{\n "status": "ok",\n "counts": {"probed": 3},\n "trials": []\n}\nbye\n'
     answer = first_light._answer(output)
     assert answer is not None
-    assert answer["status"] == "ok" and answer["counts"] == {"probed": 3}
+    assert answer["status"] == "ok"
+    assert answer["counts"] == {"probed": 3}
     assert first_light._answer("no document") is None
 
 
@@ -153,7 +178,14 @@ def _broken_setup(**changes: Any) -> Setup:
         "model": "Qwen2.5-0.5B",
         "tuning": "lora",
         "limit_gib": None,
-        "points": (Point(micro_batch=1, checkpointing=True, prompt=64, completion=64),),
+        "points": (
+            Point(
+                micro_batch=1,
+                checkpointing=True,
+                prompt=64,
+                completion=64,
+            ),
+        ),
         "holds": ("no_such_knob=1",),
         "global_batch": 8,
     }
@@ -165,8 +197,10 @@ def test_a_setup_that_cannot_be_built_is_a_line_and_the_next_one_follows(tmp_pat
     setups = [_broken_setup(), _broken_setup(model="no-such-model", holds=())]
     assert not measure_setups(setups, "cpu", record, Box(minutes=1))
     points = record.lines("point")
-    assert [point["outcome"] for point in points] == ["failed to start", "failed to start"]
-    assert "no_such_knob" in points[0]["why"] and "no-such-model" in points[1]["why"]
+    knob, model = points
+    assert knob["outcome"] == model["outcome"] == "failed to start"
+    assert "no_such_knob" in knob["why"]
+    assert "no-such-model" in model["why"]
 
 
 def test_predicting_needs_neither_a_gpu_nor_its_tools(tmp_path: Path) -> None:
@@ -175,7 +209,11 @@ def test_predicting_needs_neither_a_gpu_nor_its_tools(tmp_path: Path) -> None:
         "import gpu_points, gpu_setups, pathlib; gpu_points.predict_setups("
         f"gpu_setups.SFT[1:2], 'H100', pathlib.Path({str(tmp_path / 'predicted.json')!r}))"
     )
-    environment = {"PATH": "/nowhere", "PYTHONPATH": f"{ROOT}:{BENCHMARKS}", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        "PATH": "/nowhere",
+        "PYTHONPATH": f"{ROOT}:{BENCHMARKS}",
+        "HF_HUB_OFFLINE": "1",
+    }
     subprocess.run([sys.executable, "-c", program], env=environment, check=True)
     lines = json.loads((tmp_path / "predicted.json").read_text())
     assert len(lines) == 4
@@ -194,14 +232,21 @@ def test_what_cannot_be_predicted_has_its_reason(tmp_path: Path) -> None:
 def test_a_machine_without_a_card_is_told_so() -> None:
     command = [sys.executable, str(BENCHMARKS / "first_light.py")]
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
-    result = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    result = subprocess.run(
+        command,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert result.returncode == 2
     assert "No NVIDIA GPU" in result.stderr and "Traceback" not in result.stderr
 
 
 def test_both_parts_of_an_engine_are_in_its_name() -> None:
     assert "vllm_gpu_memory_utilization=0.3" in COLOCATED[1].name
-    assert all(setup.model.rsplit("/", 1)[-1] in setup.name for setup in PARTS["sft"])
+    for setup in PARTS["sft"]:
+        assert setup.model in setup.name
 
 
 @pytest.fixture(name="tiny", scope="module")
@@ -232,11 +277,13 @@ def _measure_tiny(folder: Path) -> float:
 @pytest.mark.timeout(900)
 def test_measured_points_and_a_real_out_of_memory_error(tiny: Path) -> None:
     points = Record(tiny / "results.jsonl").lines("point")
-    assert {point["outcome"][:3] for point in points} == {"ok", "oom"}
+    outcomes = set()
     for point in points:
+        outcomes.add(point["outcome"][:3])
         assert point["basis"] == "measured"
         assert point["fits"] == (point["outcome"] == "ok")
         assert (point["tokens_per_second"] is not None) == (point["outcome"] == "ok")
+    assert outcomes == {"ok", "oom"}
 
 
 @pytest.mark.slow

@@ -72,7 +72,7 @@ def point(basis: str, allocated: float, device: float, **changes: Any) -> Line:
 def results_of(prediction: Line, *points: Line) -> Results:
     results = Results(card="H100", predicted={"k1": prediction})
     for line in points:
-        results.lines[line["basis"]].append(line)
+        results.lines(line["basis"]).append(line)
     return results
 
 
@@ -109,7 +109,8 @@ def test_each_kind_of_figure_has_its_own_column() -> None:
     assert row["torch allocated, GiB predicted"] == "10.00 (9.00 to 11.00)"
     assert row["torch allocated, GiB emulated"] == "20.00"
     assert row["torch allocated, GiB measured"] == "30.00"
-    assert row["device, GiB emulated"] == "22.00" and row["device, GiB measured"] == "32.00"
+    assert row["device, GiB emulated"] == "22.00"
+    assert row["device, GiB measured"] == "32.00"
     assert row["tokens/s measured"] == "6543"
 
 
@@ -118,17 +119,20 @@ def test_without_a_card_nothing_is_called_measured() -> None:
     text = page(results)
     row = cells(text)
     assert row["torch allocated, GiB measured"] == row["outcome measured"] == "-"
-    assert "measured: nothing yet" in text and "cannot contradict" in text
+    assert "measured: nothing yet" in text
+    assert "cannot contradict" in text
 
 
 def test_the_peak_of_a_run_out_of_memory_is_no_figure() -> None:
     failed = point("emulated", 39 * GIB, 40 * GIB, outcome="oom_backward", fits=False)
     results = results_of(predicted(10 * GIB, 12 * GIB), failed)
     row = cells(page(results))
-    assert row["device, GiB emulated"] == "-" and row["outcome emulated"] == "oom_backward"
+    assert row["device, GiB emulated"] == "-"
+    assert row["outcome emulated"] == "oom_backward"
     assert differences(results) == []
     (text,) = disagreements(results)
-    assert "predicted that it fits" in text and "oom_backward" in text
+    assert "predicted that it fits" in text
+    assert "oom_backward" in text
 
 
 def test_differences_and_their_bars() -> None:
@@ -198,8 +202,9 @@ def test_the_folders_of_one_card_become_one_page(tmp_path: Path) -> None:
     write_page(measured, [emulated, measured])
     row = cells((measured / "page.md").read_text())
     assert row["device, GiB predicted"].startswith("12.00")
-    assert row["device, GiB emulated"] == "22.00" and row["device, GiB measured"] == "32.00"
-    assert len(read_results(measured, [emulated]).lines["measured"]) == 4
+    assert row["device, GiB emulated"] == "22.00"
+    assert row["device, GiB measured"] == "32.00"
+    assert len(read_results(measured, [emulated]).measured) == 4
 
 
 def fact(name: str, value: Any) -> Line:
@@ -218,7 +223,11 @@ def constants(
     return comparisons
 
 
-def outside_torch(context: float, everything: float, workspace_mib: float) -> Line:
+def outside_torch(
+    context: float,
+    everything: float,
+    workspace_mib: float,
+) -> Line:
     steps = [
         {"step": "nothing"},
         {"step": "initialised", "outside_torch_mib": context},
@@ -231,22 +240,33 @@ def outside_torch(context: float, everything: float, workspace_mib: float) -> Li
 def test_constants_of_memory_outside_torch() -> None:
     """An H100 has 132 multiprocessors: 3.05 MiB each are 402.6; 528 are 4 each, above 3.2."""
     lines = [
-        outside_torch(context=528, everything=728, workspace_mib=32),
+        outside_torch(
+            context=528,
+            everything=728,
+            workspace_mib=32,
+        ),
         fact("driver memory", {"total": 81_559 * MIB}),
         fact("torch", {"free_and_total": [0, 81_059 * MIB]}),
     ]
     by_name = constants(lines)
     assert by_name["context_mib_per_multiprocessor"].measured == pytest.approx(4)
     assert by_name["context_mib_per_multiprocessor"].contradicted
-    assert by_name["kernels_mib"].measured == pytest.approx(200)
-    assert not by_name["kernels_mib"].contradicted
+    kernels = by_name["kernels_mib"]
+    assert kernels.measured == pytest.approx(200)
+    assert not kernels.contradicted
     assert by_name["cublas_workspace_mib_from_hopper_on"].measured == 32
     assert not by_name["cublas_workspace_mib_from_hopper_on"].contradicted
     assert by_name["driver_reserve_mib"].measured == pytest.approx(500)
 
 
 def test_an_older_card_has_the_smaller_workspace() -> None:
-    lines = [outside_torch(context=330, everything=500, workspace_mib=32)]
+    lines = [
+        outside_torch(
+            context=330,
+            everything=500,
+            workspace_mib=32,
+        )
+    ]
     by_name = constants(lines, "A100-40G")
     assert by_name["cublas_workspace_mib"].contradicted  # 32 MiB in place of 8.125
 
@@ -258,7 +278,11 @@ def test_constants_of_rates() -> None:
         rates = dict(zip(("forward", "input gradient", "weight gradient"), tflops, strict=True))
         return {"tokens": tokens, "tflops": rates}
 
-    def attention(backend: str, length: int, tflops: float) -> Line:
+    def attention(
+        backend: str,
+        length: int,
+        tflops: float,
+    ) -> Line:
         row = {"backend": backend, "length": length, "tflops_forward": tflops}
         return fact("rate: attention", row)
 
@@ -287,7 +311,14 @@ def test_constants_of_loads_and_of_traces() -> None:
     lines = [
         point("measured", 10 * GIB, 12 * GIB, load_seconds=20),
         point("measured", 10 * GIB, 12 * GIB, key="k2", load_seconds=30),
-        point("measured", GIB, GIB, key="k3", load_seconds=65, knobs={"use_vllm": True}),
+        point(
+            "measured",
+            GIB,
+            GIB,
+            key="k3",
+            load_seconds=65,
+            knobs={"use_vllm": True},
+        ),
     ]
     predictions = {"k1": predicted(10.1 * GIB, GIB), "k2": predicted(9.98 * GIB, GIB)}
     by_name = constants(lines, predictions=predictions)
@@ -299,10 +330,11 @@ def test_constants_of_loads_and_of_traces() -> None:
 
 def test_contradicted_constants_come_first() -> None:
     results = results_of(predicted(10 * GIB, 12 * GIB), point("measured", 10 * GIB, 12 * GIB))
-    results.lines["measured"].append(outside_torch(528, 728, 32))
+    results.measured.append(outside_torch(528, 728, 32))
     section = page(results).split("## Constants of the catalogue")[1]
     first = next(line for line in section.splitlines() if line.startswith("| `"))
-    assert "context_mib_per_multiprocessor" in first and "**contradicted**" in first
+    assert "context_mib_per_multiprocessor" in first
+    assert "**contradicted**" in first
 
 
 def test_errors_are_no_facts() -> None:
