@@ -43,7 +43,7 @@ from gpu_setups import PARTS
 from autotune.core.units import GIB, MIB
 from autotune.machine.hardware_detection import gpu_of, gpus_here, hardware
 
-RESULTS = Path("benchmarks/results")
+RESULTS = Path(__file__).resolve().parent / "results"
 PACKAGES = (
     "torch",
     "triton",
@@ -66,7 +66,7 @@ KEPT_MIB = 4  # larger files of a search stay behind
 def main() -> int:
     arguments = _arguments()
     if arguments.page:
-        write_page(arguments.page, _same_card(arguments.page))
+        write_page(arguments.page, _same_card(arguments.page.resolve().name))
         return 0
     if arguments.predict:
         return _predict(arguments.predict, arguments.out)
@@ -107,9 +107,9 @@ def card_name() -> str:
     return driver_name.removeprefix("NVIDIA ").strip().replace(" ", "-")
 
 
-def _same_card(out: Path) -> list[Path]:
-    """Return the folders of the same card's other results: predictions, and emulated figures."""
-    return [RESULTS / "first-light" / out.name, RESULTS / "first-light-emulated" / out.name]
+def _same_card(card: str) -> list[Path]:
+    """Return the folders of a card's committed results: predictions, measured, emulated."""
+    return [RESULTS / "first-light" / card, RESULTS / "first-light-emulated" / card]
 
 
 def _predict(gpu: str, out: Path | None) -> int:
@@ -226,7 +226,7 @@ class Program:
 
     def _write_page(self) -> None:
         try:
-            write_page(self._out, _same_card(self._out))
+            write_page(self._out, _same_card(card_name()))
         except Exception:  # a page can be written later; the card's time is short
             traceback.print_exc()
 

@@ -318,7 +318,7 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("what", choices=["measure", "predict", "tiny"])
-    parser.add_argument("parts", nargs="*", choices=list(PARTS))
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
     parser.add_argument("--gpus", default="local")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seconds", type=float, default=120)

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 GENERATIONS = 8
+TINY_LIMIT_GIB = 0.55
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +38,14 @@ class Setup:
     method: str
     model: str
     tuning: str
-    limit_gib: int | None  # None: the whole card
+    limit_gib: float | None  # None: the whole card
     points: tuple[Point, ...]
     holds: tuple[str, ...] = ()
     global_batch: int
 
     @property
     def name(self) -> str:
-        limit = "whole card" if self.limit_gib is None else f"{self.limit_gib} GiB"
+        limit = "whole card" if self.limit_gib is None else f"{self.limit_gib:g} GiB"
         model = self.model.rsplit("/", 1)[-1]
         parts = [self.method, model, self.tuning, limit]
         for hold in self.holds:
@@ -60,7 +61,7 @@ Shape = tuple[int, bool]
 def _rows(
     model: str,
     tuning: str,
-    limit_gib: int | None,
+    limit_gib: float | None,
     length: int,
     *shapes: Shape,
 ) -> Setup:
@@ -103,7 +104,7 @@ class Engine:
 def _rollouts(
     model: str,
     tuning: str,
-    limit_gib: int | None,
+    limit_gib: float | None,
     lengths: tuple[int, int],
     *shapes: Shape,
     engine: Engine | None = None,
@@ -254,14 +255,15 @@ PARTS = {
 
 
 def tiny(model: str) -> tuple[Setup, ...]:
-    """Return two setups for a synthetic model on a CPU. The first one has to run out of memory."""
-    shapes = ((4, True), (16, True), (32, True))
-    small = replace(
-        _rollouts(model, "lora", 1, (64, 64), *shapes),
+    """Return two setups for a synthetic model on a CPU. The second one runs out of memory: packages
+    alone take most of its limit.
+    """
+    setup = replace(
+        _rollouts(model, "full", None, (64, 128), (4, False), (32, False)),
         global_batch=32,
         holds=("num_generations=4", "use_vllm=false"),
     )
-    return (replace(small, limit_gib=None), small)
+    return (setup, replace(setup, limit_gib=TINY_LIMIT_GIB))
 
 
 def all_setups() -> Iterator[Setup]:

@@ -4,6 +4,7 @@ on the CPU, where memory limits are real.
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import subprocess
@@ -83,9 +84,10 @@ def test_a_search_ends_within_its_step() -> None:
         seconds=175,
         scale=1,
     )
-    assert command[command.index("--budget") + 1] == "155s"
-    assert command[command.index("--memory-limit") + 1] == "40G"
-    assert command[command.index("--out") + 1] == "/work/search"
+    values = dict(itertools.pairwise(command))
+    assert values["--budget"] == "155s"
+    assert values["--memory-limit"] == "40G"
+    assert values["--out"] == "/work/search"
 
 
 def test_on_a_smaller_card_the_search_has_all_of_it() -> None:
@@ -119,7 +121,8 @@ def test_a_point_that_is_there_is_found_again(tmp_path: Path) -> None:
     record.add(unstarted_row("k1", "setup", "first try"))
     record.add(unstarted_row("k1", "setup", "second try"))
     row = Record(tmp_path / "results.jsonl").row("k1")
-    assert row is not None and row["why"] == "second try"
+    assert row is not None
+    assert row["why"] == "second try"
     assert record.row("k2") is None
 
 
@@ -260,7 +263,11 @@ def points_of_a_tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def _measure_tiny(folder: Path) -> float:
     began = time.monotonic()
     command = [sys.executable, str(BENCHMARKS / "gpu_points.py"), "tiny", f"--out={folder}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {
+        **os.environ,
+        "OMP_NUM_THREADS": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     result = subprocess.run(
         [*command, "--seconds=600"],
         cwd=ROOT,
@@ -279,7 +286,8 @@ def test_measured_points_and_a_real_out_of_memory_error(tiny: Path) -> None:
     points = Record(tiny / "results.jsonl").lines("point")
     outcomes = set()
     for point in points:
-        outcomes.add(point["outcome"][:3])
+        kind = point["outcome"][:3]
+        outcomes.add(kind)
         assert point["basis"] == "measured"
         assert point["fits"] == (point["outcome"] == "ok")
         assert (point["tokens_per_second"] is not None) == (point["outcome"] == "ok")
