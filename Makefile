@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose bench-gpu \
+.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose first-light first-light-predictions first-light-emulated \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean
 
 help:
@@ -75,7 +75,9 @@ help:
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make mutants     small wrong changes of the code: which of them does a fast test notice? (hours; MUTANTS=20 for fewer)"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
-	@echo "make bench-gpu     on a machine with a GPU, in the environment you train with: everything that is claimed about GPUs"
+	@echo "make first-light   on a machine with a GPU, in the environment you train with: what nine minutes can settle (MINUTES=30: all)"
+	@echo "make first-light-predictions GPU=H100  its points, predicted where no GPU is"
+	@echo "make first-light-emulated GPU=H100  the same program on an emulated card, in the environment of test-cuda"
 	@echo "make test-gpu      there as well: the tests that need one"
 	@echo "make trl-overlays  other supported versions of TRL, for the slow tests"
 	@echo "make field-lists   settings of TRL, verl, OpenRLHF, SkyRL, prime-rl and Open-Reasoner-Zero, listed again from their releases"
@@ -168,8 +170,9 @@ bench-diagnose: $(READY)
 	$(BIN)/python benchmarks/diagnose.py
 
 # The environment that `pip install '.[train]'` made, not .venv, which holds CPU builds.
-bench-gpu:
-	$(PYTHON) benchmarks/gpu.py
+MINUTES ?= 9
+first-light:
+	$(PYTHON) benchmarks/first_light.py --minutes $(MINUTES)
 
 test-gpu:
 	$(PYTHON) -m pytest -q -m gpu
@@ -193,6 +196,16 @@ test-cuda-quick: $(CUDA_VENV)/.ready
 	PYTHONPATH=$(CURDIR) AUTOTUNE_CUDA_PYTHON=$(CUDA_PYTHON) $(CUDA_PYTHON) -m pytest -q \
 	  tests/emulator/test_slots_on_cards.py tests/emulator/test_faults_on_cards.py
 CUDA_QUICK := bf16 or ballast_leaves
+
+# The program of `make first-light` for a card that is not here. Its times are scaled: steps on emulated cards take as long
+# as their host code on this machine. A folder that has results is gone on from.
+GPU ?= H100
+SCALE ?= 10
+first-light-predictions: $(CUDA_VENV)/.ready
+	PYTHONPATH=$(CURDIR) $(CUDA_PYTHON) benchmarks/first_light.py --predict $(GPU)
+
+first-light-emulated: $(CUDA_VENV)/.ready
+	$(ON_CARDS) --gpus 1x$(GPU) --stride 16 -- $(CUDA_PYTHON) benchmarks/first_light.py --minutes $(MINUTES) --scale $(SCALE)
 
 # What was emulated stays in the file: the next call goes on after it.
 EMULATED_RAW ?= .emulated.jsonl

@@ -1,22 +1,44 @@
-"""Ladders of micro-batches on the product's own probe runners, with the predicted figures next
-to the measured ones.
+"""Points of `make first-light` on the product's own probe runners, or predicted where no GPU is.
+
+python benchmarks/gpu_points.py measure sft --out DIR --seconds 120
+python benchmarks/gpu_points.py predict sft colocated --gpus H100 --out DIR
+python benchmarks/gpu_points.py tiny --out DIR --seconds 120
+    the same code on a CPU, with a synthetic model
+
+`measure` appends to DIR/results.jsonl and leaves out the points that are there. `predict` writes
+DIR/predicted.json.
 """
 
 from __future__ import annotations
 
+import argparse
+import json
+import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from gpu_record import Record, measured_row, predicted_figures, refused_row, unstarted_row
-from gpu_setups import Ladder, Setup
+from gpu_record import (
+    FILE,
+    Line,
+    Record,
+    basis_here,
+    measured_row,
+    predicted_figures,
+    refused_row,
+    unstarted_row,
+)
+from gpu_setups import PARTS, Point, Setup, tiny
 
-from autotune.core.errors import AutotuneError, CannotPredict
+from autotune.core.errors import AutotuneError
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate, fingerprint
+from autotune.core.units import GIB
+from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import predict_candidates
 from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
@@ -24,12 +46,19 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
+PREDICTED = "predicted.json"
 POINT = ProbePlan(
     optimizer_steps=2,
     warmup_cycles=1,
     timed_cycles=2,
     reuse_rollouts=True,
+    deadline_seconds=90,
 )
+EMULATED_POINT = replace(POINT, timed_cycles=1, deadline_seconds=900)
+"""Emulated steps have no speed: one cycle less, and time for a machine that computes the rest."""
+
+SYNTHETIC = Path(__file__).resolve().parents[1] / "autotune" / "worker" / "synthetic.py"
+TINY_SHAPE = ("--hidden", "128", "--intermediate", "768", "--layers", "2", "--vocab", "1024")
 
 
 class Box:
@@ -43,43 +72,76 @@ class Box:
         return self._until - time.monotonic()
 
 
-def job_of(setup: Setup, gpus: str, **changes: object) -> ParsedRequest:
-    """Return the setup as a request of `autotune run`."""
+@dataclass(frozen=True, kw_only=True)
+class Ladder:
+    """A setup's points on one kind of device."""
+
+    setup: Setup
+    request: ParsedRequest
+    plan: ProbePlan
+
+    def candidate(self, point: Point) -> Candidate:
+        trainer, job = self.request.trainer, self.request.job
+        knobs = {
+            **trainer.baseline(job.space, job.task),
+            "per_device_train_batch_size": point.micro_batch,
+            "gradient_accumulation_steps": self.setup.global_batch // point.micro_batch,
+            "gradient_checkpointing": point.checkpointing,
+        }
+        if self.setup.method == "sft":
+            knobs["max_length"] = point.prompt
+        else:
+            knobs["max_prompt_length"] = point.prompt
+            knobs["max_completion_length"] = point.completion
+        return trainer.complete(knobs, job.task)
+
+    def refusal(self, candidate: Candidate) -> str | None:
+        return self.request.trainer.why_illegal(candidate, self.request.job.task)
+
+
+def job_of(
+    setup: Setup,
+    gpus: str,
+    mode: str = "probe",
+) -> ParsedRequest:
+    """Return the setup as a request of `autotune run`. A limit above the card is none."""
+    limit = None
+    card_bytes = hardware(gpus).memory_bytes
+    if setup.limit_gib is not None and setup.limit_gib * GIB < card_bytes:
+        limit = f"{setup.limit_gib}G"
     flags = Flags(
         model=setup.model,
         gpus=gpus,
+        method=setup.method,
         tuning=setup.tuning,
-        memory_limit=setup.limit,
+        memory_limit=limit,
         global_batch=setup.global_batch,
-        hold=(f"num_generations={setup.generations}", *setup.holds),
-        mode="probe",
-        out=str(Path(tempfile.gettempdir()) / "bench-gpu"),
+        hold=setup.holds,
+        mode=mode,
+        out=str(Path(tempfile.gettempdir()) / "first-light-points"),
     )
-    return parse_request(Flags(**{**vars(flags), **changes}))
+    return parse_request(flags)
 
 
-def rungs_of(
+def ladder_of(
     setup: Setup,
-    ladder: Ladder,
-    understood: ParsedRequest,
-) -> list[Candidate]:
-    """The ladder's candidates, the smallest micro-batch first, at a constant generation batch."""
-    trainer, job = understood.trainer, understood.job
-    base = dict(trainer.baseline(job.space, job.task))
-    candidates = []
-    for micro_batch in ladder.micro_batches:
-        knobs = {
-            **base,
-            "per_device_train_batch_size": micro_batch,
-            "gradient_accumulation_steps": (
-                setup.global_batch // micro_batch // job.task.hardware.count
-            ),
-            "gradient_checkpointing": ladder.checkpointing,
-            "max_prompt_length": ladder.prompt,
-            "max_completion_length": ladder.completion,
-        }
-        candidates.append(trainer.complete(knobs, job.task))
-    return candidates
+    gpus: str,
+    mode: str = "probe",
+) -> Ladder:
+    plan = EMULATED_POINT if basis_here() == "emulated" else POINT
+    return Ladder(
+        setup=setup,
+        request=job_of(setup, gpus, mode),
+        plan=plan,
+    )
+
+
+def key_of(setup: Setup, candidate: Candidate) -> str:
+    return fingerprint({"setup": setup.name, "candidate": candidate.id})
+
+
+def _setup_key(setup: Setup) -> str:
+    return fingerprint({"setup": setup.name})
 
 
 def measure_setups(
@@ -87,85 +149,77 @@ def measure_setups(
     gpus: str,
     record: Record,
     box: Box,
-) -> None:
-    """Measure every setup's ladders, one runner after the other, until the time limit."""
+) -> bool:
+    """Measure every setup's points. Return False where something failed or time was too short."""
+    complete = True
     for setup in setups:
-        if box.left <= 0:
-            return
-        understood = built(setup, gpus, record)
-        if understood is None:
-            continue
-        with closing(open_executor(understood.job, understood.trainer)) as executor:
-            for ladder in setup.ladders:
-                _climb(setup, ladder, understood, executor, record, box)
-        predict(setup, understood, record)
-
-
-def built(
-    setup: Setup,
-    gpus: str,
-    record: Record,
-    **changes: object,
-) -> ParsedRequest | None:
-    """Return the setup's request; None, and a row with the reason, where there can be none."""
-    key = fingerprint({"setup": setup.name})
-    try:
-        understood = job_of(setup, gpus, **changes)
-    except AutotuneError as error:
-        print(f"{setup.name}: {error}", file=sys.stderr, flush=True)
-        record.add(unstarted_row(key, setup.name, str(error)))
-        return None
-    record.discard(key)  # what was missing at an earlier start is there now
-    return understood
+        if box.left <= 5:
+            print(f"{setup.name}: no time", flush=True)
+            return False
+        began = time.monotonic()
+        try:
+            complete &= _climb(ladder_of(setup, gpus), record, box)
+        except AutotuneError as error:
+            print(f"{setup.name}: {error}", flush=True)
+            record.add(unstarted_row(_setup_key(setup), setup.name, str(error)))
+            complete = False
+        print(f"{setup.name}: {time.monotonic() - began:.0f} s with loading", flush=True)
+    return complete
 
 
 def _climb(
-    setup: Setup,
     ladder: Ladder,
-    understood: ParsedRequest,
-    executor: Executor,
     record: Record,
     box: Box,
-) -> None:
-    """Measure from the safe end up to the first point that does not fit."""
-    for candidate in rungs_of(setup, ladder, understood):
-        key = key_of(setup, candidate)
-        row = record.row(key)
-        if row is None:
-            if box.left <= 0:
-                return
-            row = _point(key, setup, candidate, understood, executor, record, box)
-        if row is not None and str(row["outcome"]).startswith("oom_"):
-            return
+) -> bool:
+    """Measure from the safe end. An out-of-memory error ends its choice of checkpointing."""
+    exhausted = set()
+    request = ladder.request
+    with closing(open_executor(request.job, request.trainer)) as executor:
+        for point in ladder.setup.points:
+            row = _row(ladder, point, record)
+            if row is None and point.checkpointing not in exhausted:
+                row = _point(ladder, point, executor, record, box)
+                if row is None:
+                    print(f"{ladder.setup.name}, {point.name}: the time ended", flush=True)
+                    return False
+            if row is not None and row["outcome"].startswith("oom_"):
+                exhausted.add(point.checkpointing)
+    return True
 
 
-def key_of(setup: Setup, candidate: Candidate) -> str:
-    return fingerprint({"setup": setup.name, "candidate": candidate.id})
+def _row(
+    ladder: Ladder,
+    point: Point,
+    record: Record,
+) -> Line | None:
+    return record.row(key_of(ladder.setup, ladder.candidate(point)))
 
 
 def _point(
-    key: str,
-    setup: Setup,
-    candidate: Candidate,
-    understood: ParsedRequest,
+    ladder: Ladder,
+    point: Point,
     executor: Executor,
     record: Record,
     box: Box,
-) -> dict[str, object] | None:
-    reason = understood.trainer.why_illegal(candidate, understood.job.task)
+) -> Line | None:
+    """Measure a point. Return its line, or None where the time ended."""
+    setup, candidate = ladder.setup, ladder.candidate(point)
+    key = key_of(setup, candidate)
+    reason = ladder.refusal(candidate)
     if reason is not None:
-        record.add(refused_row(key, setup.name, candidate, reason))
-        return record.row(key)
-    try:
-        measurement = measure(executor, candidate, box)
-    except AutotuneError as error:
-        record.add(unstarted_row(key, setup.name, str(error), candidate.knobs))
-        return record.row(key)
+        row = refused_row(key, setup.name, candidate, reason)
+        record.add({**row, "point": point.name})
+        return row
+    if box.left <= 2:
+        return None
+    measurement = measure(executor, candidate, box, ladder.plan)
     if measurement is None:
         return None
-    record.add(measured_row(key, setup.name, candidate, measurement), measurement.versions)
-    _say(setup, candidate, measurement)
-    return record.row(key)
+    row = measured_row(key, setup.name, candidate, measurement)
+    record.add({**row, "point": point.name}, measurement.versions)
+    print(f"{setup.name}, {point.name}: {_figures(row)}", flush=True)
+    return row
 
 
 def measure(
@@ -175,73 +229,101 @@ def measure(
     plan: ProbePlan = POINT,
 ) -> Measurement | None:
     """Measure one probe; None where the time limit, not the candidate, ended it."""
-    from dataclasses import replace
-
-    bound = replace(plan, deadline_seconds=max(1.0, min(plan.deadline_seconds, box.left)))
+    seconds = max(1.0, min(plan.deadline_seconds, box.left))
+    bound = replace(plan, deadline_seconds=seconds)
     measurement = executor.open(candidate).measure(candidate, bound)
-    ended_by_the_box = (
-        measurement.outcome == "timeout" and bound.deadline_seconds < plan.deadline_seconds
-    )
-    return None if ended_by_the_box else measurement
+    if measurement.outcome == "timeout" and seconds < plan.deadline_seconds:
+        return None
+    return measurement
 
 
-def _say(
-    setup: Setup,
-    candidate: Candidate,
-    measurement: Measurement,
+def _figures(row: Line) -> str:
+    texts = []
+    for name in ("torch_allocated_bytes", "torch_reserved_bytes", "peak_bytes"):
+        value = row[name]
+        texts.append("-" if value is None else f"{value / GIB:.2f}")
+    figures = f"{basis_here()} {' / '.join(texts)} GiB allocated / reserved / device"
+    return f"{row['outcome']}, {figures}, {row['seconds']:.0f} s"
+
+
+def predict_setups(
+    setups: Sequence[Setup],
+    gpus: str,
+    path: Path,
 ) -> None:
-    names = ("per_device_train_batch_size", "gradient_checkpointing", "max_completion_length")
-    knob_values = " ".join(f"{name}={candidate.knobs.get(name)}" for name in names)
-    peak = measurement.memory.peak_bytes or 0
-    speed = f"{measurement.worst.tokens_per_second:.0f} tokens/s" if measurement.worst else "-"
-    print(
-        f"{setup.name}: {knob_values}: {measurement.outcome}, {peak / 2**30:.2f} GiB, {speed},"
-        f" {measurement.cost.total_seconds:.1f} s",
-        file=sys.stderr,
-        flush=True,
-    )
-
-
-def predict(
-    setup: Setup,
-    understood: ParsedRequest,
-    record: Record,
-) -> None:
-    """The predicted figures of every measured point of this setup; where there are none, why
-    not.
-    """
-    candidates = {}
-    for candidate in _all_rungs(setup, understood):
-        candidates[key_of(setup, candidate)] = candidate
-    unpredicted = {}
-    for key, candidate in candidates.items():
-        if _lacks_prediction(record, key):
-            unpredicted[key] = candidate
-    if not unpredicted:
-        return
-    why = "a CPU's limit binds the whole process tree, of which a trace knows one part"
-    foreseen = {}
-    if understood.job.task.hardware.kind == "cuda":
+    """Write the predicted figures of all points by key; where there are none, the reason."""
+    lines: dict[str, Line] = {}
+    if path.exists():
+        lines.update(json.loads(path.read_text()))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    for setup in setups:
         try:
-            foreseen = dict(
-                predict_candidates(understood.job, understood.trainer, list(unpredicted.values()))
-            )
-            why = "its step could not be followed"
-        except CannotPredict as error:
-            why = str(error)
-    for key, candidate in unpredicted.items():
-        row = record.row(key)
-        assert row is not None
-        prediction = foreseen.get(candidate.id)
-        predicted = predicted_figures(prediction) if prediction else None
-        record.add({**row, "predicted": predicted, "predicted_why_not": None if predicted else why})
+            lines.update(_predicted(ladder_of(setup, gpus, mode="predict")))
+            print(f"{setup.name}: predicted", flush=True)
+        except AutotuneError as error:
+            lines[_setup_key(setup)] = {"setup": setup.name, "why": str(error)}
+            print(f"{setup.name}: {error}", flush=True)
+        path.write_text(json.dumps(lines, indent=1) + "\n")
 
 
-def _lacks_prediction(record: Record, key: str) -> bool:
-    row = record.row(key)
-    return row is not None and row["predicted"] is None and row["outcome"] != "illegal"
+def _predicted(ladder: Ladder) -> dict[str, Line]:
+    setup, request = ladder.setup, ladder.request
+    candidates = {point: ladder.candidate(point) for point in setup.points}
+    legal = []
+    for candidate in candidates.values():
+        if ladder.refusal(candidate) is None:
+            legal.append(candidate)
+    predictions = predict_candidates(request.job, request.trainer, legal)
+    lines: dict[str, Line] = {}
+    for point, candidate in candidates.items():
+        line: Line = {"setup": setup.name, "point": point.name}
+        prediction = predictions.get(candidate.id)
+        if prediction is None:
+            line["why"] = ladder.refusal(candidate) or "its step could not be followed"
+        else:
+            line.update(predicted_figures(prediction))
+            line["engine_share"] = candidate.knobs.get("vllm_gpu_memory_utilization")
+        lines[key_of(setup, candidate)] = line
+    return lines
 
 
-def _all_rungs(setup: Setup, understood: ParsedRequest) -> Iterator[Candidate]:
-    for ladder in setup.ladders:
-        yield from rungs_of(setup, ladder, understood)
+def synthetic_model(folder: Path) -> str:
+    subprocess.run(
+        [sys.executable, SYNTHETIC, str(folder / "model"), *TINY_SHAPE],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return str(folder / "model")
+
+
+def main() -> int:
+    arguments = _arguments()
+    record = Record(arguments.out / FILE)
+    box = Box(arguments.seconds / 60)
+    if arguments.what == "tiny":
+        with tempfile.TemporaryDirectory(prefix="first-light-") as folder:
+            tiny_setups = tiny(synthetic_model(Path(folder)))
+            return 0 if measure_setups(tiny_setups, "cpu", record, box) else 1
+    setups: list[Setup] = []
+    for part in arguments.parts:
+        setups += PARTS[part]
+    if arguments.what == "measure":
+        return 0 if measure_setups(setups, arguments.gpus, record, box) else 1
+    predict_setups(setups, arguments.gpus, arguments.out / PREDICTED)
+    return 0
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("what", choices=["measure", "predict", "tiny"])
+    parser.add_argument("parts", nargs="*", help=", ".join(PARTS))
+    parser.add_argument("--gpus", default="local")
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--seconds", type=float, default=120)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,96 +1,93 @@
-"""Results of one part: a JSON file that is complete after every point and is continued when the
-part is started again.
+"""Results of `make first-light`: one file of JSON lines, to which each result is appended at once.
+
+A line has a `kind`, `start` (machine, versions, date), `step`, `fact`, `point` or `search`, and a
+`basis`, measured or emulated. Of two lines with the same name the later one counts. A program that
+was ended loses one line at most, and the next one goes on from the file.
 """
 
 from __future__ import annotations
 
 import json
-import time
+import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
-
-from machine import facts
+from typing import Any, Literal
 
 from autotune.core.answer import plain
 from autotune.core.measurement import Measurement, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
+from autotune.estimate.engine_passes import outside_torch_bytes
+
+Line = dict[str, Any]
+Basis = Literal["measured", "emulated"]
+
+FILE = "results.jsonl"
+NOT_RUN = ("illegal", "failed to start")
+"""Outcomes of points that no process has tried."""
+
+
+def basis_here() -> Basis:
+    """Return `emulated` in a process of `autotune rehearse`: its cards compute nothing."""
+    return "emulated" if os.environ.get("AUTOTUNE_EMULATED_MACHINE") else "measured"
+
+
+def read_lines(path: Path) -> list[Line]:
+    """Return the complete lines of a file. The last one of a program that was ended may be cut."""
+    if not path.exists():
+        return []
+    lines = []
+    for text in path.read_text().splitlines():
+        try:
+            lines.append(json.loads(text))
+        except ValueError:
+            continue
+    return lines
 
 
 class Record:
-    """Rows by key; measured points are not measured again."""
+    """Lines of a file, which other processes may extend."""
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        about: str,
-        config: Mapping[str, Any],
-        gpu: Mapping[str, Any],
-        measures: bool = True,
-    ) -> None:
-        """`measures`: False where predictions are added to what another machine measured."""
+    def __init__(self, path: Path, **head: Any) -> None:
+        """Start a file with the values of `head`, if there are any."""
         self._path = path
-        earlier = json.loads(path.read_text()) if path.exists() else {}
-        self.rows: list[dict[str, Any]] = list(earlier.get("rows", []))
-        self._head = {"about": about, "config": dict(config), "gpu": dict(gpu)}
-        self._extra: dict[str, Any] = dict(earlier.get("found", {}))
-        self._versions: dict[str, str] = dict(earlier.get("machine", {}).get("versions", {}))
-        self._spent = float(earlier.get("seconds_spent", 0.0))
-        self._began = time.monotonic()
-        self._unchanged: dict[str, Any] = {}
-        if not measures:
-            for name in ("about", "config", "gpu", "machine", "seconds_spent"):
-                self._unchanged[name] = earlier[name]
+        if head and not path.exists():
+            self.append("start", **head)
 
-    def has(self, key: str) -> bool:
-        return self.row(key) is not None
+    def append(self, kind: str, **values: Any) -> None:
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        values = {"kind": kind, "basis": basis_here(), **values}
+        line = json.dumps(values, default=str) + "\n"
+        with self._path.open("a+b") as stream:
+            stream.seek(0, os.SEEK_END)
+            if stream.tell() and not self._ends_with_newline():
+                stream.write(b"\n")  # after a line that was cut
+            stream.write(line.encode())
+            stream.flush()
 
-    def row(self, key: str) -> dict[str, Any] | None:
-        return next((row for row in self.rows if row["key"] == key), None)
+    def _ends_with_newline(self) -> bool:
+        with self._path.open("rb") as stream:
+            stream.seek(-1, os.SEEK_END)
+            return stream.read() == b"\n"
 
-    def add(self, row: dict[str, Any], versions: Mapping[str, str] | None = None) -> None:
-        self.rows = [*(old for old in self.rows if old["key"] != row["key"]), row]
-        self._versions.update(versions or {})
-        self.write()
+    def lines(self, kind: str) -> list[Line]:
+        return [line for line in read_lines(self._path) if line["kind"] == kind]
 
-    def discard(self, key: str) -> None:
-        self.rows = [row for row in self.rows if row["key"] != key]
+    def row(self, key: str) -> Line | None:
+        """Return the point with this key."""
+        row = None
+        for line in self.lines("point"):
+            if line["key"] == key:
+                row = line
+        return row
+
+    def add(self, row: Line, versions: Mapping[str, str] | None = None) -> None:
+        """Append a point."""
+        self.append("point", **row, versions=dict(versions or {}))
 
     def find(self, name: str, value: Any) -> None:
-        """Record a result that is not a point, such as the recommendation of a search."""
-        self._extra[name] = value
-        self.write()
-
-    def found(self, name: str) -> Any:
-        return self._extra.get(name)
-
-    def write(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        document = {
-            **self._head,
-            "machine": facts(self._versions),
-            "counts": _counts(self.rows),
-            "found": self._extra,
-            "seconds_spent": round(self._spent + time.monotonic() - self._began, 1),
-            "rows": self.rows,
-            **self._unchanged,
-        }
-        partial = self._path.with_suffix(".partial")
-        partial.write_text(json.dumps(document, indent=1) + "\n")
-        partial.replace(self._path)
-
-
-def _counts(rows: list[dict[str, Any]]) -> dict[str, int]:
-    measured = [row for row in rows if row["outcome"] not in ("illegal", "failed to start")]
-    return {
-        "points": len(measured),
-        "fits": sum(row["fits"] for row in measured),
-        "out_of_memory": sum(row["outcome"].startswith("oom_") for row in measured),
-        "predicted": sum(row["predicted"] is not None for row in rows),
-    }
+        """Append a result that is no point."""
+        self.append("fact", name=name, value=value)
 
 
 def measured_row(
@@ -98,9 +95,15 @@ def measured_row(
     setup: str,
     candidate: Candidate,
     measurement: Measurement,
-) -> dict[str, Any]:
-    """Return all results of one probe, flat for reading and complete in addition."""
-    memory, worst, verdict = measurement.memory, measurement.worst, judge(measurement)
+) -> Line:
+    """Return the figures of one probe."""
+    memory = measurement.memory
+    worst = measurement.worst
+    effective = measurement.effective
+    verdict = judge(measurement)
+    complete = plain(measurement)
+    complete["memory"].pop("timeline", None)
+    complete.pop("printed", None)
     return {
         "key": key,
         "setup": setup,
@@ -109,15 +112,16 @@ def measured_row(
         "fits": verdict.fits,
         "why": verdict.why,
         "tokens_per_second": round(worst.tokens_per_second, 2) if worst else None,
-        "borrowed_seconds": round(worst.borrowed_seconds, 3) if worst else None,
         "peak_bytes": memory.peak_bytes,
         "torch_allocated_bytes": memory.torch_allocated_bytes,
         "torch_reserved_bytes": memory.torch_reserved_bytes,
         "limit_bytes": memory.limit_bytes,
+        "engine_share": effective.get("vllm_gpu_memory_utilization"),
+        "engine_share_of_device": effective.get("engine_share_of_device"),
+        "kv_cache_tokens": effective.get("kv_cache_tokens"),
+        "load_seconds": round(measurement.cost.load_seconds, 2),
         "seconds": round(measurement.cost.total_seconds, 2),
-        "measurement": plain(measurement),
-        "predicted": None,
-        "predicted_why_not": "not predicted yet",
+        "measurement": complete,
     }
 
 
@@ -126,46 +130,51 @@ def refused_row(
     setup: str,
     candidate: Candidate,
     why: str,
-) -> dict[str, Any]:
+) -> Line:
     """A point that the framework would refuse."""
-    row = unstarted_row(key, setup, why, candidate.knobs)
-    return {**row, "outcome": "illegal", "predicted_why_not": "it is not legal"}
+    return {**unstarted_row(key, setup, why, candidate), "outcome": "illegal"}
 
 
 def unstarted_row(
     key: str,
     setup: str,
     why: str,
-    knobs: Mapping[str, object] = MappingProxyType({}),
-) -> dict[str, Any]:
-    """A point that could not be started; without knobs a whole setup that cannot be built."""
+    candidate: Candidate | None = None,
+) -> Line:
+    """A point that could not be started; without a candidate a setup that cannot be built."""
     return {
         "key": key,
         "setup": setup,
-        "knobs": dict(knobs),
+        "knobs": dict(candidate.knobs) if candidate else {},
         "outcome": "failed to start",
         "fits": False,
         "why": why,
-        "predicted": None,
-        "predicted_why_not": "not predicted yet" if knobs else why,
     }
 
 
-def predicted_figures(prediction: Prediction) -> dict[str, Any]:
+def predicted_figures(prediction: Prediction) -> Line:
+    engine = prediction.engine
     return {
         "fits": prediction.fits,
         "basis": prediction.basis,
+        "limit_bytes": prediction.limit_bytes,
         "peak_memory_bytes": _interval(prediction.peak_memory_bytes),
         "torch_peak_allocated_bytes": _interval(prediction.torch_peak_allocated_bytes),
         "torch_peak_reserved_bytes": _interval(prediction.torch_peak_reserved_bytes),
         "tokens_per_second": _interval(prediction.tokens_per_second),
+        "kv_cache_bytes": _interval(engine.kv_cache_bytes) if engine else None,
+        "kv_cache_tokens": engine.kv_cache_tokens if engine else None,
+        # An emulated engine has nothing outside torch: its cache takes these bytes in addition.
+        "engine_outside_torch_bytes": outside_torch_bytes(1).value if engine else 0,
         "versions": dict(prediction.versions),
     }
 
 
 def _interval(estimate: Estimate | None) -> dict[str, float] | None:
-    return (
-        None
-        if estimate is None
-        else {"value": estimate.value, "low": estimate.low, "high": estimate.high}
-    )
+    if estimate is None:
+        return None
+    return {
+        "value": estimate.value,
+        "low": estimate.low,
+        "high": estimate.high,
+    }

@@ -1,207 +1,271 @@
-"""Setups of `make bench-gpu`: models, limits, and the ladders measured on them. Data, no code that
-runs anything.
+"""Points of `make first-light`: models, limits, and the settings that are measured on them. Data,
+no code that runs anything.
 
-A setup is the part that stays loaded: a model, its tuning, a memory limit, an engine or none. A
-ladder raises the micro-batch from the safe end at one length and one choice of checkpointing, and
-ends at its first out-of-memory error.
+A setup is the part that stays loaded: a method, a model, its tuning, a memory limit, an engine or
+none. Its points follow in the order of their memory. An out-of-memory error ends only the points
+with the same choice of checkpointing.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import starmap
 
-GLOBAL_BATCH = 64
-MICRO_BATCHES = (1, 4, 16, 64)
 GENERATIONS = 8
-WHOLE, HALF, THIRD, FIFTH = "100%", "50%", "30%", "20%"
-"""Memory limits as shares of the card. On one of 80 GB, of which drivers report less, they emulate
-cards of 40, 24 and 16 GB.
-"""
+TINY_LIMIT_GIB = 0.55
 
 
 @dataclass(frozen=True, kw_only=True)
-class Ladder:
-    """Climb."""
+class Point:
+    """One measurement. `completion` is 0 for rows that are not generated."""
 
-    prompt: int
-    completion: int
+    micro_batch: int
     checkpointing: bool
-    micro_batches: tuple[int, ...] = MICRO_BATCHES
+    prompt: int
+    completion: int = 0
+
+    @property
+    def name(self) -> str:
+        lengths = f"{self.prompt} + {self.completion}" if self.completion else f"{self.prompt}"
+        checkpointing = "checkpointing" if self.checkpointing else "no checkpointing"
+        return f"micro-batch {self.micro_batch}, {lengths} tokens, {checkpointing}"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Setup:
-    """Part that is loaded once, and the ladders on it."""
+    """Part that is loaded once, and its points."""
 
+    method: str
     model: str
     tuning: str
-    limit: str
-    ladders: tuple[Ladder, ...]
-    holds: tuple[str, ...] = ("use_vllm=false",)
-    global_batch: int = GLOBAL_BATCH
-    generations: int = GENERATIONS
+    limit_gib: float | None  # None: the whole card
+    points: tuple[Point, ...]
+    holds: tuple[str, ...] = ()
+    global_batch: int
 
     @property
     def name(self) -> str:
-        return " ".join([self.model.rsplit("/", 1)[-1], self.tuning, self.limit, *self.holds])
+        limit = "whole card" if self.limit_gib is None else f"{self.limit_gib:g} GiB"
+        model = self.model.rsplit("/", 1)[-1]
+        parts = [self.method, model, self.tuning, limit]
+        for hold in self.holds:
+            if hold.startswith(("use_vllm=true", "vllm_gpu", "vllm_enable")):
+                parts.append(hold)
+        return " ".join(parts)
 
 
-def ladders(
-    lengths: Sequence[tuple[int, int]], micro_batches: tuple[int, ...] = MICRO_BATCHES
-) -> tuple[Ladder, ...]:
-    """Return every length with and without checkpointing, the short ones first."""
-    return tuple(
-        Ladder(
-            prompt=prompt,
-            completion=completion,
-            checkpointing=checkpointing,
-            micro_batches=micro_batches,
+Shape = tuple[int, bool]
+"""Micro-batch and checkpointing."""
+
+
+def _rows(
+    model: str,
+    tuning: str,
+    limit_gib: float | None,
+    length: int,
+    *shapes: Shape,
+) -> Setup:
+    """Rows of one length: no rollout, so that a point takes seconds."""
+    points = []
+    for micro_batch, checkpointing in shapes:
+        points.append(
+            Point(
+                micro_batch=micro_batch,
+                checkpointing=checkpointing,
+                prompt=length,
+            )
         )
-        for prompt, completion in lengths
-        for checkpointing in (True, False)
-    )
-
-
-SHORT, LONG, WITH_ENGINE = (256, 256), (512, 512), (512, 1024)
-"""Prompt and completion. Generation by transformers takes some 25 ms a token whatever the model:
-hence 512 at most there.
-"""
-
-
-def _generating_itself(
-    model: str,
-    tuning: str,
-    limit: str,
-    *lengths: tuple[int, int],
-) -> Setup:
     return Setup(
+        method="sft",
         model=model,
         tuning=tuning,
-        limit=limit,
-        ladders=ladders(lengths),
+        limit_gib=limit_gib,
+        points=tuple(points),
+        global_batch=8 if "7B" in model else 16,
     )
 
 
-TRANSFORMERS: tuple[Setup, ...] = tuple(
-    starmap(
-        _generating_itself,
-        (
-            ("Qwen2.5-0.5B", "lora", FIFTH, SHORT, LONG),
-            ("Qwen2.5-7B", "lora", THIRD, SHORT, LONG),
-            ("Qwen2.5-7B", "full", WHOLE, SHORT),
-            ("Qwen2.5-1.5B", "full", THIRD, SHORT, LONG),
-            ("Qwen2.5-7B", "lora", HALF, SHORT, LONG),
-            ("Qwen2.5-0.5B", "full", FIFTH, SHORT, LONG),
-            ("Qwen2.5-1.5B", "lora", FIFTH, SHORT, LONG),
-            ("Qwen2.5-1.5B", "full", HALF, SHORT, LONG),
-            ("Qwen2.5-7B", "lora", WHOLE, SHORT, LONG),
-            ("Qwen2.5-0.5B", "full", HALF, SHORT, LONG),
-        ),
-    )
-)
-"""Setups by information content: a time limit may end anywhere."""
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """vLLM in the training process."""
 
-VLLM = ("use_vllm=true", "vllm_max_model_length=2048")
+    share: float
+    sleep: bool
 
-
-def _with_engine(
-    model: str,
-    tuning: str,
-    limit: str,
-    share: float,
-    sleep: bool,
-) -> Setup:
-    holds = (
-        *VLLM,
-        f"vllm_gpu_memory_utilization={share}",
-        f"vllm_enable_sleep_mode={str(sleep).lower()}",
-    )
-    return Setup(
-        model=model,
-        tuning=tuning,
-        limit=limit,
-        ladders=ladders([WITH_ENGINE], (2, 8, 32, 64)),
-        holds=holds,
-    )
-
-
-COLOCATED: tuple[Setup, ...] = tuple(
-    _with_engine(model, tuning, limit, share, sleep)
-    for model, tuning, limit, share in (
-        ("Qwen2.5-7B", "lora", WHOLE, 0.4),
-        ("Qwen2.5-1.5B", "full", HALF, 0.3),
-        ("Qwen2.5-0.5B", "lora", FIFTH, 0.3),
-        ("Qwen2.5-7B", "lora", HALF, 0.5),
-    )
-    for sleep in (False, True)
-)
-
-LONGEST = (512, 1988)
-"""Prompt and completion of 2,500 tokens together."""
-
-QUANTISED: tuple[Setup, ...] = (
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="qlora",
-        limit=HALF,
-        ladders=ladders([LONGEST]),
-    ),
-    Setup(
-        model="Qwen2.5-7B",
-        tuning="qlora",
-        limit=HALF,
-        ladders=ladders([LONGEST], (2, 8, 32)),
-        holds=(
+    def holds(self, longest: int) -> tuple[str, ...]:
+        return (
             "use_vllm=true",
-            "vllm_max_model_length=2500",
-            "vllm_gpu_memory_utilization=0.4",
-            "vllm_enable_sleep_mode=true",
-        ),
+            f"vllm_max_model_length={longest}",
+            f"vllm_gpu_memory_utilization={self.share}",
+            f"vllm_enable_sleep_mode={str(self.sleep).lower()}",
+        )
+
+
+def _rollouts(
+    model: str,
+    tuning: str,
+    limit_gib: float | None,
+    lengths: tuple[int, int],
+    *shapes: Shape,
+    engine: Engine | None = None,
+) -> Setup:
+    """GRPO: completions by transformers, or by an engine."""
+    prompt, completion = lengths
+    points = []
+    for micro_batch, checkpointing in shapes:
+        points.append(
+            Point(
+                micro_batch=micro_batch,
+                checkpointing=checkpointing,
+                prompt=prompt,
+                completion=completion,
+            )
+        )
+    engine_holds = engine.holds(sum(lengths)) if engine else ("use_vllm=false",)
+    return Setup(
+        method="grpo",
+        model=model,
+        tuning=tuning,
+        limit_gib=limit_gib,
+        points=tuple(points),
+        holds=(f"num_generations={GENERATIONS}", *engine_holds),
+        global_batch=64 if engine else 32,
+    )
+
+
+SFT = (
+    _rows(
+        "Qwen2.5-7B",
+        "lora",
+        40,
+        2048,
+        (1, True),
+        (8, True),
+        (1, False),
+        (2, False),
+        (8, False),
+    ),
+    _rows(
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        1024,
+        (4, True),
+        (16, True),
+        (4, False),
+        (8, False),
+    ),
+    _rows(
+        "Qwen2.5-7B",
+        "full",
+        None,
+        2048,
+        (1, True),
+        (4, True),
+        (4, False),
+    ),
+    _rows(
+        "Qwen2.5-1.5B",
+        "full",
+        24,
+        1024,
+        (4, True),
+        (2, False),
+        (4, False),
+    ),
+)
+COLOCATED = (
+    _rollouts(
+        "Qwen2.5-7B",
+        "lora",
+        None,
+        (512, 512),
+        (4, True),
+        (16, True),
+        engine=Engine(share=0.5, sleep=True),
+    ),
+    _rollouts(
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        (256, 256),
+        (8, True),
+        engine=Engine(share=0.3, sleep=True),
+    ),
+    _rollouts(
+        "Qwen2.5-1.5B",
+        "full",
+        40,
+        (512, 512),
+        (4, True),
+        (8, False),
+        engine=Engine(share=0.3, sleep=False),
+    ),
+)
+# The share is of the limit, not of the card: the engine has half of 24 GiB and half of 40 GiB.
+SHARES = tuple(
+    _rollouts(
+        "Qwen2.5-0.5B",
+        "lora",
+        limit_gib,
+        (256, 256),
+        (8, True),
+        engine=Engine(share=0.5, sleep=True),
+    )
+    for limit_gib in (16, 24, 40, None)
+)
+ROLLOUTS = (
+    _rollouts(
+        "Qwen2.5-0.5B",
+        "lora",
+        16,
+        (256, 128),
+        (4, True),
+        (16, True),
+        (16, False),
+    ),
+    _rollouts(
+        "Qwen2.5-7B",
+        "lora",
+        40,
+        (256, 128),
+        (4, True),
+        (16, False),
+    ),
+)
+QUANTISED = (
+    _rollouts(
+        "Qwen2.5-7B",
+        "qlora",
+        24,
+        (512, 512),
+        (4, True),
+        (16, True),
+        (16, False),
     ),
 )
 
-SETUPS = {"transformers": TRANSFORMERS, "colocated": COLOCATED, "quantised": QUANTISED}
+PARTS = {
+    "sft": SFT,
+    "colocated": COLOCATED,
+    "shares": SHARES,
+    "rollouts": ROLLOUTS,
+    "quantised": QUANTISED,
+}
 
 
-def tiny(setups: Sequence[Setup], model: str) -> Iterator[Setup]:
-    """Return the setups for a synthetic model on a CPU: no sleep mode, lengths and limits of its
-    size.
+def tiny(model: str) -> tuple[Setup, ...]:
+    """Return two setups for a synthetic model on a CPU. The second one runs out of memory: packages
+    alone take most of its limit.
     """
-    without_engine = {FIFTH: "560M", THIRD: "640M", HALF: "800M", WHOLE: "1G"}
-    # vLLM wants half of the limit free when it starts, beside 550 MiB of imported packages.
-    with_engine = {FIFTH: "1150M", THIRD: "1200M", HALF: "1300M", WHOLE: "1500M"}
-    names: set[str] = set()
-    for setup in setups:
-        holds = tuple(_for_a_cpu(hold) for hold in setup.holds)
-        small = replace(
-            setup,
-            model=model,
-            limit=(with_engine if "use_vllm=true" in holds else without_engine)[setup.limit],
-            global_batch=32,
-            generations=4,
-            holds=holds,
-            ladders=tuple(
-                replace(
-                    ladder,
-                    prompt=64,
-                    completion=64 * (ladder.completion > SHORT[1]) + 64,
-                    micro_batches=(4, 16, 32),
-                )
-                for ladder in setup.ladders
-            ),
-        )
-        if small.name not in names:
-            names.add(small.name)
-            yield small
+    setup = replace(
+        _rollouts(model, "full", None, (64, 128), (4, False), (32, False)),
+        global_batch=32,
+        holds=("num_generations=4", "use_vllm=false"),
+    )
+    return (setup, replace(setup, limit_gib=TINY_LIMIT_GIB))
 
 
-def _for_a_cpu(hold: str) -> str:
-    name, _, value = hold.partition("=")
-    smaller = {
-        "vllm_enable_sleep_mode": "false",
-        "vllm_max_model_length": "192",
-        "vllm_gpu_memory_utilization": "0.5",
-    }
-    return f"{name}={smaller.get(name, value)}"
+def all_setups() -> Iterator[Setup]:
+    for setups in PARTS.values():
+        yield from setups

@@ -8,7 +8,7 @@ import random
 import statistics
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
@@ -121,6 +121,16 @@ class Simulated:
         self._live: str | None = None
         self.now = 0.0
 
+    def shortened(self, share: float) -> Simulated:
+        """Return the same machine with probes of shorter rows and fewer of them."""
+        return Simulated(
+            replace(self._formulas, shortened=share),
+            memory_level=self._bytes,
+            speed_level=self._pace,
+            seed=self._dice.randrange(2**31),
+            noise=self._noise,
+        )
+
     def truth(self, candidate: Candidate) -> Truth:
         if candidate.id not in self._truths:
             self._truths[candidate.id] = self._formulas.truth(candidate)
@@ -166,6 +176,13 @@ class Simulated:
             worst=speed,
             optimizer_steps=plan.timed_cycles + plan.warmup_cycles,
         )
+
+    def expected_seconds(self, candidate: Candidate, plan: ProbePlan) -> float:
+        """Return what a probe takes without noise, as if it fits."""
+        truth = self.truth(candidate)
+        loading = 0.0 if candidate.load_key == self._live else truth.load_seconds
+        cycles = plan.warmup_cycles + plan.timed_cycles
+        return loading + truth.setup_seconds + cycles * truth.cycle_seconds / self._pace
 
     def _until(self, truth: Truth) -> float:
         """Seconds of the first cycle that pass before the phase in which memory runs out."""

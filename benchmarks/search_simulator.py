@@ -32,6 +32,14 @@ CHUNK = 1024
 GATHERED_LAYERS = 2
 """Layers whose weights are whole at a time under ZeRO-3."""
 
+SHORTENED = (
+    "max_prompt_length",
+    "max_completion_length",
+    "steps_per_generation",
+    "gradient_accumulation_steps",
+)
+"""Settings of a probe that is shorter than the training."""
+
 TAIL_POINTS = 100
 """Quantiles that stand for a law of lengths."""
 
@@ -242,9 +250,11 @@ class Machine:
     ranks: int
     limit_bytes: int
     quirks: Quirks
+    shortened: float = 1.0
+    """Prompts, completions and rollouts, as shares of the longest."""
 
     def truth(self, candidate: Candidate) -> Truth:
-        run = _Run(self, candidate.settings)
+        run = _Run(self, self._shortened(candidate.settings))
         peaks = run.peaks()
         phase = max(peaks, key=lambda name: peaks[name])
         failure = run.engine_failure()
@@ -265,6 +275,16 @@ class Machine:
             load_seconds=run.load_seconds(),
             setup_seconds=2.0 + 0.02 * self.shape.layers,
         )
+
+    def _shortened(self, settings: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return shorter rows, and fewer micro-steps, of the same micro-batch."""
+        if self.shortened == 1:
+            return settings
+        changes = {}
+        for name in SHORTENED:
+            if settings.get(name):
+                changes[name] = max(1, round(settings[name] * self.shortened))
+        return {**settings, **changes}
 
 
 def _cause(phase: str, run: _Run) -> str:

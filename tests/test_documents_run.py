@@ -135,7 +135,16 @@ QUICK = {
         f"make {target}": Run(
             instead={f"make {target}": f"make -C {ROOT} --dry-run {target}"}, says="python"
         )
-        for target in ("test", "test-all", "test-long", "bench-gpu", "step-models")
+        for target in (
+            "test",
+            "test-all",
+            "test-long",
+            "step-models",
+            "first-light",
+            "first-light MINUTES=30",
+            "first-light-predictions GPU=H100",
+            "first-light-emulated GPU=H100",
+        )
     },
 }
 """Commands that take a second or two. For targets that run for hours, make prints their commands;
@@ -162,9 +171,6 @@ SLOW = {
     "autotune run --model Qwen2.5-0.5B --gpus local --budget 20m": Run(
         instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"},
         says="recommended.yaml",
-    ),
-    "autotune run --model Qwen2.5-0.5B --gpus local --budget 3m --out first": Run(
-        instead={"Qwen2.5-0.5B": "model", "--gpus local": CPU}, says="first/recommended.yaml"
     ),
     "autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8": Run(
         instead={
@@ -267,9 +273,6 @@ SLOW = {
         instead={"install '.": f"install --dry-run --no-deps --no-build-isolation '{ROOT}"},
         says="grpo-autotune",
     ),
-    "python benchmarks/gpu.py --parts transformers --minutes 25": Run(
-        instead={"benchmarks/gpu.py": f"{ROOT}/benchmarks/gpu.py --help"}, says="--parts"
-    ),
     **{
         f"python -m pytest -q -m gpu tests/gpu/{name}.py": Run(
             instead={"tests/gpu": f"--collect-only --rootdir {ROOT} {ROOT}/tests/gpu"},
@@ -299,9 +302,6 @@ OTHER_TESTS = {
     ),
     "autotune predict --from-command launch.sh --gpus 8xH100-80G --explain": (
         "cli/test_explain.py::test_explain_lists_settings_and_json_has_them"
-    ),
-    "python benchmarks/gpu.py --device cpu --tiny --minutes 3": (
-        "benchmarks/test_gpu.py::test_points_and_real_out_of_memory_errors_are_there"
     ),
     "autotune rehearse --gpus 2xA100-40G -- torchrun --nproc-per-node 2 train.py": (
         "emulator/test_rehearsal.py::test_a_command_that_fits_ends_with_its_peaks_by_phase"

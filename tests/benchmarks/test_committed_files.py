@@ -6,34 +6,33 @@ from typing import Any
 
 from tests.gpu.committed import complaints
 
-PLANNED = ({"model": "Qwen2.5-7B", "tuning": "lora", "limit": "50%", "holds": ["use_vllm=false"]},)
-MEASURED = "Qwen2.5-7B lora 50% use_vllm=false"
+START = {"kind": "start", "basis": "measured", "machine": {"date": "2026-11-26"}}
 
 
-def document(
-    *setups: str,
-    points: int,
-    seconds_spent: float,
-) -> dict[str, Any]:
-    """Return a file of ten minutes, with one row for each of these names."""
-    return {
-        "config": {"setups": PLANNED, "minutes": 10},
-        "counts": {"points": points},
-        "seconds_spent": seconds_spent,
-        "rows": [{"setup": name, "outcome": "ok"} for name in setups],
-    }
+def point(outcome: str = "ok", basis: str = "measured") -> dict[str, Any]:
+    return {"kind": "point", "key": "k1", "basis": basis, "outcome": outcome}
+
+
+def step(name: str) -> dict[str, Any]:
+    return {"kind": "step", "name": name, "basis": "measured", "outcome": "ok"}
 
 
 def test_a_small_file_is_good() -> None:
-    assert complaints(document(MEASURED, points=1, seconds_spent=30)) == []
+    assert complaints([START, point(), step("sft")]) == []
 
 
-def test_a_planned_setup_is_missing_unless_the_time_was_spent() -> None:
-    (missing,) = complaints(document("other", points=1, seconds_spent=30))
-    assert MEASURED in missing
-    assert complaints(document("other", points=1, seconds_spent=600)) == []
+def test_a_file_without_points_is_good_if_no_step_had_any() -> None:
+    assert complaints([START, step("identity")]) == []
 
 
-def test_wrong_counts_and_empty_files_are_named() -> None:
-    assert len(complaints(document(MEASURED, points=40, seconds_spent=600))) == 1
-    assert len(complaints(document(points=0, seconds_spent=600))) == 1
+def test_a_step_that_ended_well_has_points() -> None:
+    assert len(complaints([START, step("sft")])) == 1
+    assert len(complaints([START, point("failed to start"), step("sft")])) == 1
+
+
+def test_a_file_has_a_machine_and_a_date() -> None:
+    assert len(complaints([point()])) == 1
+
+
+def test_emulated_figures_are_not_measured() -> None:
+    assert len(complaints([START, point(basis="emulated")])) == 1

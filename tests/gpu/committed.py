@@ -1,52 +1,40 @@
-"""Files that `benchmarks/gpu.py` wrote on a machine with a GPU, and what each says it measured."""
+"""Files that `make first-light` wrote on a machine with a GPU, and what they say they measured."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-NOT_MEASURED = ("illegal", "failed to start")
-Document = dict[str, Any]
-Row = dict[str, Any]
+Line = Mapping[str, Any]
+NOT_RUN = ("illegal", "failed to start")
+STEPS_WITH_POINTS = ("sft", "colocated", "shares", "quantised", "rollouts")
 
 
-def complaints(document: Document) -> list[str]:
-    """Return the ways in which a file differs from what it says it holds: its counts, and the
-    setups of its configuration, of which only a spent time limit may leave some out.
+def complaints(lines: Sequence[Line]) -> list[str]:
+    """Return the ways in which a file differs from what it says it holds: a machine, a date, and a
+    point for each step that ended well.
     """
     texts = []
-    rows = document["rows"]
-    measured = [row for row in rows if row["outcome"] not in NOT_MEASURED]
-    points = document["counts"]["points"]
-    if not measured or points != len(measured):
-        texts.append(f"{points} points are counted, and {len(measured)} rows were measured")
-    if not _time_was_spent(document):
-        for name in _planned_setups(document):
-            if not any(row["setup"] == name for row in rows):
-                texts.append(f"no row of {name}, although time was left")
+    starts = 0
+    has_points_step = False
+    for line in lines:
+        if line["basis"] != "measured":
+            texts.append(f"a line is {line['basis']}, not measured")
+        if line["kind"] == "start" and line["machine"].get("date"):
+            starts += 1
+        if line["kind"] == "step" and line["outcome"] == "ok":
+            has_points_step |= line["name"] in STEPS_WITH_POINTS
+    if not starts:
+        texts.append("no machine and no date")
+    if has_points_step and not measured_points(lines):
+        texts.append("a step of points ended well, and there is no point")
     return texts
 
 
-def comparable(document: Document, *, with_engine: bool) -> list[Row]:
-    """Return the rows that ended well and have a prediction: only there both figures cover a
-    whole step.
-    """
-    rows = []
-    for row in document["rows"]:
-        has_engine = "use_vllm=true" in row["setup"]
-        if row["outcome"] == "ok" and row["predicted"] and with_engine >= has_engine:
-            rows.append(row)
-    return rows
-
-
-def _time_was_spent(document: Document) -> bool:
-    minutes = document["config"].get("minutes")
-    return minutes is not None and document["seconds_spent"] >= 60 * minutes
-
-
-def _planned_setups(document: Document) -> list[str]:
-    """Return the names of the planned setups, formed like those of its rows."""
-    names = []
-    for setup in document["config"].get("setups", []):
-        model = setup["model"].rsplit("/", 1)[-1]
-        names.append(" ".join([model, setup["tuning"], setup["limit"], *setup["holds"]]))
-    return names
+def measured_points(lines: Iterable[Line]) -> dict[str, Line]:
+    """Return the points that a process has tried, by key."""
+    points = {}
+    for line in lines:
+        if line["kind"] == "point" and line["outcome"] not in NOT_RUN:
+            points[line["key"]] = line
+    return points

@@ -2,60 +2,60 @@
 
 from __future__ import annotations
 
-import json
 import statistics
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.gpu.committed import Document, Row, comparable, complaints
+from tests.gpu.committed import complaints
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from first_light_page import (  # noqa: E402
+    ALLOCATED,
+    DEVICE,
+    differences,
+    disagreements,
+    read_results,
+)
+from gpu_record import FILE, read_lines  # noqa: E402
 
 pytestmark = pytest.mark.gpu
 
-RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
-POINTS = ("transformers", "colocated", "quantised")  # parts that measure points, not a search
-FILES = [file for file in sorted(RESULTS.glob("*/*.json")) if file.stem in POINTS]
+RESULTS = ROOT / "benchmarks" / "results" / "first-light"
+FOLDERS = [path.parent for path in sorted(RESULTS.glob(f"*/{FILE}"))]
 
 
-@pytest.fixture(
-    scope="module",
-    params=[file for file in FILES if file.parent.name != "cpu"],
-    ids=lambda file: f"{file.parent.name}-{file.stem}",
-)
-def document(request: pytest.FixtureRequest) -> Document:
-    content: Document = json.loads(request.param.read_text())
-    return content
+@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+def folder(request: pytest.FixtureRequest) -> Path:
+    path: Path = request.param
+    return path
 
 
-def median_error(
-    rows: list[Row],
-    measured: str,
-    predicted: str,
-) -> float:
-    """Return the median of the relative distances."""
-    errors = []
-    for row in rows:
-        if row[measured] is not None:
-            errors.append(abs(row["predicted"][predicted]["value"] / row[measured] - 1))
-    if not errors:
+def median_difference(folder: Path, figure: str) -> float:
+    """Return the median of the relative distances of the points that ended well."""
+    shares = []
+    for difference in differences(read_results(folder)):
+        if difference.figure == figure and difference.basis == "measured":
+            shares.append(abs(difference.share))
+    if not shares:
         pytest.skip("no point that ended well has both figures")
-    return statistics.median(errors)
+    return statistics.median(shares)
 
 
-def test_a_file_holds_what_it_says_it_measured(document: Document) -> None:
-    assert complaints(document) == []
+def test_a_file_holds_what_it_says_it_measured(folder: Path) -> None:
+    assert complaints(read_lines(folder / FILE)) == []
 
 
-def test_torch_memory_is_predicted_within_one_percent(document: Document) -> None:
-    rows = comparable(document, with_engine=False)
-    assert median_error(rows, "torch_allocated_bytes", "torch_peak_allocated_bytes") <= 0.01
+def test_torch_memory_is_predicted_within_one_percent(folder: Path) -> None:
+    assert median_difference(folder, ALLOCATED) <= 0.01
 
 
-def test_device_memory_is_predicted_within_three_percent(document: Document) -> None:
-    rows = comparable(document, with_engine=True)
-    assert median_error(rows, "peak_bytes", "peak_memory_bytes") <= 0.03
+def test_device_memory_is_predicted_within_three_percent(folder: Path) -> None:
+    assert median_difference(folder, DEVICE) <= 0.03
 
 
-def test_no_point_that_fitted_was_refused(document: Document) -> None:
-    for row in comparable(document, with_engine=True):
-        assert row["predicted"]["fits"] is not False
+def test_no_point_that_fitted_was_refused(folder: Path) -> None:
+    assert disagreements(read_results(folder)) == []
