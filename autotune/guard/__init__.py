@@ -8,9 +8,10 @@ progress.py        steps, from the output and the checkpoints
 checkpoints.py     the last whole checkpoint, by the framework's own layout
 ending.py          why a training ended, and whether to start it again
 smaller.py         the next configuration, which learns the same
-restart_files.py   that configuration as a file, and the command that reads it
+training.py        that configuration as a file, and the command that reads it
+opening.py         what is guarded, from the words of the command
 before_the_limit.py  trend of the peak, hangs
-run_facts.py       what the record keeps of a guarded run
+save_request.py    request to the trainer to save before memory runs out
 history.py         guard.json, and what is printed
 guarding.py        the loop over all of these
 """

@@ -1,17 +1,10 @@
-"""Before memory runs out: the trend of the peak, and the request to save in time. Hangs.
-
-The trainer is asked in the way that it has: `MemoryWatch` looks for a file, other trainers may have
-a handler of SIGUSR1, which is sent only if there is one. All others save as configured, and are
-ended after their next whole checkpoint.
-"""
+"""Before memory runs out: the trend of the peak. Hangs: the time without a step, and the stacks."""
 
 from __future__ import annotations
 
 import contextlib
 import shutil
-import signal
 import subprocess
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,10 +14,6 @@ from autotune.core.units import format_bytes
 from autotune.guard.progress import Progress
 from autotune.guard.watched import Look
 from autotune.worker.processes import descendants
-
-VARIABLE = "AUTOTUNE_GUARD"  # environment variable with the folder of the two files below
-SAVE_REQUEST = "save"  # its presence asks the trainer to save and to stop
-SAVED = "saved"  # written by the trainer that did so
 
 MAX_POINTS = 64
 HANG_FACTOR = 10  # usual times of a step without one
@@ -72,38 +61,6 @@ def crossing_text(until: int, total: int | None, look: Look) -> str:
         f"the peak grows and reaches the limit of {format_bytes(look.limit_bytes)} on {look.where}"
         f" after step {until} at the latest; the run takes {total}"
     )
-
-
-class SaveRequest:
-    """Request to save and to stop, in a folder that the command knows by a variable."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.is_made = False
-        self.clear()
-
-    @property
-    def variables(self) -> Mapping[str, str]:
-        return {VARIABLE: str(self.folder.absolute())}
-
-    def clear(self) -> None:
-        self.is_made = False
-        for name in (SAVE_REQUEST, SAVED):
-            with contextlib.suppress(OSError):
-                (self.folder / name).unlink()
-
-    def make(self, pid: int | None) -> int | None:
-        """Ask for it; return the process that SIGUSR1 may be sent to, None: there is none."""
-        self.is_made = True
-        with contextlib.suppress(OSError):
-            (self.folder / SAVE_REQUEST).touch()
-        if pid is not None and handles(pid, signal.SIGUSR1):
-            return pid
-        return None
-
-    @property
-    def was_obeyed(self) -> bool:
-        return (self.folder / SAVED).exists()
 
 
 def handles(pid: int, number: int) -> bool:

@@ -16,9 +16,9 @@ from autotune.core.units import format_seconds
 from autotune.diagnosis import Diagnosis
 from autotune.guard.attempt import Attempt, ProcessEnd, signals_forwarded
 from autotune.guard.before_the_limit import (
-    SaveRequest,
     Trend,
     crossing_text,
+    handles,
     hang_seconds,
     stacks,
 )
@@ -33,6 +33,7 @@ from autotune.guard.history import (
     summary,
 )
 from autotune.guard.progress import Progress
+from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.training import Start, Training
 from autotune.guard.watched import Look, Watcher
@@ -300,6 +301,8 @@ class _Watch:
         progress = Progress(time.monotonic())
         while True:
             end = self.attempt.wait(POLL_SECONDS)
+            if end is not None:
+                self._next_checkpoints = 0.0  # the last look
             self._read(progress)
             if end is not None:
                 if self.save.was_obeyed:
@@ -339,8 +342,10 @@ class _Watch:
         if not self.options.early:
             self.note(f"{text}. --early would save and restart before that.")
             return
-        self.note(f"{text}. The trainer is asked to save.")
-        if self.save.make(self.attempt.pid) is not None:
+        due = self.save.make(progress.step, progress.usual_seconds)
+        self.note(f"{text}. The trainer is asked to save after step {due}.")
+        # Without a handler the signal would end the command.
+        if self.attempt.pid is not None and handles(self.attempt.pid, signal.SIGUSR1):
             self.attempt.send(signal.SIGUSR1)
         steps = [checkpoint["step"] for checkpoint in self.record.checkpoints]
         self._saved_at_request = max(steps, default=-1)

@@ -17,7 +17,7 @@ from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.failures.table import CAUSES
 from autotune.guard.checkpoints import Checkpoint, FoundCheckpoints
 from autotune.guard.ending import Ending, Reason
-from autotune.guard.smaller import Choice
+from autotune.guard.smaller import OWN_VALUES, Choice
 from autotune.guard.watched import Peaks
 
 SCHEMA = 1
@@ -196,6 +196,8 @@ def lines_of_restart(
 
 
 def _learning_text(choice: Choice) -> str:
+    if choice.basis == OWN_VALUES:
+        return "as --values states: the guard does not know these settings"
     if choice.learning:
         return "changes, as --may-change allows"
     return "the same: global batch and every learning setting are equal"

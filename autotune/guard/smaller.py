@@ -28,6 +28,10 @@ from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.preflight.check import with_room
 from autotune.request.job_builder import ParsedRequest
 
+PREDICTED = "predicted"
+BY_THE_TABLE = "by the failure table"
+OWN_VALUES = "the next of --values"
+
 KnobValues = Mapping[str, KnobValue]
 
 
@@ -38,7 +42,7 @@ class Choice:
     candidate: Candidate
     change: KnobValues
     learning: bool  # changes what is learned; only with --may-change
-    basis: str  # "predicted", or "by the failure table"
+    basis: str  # one of the three above
     speed_ratio: float | None = None
     needed_bytes: int | None = None  # predicted peak
     room_bytes: int | None = None  # that it must fit into
@@ -104,7 +108,7 @@ def _predicted(
                 candidate=changed,
                 change=way.change,
                 learning=way.learning,
-                basis="predicted",
+                basis=PREDICTED,
                 speed_ratio=way.speed_ratio,
                 needed_bytes=round(way.prediction.peak_memory_bytes.value),
                 room_bytes=room,
@@ -149,7 +153,7 @@ def _by_the_table(
         candidate=first.candidate,
         change=first.change,
         learning=first.learning,
-        basis="by the failure table",
+        basis=BY_THE_TABLE,
     )
 
 

@@ -22,7 +22,7 @@ from autotune.frameworks.launch_commands import changed_script, changes_of
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder
-from autotune.guard.smaller import Choice, Evidence, next_choice, same_learning
+from autotune.guard.smaller import OWN_VALUES, Choice, Evidence, next_choice, same_learning
 from autotune.preflight.command_words import VARIABLE, with_file
 from autotune.request.job_builder import ParsedRequest
 
@@ -247,9 +247,7 @@ class OwnTraining:
         for name, values in self.ladder.items():
             change[name] = values[following.rung]
         candidate = Candidate(knobs=change, settings=change, load={})
-        choice = Choice(
-            candidate=candidate, change=change, learning=False, basis="the next of --values"
-        )
+        choice = Choice(candidate=candidate, change=change, learning=False, basis=OWN_VALUES)
         return following, choice
 
 
