@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autotune.guard.training import Training
     from autotune.preflight.check import Preflight
 
-WORDS = "autotune.guard.words"  # of the command, in click's context
+COMMAND_KEY = "autotune.guard.words"  # of the command, in click's context
 
 
 class _GuardCommand(click.Command):
@@ -34,7 +34,7 @@ class _GuardCommand(click.Command):
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         if "--" in args:
             place = args.index("--")
-            ctx.meta[WORDS] = args[place + 1 :]
+            ctx.meta[COMMAND_KEY] = args[place + 1 :]
             args = args[:place]
         return super().parse_args(ctx, args)
 
@@ -130,15 +130,14 @@ def command(
     \b
     Examples:
       autotune guard train.yaml -- trl grpo --config train.yaml
-      autotune guard launch.sh --resume -- bash launch.sh
-      autotune guard --values micro=8,4,2 --checkpoints out/step_{step} -- python train.py
-        --micro {micro} --resume {checkpoint}
+      autotune guard train.yaml --resume -- trl grpo --config train.yaml
+      autotune guard --values micro=8,4,2 -- python train.py --micro {micro}
 
     """
     from autotune.guard.guarding import GuardOptions
 
-    words = tuple(context.meta.get(WORDS, ()))
-    _check(config, words)
+    command_words = tuple(context.meta.get(COMMAND_KEY, ()))
+    _check(config, command_words)
     options = GuardOptions(
         out=Path(out),
         restarts=restarts,
@@ -148,7 +147,7 @@ def command(
     )
     request = Flags(config=None, **flags)
     with interruptible():
-        training = _training(config, words, request, values, checkpoints, options.out)
+        training = _training(config, command_words, request, values, checkpoints, options.out)
         proof = None if no_proof else _proof(training, config, request)
     if proof is not None and proof.use is None:
         return EXIT_CODES[proof.status]
@@ -158,51 +157,51 @@ def command(
     return _exit_code(guarded)
 
 
-def _check(config: str | None, words: Sequence[str]) -> None:
+def _check(config: str | None, command_words: Sequence[str]) -> None:
     """Refuse a missing command, before anything is proven."""
-    if not words:
+    if not command_words:
         raise BadInput(
             "No command was given.",
             way_out="Write it behind two dashes: -- trl grpo --config train.yaml",
         )
     if config is not None:
-        check_command(config, words)
-        if not any(names(word, config) or VARIABLE in word for word in words):
+        check_command(config, command_words)
+        if not any(names(word, config) or VARIABLE in word for word in command_words):
             raise BadInput(
                 f"COMMAND does not name {config}, so a changed file would not reach it.",
                 way_out=f'Write -- trl grpo --config {config}, or read "${VARIABLE}" in a shell.',
             )
-    elif shutil.which(words[0]) is None:
+    elif shutil.which(command_words[0]) is None:
         raise BadInput(
-            f"COMMAND {words[0]!r} is no program.",
+            f"COMMAND {command_words[0]!r} is no program.",
             way_out="Write what starts the training behind the two dashes.",
         )
 
 
 def _training(
     config: str | None,
-    words: tuple[str, ...],
+    command_words: tuple[str, ...],
     request: Flags,
     values: Sequence[str],
     checkpoints: str | None,
     out: Path,
 ) -> Training:
     """Return what is guarded: a training that autotune reads, or the command as it is."""
-    from autotune.guard.opening import known_training
+    from autotune.guard.command_reading import known_training
     from autotune.guard.training import CHECKPOINT, OwnTraining, ladder_of
 
-    ladder = ladder_of(values, words)
-    is_own = bool(ladder or checkpoints) or any(CHECKPOINT in word for word in words)
+    ladder = ladder_of(values, command_words)
+    is_own = bool(ladder or checkpoints) or any(CHECKPOINT in word for word in command_words)
     if not is_own:
-        training = known_training(config, words, request, out)
+        training = known_training(config, command_words, request, out)
         if training is not None:
             return training
-    return OwnTraining(words=words, ladder=ladder, pattern=checkpoints)
+    return OwnTraining(command_words=command_words, ladder=ladder, pattern=checkpoints)
 
 
 def _proof(training: Training, config: str | None, request: Flags) -> Preflight | None:
     """Prove that the configuration fits; None for what no preflight can prove."""
-    from autotune.guard.opening import can_be_proven
+    from autotune.guard.command_reading import can_be_proven
     from autotune.preflight.check import preflight_flags
 
     if config is None or not can_be_proven(training):
@@ -222,9 +221,9 @@ def _guard(
     *,
     resume: bool,
 ) -> Guarded:
-    from autotune.guard.guarding import Guard
+    from autotune.guard.command_reading import resumed
+    from autotune.guard.guarding import RunGuard
     from autotune.guard.history import History, last_run
-    from autotune.guard.opening import resumed
 
     since = time.time()
     checkpoint = None
@@ -234,7 +233,7 @@ def _guard(
     history = History(
         out=options.out, config=config, proof=None if proof is None else proof.document
     )
-    guard = Guard(
+    guard = RunGuard(
         training=training,
         options=options,
         history=history,

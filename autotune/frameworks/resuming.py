@@ -31,7 +31,7 @@ class Resuming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     folder_setting: str
     folder: str  # where that setting is not stated; `${name}` is the value of a setting
     names: tuple[str, ...]  # paths of a checkpoint below the folder; `*` is any folder
-    whole: tuple[str, ...]
+    complete: tuple[str, ...]
     """Files of a whole checkpoint, as patterns; of alternatives divided by `|`, one is enough."""
 
     resume: dict[str, KnobValue]  # settings that go on from it; empty: the framework cannot

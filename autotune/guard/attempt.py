@@ -20,11 +20,11 @@ from pathlib import Path
 from types import FrameType
 
 import autotune.worker
-from autotune.guard.streams import Streams, Tail
+from autotune.guard.streams import OutputTail, Streams
 from autotune.worker import processes
 
 OUTPUT_SECONDS = 2.0  # that the last output may take to arrive
-END_SECONDS = 10.0  # between the second stop signal and the forced end
+FORCED_END_SECONDS = 10.0  # between the second stop signal and the forced end
 SAME_STOP_SECONDS = 1.0  # `timeout` and schedulers may send one stop twice
 
 # Sent to the command alone: what else should receive them is its business.
@@ -32,7 +32,7 @@ TO_THE_LEADER = (signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 # Sent by a terminal to every process of the command.
 TO_THE_GROUP = (signal.SIGINT, signal.SIGQUIT)
 SUSPENDING = (signal.SIGSTOP, signal.SIGCONT)
-STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
+STOPPING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 KILLED = signal.SIGKILL
 
@@ -55,8 +55,8 @@ class ProcessEnd:
 class Attempt:
     """The running command."""
 
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str]) -> None:
-        self.tail = Tail()
+    def __init__(self, command_words: Sequence[str], environment: Mapping[str, str]) -> None:
+        self.tail = OutputTail()
         self.pid: int | None = None  # of the command; None: it could not be started
         self._streams = Streams(self.tail)
         self._pending = b""
@@ -65,7 +65,7 @@ class Attempt:
         processes.adopt_orphans()  # of a keeper that is killed
         self._channel, keepers_end = socket.socketpair()
         self._keeper = subprocess.Popen(
-            _keeper_command(keepers_end.fileno(), words),
+            _keeper_command(keepers_end.fileno(), command_words),
             stdin=self._streams.child_stdin,
             stdout=self._streams.child_stdout,
             stderr=self._streams.child_stderr,
@@ -86,8 +86,8 @@ class Attempt:
         deadline = time.monotonic() + seconds
         while True:
             self._force_if_due()
-            left = max(0.0, deadline - time.monotonic())
-            readable, _, _ = select.select([self._channel], [], [], left)
+            remaining = max(0.0, deadline - time.monotonic())
+            readable, _, _ = select.select([self._channel], [], [], remaining)
             if not readable:
                 return None
             end = self._read()
@@ -107,7 +107,7 @@ class Attempt:
         if self._first_stop is None:
             self._first_stop = now
         elif now > self._first_stop + SAME_STOP_SECONDS and self._forced_at is None:
-            self._forced_at = now + END_SECONDS
+            self._forced_at = now + FORCED_END_SECONDS
         self.send(number)
 
     def end(self) -> None:
@@ -150,9 +150,9 @@ class Attempt:
             self._channel.sendall(f"{line}\n".encode())
 
 
-def _keeper_command(descriptor: int, words: Sequence[str]) -> list[str]:
+def _keeper_command(descriptor: int, command_words: Sequence[str]) -> list[str]:
     program = Path(autotune.worker.__file__).parent
-    return [sys.executable, "-S", "-E", str(program), "keep", str(descriptor), *words]
+    return [sys.executable, "-S", "-E", str(program), "keep", str(descriptor), *command_words]
 
 
 @contextlib.contextmanager
@@ -160,7 +160,7 @@ def signals_forwarded(attempt: Attempt) -> Iterator[None]:
     """Pass signals on to the command inside the block. Ignored ones stay ignored."""
 
     def forward(number: int, frame: FrameType | None) -> None:
-        if number in STOPS:
+        if number in STOPPING:
             attempt.stop(number)
         else:
             attempt.send(number)

@@ -11,11 +11,11 @@ from pathlib import Path
 from autotune.core.measurement import CycleMemory
 from autotune.core.run_statistics import SOAK_WARMUP_CYCLES, step_of_limit
 from autotune.core.units import format_bytes
-from autotune.guard.progress import Progress
+from autotune.guard.step_progress import StepProgress
 from autotune.guard.watched import Look
 from autotune.worker.processes import descendants
 
-MAX_POINTS = 64
+MAX_TREND_POINTS = 64
 HANG_FACTOR = 10  # usual times of a step without one
 MIN_HANG_SECONDS = 60.0
 STACK_SECONDS = 20.0
@@ -23,7 +23,7 @@ MAX_STACKS = 8
 
 
 @dataclass
-class Trend:
+class PeakTrend:
     """Peaks over steps. As with `MemoryWatch`, half of the points are dropped above a number."""
 
     points: list[CycleMemory] = field(default_factory=list)
@@ -42,11 +42,11 @@ class Trend:
                 held_bytes=look.used_bytes,
             )
         )
-        if len(self.points) > MAX_POINTS:
+        if len(self.points) > MAX_TREND_POINTS:
             self.points = self.points[::2]
             self._every *= 2
 
-    def crossing(self, progress: Progress, look: Look) -> int | None:
+    def crossing(self, progress: StepProgress, look: Look) -> int | None:
         """Return the step after which memory runs out before the end; None: it does not."""
         if progress.step is None or progress.total is None:
             return None
@@ -58,7 +58,7 @@ class Trend:
 
 def crossing_text(until: int, total: int | None, look: Look) -> str:
     return (
-        f"the peak grows and reaches the limit of {format_bytes(look.limit_bytes)} on {look.where}"
+        f"the peak grows and reaches the limit of {format_bytes(look.limit_bytes)} on {look.place}"
         f" after step {until} at the latest; the run takes {total}"
     )
 
@@ -75,7 +75,7 @@ def handles(pid: int, number: int) -> bool:
     return False
 
 
-def hang_seconds(progress: Progress, now: float) -> float | None:
+def hang_seconds(progress: StepProgress, now: float) -> float | None:
     """Return for how long there was no step, if that is ten times the usual time; else None."""
     usual = progress.usual_seconds
     if usual is None:

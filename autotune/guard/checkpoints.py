@@ -89,10 +89,10 @@ class CheckpointFolder:
 def _matching(folder: Path, pattern: str) -> Iterator[Path]:
     """Yield the folders that match, where parts of the folder itself may be unknown."""
     parts = folder.parts
-    known = Path(*parts[: parts.index("*")]) if "*" in parts else folder
-    unknown = folder.relative_to(known).as_posix() if known != folder else ""
+    fixed = Path(*parts[: parts.index("*")]) if "*" in parts else folder
+    unknown = folder.relative_to(fixed).as_posix() if fixed != folder else ""
     joined = f"{unknown}/{pattern}".strip("/")
-    for path in known.glob(joined):
+    for path in fixed.glob(joined):
         if path.is_dir():
             yield path
 
@@ -117,7 +117,7 @@ def newest_change(folder: Path) -> float | None:
 
 def problem_of(checkpoint: Path, layout: Resuming) -> str | None:
     """Return why a checkpoint is torn; None: it is whole."""
-    for alternatives in layout.whole:
+    for alternatives in layout.complete:
         patterns = [pattern.strip() for pattern in alternatives.split("|")]
         if not any(any(checkpoint.glob(pattern)) for pattern in patterns):
             return f"it has no {patterns[0]}"

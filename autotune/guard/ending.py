@@ -12,7 +12,7 @@ from enum import StrEnum
 
 from autotune.diagnosis import Diagnosis, diagnose
 from autotune.failures.classify import HOST_KILLED
-from autotune.guard.attempt import STOPS, ProcessEnd
+from autotune.guard.attempt import STOPPING, ProcessEnd
 
 SIGNALLED = 128  # exit codes of a shell above this are those of signals
 
@@ -69,11 +69,11 @@ def ending_of(
     host: HostEvidence,
     *,
     stop_requested: bool,
-    asked: Reason | None = None,
+    requested: Reason | None = None,
 ) -> Ending:
     """Classify one end. `asked`: the guard itself ended the attempt, for this reason."""
-    if asked is not None and not stop_requested:
-        return Ending(reason=asked, end=end)
+    if requested is not None and not stop_requested:
+        return Ending(reason=requested, end=end)
     if end.exit == 0:
         return Ending(reason=Reason.FINISHED, end=end)
     if stop_requested:
@@ -92,7 +92,7 @@ def ending_of(
         return _of_a_killed_process(ending, host)
     if diagnosis.is_memory:
         return replace(ending, reason=Reason.MEMORY)
-    if number in STOPS and not diagnosis.known:
+    if number in STOPPING and not diagnosis.known:
         return replace(ending, reason=Reason.STOPPED, evidence="")
     if diagnosis.cause in MACHINE_CAUSES or _is_lost_gpu(diagnosis):
         return replace(ending, reason=Reason.MACHINE)

@@ -16,7 +16,7 @@ from autotune.core.units import format_seconds
 from autotune.diagnosis import Diagnosis
 from autotune.guard.attempt import Attempt, ProcessEnd, signals_forwarded
 from autotune.guard.before_the_limit import (
-    Trend,
+    PeakTrend,
     crossing_text,
     handles,
     hang_seconds,
@@ -32,13 +32,13 @@ from autotune.guard.history import (
     lines_of_restart,
     summary,
 )
-from autotune.guard.progress import Progress
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
+from autotune.guard.step_progress import StepProgress
 from autotune.guard.training import Start, Training
-from autotune.guard.watched import Look, Watcher
+from autotune.guard.watched import Look, MemoryWatcher
 
-POLL_SECONDS = 0.5
+GUARD_POLL_SECONDS = 0.5
 CHECKPOINT_SECONDS = 5.0  # between two looks for new checkpoints
 STOP_SECONDS = 60.0  # that a command may take to end when the guard asks for it
 WRITTEN_SECONDS = 2.0  # a file that changed less long ago is still being written
@@ -73,7 +73,7 @@ class Guarded:
 
 
 @dataclass
-class Guard:
+class RunGuard:
     """One guarded run."""
 
     training: Training
@@ -81,7 +81,7 @@ class Guard:
     history: History
     say: Print
     since: float  # checkpoints written earlier are not this run's
-    _watcher: Watcher = field(default_factory=Watcher)
+    _watcher: MemoryWatcher = field(default_factory=MemoryWatcher)
     _refuted: set[str] = field(default_factory=set)
     _changed_from: tuple[Training, Evidence] | None = None  # before our last change
 
@@ -102,21 +102,21 @@ class Guard:
             if ending.reason not in RESTARTED and not is_ours:
                 return self._conclude(ending)
             if self.history.restarts >= self.options.restarts:
-                left = f"none: --restarts {self.options.restarts} are used up"
-                return self._conclude(ending, record, left)
+                reason = f"none: --restarts {self.options.restarts} are used up"
+                return self._conclude(ending, record, reason)
             before = _settings_of(self.training)
             choice = None
             if ending.reason in RELIEVED or is_ours:
                 choice = self._next(ending, record, is_ours=is_ours)
             if choice is None and (ending.is_out_of_memory or is_ours):
-                left = "nothing that learns the same is left to try"
-                return self._conclude(ending, record, left, nothing_fits=True)
+                reason = "nothing that learns the same is left to try"
+                return self._conclude(ending, record, reason, nothing_fits=True)
 
             # 3. The next attempt.
-            found = self._checkpoints().find()
-            checkpoint = found.newest
+            available = self._checkpoints().find()
+            checkpoint = available.newest
             start = self._start(checkpoint, _why(ending, record))
-            self._report(ending, record, choice, found, before, start.file)
+            self._report(ending, record, choice, available, before, start.file)
 
     def _start(self, checkpoint: Checkpoint | None, why: str) -> Start:
         number = len(self.history.attempts) + 1
@@ -138,7 +138,7 @@ class Guard:
         record = AttemptRecord(
             number=number,
             config=None if start.file is None else str(start.file),
-            command=without_secret_arguments(list(start.words)),
+            command=without_secret_arguments(list(start.command_words)),
             began=time.time(),
             from_step=None if checkpoint is None else checkpoint.step,
             checkpoint=None if checkpoint is None else str(checkpoint.path),
@@ -148,7 +148,7 @@ class Guard:
         self._watcher.begin()
         environment = {**os.environ, **start.variables, **save.variables}
         began = time.monotonic()
-        attempt = Attempt(start.words, environment)
+        attempt = Attempt(start.command_words, environment)
         with signals_forwarded(attempt):
             watch = _Watch(
                 attempt=attempt,
@@ -166,7 +166,7 @@ class Guard:
             attempt.tail.text(),
             self._watcher.host_evidence(),
             stop_requested=attempt.stop_requested,
-            asked=watch.asked,
+            requested=watch.requested,
         )
         record.ended(ending, seconds, self._watcher.peaks())
         if ending.reason not in (Reason.FINISHED, Reason.STOPPED):
@@ -230,16 +230,16 @@ class Guard:
         ending: Ending,
         record: AttemptRecord,
         choice: Choice | None,
-        found: FoundCheckpoints,
+        available: FoundCheckpoints,
         before: Mapping[str, KnobValue],
         file: Path | None,
     ) -> None:
         """Print the block of an intervention."""
-        resumed_at = record.began if found.newest is None else found.newest.written
+        resumed_at = record.began if available.newest is None else available.newest.written
         self.history.lost_seconds += max(0.0, time.time() - max(resumed_at, record.began))
         remaining = self.options.restarts - self.history.restarts - 1
         lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
-        lines += lines_of_restart(choice, before, found, file, remaining)
+        lines += lines_of_restart(choice, before, available, file, remaining)
         self.say(indented(lines))
         self._write()
 
@@ -247,14 +247,14 @@ class Guard:
         self,
         ending: Ending,
         record: AttemptRecord | None = None,
-        left: str = "",
+        reason: str = "",
         *,
         nothing_fits: bool = False,
     ) -> Guarded:
-        """Print how it ended for good. `left`: why it is not started again."""
+        """Print how it ended for good. `reason`: why it is not started again."""
         if record is not None:
             lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
-            lines.append(f"next     {left}")
+            lines.append(f"next     {reason}")
             newest = self._checkpoints().find().newest
             if newest is not None:
                 lines.append(f"saved    step {newest.step}, {newest.path}")
@@ -283,14 +283,14 @@ class _Watch:
     """The watch over one running attempt."""
 
     attempt: Attempt
-    watcher: Watcher
+    watcher: MemoryWatcher
     record: AttemptRecord
     folder: CheckpointFolder | _NoCheckpoints
     save: SaveRequest
     options: GuardOptions
     note: Print
-    asked: Reason | None = None  # why the guard itself ended the attempt
-    _trend: Trend = field(default_factory=Trend)
+    requested: Reason | None = None  # why the guard itself ended the attempt
+    _trend: PeakTrend = field(default_factory=PeakTrend)
     _warned: bool = False
     _hang_noted: float = 0.0
     _end_by: float | None = None
@@ -298,15 +298,15 @@ class _Watch:
     _saved_at_request: int = -1
 
     def to_the_end(self) -> ProcessEnd:
-        progress = Progress(time.monotonic())
+        progress = StepProgress(time.monotonic())
         while True:
-            end = self.attempt.wait(POLL_SECONDS)
+            end = self.attempt.wait(GUARD_POLL_SECONDS)
             if end is not None:
                 self._next_checkpoints = 0.0  # the last look
             self._read(progress)
             if end is not None:
                 if self.save.was_obeyed:
-                    self.asked = Reason.EARLY
+                    self.requested = Reason.EARLY
                 return end
             look = self.watcher.look(self.attempt.pid)
             if look is not None:
@@ -314,7 +314,7 @@ class _Watch:
             self._check_hang(progress)
             self._end_if_due()
 
-    def _read(self, progress: Progress) -> None:
+    def _read(self, progress: StepProgress) -> None:
         """Read the new output and the new checkpoints."""
         now = time.monotonic()
         progress.feed(self.attempt.tail.fresh(), now)
@@ -327,7 +327,7 @@ class _Watch:
         self.record.last_step = progress.step
         self.record.total_steps = progress.total
 
-    def _look(self, look: Look, progress: Progress) -> None:
+    def _look(self, look: Look, progress: StepProgress) -> None:
         """Follow the trend of the peak; warn, or ask the trainer to save."""
         if progress.step is None:
             return
@@ -352,7 +352,7 @@ class _Watch:
 
     def _after_checkpoint(self, checkpoint: Checkpoint) -> None:
         """End an attempt that was asked to save once its next checkpoint is whole."""
-        is_asked = self.save.is_made and self.asked is None
+        is_asked = self.save.is_made and self.requested is None
         if not is_asked or checkpoint.step <= self._saved_at_request:
             return
         if self.folder.find().newest != checkpoint or not _is_at_rest(checkpoint):
@@ -360,10 +360,10 @@ class _Watch:
             return
         self._end(Reason.EARLY)
 
-    def _check_hang(self, progress: Progress) -> None:
+    def _check_hang(self, progress: StepProgress) -> None:
         now = time.monotonic()
         waited = hang_seconds(progress, now)
-        if waited is None or self.asked is not None or not self.watcher.are_gpus_idle():
+        if waited is None or self.requested is not None or not self.watcher.are_gpus_idle():
             return
         if self._hang_noted != progress.since:
             self._hang_noted = progress.since
@@ -387,7 +387,7 @@ class _Watch:
 
     def _end(self, reason: Reason) -> None:
         """End the attempt: politely first."""
-        self.asked = reason
+        self.requested = reason
         self.attempt.send(signal.SIGTERM)
         self._end_by = time.monotonic() + STOP_SECONDS
 

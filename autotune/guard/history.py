@@ -18,7 +18,7 @@ from autotune.failures.table import CAUSES
 from autotune.guard.checkpoints import Checkpoint, FoundCheckpoints
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.smaller import OWN_VALUES, Choice
-from autotune.guard.watched import Peaks
+from autotune.guard.watched import AttemptPeaks
 
 SCHEMA = 1
 FILE = "guard.json"
@@ -51,7 +51,7 @@ class AttemptRecord:
     peak_bytes: int | None = None
     limit_bytes: int | None = None
     margin_bytes: int | None = None
-    where: str | None = None
+    place: str | None = None
     host_peak_bytes: int | None = None
     memory: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
@@ -59,7 +59,7 @@ class AttemptRecord:
     change: dict[str, KnobValue] | None = None  # made after it
     basis: str | None = None
 
-    def ended(self, ending: Ending, seconds: float, peaks: Peaks) -> None:
+    def ended(self, ending: Ending, seconds: float, peaks: AttemptPeaks) -> None:
         self.seconds = round(seconds, 3)
         self.end = {
             "reason": str(ending.reason),
@@ -72,7 +72,7 @@ class AttemptRecord:
             self.peak_bytes = peaks.peak.peak_bytes
             self.limit_bytes = peaks.peak.limit_bytes
             self.margin_bytes = peaks.peak.margin_bytes
-            self.where = peaks.peak.where
+            self.place = peaks.peak.place
         self.host_peak_bytes = peaks.host_bytes or None
         self.memory = []
         for sample in peaks.timeline:
@@ -80,7 +80,7 @@ class AttemptRecord:
 
     def saved(self, checkpoint: Checkpoint) -> bool:
         """Note a checkpoint; return False for one that is known."""
-        if any(known["step"] == checkpoint.step for known in self.checkpoints):
+        if any(saved["step"] == checkpoint.step for saved in self.checkpoints):
             return False
         seconds = round(max(0.0, checkpoint.written - self.began), 3)
         self.checkpoints.append({"step": checkpoint.step, "seconds": seconds})
@@ -168,7 +168,7 @@ def lines_of_end(ending: Ending, step: int | None, seconds: float) -> list[str]:
 def lines_of_restart(
     choice: Choice | None,
     before: Mapping[str, KnobValue],
-    found: FoundCheckpoints,
+    available: FoundCheckpoints,
     file: Path | None,
     remaining: int,
 ) -> list[str]:
@@ -183,12 +183,12 @@ def lines_of_restart(
             needed = format_bytes(choice.needed_bytes)
             room = format_bytes(choice.room_bytes)
             lines.append(f"memory   {needed} predicted, of {room} by what this run has shown")
-    for checkpoint, problem in found.torn:
+    for checkpoint, problem in available.torn:
         lines.append(f"skipped  {checkpoint.path}: {problem}")
-    if found.newest is None:
+    if available.newest is None:
         lines.append("goes on  from the beginning: there is no whole checkpoint")
     else:
-        lines.append(f"goes on  from step {found.newest.step}, {found.newest.path}")
+        lines.append(f"goes on  from step {available.newest.step}, {available.newest.path}")
     if file is not None:
         lines.append(f"file     {file}")
     lines.append(f"left     {counted(remaining, 'restart')}")

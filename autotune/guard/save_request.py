@@ -15,7 +15,7 @@ from pathlib import Path
 
 from autotune.core.files import write_atomically
 
-VARIABLE = "AUTOTUNE_GUARD"  # environment variable with the folder of the two files below
+GUARD_VARIABLE = "AUTOTUNE_GUARD"  # environment variable with the folder of the two files below
 REQUEST = "save-after-step"
 OBEYED = "saved-after-step"  # written by the trainer that did so
 
@@ -35,7 +35,7 @@ class SaveRequest:
 
     @property
     def variables(self) -> Mapping[str, str]:
-        return {VARIABLE: str(self.folder.absolute())}
+        return {GUARD_VARIABLE: str(self.folder.absolute())}
 
     def clear(self) -> None:
         """Remove both files: they are of an earlier attempt."""
@@ -61,7 +61,7 @@ class SaveRequest:
 
 def requested_step() -> int | None:
     """Return the step after which this process's guard asks to save; None: it does not ask."""
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(GUARD_VARIABLE)
     if folder is None:
         return None
     try:
@@ -72,7 +72,7 @@ def requested_step() -> int | None:
 
 def note_obeyed(step: int) -> None:
     """Tell the guard that this trainer saved and stopped."""
-    folder = os.environ.get(VARIABLE)
+    folder = os.environ.get(GUARD_VARIABLE)
     if folder is not None:
         with contextlib.suppress(OSError):
             write_atomically(Path(folder) / OBEYED, str(step).encode())

@@ -16,23 +16,22 @@ Where nothing can be predicted, the remedies of the failure table decide, in the
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from autotune.core.errors import AutotuneError
-from autotune.core.space import Candidate, KnobValue
+from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.diagnosis import Diagnosis
 from autotune.diagnosis.next_change import smaller_configurations
 from autotune.failures.numbers import Numbers
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.preflight.check import with_room
 from autotune.request.job_builder import ParsedRequest
+from autotune.search.change_kinds import BATCH_KNOBS
 
-PREDICTED = "predicted"
+BY_PREDICTION = "predicted"
 BY_THE_TABLE = "by the failure table"
 OWN_VALUES = "the next of --values"
-
-KnobValues = Mapping[str, KnobValue]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +39,7 @@ class Choice:
     """Configuration to go on with."""
 
     candidate: Candidate
-    change: KnobValues
+    change: Knobs
     learning: bool  # changes what is learned; only with --may-change
     basis: str  # one of the three above
     speed_ratio: float | None = None
@@ -108,7 +107,7 @@ def _predicted(
                 candidate=changed,
                 change=way.change,
                 learning=way.learning,
-                basis=PREDICTED,
+                basis=BY_PREDICTION,
                 speed_ratio=way.speed_ratio,
                 needed_bytes=round(way.prediction.peak_memory_bytes.value),
                 room_bytes=room,
@@ -158,7 +157,7 @@ def _by_the_table(
 
 
 def _is_allowed(
-    change: KnobValues,
+    change: Knobs,
     learning: bool,
     evidence: Evidence,
     keeps_batches: bool,
@@ -169,10 +168,21 @@ def _is_allowed(
 
 
 def learned_settings(request: ParsedRequest, candidate: Candidate) -> dict[str, KnobValue]:
-    """Return the settings that decide what is learned, with their values."""
+    """Return the settings that decide what is learned, with their values.
+
+    Batches are counted in rows: of an optimizer step, and of a generation.
+    """
     settings = candidate.settings
-    names = {knob.name for knob in request.whole_space.learning_knobs(settings)}
-    return {name: settings.get(name) for name in sorted(names) if name in settings}
+    learned: dict[str, KnobValue] = {}
+    for knob in request.whole_space.learning_knobs(settings):
+        if knob.name in settings and knob.name not in BATCH_KNOBS:
+            learned[knob.name] = settings[knob.name]
+    micro = settings.get(MICRO_BATCH)
+    for name in BATCH_KNOBS:
+        steps = settings.get(name)
+        if name != MICRO_BATCH and isinstance(micro, int) and isinstance(steps, int):
+            learned[f"{MICRO_BATCH} x {name}"] = micro * steps
+    return learned
 
 
 def same_learning(
@@ -187,17 +197,9 @@ def same_learning(
     for name in earlier.keys() | later.keys():
         if name not in may_change and earlier.get(name) != later.get(name):
             return False
-    return _rows_per_step(before) == _rows_per_step(after)
+    return True
 
 
-def _rows_per_step(candidate: Candidate) -> int | None:
-    micro = candidate.settings.get(MICRO_BATCH)
-    steps = candidate.settings.get(ACCUMULATION)
-    if isinstance(micro, int) and isinstance(steps, int):
-        return micro * steps
-    return None
-
-
-def _changed(request: ParsedRequest, candidate: Candidate, change: KnobValues) -> Candidate:
+def _changed(request: ParsedRequest, candidate: Candidate, change: Knobs) -> Candidate:
     knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
     return request.trainer.complete(knobs, request.job.task)

@@ -18,14 +18,14 @@ import threading
 
 from autotune.core.plain_text import without_terminal_codes
 
-READ_BYTES = 2**16
+COPY_BYTES = 2**16
 HEAD_BYTES = 2**16  # of the output, which names the framework
 TAIL_BYTES = 2**22  # of the output, with the failure: every rank prints its own traceback
 FRESH_BYTES = 2**16
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
-class Tail:
+class OutputTail:
     """Beginning and end of the output, and what is new since the last look."""
 
     def __init__(self) -> None:
@@ -68,7 +68,7 @@ def _as_text(output: bytes) -> str:
 class Streams:
     """Streams of one command. The `child_` ends go to it, and are closed here by `started`."""
 
-    def __init__(self, tail: Tail) -> None:
+    def __init__(self, tail: OutputTail) -> None:
         self._tail = tail
         self._copies: list[threading.Thread] = []
         self._terminals: list[int] = []  # our ends of pseudo-terminals
@@ -125,7 +125,7 @@ class Streams:
     def _copy(self, source: int, target: int) -> None:
         """Copy until the last writer has closed. Without a reader of ours, the command has none."""
         with contextlib.suppress(OSError):  # a pseudo-terminal whose writers have closed
-            while piece := os.read(source, READ_BYTES):
+            while piece := os.read(source, COPY_BYTES):
                 self._tail.add(piece)
                 if not _is_written(target, piece):
                     break
@@ -134,7 +134,7 @@ class Streams:
     def _pass_input(self) -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTTIN})
         with contextlib.suppress(OSError):  # in the background, or after the command's end
-            while piece := os.read(STDIN, READ_BYTES):
+            while piece := os.read(STDIN, COPY_BYTES):
                 os.write(self._terminals[0], piece)
 
 

@@ -34,7 +34,7 @@ YAML_ENDINGS = (".yaml", ".yml")
 class Start:
     """What one attempt starts."""
 
-    words: tuple[str, ...]
+    command_words: tuple[str, ...]
     file: Path | None  # configuration that it reads
     variables: Mapping[str, str]
 
@@ -74,7 +74,7 @@ class KnownTraining:
     original: Candidate  # of the user's file
     candidate: Candidate
     config: Path
-    words: tuple[str, ...]
+    command_words: tuple[str, ...]
 
     @property
     def key(self) -> str:
@@ -105,7 +105,11 @@ class KnownTraining:
     def start(self, folder: Path, number: int, checkpoint: Checkpoint | None, why: str) -> Start:
         is_changed = self.candidate != self.original
         if checkpoint is None and not is_changed:
-            return Start(words=self.words, file=self.config, variables={VARIABLE: str(self.config)})
+            return Start(
+                command_words=self.command_words,
+                file=self.config,
+                variables={VARIABLE: str(self.config)},
+            )
         added = self._settings_to_resume(checkpoint)
         launch = self.request.job.task.workload.launch
         if launch is None:
@@ -118,9 +122,9 @@ class KnownTraining:
             file = self.config.with_name(name)
             text, changed = self._script(added, folder)
             write_atomically(file, text.encode(), mode=TO_BE_RUN)
-        words = with_file(self.words, str(self.config), file)
-        words = with_settings(words, changed)
-        return Start(words=tuple(words), file=file, variables={VARIABLE: str(file)})
+        command_words = with_file(self.command_words, str(self.config), file)
+        command_words = with_settings(command_words, changed)
+        return Start(command_words=tuple(command_words), file=file, variables={VARIABLE: str(file)})
 
     def smaller(self, evidence: Evidence) -> tuple[KnownTraining, Choice] | None:
         choice = next_choice(
@@ -196,7 +200,7 @@ class KnownTraining:
 class OwnTraining:
     """Command with `{checkpoint}`, and a ladder of values for its other placeholders."""
 
-    words: tuple[str, ...]
+    command_words: tuple[str, ...]
     ladder: Mapping[str, tuple[str, ...]]  # placeholder -> its values, one after the other
     rung: int = 0
     pattern: str | None = None  # of the checkpoints, `{step}` in it
@@ -207,7 +211,7 @@ class OwnTraining:
 
     @property
     def limits(self) -> str:
-        if self.pattern is None or not any(CHECKPOINT in word for word in self.words):
+        if self.pattern is None or not any(CHECKPOINT in word for word in self.command_words):
             return "the command names no {checkpoint}, so a restart begins at step 0"
         return ""
 
@@ -219,24 +223,24 @@ class OwnTraining:
             folder_setting="",
             folder=str(folder),
             names=(Path(self.pattern).name,),
-            whole=("*",),
+            complete=("*",),
             resume={"": CHECKPOINT},
         )
         return CheckpointFolder(folder=folder, layout=layout, since=since)
 
     def start(self, folder: Path, number: int, checkpoint: Checkpoint | None, why: str) -> Start:
         values = {name: values[self.rung] for name, values in self.ladder.items()}
-        words: list[str] = []
-        for word in self.words:
+        command_words: list[str] = []
+        for word in self.command_words:
             for name, value in values.items():
                 word = word.replace(f"{{{name}}}", value)
             if CHECKPOINT not in word:
-                words.append(word)
+                command_words.append(word)
             elif checkpoint is not None:
-                words.append(word.replace(CHECKPOINT, str(checkpoint.path.absolute())))
-            elif word == CHECKPOINT and words and words[-1].startswith("-"):
-                del words[-1]  # the flag before it
-        return Start(words=tuple(words), file=None, variables={})
+                command_words.append(word.replace(CHECKPOINT, str(checkpoint.path.absolute())))
+            elif word == CHECKPOINT and command_words and command_words[-1].startswith("-"):
+                del command_words[-1]  # the flag before it
+        return Start(command_words=tuple(command_words), file=None, variables={})
 
     def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:
         rungs = [len(values) for values in self.ladder.values()]
@@ -251,7 +255,7 @@ class OwnTraining:
         return following, choice
 
 
-def ladder_of(texts: Sequence[str], words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
     """Return the values of each placeholder from texts like `micro=8,4,2`."""
     ladder = {}
     for text in texts:
@@ -261,7 +265,7 @@ def ladder_of(texts: Sequence[str], words: Sequence[str]) -> dict[str, tuple[str
                 f"--values {text} names no values.",
                 way_out="Write --values micro=8,4,2 with {micro} in the command.",
             )
-        if not any(f"{{{name}}}" in word for word in words):
+        if not any(f"{{{name}}}" in word for word in command_words):
             raise BadInput(
                 f"--values {text}: the command has no {{{name}}}.",
                 way_out=f"Write {{{name}}} where its value goes.",
@@ -276,11 +280,11 @@ def ladder_of(texts: Sequence[str], words: Sequence[str]) -> dict[str, tuple[str
     return ladder
 
 
-def with_settings(words: Sequence[str], settings: Mapping[str, object]) -> list[str]:
+def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) -> list[str]:
     """Return the command with the changed settings also where its own flags state them."""
     changed: list[str] = []
     pending: object = None
-    for word in words:
+    for word in command_words:
         name, equals, _ = word.lstrip("-").partition("=")
         if pending is not None:
             changed.append(setting_text(pending))
@@ -294,6 +298,6 @@ def with_settings(words: Sequence[str], settings: Mapping[str, object]) -> list[
     return changed
 
 
-def as_script(words: Sequence[str]) -> str:
+def as_script(command_words: Sequence[str]) -> str:
     """Return a command as a shell script."""
-    return f"{shlex.join(words)}\n"
+    return f"{shlex.join(command_words)}\n"

@@ -39,7 +39,7 @@ LOOK_PAUSE = 400
 class Look:
     """Memory at one moment, at the place with the least room."""
 
-    where: str  # "GPU 0", "host"
+    place: str  # "GPU 0", "host"
     used_bytes: int  # of this run
     peak_bytes: int  # of this run, so far
     limit_bytes: int
@@ -52,7 +52,7 @@ class Look:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Peaks:
+class AttemptPeaks:
     """Highest memory of an attempt."""
 
     peak: Look | None = None  # at the place with the least margin; None: never read
@@ -60,7 +60,7 @@ class Peaks:
     timeline: tuple[MemorySample, ...] = ()
 
 
-class Watcher:
+class MemoryWatcher:
     """Watches the processes below one command."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class Watcher:
         looks = [*self._gpu_looks(pids), self._host_look(pids)]
         narrowest = min(looks, key=lambda look: look.margin_bytes)
         if self._devices:  # host memory counts only where it is nearly used up
-            gpus = [look for look in looks if look.where != "host"]
+            gpus = [look for look in looks if look.place != "host"]
             narrowest = min(gpus or looks, key=lambda look: look.margin_bytes)
         self._narrowest = narrowest
         self._timeline.take(narrowest.used_bytes, None)
@@ -104,9 +104,9 @@ class Watcher:
         self._next = ended + max(LOOK_SECONDS, LOOK_PAUSE * (ended - started))
         return narrowest
 
-    def peaks(self) -> Peaks:
+    def peaks(self) -> AttemptPeaks:
         """Return the highest memory of this attempt."""
-        return Peaks(
+        return AttemptPeaks(
             peak=self._narrowest,
             host_bytes=self._host_peak,
             timeline=self._timeline.moments(),
@@ -138,11 +138,11 @@ class Watcher:
             used = self._used(device)
             if used is None:
                 continue
-            own = self._of_processes(device, frozenset(pids))
-            if own is None:
-                own = max(0, used - (self._before.get(device.uuid) or 0))
+            used_here = self._of_processes(device, frozenset(pids))
+            if used_here is None:
+                used_here = max(0, used - (self._before.get(device.uuid) or 0))
             usable = device.memory_bytes - (device.reserved_bytes or 0)
-            looks.append(self._with_peak(f"GPU {device.index}", own, usable, usable - used))
+            looks.append(self._with_peak(f"GPU {device.index}", used_here, usable, usable - used))
         return looks
 
     def _used(self, device: Device) -> int | None:
@@ -159,10 +159,10 @@ class Watcher:
         listed: dict[int, int | None] = {}
         with contextlib.suppress(NvmlNotSupported, GpuLost):
             listed = self._nvml.processes(str(device.uuid))
-        own = [used for pid, used in listed.items() if pid in pids]
-        if not own or None in own:
+        used_here = [used for pid, used in listed.items() if pid in pids]
+        if not used_here or None in used_here:
             return None
-        return sum(used or 0 for used in own)
+        return sum(used or 0 for used in used_here)
 
     # Host.
 
@@ -171,10 +171,10 @@ class Watcher:
         beyond = 0  # of the process that was furthest above what it holds now
         for pid in pids:
             sizes = _sizes_of(pid)
-            held = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
-            used += held
+            resident = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+            used += resident
             # VmHWM includes file pages; those mapped now were mapped at the peak, too.
-            beyond = max(beyond, sizes.get("VmHWM", 0) - sizes.get("RssFile", 0) - held)
+            beyond = max(beyond, sizes.get("VmHWM", 0) - sizes.get("RssFile", 0) - resident)
         machine_used = self._host.used_bytes()
         self._most_used = max(self._most_used, machine_used)
         total = self._host.total_bytes
@@ -182,12 +182,12 @@ class Watcher:
         self._host_peak = max(self._host_peak, look.peak_bytes, used + beyond)
         return replace(look, peak_bytes=self._host_peak)
 
-    def _with_peak(self, where: str, used: int, limit: int, free: int) -> Look:
-        self._peaks[where] = max(used, self._peaks.get(where, 0))
+    def _with_peak(self, place: str, used: int, limit: int, free: int) -> Look:
+        self._peaks[place] = max(used, self._peaks.get(place, 0))
         return Look(
-            where=where,
+            place=place,
             used_bytes=used,
-            peak_bytes=self._peaks[where],
+            peak_bytes=self._peaks[place],
             limit_bytes=limit,
             free_bytes=max(0, free),
         )

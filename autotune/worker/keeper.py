@@ -27,7 +27,7 @@ from collections.abc import Mapping
 from . import processes
 
 LEAVE_SECONDS = 5.0  # in which processes that the command left may end by themselves
-POLL_SECONDS = 0.05
+KEEPER_POLL_SECONDS = 0.05
 CANNOT_START = 127  # exit code of shells for a program that is not there
 
 # A scheduler sends these to every process of a job. The guard decides what the command receives.
@@ -40,15 +40,15 @@ IGNORED = tuple(
 def main() -> None:
     """Keep one command, as described above."""
     channel = socket.socket(fileno=int(sys.argv[2]))
-    words = sys.argv[3:]
+    command_words = sys.argv[3:]
     processes.adopt_orphans()
     inherited = {number: signal.getsignal(number) for number in IGNORED}
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     try:
-        command = _start(words, inherited)
+        command = _start(command_words, inherited)
     except OSError as error:
-        sys.stderr.write(f"autotune: {words[0]} can't be started: {error.strerror}\n")
+        sys.stderr.write(f"autotune: {command_words[0]} can't be started: {error.strerror}\n")
         _tell(channel, f"exit {CANNOT_START}")
         return
     _tell(channel, f"started {command.pid}")
@@ -60,7 +60,7 @@ def main() -> None:
         processes.end_descendants()
 
 
-def _start(words: list[str], handlers: Mapping[int, object]) -> subprocess.Popen[bytes]:
+def _start(command_words: list[str], handlers: Mapping[int, object]) -> subprocess.Popen[bytes]:
     """Start the command in a process group of its own, which dies with this process."""
     keeper = os.getpid()
 
@@ -71,7 +71,7 @@ def _start(words: list[str], handlers: Mapping[int, object]) -> subprocess.Popen
             signal.signal(number, signal.SIG_IGN if is_ignored else signal.SIG_DFL)
         processes.exit_with_parent(keeper)
 
-    return subprocess.Popen(words, preexec_fn=prepare)
+    return subprocess.Popen(command_words, preexec_fn=prepare)
 
 
 def _let_go_of_the_streams() -> None:
@@ -87,7 +87,7 @@ def _is_guarded_to_the_end(channel: socket.socket, command: subprocess.Popen[byt
     pending = b""
     while command.poll() is None:
         _reap_orphans(command)
-        readable, _, _ = select.select([channel], [], [], POLL_SECONDS)
+        readable, _, _ = select.select([channel], [], [], KEEPER_POLL_SECONDS)
         if not readable:
             continue
         received = _received(channel)
@@ -116,14 +116,14 @@ def _received(channel: socket.socket) -> bytes:
         return b""
 
 
-def _obey(words: list[str], command: subprocess.Popen[bytes]) -> None:
-    if words == ["end"]:
+def _obey(command_words: list[str], command: subprocess.Popen[bytes]) -> None:
+    if command_words == ["end"]:
         # Not reaped here: the command's exit status would be lost.
         for pid in processes.descendants(os.getpid()):
             with contextlib.suppress(OSError):
                 os.kill(pid, signal.SIGKILL)
         return
-    _, number, target = words
+    _, number, target = command_words
     with contextlib.suppress(OSError):
         if target == "group":
             os.killpg(command.pid, int(number))
@@ -138,7 +138,7 @@ def _end_what_is_left(channel: socket.socket) -> None:
         with contextlib.suppress(OSError):
             while os.waitpid(-1, os.WNOHANG)[0]:
                 pass
-        readable, _, _ = select.select([channel], [], [], POLL_SECONDS)
+        readable, _, _ = select.select([channel], [], [], KEEPER_POLL_SECONDS)
         if readable:  # the guard has ended, or wants the end
             break
     processes.end_descendants()

@@ -67,11 +67,11 @@ class GuardedRun:
 
     def pids(self, word: str) -> list[int]:
         """Return the processes whose command line begins a program named by this word."""
-        found = []
+        available = []
         for pid in marked(self.mark):
             if word in _command_of(pid):
-                found.append(pid)
-        return found
+                available.append(pid)
+        return available
 
     def child(self) -> int:
         """Return the training's process, once it is there."""
@@ -83,8 +83,8 @@ class GuardedRun:
     def _one(self, word: str, without: tuple[str, ...]) -> int:
         for _ in self._until(30.0):
             for pid in self.pids(word):
-                words = _command_of(pid).split("\0")
-                if words[2:3] != ["autotune"] and not (set(without) & set(words)):
+                command_words = _command_of(pid).split("\0")
+                if command_words[2:3] != ["autotune"] and not (set(without) & set(command_words)):
                     return pid
         raise AssertionError(f"no process {word}")
 
@@ -97,12 +97,12 @@ class GuardedRun:
 
     def wait_until_gone(self) -> None:
         """Assert that no process of the run is left."""
-        left: list[int] = []
+        remaining: list[int] = []
         for _ in self._until(15.0):
-            left = marked(self.mark)
-            if not left:
+            remaining = marked(self.mark)
+            if not remaining:
                 return
-        raise AssertionError([_command_of(pid) for pid in left])
+        raise AssertionError([_command_of(pid) for pid in remaining])
 
     @staticmethod
     def _until(seconds: float) -> Iterator[None]:

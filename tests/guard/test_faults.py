@@ -48,8 +48,8 @@ def test_a_killed_command_is_restarted_unchanged(tmp_path: Path, run: int) -> No
     guarded.wait_for("out/step_3")
     _some_time(run)
     os.kill(child, signal.SIGKILL)
-    code, said = guarded.end()
-    assert code == 0, said
+    code, messages = guarded.end()
+    assert code == 0, messages
     guarded.assert_complete()
     assert [words[0] for words in guarded.attempts] == ["8", "8"]
     assert guarded.document["attempts"][0]["end"]["reason"] == "machine"
@@ -84,8 +84,8 @@ def test_sigterm_during_a_checkpoint(tmp_path: Path, run: int) -> None:
     guarded.wait_for("out/step_6/state.json")
     _some_time(run)
     guarded.process.terminate()
-    code, said = guarded.end()
-    assert code == 128 + signal.SIGTERM, said
+    code, messages = guarded.end()
+    assert code == 128 + signal.SIGTERM, messages
     assert guarded.document["status"] == "stopped"
     guarded.wait_until_gone()
     code, _ = guarded.resume(WITH="").end()
@@ -95,21 +95,21 @@ def test_sigterm_during_a_checkpoint(tmp_path: Path, run: int) -> None:
 
 def test_a_torn_checkpoint_is_skipped(tmp_path: Path, run: int) -> None:
     guarded = GuardedRun(tmp_path, FAULT="torn")
-    code, said = guarded.end()
-    assert code == 0, said
+    code, messages = guarded.end()
+    assert code == 0, messages
     assert guarded.attempts[1][1].endswith("step_6"), "step_9 is torn"
-    assert "state.json is cut off" in said
+    assert "state.json is cut off" in messages
     guarded.assert_complete()
 
 
 def test_a_full_disk_is_no_reason_to_try_again(tmp_path: Path, run: int) -> None:
     guarded = GuardedRun(tmp_path, FAULT="full disk")
-    code, said = guarded.end()
+    code, messages = guarded.end()
     assert code == 1
     assert len(guarded.attempts) == 1
     assert guarded.document["attempts"][0]["end"]["cause"] == "disk_or_permission"
     stored = json.loads((tmp_path / "out" / "step_6" / "state.json").read_text())
-    assert stored["step"] == 6, said
+    assert stored["step"] == 6, messages
 
 
 def test_the_disk_of_our_own_output_is_full(tmp_path: Path, run: int) -> None:
@@ -128,8 +128,8 @@ def test_the_disk_of_our_own_output_is_full(tmp_path: Path, run: int) -> None:
 @pytest.mark.parametrize("fault", ["load", "first step", "later step", "evaluate", "saving"])
 def test_out_of_memory_anywhere_is_restarted_smaller(tmp_path: Path, run: int, fault: str) -> None:
     guarded = GuardedRun(tmp_path, FAULT=fault)
-    code, said = guarded.end()
-    assert code == 0, said
+    code, messages = guarded.end()
+    assert code == 0, messages
     assert [words[0] for words in guarded.attempts] == ["8", "4"]
     assert guarded.document["attempts"][0]["end"]["reason"] == "memory"
     guarded.assert_complete()
@@ -137,18 +137,18 @@ def test_out_of_memory_anywhere_is_restarted_smaller(tmp_path: Path, run: int, f
 
 def test_memory_that_runs_out_each_time_ends_with_code_3(tmp_path: Path, run: int) -> None:
     guarded = GuardedRun(tmp_path, "--restarts", "9", FAULT="load", FAULT_TIMES="99")
-    code, said = guarded.end()
-    assert code == 3, said
+    code, messages = guarded.end()
+    assert code == 3, messages
     assert [words[0] for words in guarded.attempts] == ["8", "4", "2"], "none of them twice"
     assert guarded.document["status"] == "nothing_fits"
 
 
 def test_a_machine_that_fails_each_time_ends_after_the_restarts(tmp_path: Path, run: int) -> None:
     guarded = GuardedRun(tmp_path, "--restarts", "2", FAULT="nccl", FAULT_TIMES="99")
-    code, said = guarded.end()
+    code, messages = guarded.end()
     assert code == 1
     assert len(guarded.attempts) == 3
-    assert "--restarts 2 are used up" in said
+    assert "--restarts 2 are used up" in messages
 
 
 def test_a_bug_is_never_tried_again(tmp_path: Path, run: int) -> None:

@@ -9,13 +9,13 @@ from collections import deque
 # A bar without words is that of transformers' trainers; loading and evaluation have words, or fewer
 # steps than the training.
 BAR = re.compile(
-    r"(?:^|[\r\n])\s*(?:(?:Train|Training Progress)\s*:\s*)?\d+%\|[^|\n]*\|\s*(\d+)/(\d+) \["
+    r"(?:^|[\r\n])\s*(?:(?:Train|Training StepProgress)\s*:\s*)?\d+%\|[^|\n]*\|\s*(\d+)/(\d+) \["
 )
 STEP = re.compile(r"\bstep:(\d+) - |['\"]global_step(?:/max_steps)?['\"]: ?['\"]?(\d+)(?:/(\d+))?")
 MAX_DURATIONS = 50
 
 
-class Progress:
+class StepProgress:
     """Last step that was printed, and the usual time of one."""
 
     def __init__(self, now: float) -> None:
@@ -56,11 +56,11 @@ class Progress:
 
 def _steps_in(text: str) -> list[tuple[int, int | None]]:
     """Return the steps with their totals, the newest first."""
-    found: list[tuple[int, int, int | None]] = []
+    available: list[tuple[int, int, int | None]] = []
     for match in BAR.finditer(text):
-        found.append((match.start(), int(match[1]), int(match[2])))
+        available.append((match.start(), int(match[1]), int(match[2])))
     for match in STEP.finditer(text):
         total = None if match[3] is None else int(match[3])
-        found.append((match.start(), int(match[1] or match[2]), total))
-    found.sort(key=lambda place: -place[0])
-    return [(step, total) for _, step, total in found]
+        available.append((match.start(), int(match[1] or match[2]), total))
+    available.sort(key=lambda place: -place[0])
+    return [(step, total) for _, step, total in available]

@@ -23,7 +23,7 @@ PROVEN_METHOD = "grpo"
 
 def known_training(
     config: str | None,
-    words: tuple[str, ...],
+    command_words: tuple[str, ...],
     request: Flags,
     out: Path,
 ) -> KnownTraining | None:
@@ -32,20 +32,20 @@ def known_training(
     A configuration that is given has to be readable; a command alone may be anybody's.
     """
     if config is not None and config.endswith(YAML_ENDINGS):
-        flags = request.replace(config=config, method=_method_of(words) or request.method)
-        return _opened(flags, Path(config), words)
+        flags = request.replace(config=config, method=_method_of(command_words) or request.method)
+        return _opened(flags, Path(config), command_words)
     if config is not None:
-        return _opened(request.replace(from_command=config), Path(config), words)
+        return _opened(request.replace(from_command=config), Path(config), command_words)
     script = out / COMMAND_FILE
     out.mkdir(parents=True, exist_ok=True)
-    script.write_text(as_script(words), encoding="utf-8")
+    script.write_text(as_script(command_words), encoding="utf-8")
     with contextlib.suppress(BadInput):
         command = ("bash", str(script))
         return _opened(request.replace(from_command=str(script)), script, command)
     return None
 
 
-def _opened(flags: Flags, config: Path, words: tuple[str, ...]) -> KnownTraining:
+def _opened(flags: Flags, config: Path, command_words: tuple[str, ...]) -> KnownTraining:
     request = read_sources(flags, mode="probe").parse()
     candidate = candidate_of_job(request)
     return KnownTraining(
@@ -53,16 +53,16 @@ def _opened(flags: Flags, config: Path, words: tuple[str, ...]) -> KnownTraining
         original=candidate,
         candidate=candidate,
         config=config,
-        words=words,
+        command_words=command_words,
     )
 
 
-def _method_of(words: Sequence[str]) -> str | None:
+def _method_of(command_words: Sequence[str]) -> str | None:
     """Return the method that the command names as a word of its own, like `trl sft`."""
     from autotune import frameworks
 
     methods = {method for name, method in frameworks.trainers() if name == "trl"}
-    for word in words:
+    for word in command_words:
         if word in methods:
             return word
     return None
