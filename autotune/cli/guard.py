@@ -196,10 +196,18 @@ def _training(
         training = known_training(config, command_words, request, out)
         if training is not None:
             return training
-    return OwnTraining(command_words=command_words, ladder=ladder, pattern=checkpoints)
+    return OwnTraining(
+        command_words=command_words,
+        ladder=ladder,
+        pattern=checkpoints,
+    )
 
 
-def _proof(training: Training, config: str | None, request: Flags) -> Preflight | None:
+def _proof(
+    training: Training,
+    config: str | None,
+    request: Flags,
+) -> Preflight | None:
     """Prove that the configuration fits; None for what no preflight can prove."""
     from autotune.guard.command_reading import can_be_proven
     from autotune.preflight.check import preflight_flags
@@ -231,7 +239,9 @@ def _guard(
     if earlier is not None:
         training, checkpoint, since = resumed(training, earlier)
     history = History(
-        out=options.out, config=config, proof=None if proof is None else proof.document
+        out=options.out,
+        config=config,
+        proof=None if proof is None else proof.document,
     )
     guard = RunGuard(
         training=training,

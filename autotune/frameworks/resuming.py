@@ -45,16 +45,21 @@ class Resuming(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def folder_of(self, settings: Mapping[str, object]) -> Path:
         """Return the folder of the checkpoints of a run with these stated settings."""
         stated = settings.get(self.folder_setting) or self.folder
-        filled = _REFERENCE.sub(lambda name: str(settings.get(name[1], "*")), str(stated))
+
+        def value_of(reference: re.Match[str]) -> str:
+            return str(settings.get(reference[1], "*"))
+
+        filled = _REFERENCE.sub(value_of, str(stated))
         return Path(filled).expanduser()
 
     def settings_for(self, checkpoint: Path, step: int) -> dict[str, KnobValue]:
         """Return the settings that go on from this checkpoint."""
-        filled: dict[str, KnobValue] = {}
+        path = str(checkpoint.absolute())
+        settings: dict[str, KnobValue] = {}
         for name, value in self.resume.items():
-            filled[name] = value
+            settings[name] = value
             if value == "{step}":
-                filled[name] = step
-            elif isinstance(value, str):
-                filled[name] = value.replace("{checkpoint}", str(checkpoint.absolute()))
-        return filled
+                settings[name] = step
+            elif value == "{checkpoint}":
+                settings[name] = path
+        return settings

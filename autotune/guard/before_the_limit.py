@@ -56,7 +56,11 @@ class PeakTrend:
         return until
 
 
-def crossing_text(until: int, total: int | None, look: Look) -> str:
+def crossing_text(
+    until: int,
+    total: int | None,
+    look: Look,
+) -> str:
     return (
         f"the peak grows and reaches the limit of {format_bytes(look.limit_bytes)} on {look.place}"
         f" after step {until} at the latest; the run takes {total}"

@@ -72,7 +72,11 @@ class CheckpointFolder:
             written = newest_change(path)
             if number is None or written is None or written < self.since:
                 continue
-            yield Checkpoint(path=path, step=int(number[1]), written=written)
+            yield Checkpoint(
+                path=path,
+                step=int(number[1]),
+                written=written,
+            )
 
     def point_to(self, checkpoint: Checkpoint) -> None:
         """Have the framework's own pointer name this checkpoint, where it has one."""
@@ -97,7 +101,11 @@ def _matching(folder: Path, pattern: str) -> Iterator[Path]:
             yield path
 
 
-def _pointer_file(folder: Path, pointer: Pointer, checkpoint: Checkpoint) -> Path:
+def _pointer_file(
+    folder: Path,
+    pointer: Pointer,
+    checkpoint: Checkpoint,
+) -> Path:
     """Return the pointer beside the checkpoint: the folder itself may have unknown parts."""
     name = Path(pointer.file)
     if "*" not in folder.parts:

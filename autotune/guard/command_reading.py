@@ -45,7 +45,11 @@ def known_training(
     return None
 
 
-def _opened(flags: Flags, config: Path, command_words: tuple[str, ...]) -> KnownTraining:
+def _opened(
+    flags: Flags,
+    config: Path,
+    command_words: tuple[str, ...],
+) -> KnownTraining:
     request = read_sources(flags, mode="probe").parse()
     candidate = candidate_of_job(request)
     return KnownTraining(

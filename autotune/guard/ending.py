@@ -119,7 +119,12 @@ def _of_a_killed_process(ending: Ending, host: HostEvidence) -> Ending:
     if host.kills or host.was_short:
         evidence = "the kernel ended a process for want of host memory"
         if diagnosis is None or not diagnosis.is_memory:
-            diagnosis = Diagnosis(known=True, is_memory=True, cause="host_ram", evidence=evidence)
+            diagnosis = Diagnosis(
+                known=True,
+                is_memory=True,
+                cause="host_ram",
+                evidence=evidence,
+            )
         return replace(
             ending,
             reason=Reason.MEMORY,

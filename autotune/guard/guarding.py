@@ -47,7 +47,10 @@ RESTARTED = frozenset({Reason.MEMORY, Reason.MACHINE, Reason.EARLY, Reason.HANG}
 RELIEVED = frozenset({Reason.MEMORY, Reason.EARLY})  # ends after which less memory is needed
 
 PEAK_GROWS = Diagnosis(
-    known=True, is_memory=True, cause="activations", evidence="the peak grew towards the limit"
+    known=True,
+    is_memory=True,
+    cause="activations",
+    evidence="the peak grew towards the limit",
 )
 """Diagnosis of a run that saved before memory ran out."""
 
@@ -199,7 +202,13 @@ class RunGuard:
         has_stepped = record.last_step is not None and record.last_step > (record.from_step or 0)
         return choice is not None and ending.reason == Reason.SCRIPT and not has_stepped
 
-    def _next(self, ending: Ending, record: AttemptRecord, *, is_ours: bool) -> Choice | None:
+    def _next(
+        self,
+        ending: Ending,
+        record: AttemptRecord,
+        *,
+        is_ours: bool,
+    ) -> Choice | None:
         """Choose the next configuration; the failed one is never tried again.
 
         `is_ours`: the failed one is a change that does not work here. Another one is chosen for the
@@ -261,7 +270,11 @@ class RunGuard:
             self.say(indented(lines))
         self.history.status = "nothing_fits" if nothing_fits else str(ending.reason)
         self.history.exit_code = ending.end.shell_code
-        guarded = Guarded(ending=ending, history=self.history, nothing_fits=nothing_fits)
+        guarded = Guarded(
+            ending=ending,
+            history=self.history,
+            nothing_fits=nothing_fits,
+        )
         self._write()
         self.say(indented([summary(self.history)]))
         return guarded

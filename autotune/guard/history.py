@@ -59,7 +59,12 @@ class AttemptRecord:
     change: dict[str, KnobValue] | None = None  # made after it
     basis: str | None = None
 
-    def ended(self, ending: Ending, seconds: float, peaks: AttemptPeaks) -> None:
+    def ended(
+        self,
+        ending: Ending,
+        seconds: float,
+        peaks: AttemptPeaks,
+    ) -> None:
         self.seconds = round(seconds, 3)
         self.end = {
             "reason": str(ending.reason),
@@ -154,7 +159,11 @@ def last_run(out: Path, config: str | None) -> Mapping[str, Any] | None:
 # What is printed.
 
 
-def lines_of_end(ending: Ending, step: int | None, seconds: float) -> list[str]:
+def lines_of_end(
+    ending: Ending,
+    step: int | None,
+    seconds: float,
+) -> list[str]:
     """Return what ended an attempt."""
     place = "before its first step" if step is None else f"after step {step}"
     lines = [f"ended    {SENTENCES[ending.reason]}, {place}, {format_seconds(seconds)} in"]

@@ -115,7 +115,11 @@ def _predicted(
     return None
 
 
-def room_bytes(limit: int, predicted_peak: int, needed: int) -> int:
+def room_bytes(
+    limit: int,
+    predicted_peak: int,
+    needed: int,
+) -> int:
     """Return the predicted peak that the next configuration may have at most."""
     return min(limit, needed) - max(0, needed - predicted_peak)
 
@@ -200,6 +204,10 @@ def same_learning(
     return True
 
 
-def _changed(request: ParsedRequest, candidate: Candidate, change: Knobs) -> Candidate:
+def _changed(
+    request: ParsedRequest,
+    candidate: Candidate,
+    change: Knobs,
+) -> Candidate:
     knobs = request.whole_space.with_remedies({**candidate.knobs, **change})
     return request.trainer.complete(knobs, request.job.task)

@@ -5,14 +5,27 @@ from __future__ import annotations
 import re
 import statistics
 from collections import deque
+from typing import NamedTuple
 
 # A bar without words is that of transformers' trainers; loading and evaluation have words, or fewer
 # steps than the training.
 BAR = re.compile(
-    r"(?:^|[\r\n])\s*(?:(?:Train|Training StepProgress)\s*:\s*)?\d+%\|[^|\n]*\|\s*(\d+)/(\d+) \["
+    r"(?:^|[\r\n])\s*(?:(?:Train|Training Progress)\s*:\s*)?\d+%\|[^|\n]*\|"
+    r"\s*(?P<step>\d+)/(?P<total>\d+) \["
 )
-STEP = re.compile(r"\bstep:(\d+) - |['\"]global_step(?:/max_steps)?['\"]: ?['\"]?(\d+)(?:/(\d+))?")
+STEP = re.compile(
+    r"\bstep:(?P<verl>\d+) - "
+    r"|['\"]global_step(?:/max_steps)?['\"]: ?['\"]?(?P<step>\d+)(?:/(?P<total>\d+))?"
+)
 MAX_DURATIONS = 50
+
+
+class PrintedStep(NamedTuple):
+    """Step that is named in a text."""
+
+    place: int  # in the text
+    step: int
+    total: int | None
 
 
 class StepProgress:
@@ -26,14 +39,19 @@ class StepProgress:
 
     def feed(self, text: str, now: float) -> bool:
         """Read newly printed text; return True for a new step."""
-        for step, total in _steps_in(text):
-            if total is not None:
-                if self.total is not None and total < self.total:
-                    continue
-                self.total = total
-            if self.step is None or step > self.step:
-                return self._advance(step, now)
+        for printed in _steps_in(text):
+            if self._is_of_another_bar(printed):
+                continue
+            self.total = printed.total or self.total
+            if self.step is None or printed.step > self.step:
+                return self._advance(printed.step, now)
         return False
+
+    def _is_of_another_bar(self, printed: PrintedStep) -> bool:
+        """Return True for fewer steps than the training has: an evaluation."""
+        if printed.total is None or self.total is None:
+            return False
+        return printed.total < self.total
 
     def reached(self, step: int, now: float) -> bool:
         """Note a step that a checkpoint shows."""
@@ -54,13 +72,24 @@ class StepProgress:
         return statistics.median(self._durations)
 
 
-def _steps_in(text: str) -> list[tuple[int, int | None]]:
-    """Return the steps with their totals, the newest first."""
-    available: list[tuple[int, int, int | None]] = []
+def _steps_in(text: str) -> list[PrintedStep]:
+    """Return the steps in a text, the newest first."""
+    steps = []
     for match in BAR.finditer(text):
-        available.append((match.start(), int(match[1]), int(match[2])))
+        step = PrintedStep(
+            place=match.start(),
+            step=int(match["step"]),
+            total=int(match["total"]),
+        )
+        steps.append(step)
     for match in STEP.finditer(text):
-        total = None if match[3] is None else int(match[3])
-        available.append((match.start(), int(match[1] or match[2]), total))
-    available.sort(key=lambda place: -place[0])
-    return [(step, total) for _, step, total in available]
+        number = match["verl"] or match["step"]
+        total = match["total"]
+        step = PrintedStep(
+            place=match.start(),
+            step=int(number),
+            total=int(total) if total else None,
+        )
+        steps.append(step)
+    steps.sort(key=lambda step: -step.place)
+    return steps

@@ -107,7 +107,11 @@ class Streams:
         else:
             our_end, child_end = os.pipe()
         self._child_ends.append(child_end)
-        copy = threading.Thread(target=self._copy, args=(our_end, stream), daemon=True)
+        copy = threading.Thread(
+            target=self._copy,
+            args=(our_end, stream),
+            daemon=True,
+        )
         self._copies.append(copy)
         return child_end
 

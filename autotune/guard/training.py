@@ -15,7 +15,8 @@ import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
-from autotune.core.space import Candidate, KnobValue, setting_text
+from autotune.core.space import Candidate, Knobs, KnobValue, setting_text
+from autotune.core.user_script import LaunchScript
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.launch_commands import changed_script, changes_of
@@ -39,6 +40,14 @@ class Start:
     variables: Mapping[str, str]
 
 
+@dataclass(frozen=True, kw_only=True)
+class ChangedText:
+    """File of a restart, and the settings that it changes."""
+
+    text: str
+    changed: Mapping[str, object]
+
+
 class Training(Protocol):
     """What is guarded, in one configuration."""
 
@@ -53,7 +62,13 @@ class Training(Protocol):
     def checkpoints(self, since: float) -> CheckpointFolder | None:
         """Return where this run's checkpoints are; None: unknown."""
 
-    def start(self, folder: Path, number: int, checkpoint: Checkpoint | None, why: str) -> Start:
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
         """Write the configuration of an attempt, and return its command.
 
         An unchanged one without a checkpoint is the user's own file.
@@ -100,9 +115,19 @@ class KnownTraining:
         if self.layout is None or not self.layout.resume:
             return None
         folder = self.layout.folder_of(self.stated)
-        return CheckpointFolder(folder=folder, layout=self.layout, since=since)
+        return CheckpointFolder(
+            folder=folder,
+            layout=self.layout,
+            since=since,
+        )
 
-    def start(self, folder: Path, number: int, checkpoint: Checkpoint | None, why: str) -> Start:
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
         is_changed = self.candidate != self.original
         if checkpoint is None and not is_changed:
             return Start(
@@ -110,21 +135,36 @@ class KnownTraining:
                 file=self.config,
                 variables={VARIABLE: str(self.config)},
             )
+        file, changed = self._write(folder, number, checkpoint, why)
+        command_words = with_file(self.command_words, str(self.config), file)
+        command_words = with_settings(command_words, changed)
+        return Start(
+            command_words=tuple(command_words),
+            file=file,
+            variables={VARIABLE: str(file)},
+        )
+
+    def _write(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> tuple[Path, Mapping[str, object]]:
+        """Write the configuration of an attempt; return it, and the settings that changed."""
         added = self._settings_to_resume(checkpoint)
         launch = self.request.job.task.workload.launch
         if launch is None:
             file = folder / f"attempt-{number}.yaml"
-            text, changed = self._yaml(added, why)
-            write_atomically(file, text.encode())
+            changed = self._yaml(added, why)
+            write_atomically(file, changed.text.encode())
         else:
             # Beside the original: its paths may be relative to its own folder.
             name = f"{self.config.stem}.attempt-{number}{self.config.suffix}"
             file = self.config.with_name(name)
-            text, changed = self._script(added, folder)
-            write_atomically(file, text.encode(), mode=TO_BE_RUN)
-        command_words = with_file(self.command_words, str(self.config), file)
-        command_words = with_settings(command_words, changed)
-        return Start(command_words=tuple(command_words), file=file, variables={VARIABLE: str(file)})
+            changed = self._script(launch, added, folder)
+            write_atomically(file, changed.text.encode(), mode=TO_BE_RUN)
+        return file, changed.changed
 
     def smaller(self, evidence: Evidence) -> tuple[KnownTraining, Choice] | None:
         choice = next_choice(
@@ -150,47 +190,54 @@ class KnownTraining:
             return {}
         settings: dict[str, KnobValue] = {}
         for name, value in self.layout.also.items():
-            if name in self.stated and self.stated[name] != value:
+            stated = self.stated.get(name, value)
+            if stated != value:
                 settings[name] = value
         if checkpoint is not None:
             settings |= self.layout.settings_for(checkpoint.path, checkpoint.step)
         return settings
 
-    def _yaml(self, added: Mapping[str, KnobValue], why: str) -> tuple[str, dict[str, object]]:
-        """Return the user's file with nothing changed but these settings, and the changed ones."""
+    def _yaml(self, added: Knobs, why: str) -> ChangedText:
+        """Return the user's file with nothing changed but these settings."""
+        # 1. What changes: the settings to go on, and those that differ from the user's file.
         task = self.request.job.task
-        content = dict(read_document(self.config).content)
         before = with_changes(self.original, task)
         after = with_changes(self.candidate, task)
         changed: dict[str, object] = dict(added)
         for name in before.keys() | after.keys():
             if before.get(name) != after.get(name):
                 changed[name] = after.get(name)
+
+        # 2. The rest of the file as it is.
+        content = dict(read_document(self.config).content)
+        content |= changed
         for name, value in changed.items():
-            content[name] = value
             if value is None:
-                content.pop(name)
+                del content[name]
         head = comments([f"{self.config.name}, changed by autotune guard.", why])
-        return head + yaml.safe_dump(content, sort_keys=False, allow_unicode=True), changed
+        body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return ChangedText(text=head + body, changed=changed)
 
     def _script(
-        self, added: Mapping[str, KnobValue], folder: Path
-    ) -> tuple[str, dict[str, object]]:
+        self,
+        launch: LaunchScript,
+        added: Knobs,
+        folder: Path,
+    ) -> ChangedText:
         """Return the user's launch script with these settings."""
         workload = self.request.job.task.workload
-        launch = workload.launch
-        assert launch is not None
         changed: dict[str, KnobValue] = {}
         if self.candidate != self.original:
+            knobs = dict(self.candidate.knobs)
+            for name, value in self.candidate.settings.items():
+                if value != self.original.settings.get(name):
+                    knobs[name] = value
             fields = self.request.trainer.fields()
-            knobs = {**self.candidate.knobs}
-            for name in self.candidate.settings:
-                if self.candidate.settings[name] != self.original.settings.get(name):
-                    knobs[name] = self.candidate.settings[name]
             changed = changes_of(workload.stated, workload.defaults, knobs, fields)
         changed |= added
         _, edits = unshare(launch, changed, self.candidate.settings, folder)
-        return changed_script(launch, changed, edits), {}
+        text = changed_script(launch, changed, edits)
+        return ChangedText(text=text, changed={})
 
 
 # 2. A command of the user's own.
@@ -226,9 +273,19 @@ class OwnTraining:
             complete=("*",),
             resume={"": CHECKPOINT},
         )
-        return CheckpointFolder(folder=folder, layout=layout, since=since)
+        return CheckpointFolder(
+            folder=folder,
+            layout=layout,
+            since=since,
+        )
 
-    def start(self, folder: Path, number: int, checkpoint: Checkpoint | None, why: str) -> Start:
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
         values = {name: values[self.rung] for name, values in self.ladder.items()}
         command_words: list[str] = []
         for word in self.command_words:
@@ -240,7 +297,11 @@ class OwnTraining:
                 command_words.append(word.replace(CHECKPOINT, str(checkpoint.path.absolute())))
             elif word == CHECKPOINT and command_words and command_words[-1].startswith("-"):
                 del command_words[-1]  # the flag before it
-        return Start(command_words=tuple(command_words), file=None, variables={})
+        return Start(
+            command_words=tuple(command_words),
+            file=None,
+            variables={},
+        )
 
     def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:
         rungs = [len(values) for values in self.ladder.values()]
@@ -250,8 +311,17 @@ class OwnTraining:
         change: dict[str, KnobValue] = {}
         for name, values in self.ladder.items():
             change[name] = values[following.rung]
-        candidate = Candidate(knobs=change, settings=change, load={})
-        choice = Choice(candidate=candidate, change=change, learning=False, basis=OWN_VALUES)
+        candidate = Candidate(
+            knobs=change,
+            settings=change,
+            load={},
+        )
+        choice = Choice(
+            candidate=candidate,
+            change=change,
+            learning=False,
+            basis=OWN_VALUES,
+        )
         return following, choice
 
 

@@ -182,7 +182,13 @@ class MemoryWatcher:
         self._host_peak = max(self._host_peak, look.peak_bytes, used + beyond)
         return replace(look, peak_bytes=self._host_peak)
 
-    def _with_peak(self, place: str, used: int, limit: int, free: int) -> Look:
+    def _with_peak(
+        self,
+        place: str,
+        used: int,
+        limit: int,
+        free: int,
+    ) -> Look:
         self._peaks[place] = max(used, self._peaks.get(place, 0))
         return Look(
             place=place,

@@ -176,9 +176,10 @@ class Margin:
         return new
 
     def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
-        below = [
-            share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes
-        ]
+        below = []
+        for share in WARNING_SHARES:
+            if reading.margin_bytes < share * reading.limit_bytes:
+                below.append(share)
         if not below:
             return None
         margin = format_bytes(max(0, reading.margin_bytes))

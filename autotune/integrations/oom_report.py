@@ -170,7 +170,9 @@ def _assignments(change: Mapping[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 METHODS_BY_TRAINER: Mapping[str, str] = {

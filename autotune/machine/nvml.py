@@ -143,7 +143,9 @@ class Nvml:
 
     def busy_percent(self, uuid: str) -> int:
         """Return the share of the last sampling period in which the GPU computed."""
-        return int(self._call("nvmlDeviceGetUtilizationRates", self._handle(uuid)).gpu)
+        handle = self._handle(uuid)
+        rates = self._call("nvmlDeviceGetUtilizationRates", handle)
+        return int(rates.gpu)
 
     def takes_one_process(self, uuid: str) -> bool:
         """Return True if the compute mode allows a single process."""

@@ -26,8 +26,10 @@ def with_file(
     replaced = []
     for word in command_words:
         if names(word, config):
-            flag = f"{word.partition('=')[0]}=" if word.startswith("-") else ""
-            word = f"{flag}{use}"
+            flag, equals, _ = word.partition("=")
+            word = str(use)
+            if flag.startswith("-"):
+                word = f"{flag}{equals}{use}"
         replaced.append(word)
     return replaced
 
