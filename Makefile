@@ -43,7 +43,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose first-light first-light-predictions first-light-emulated \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -72,8 +72,10 @@ help:
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
 	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl, OpenRLHF and SkyRL with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
+	@echo "make bench-guard   what watching a training costs it"
 	@echo "make test-faults   every fault at every place, many times over (long)"
 	@echo "make mutants     small wrong changes of the code: which of them does a fast test notice? (hours; MUTANTS=20 for fewer)"
+	@echo "make test-guard-faults  each fault of a guarded run, twenty times"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
 	@echo "make first-light   on a machine with a GPU, in the environment you train with: what nine minutes can settle (MINUTES=30: all)"
 	@echo "make first-light-predictions GPU=H100  its points, predicted where no GPU is"
@@ -159,6 +161,12 @@ bench-preflight: $(READY)
 
 test-faults: $(READY)
 	$(BIN)/python -m tests.faults
+
+test-guard-faults: $(READY)
+	GUARD_FAULT_RUNS=20 $(BIN)/python -m pytest -q tests/guard/test_faults.py
+
+bench-guard: $(READY)
+	$(BIN)/python benchmarks/guard_overhead.py
 
 fuzz: $(READY)
 	$(BIN)/python -m tests.fuzz --share $(or $(FUZZ),1)

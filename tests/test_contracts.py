@@ -21,6 +21,10 @@ from autotune.diagnosis import as_document, diagnose_lines
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import CommandFailure, Rehearsed
 from autotune.emulator.reports import ProcessReport, RunReport
+from autotune.guard.attempt import ProcessEnd
+from autotune.guard.ending import Ending, Reason
+from autotune.guard.history import AttemptRecord, History
+from autotune.guard.watched import AttemptPeaks
 from autotune.preflight.check import Preflight
 from autotune.preflight.proofs import Proof
 from autotune.report.answer_document import document, prediction_document
@@ -134,6 +138,7 @@ def keys() -> dict[str, list[str]]:
             job, predicted.CANDIDATE, predicted.PREDICTION, (predicted.WAY,)
         ),
         "preflight": report.document,
+        "guard": guarded_run().document(),
         "diagnose": as_document(diagnose_lines(LOG.read_text().splitlines())),
         "rehearse": rehearse._document(rehearsed, diagnose_lines([])),
         "error": printed("predict", "--gpus", "nothing", "--json"),
@@ -143,6 +148,23 @@ def keys() -> dict[str, list[str]]:
         },
     }
     return {name: sorted(set(_paths(paths, DEPTH))) for name, paths in documents.items()}
+
+
+def guarded_run() -> History:
+    """Return the history of a run with one attempt."""
+    attempt = AttemptRecord(
+        number=1,
+        config=None,
+        command=[],
+        began=0.0,
+        from_step=None,
+        checkpoint=None,
+        memory=[{"seconds": 0.1, "bytes": 1}],
+        checkpoints=[{"step": 1, "seconds": 0.1}],
+    )
+    ending = Ending(reason=Reason.FINISHED, end=ProcessEnd(exit=0))
+    attempt.ended(ending, seconds=1.0, peaks=AttemptPeaks())
+    return History(out=Path("out"), config=None, attempts=[attempt])
 
 
 def printed(*arguments: str) -> dict[str, Any]:

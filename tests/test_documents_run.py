@@ -261,6 +261,20 @@ SLOW = {
         before=_never_trained,
         says="train_runtime",
     ),
+    "autotune guard train.yaml -- trl grpo --config train.yaml": Run(
+        instead={"guard": "guard --gpus cpu --memory-limit 2G"}, says="0 restarts"
+    ),
+    "autotune guard train.yaml --resume -- trl grpo --config train.yaml": Run(
+        instead={"guard": "guard --gpus cpu --memory-limit 2G"}, says="0 restarts"
+    ),
+    "autotune guard --values micro=8,4,2 -- python train.py --micro {micro}": Run(
+        instead={"python train.py": "true"}, says="0 restarts"
+    ),
+    (
+        "autotune guard --values micro=8,4,2 --values accumulate=1,2,4"
+        " --checkpoints 'out/step_{step}' -- python train.py --micro {micro}"
+        " --accumulate {accumulate} --resume {checkpoint}"
+    ): Run(instead={"python train.py": "true"}, says="0 restarts"),
     "pip install .": Run(
         instead={"install .": f"install --dry-run --no-deps --no-build-isolation {ROOT}"},
         says="grpo-autotune",

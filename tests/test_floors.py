@@ -25,6 +25,7 @@ FLOORS = (
     ("report", "diagnosis"),
     ("api",),
     ("preflight", "solver"),
+    ("guard",),
     ("cli", "integrations"),
     ("__main__",),
 )

@@ -24,6 +24,7 @@ _COMMANDS = {
     "solve": "predict the largest value of a setting, or the cheapest GPUs, that fit",
     "rehearse": "run a training command on emulated GPUs: its peaks, or its error",
     "preflight": "prove that a configuration fits here, then start the run",
+    "guard": "start a training, watch it, and start it again where memory ran out",
     "diagnose": "find the first failure in a training log, with remedies",
     "report": "write the HTML page of an answer",
     "dashboard": "show a study in optuna-dashboard, with the memory limit respected",

@@ -21,6 +21,7 @@ from autotune.core.errors import BadInput
 from autotune.core.measurement import Measurement, Outcome
 from autotune.core.units import format_bytes, format_seconds
 from autotune.failures.own_code import called_back_in
+from autotune.preflight.command_words import VARIABLE, names, with_file
 from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
@@ -35,8 +36,6 @@ EXIT_CODES: Mapping[Status, int] = {
     "undecided": UNDECIDED,
     "interrupted": INTERRUPTED,
 }
-
-VARIABLE = "AUTOTUNE_CONFIG"  # environment variable for COMMAND with the file to train with
 
 
 @click.command(name="preflight", short_help="prove that a configuration fits, then start the run")
@@ -96,10 +95,11 @@ def command(
     # Imported here so that --help answers at once.
     from autotune.preflight.check import preflight_flags
 
-    _check_command(config, command_words, tune)
-    with interruptible(), _PreflightDisplay(to_stderr=True) as terminal:
+    check_command(config, command_words)
+    _refuse_unreachable(config, command_words, tune)
+    with interruptible(), PreflightDisplay(to_stderr=True) as terminal:
         result = preflight_flags(Flags(config=config, **flags), tune=tune, listener=terminal)
-    say(_text(result), sys.stderr)
+    say(result_text(result), sys.stderr)
     if as_json:
         print(json.dumps(result.document), flush=True)
     if result.use is not None and command_words and not dry_run:
@@ -107,7 +107,7 @@ def command(
     return EXIT_CODES[result.status]
 
 
-class _PreflightDisplay(Terminal):
+class PreflightDisplay(Terminal):
     """Terminal output of a preflight: notes of a measurement, everything of a search."""
 
     def show(self, event: JobStarted) -> None:
@@ -118,12 +118,8 @@ class _PreflightDisplay(Terminal):
             self.output.print(f"note     {note}")
 
 
-def _check_command(
-    config: str,
-    command_words: Sequence[str],
-    tune: bool,
-) -> None:
-    """Refuse a missing command, or one without a place for the tuned file, before any GPU time."""
+def check_command(config: str, command_words: Sequence[str]) -> None:
+    """Refuse a missing file or program, before any GPU time."""
     if not Path(config).is_file():
         raise BadInput(
             f"{config} is no file.",
@@ -134,6 +130,14 @@ def _check_command(
             f"COMMAND {command_words[0]!r} is no program.",
             way_out="Write what starts the training behind the two dashes.",
         )
+
+
+def _refuse_unreachable(
+    config: str,
+    command_words: Sequence[str],
+    tune: bool,
+) -> None:
+    """Refuse a command without a place for the tuned file."""
     if (
         tune
         and command_words
@@ -148,37 +152,6 @@ def _check_command(
         )
 
 
-def names(word: str, config: str) -> bool:
-    """Return True if an argument is this file, alone or after `--flag=`."""
-    return _same_file(word, config) or (
-        word.startswith("-") and "=" in word and _same_file(word.partition("=")[2], config)
-    )
-
-
-def with_file(
-    command_words: Sequence[str],
-    config: str,
-    use: Path,
-) -> list[str]:
-    """Return the command with CONFIG replaced by the file to train with."""
-    if _same_file(str(use), config):
-        return list(command_words)
-    replaced = []
-    for word in command_words:
-        if names(word, config):
-            flag = f"{word.partition('=')[0]}=" if word.startswith("-") else ""
-            word = f"{flag}{use}"
-        replaced.append(word)
-    return replaced
-
-
-def _same_file(word: str, config: str) -> bool:
-    try:
-        return word == config or (bool(word) and Path(word).samefile(config))
-    except (OSError, ValueError):
-        return False
-
-
 def become(command_words: Sequence[str], use: Path) -> NoReturn:
     """Replace this process by the command, with the same process id and standard streams."""
     sys.stdout.flush()
@@ -190,7 +163,7 @@ def become(command_words: Sequence[str], use: Path) -> NoReturn:
     os.execvpe(command_words[0], list(command_words), {**os.environ, VARIABLE: str(use)})
 
 
-def _text(result: Preflight) -> str:
+def result_text(result: Preflight) -> str:
     config = result.job.task.workload.config_file
     trial = result.proof.trial
     details = _details(result)

@@ -356,6 +356,16 @@ def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
     )
 
 
+def step_of_limit(cycles: Sequence[CycleMemory], step: int, margin_bytes: int) -> int | None:
+    """Return the step after which a peak that certainly grows reaches the limit at the latest;
+    None if it does not grow.
+    """
+    growth = growth_of(cycles)
+    if growth is None or not growth.is_certain:
+        return None
+    return step + math.floor(margin_bytes / growth.low)
+
+
 def describe_soak(soak: Soak) -> str:
     """Return one sentence for the report."""
     duration = f"{len(soak.cycles)} cycles in {format_seconds(soak.seconds)}"

@@ -21,6 +21,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.core.user_script import LaunchScript
+from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus
 
 Settings = Mapping[str, KnobValue]
@@ -178,6 +179,8 @@ class Trainer(Protocol):
 
     decides_memory: tuple[str, ...] = ()
     """Settings that a prediction prints besides the knobs, so that a reader can check them."""
+
+    resuming: Resuming | None = None  # None: how checkpoints are stored is not known
 
     assumed_defaults: Mapping[str, str] = {}
     """Settings whose default here stands in for one that follows from the model or the data -> what

@@ -18,6 +18,7 @@ from autotune.core.measurement import Phase
 from autotune.core.space import KnobValue
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
+from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.rules import StatedRule, StatedValues, Unread, Untraced
 
 _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")  # in a template
@@ -104,6 +105,7 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Patterns of printed lines that begin a phase; None: a phase ends."""
 
     watch: Watch
+    resuming: Resuming
 
 
 class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -128,6 +130,8 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     untraced: tuple[Untraced, ...] = ()
     deepspeed: dict[str, dict[str, KnobValue]] = {}
     """Sharding -> options of the framework's own DeepSpeed configuration."""
+
+    resuming: Resuming
 
 
 @cache

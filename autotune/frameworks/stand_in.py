@@ -99,6 +99,7 @@ class StandIn(Launched):
         self.needs = tuple(facts.requires)
         self.requires = facts.requires
         self.watch = facts.watch
+        self.resuming = facts.resuming
         self.canonical = facts.canonical
         self.release = self.table.version
         self.decides_memory = facts.core

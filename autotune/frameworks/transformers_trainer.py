@@ -54,6 +54,7 @@ class TransformersTrainer(Launched):
         self.assumed_defaults = self.facts.assumed_defaults
         self.decides_memory = self.facts.decides_memory.get(method, ())
         self.needs = tuple(self.facts.requires)
+        self.resuming = self.facts.resuming
 
     @abstractmethod
     def lengths(self, settings: Settings) -> tuple[int, int]:

@@ -8,7 +8,6 @@ growth is extrapolated.
 
 from __future__ import annotations
 
-import math
 import resource
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,7 +16,12 @@ from typing import Any
 import psutil
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.run_statistics import SOAK_WARMUP_CYCLES, MemoryGrowth, growth_of
+from autotune.core.run_statistics import (
+    SOAK_WARMUP_CYCLES,
+    MemoryGrowth,
+    growth_of,
+    step_of_limit,
+)
 from autotune.core.units import format_bytes
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.worker.process_memory import status
@@ -172,9 +176,10 @@ class Margin:
         return new
 
     def _narrow(self, reading: GaugeReading) -> tuple[str, str] | None:
-        below = [
-            share for share in WARNING_SHARES if reading.margin_bytes < share * reading.limit_bytes
-        ]
+        below = []
+        for share in WARNING_SHARES:
+            if reading.margin_bytes < share * reading.limit_bytes:
+                below.append(share)
         if not below:
             return None
         margin = format_bytes(max(0, reading.margin_bytes))
@@ -183,10 +188,8 @@ class Margin:
 
     def _by_steps(self, step: int, reading: GaugeReading) -> tuple[str, str] | None:
         growth = growth_of(self.by_step)
-        if growth is None or not growth.is_certain or self.last_step is None:
-            return None
-        until = step + math.floor(reading.margin_bytes / growth.low)
-        if until >= self.last_step:
+        until = step_of_limit(self.by_step, step, reading.margin_bytes)
+        if growth is None or until is None or self.last_step is None or until >= self.last_step:
             return None
         return (
             "steps",

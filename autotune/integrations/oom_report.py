@@ -26,7 +26,7 @@ from autotune.core.job import DeviceKind, Hardware, Model, Task, Tuning, Workloa
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.diagnosis import Diagnosis, as_document, diagnose_lines
 from autotune.diagnosis.diagnosis import in_words
-from autotune.diagnosis.remedies import RemedyChange, advice_for, changes_of
+from autotune.diagnosis.next_change import Next, smaller_configuration
 from autotune.frameworks import trainer as trainer_named
 from autotune.frameworks.base import Field, Trainer
 from autotune.frameworks.trl.output_files import with_changes
@@ -37,12 +37,6 @@ REPORT_FOLDER = "out-of-memory"
 NEXT = "next.yaml"
 WIDTH = 120
 
-# Causes whose remedies are tried when those of the diagnosed cause are exhausted
-LAST_RESORT = (
-    "activations",
-    "unknown_memory",
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Running:
@@ -51,15 +45,6 @@ class Running:
     space: SearchSpace
     candidate: Candidate
     from_file: bool  # started by `trl ... --config FILE`, so a similar file starts the next run
-
-
-@dataclass(frozen=True, kw_only=True)
-class Next:
-    """Next smaller configuration."""
-
-    change: RemedyChange
-    learning: bool  # changes what is learned
-    candidate: Candidate
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,27 +64,13 @@ def diagnosis_of(error: BaseException) -> Diagnosis:
 
 def next_smaller(running: Running, diagnosis: Diagnosis) -> Next | None:
     """Return the first change from the advice that the framework accepts; neutral changes first."""
-    advice = list(diagnosis.remedies)
-    for cause in LAST_RESORT:
-        advice += advice_for(dataclasses.replace(diagnosis, cause=cause, row=None))
-    trainer = running.trainer
-    task = running.task
-    space = running.space
-    candidate = running.candidate
-    legal = []
-    for advised in advice:
-        for change in changes_of(advised, space, candidate):
-            changed = trainer.complete(space.with_remedies({**candidate.knobs, **change}), task)
-            if changed != candidate and trainer.why_illegal(changed, task) is None:
-                learning = space.is_learning(change, candidate.settings)
-                legal.append(
-                    Next(
-                        change=change,
-                        learning=learning,
-                        candidate=changed,
-                    )
-                )
-    return min(legal, key=lambda following: following.learning, default=None)
+    return smaller_configuration(
+        running.trainer,
+        running.task,
+        running.space,
+        running.candidate,
+        diagnosis,
+    )
 
 
 def write(
@@ -199,7 +170,9 @@ def _assignments(change: Mapping[str, object]) -> str:
 
 
 def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value)
+    if isinstance(value, str):
+        return value
+    return json.dumps(value)
 
 
 METHODS_BY_TRAINER: Mapping[str, str] = {

@@ -28,6 +28,7 @@ import torch
 from transformers import Trainer, TrainerCallback
 
 from autotune.core.units import MIB
+from autotune.guard.save_request import note_obeyed, requested_step
 from autotune.integrations import oom_report
 from autotune.integrations.memory_margin import CpuGauge, CudaGauge, GaugeReading, Margin
 from autotune.integrations.oom_report import Running, running
@@ -60,6 +61,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._reserve: bytearray | None = None
         self._reported: int | None = None
         self._undo = contextlib.ExitStack()
+        self._saves = False  # the guard asked to save and to stop
         self.warnings: list[str] = []  # all warnings so far
         self.written: tuple[Path, ...] = ()  # files of the out-of-memory report
 
@@ -82,6 +84,10 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("read memory"):
             self._look(state.global_step, None)
+        with self._errors_logged("read the guard's request"):
+            requested = requested_step()
+            if requested is not None and state.global_step >= requested:
+                self._saves = control.should_save = control.should_training_stop = True
 
     def on_log(
         self,
@@ -101,6 +107,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._undo.close()
         self._reserve = None
+        if self._saves and self._rank == 0:
+            note_obeyed(state.global_step)
 
     def out_of_memory(self, error: BaseException) -> None:
         """Write the report for an out-of-memory error. Never raises; handles each error once."""

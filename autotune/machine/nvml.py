@@ -141,6 +141,12 @@ class Nvml:
                 bytes_by_process[int(process.pid)] = None if used is None else int(used)
         return bytes_by_process
 
+    def busy_percent(self, uuid: str) -> int:
+        """Return the share of the last sampling period in which the GPU computed."""
+        handle = self._handle(uuid)
+        rates = self._call("nvmlDeviceGetUtilizationRates", handle)
+        return int(rates.gpu)
+
     def takes_one_process(self, uuid: str) -> bool:
         """Return True if the compute mode allows a single process."""
         handle = self._handle(uuid)

@@ -23,8 +23,9 @@ PROGRAMS = {
     "prompts": "dataset_sizes",
     "rows": "dataset_sizes",
     "images": "dataset_sizes",
+    "keep": "keeper",
 }
-"""Programs that answer one request: JSON on stdin, JSON on stdout."""
+"""Programs that answer one request: JSON on stdin, JSON on stdout. `keep` reads its arguments."""
 
 if __name__ == "__main__":
     # 1. The folder becomes the package `autotune_worker`; the working directory is last on
@@ -41,7 +42,7 @@ if __name__ == "__main__":
     sys.modules["autotune_worker"] = package
     spec.loader.exec_module(package)
     # 2. The program
-    if len(sys.argv) == 2 and sys.argv[1] in PROGRAMS:
+    if len(sys.argv) > 1 and sys.argv[1] in PROGRAMS:
         importlib.import_module("autotune_worker." + PROGRAMS[sys.argv[1]]).main()
     else:
         importlib.import_module("autotune_worker.main_loop").main(sys.argv[1:])

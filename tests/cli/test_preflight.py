@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.cli.preflight import _PreflightDisplay, names, with_file
+from autotune.cli.preflight import PreflightDisplay, names, with_file
 from autotune.core.events import JobStarted
 from autotune.search.loop import legal_candidates
 from tests.cli.command import autotune
@@ -37,7 +37,7 @@ def test_a_note_is_shown_once(
 ) -> None:
     job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
     candidates = legal_candidates(job, ToyTrainer())[:count]
-    _PreflightDisplay(to_stderr=True)(
+    PreflightDisplay(to_stderr=True)(
         JobStarted(
             job=job,
             candidates=candidates,

@@ -15,8 +15,10 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
+from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
+from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import default, fields, installed_defaults
@@ -63,6 +65,7 @@ class TrlGrpo(Trainer):
     }
     own_settings = OWN_SETTINGS
     decides_memory: tuple[str, ...] = DECIDES_MEMORY
+    resuming = packaged_table("autotune.frameworks.trl", "resuming.yaml", Resuming)
     reads_config = True
     reads_images = True
     script: ClassVar[bool] = False

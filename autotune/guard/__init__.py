@@ -1,0 +1,17 @@
+"""Guard of a training: starts it, watches it, and starts it again where it ended for lack of memory
+or by a fault of the machine.
+
+attempt.py         one start of the command: its processes, streams and signals
+streams.py         its output, copied to ours; a terminal stays a terminal
+watched.py         memory of its GPUs and processes, seen from outside
+step_progress.py   steps, from the output and the checkpoints
+checkpoints.py     the last whole checkpoint, by the framework's own layout
+ending.py          why a training ended, and whether to start it again
+smaller.py         the next configuration, which learns the same
+training.py        that configuration as a file, and the command that reads it
+command_reading.py  what is guarded, from the words of the command
+before_the_limit.py  trend of the peak, hangs
+save_request.py    request to the trainer to save before memory runs out
+history.py         guard.json, and what is printed
+guarding.py        the loop over all of these
+"""

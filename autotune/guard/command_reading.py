@@ -1,0 +1,112 @@
+"""From the words of a command to the training that is guarded, and from an earlier guarded run to
+where it goes on.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.core.errors import AutotuneError, BadInput
+from autotune.guard.checkpoints import Checkpoint
+from autotune.guard.training import YAML_ENDINGS, KnownTraining, OwnTraining, Training, as_script
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import read_sources
+
+COMMAND_FILE = "command.sh"
+PROVEN_METHOD = "grpo"
+
+
+def known_training(
+    config: str | None,
+    command_words: tuple[str, ...],
+    request: Flags,
+    out: Path,
+) -> KnownTraining | None:
+    """Return the training of a framework; None for a command that autotune does not know.
+
+    A configuration that is given has to be readable; a command alone may be anybody's.
+    """
+    if config is not None and config.endswith(YAML_ENDINGS):
+        flags = request.replace(config=config, method=_method_of(command_words) or request.method)
+        return _opened(flags, Path(config), command_words)
+    if config is not None:
+        return _opened(request.replace(from_command=config), Path(config), command_words)
+    script = out / COMMAND_FILE
+    out.mkdir(parents=True, exist_ok=True)
+    script.write_text(as_script(command_words), encoding="utf-8")
+    with contextlib.suppress(BadInput):
+        command = ("bash", str(script))
+        return _opened(request.replace(from_command=str(script)), script, command)
+    return None
+
+
+def _opened(
+    flags: Flags,
+    config: Path,
+    command_words: tuple[str, ...],
+) -> KnownTraining:
+    request = read_sources(flags, mode="probe").parse()
+    candidate = candidate_of_job(request)
+    return KnownTraining(
+        request=request,
+        original=candidate,
+        candidate=candidate,
+        config=config,
+        command_words=command_words,
+    )
+
+
+def _method_of(command_words: Sequence[str]) -> str | None:
+    """Return the method that the command names as a word of its own, like `trl sft`."""
+    from autotune import frameworks
+
+    methods = {method for name, method in frameworks.trainers() if name == "trl"}
+    for word in command_words:
+        if word in methods:
+            return word
+    return None
+
+
+def can_be_proven(training: Training) -> bool:
+    """Return True if preflight reads this configuration."""
+    if not isinstance(training, KnownTraining):
+        return False
+    workload = training.request.job.task.workload
+    return (
+        training.request.trainer.reads_config
+        and workload.launch is None
+        and (workload.method == PROVEN_METHOD)
+    )
+
+
+def resumed(
+    training: Training, earlier: Mapping[str, Any]
+) -> tuple[Training, Checkpoint | None, float]:
+    """Return the configuration of an earlier guarded run, its last checkpoint and its begin."""
+    attempts = earlier.get("attempts") or []
+    since = min((float(attempt["began"]) for attempt in attempts), default=0.0)
+    for attempt in attempts:
+        training = _with_change(training, attempt.get("change") or {})
+    folder = training.checkpoints(since)
+    checkpoint = None if folder is None else folder.find().newest
+    return training, checkpoint, since
+
+
+def _with_change(training: Training, change: Mapping[str, Any]) -> Training:
+    if not change:
+        return training
+    if isinstance(training, OwnTraining):
+        return replace(training, rung=training.rung + 1)
+    if not isinstance(training, KnownTraining):
+        return training
+    request = training.request
+    with contextlib.suppress(AutotuneError):
+        knobs = request.whole_space.with_remedies({**training.candidate.knobs, **change})
+        candidate = request.trainer.complete(knobs, request.job.task)
+        return replace(training, candidate=candidate)
+    return training

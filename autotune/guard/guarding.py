@@ -1,0 +1,439 @@
+"""The guard's loop: start, watch, classify the end, choose how to go on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from autotune.core.files import FOR_ITS_OWNER, write_atomically
+from autotune.core.secrets import Secrets, without_secret_arguments
+from autotune.core.space import KnobValue
+from autotune.core.units import format_seconds
+from autotune.diagnosis import Diagnosis
+from autotune.guard.attempt import Attempt, ProcessEnd, signals_forwarded
+from autotune.guard.before_the_limit import (
+    PeakTrend,
+    crossing_text,
+    handles,
+    hang_seconds,
+    stacks,
+)
+from autotune.guard.checkpoints import Checkpoint, CheckpointFolder, FoundCheckpoints
+from autotune.guard.ending import Ending, Reason, ending_of
+from autotune.guard.history import (
+    AttemptRecord,
+    History,
+    indented,
+    lines_of_end,
+    lines_of_restart,
+    summary,
+)
+from autotune.guard.save_request import SaveRequest
+from autotune.guard.smaller import Choice, Evidence
+from autotune.guard.step_progress import StepProgress
+from autotune.guard.training import Start, Training
+from autotune.guard.watched import Look, MemoryWatcher
+
+GUARD_POLL_SECONDS = 0.5
+CHECKPOINT_SECONDS = 5.0  # between two looks for new checkpoints
+STOP_SECONDS = 60.0  # that a command may take to end when the guard asks for it
+WRITTEN_SECONDS = 2.0  # a file that changed less long ago is still being written
+
+RESTARTED = frozenset({Reason.MEMORY, Reason.MACHINE, Reason.EARLY, Reason.HANG})
+RELIEVED = frozenset({Reason.MEMORY, Reason.EARLY})  # ends after which less memory is needed
+
+PEAK_GROWS = Diagnosis(
+    known=True,
+    is_memory=True,
+    cause="activations",
+    evidence="the peak grew towards the limit",
+)
+"""Diagnosis of a run that saved before memory ran out."""
+
+Print = Callable[[str], None]
+
+
+@dataclass(frozen=True, kw_only=True)
+class GuardOptions:
+    out: Path
+    restarts: int = 3
+    early: bool = False
+    end_hangs: bool = False
+    may_change: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guarded:
+    """Result of a guarded run."""
+
+    ending: Ending
+    history: History
+    nothing_fits: bool = False  # memory ran out, and nothing that learns the same is left
+
+
+@dataclass
+class RunGuard:
+    """One guarded run."""
+
+    training: Training
+    options: GuardOptions
+    history: History
+    say: Print
+    since: float  # checkpoints written earlier are not this run's
+    _watcher: MemoryWatcher = field(default_factory=MemoryWatcher)
+    _refuted: set[str] = field(default_factory=set)
+    _changed_from: tuple[Training, Evidence] | None = None  # before our last change
+
+    def run(self, checkpoint: Checkpoint | None = None) -> Guarded:
+        """Guard the command until it ends for good. `checkpoint`: of an earlier guarded run."""
+        if self._watcher.unseen:
+            self._note(f"GPU memory can't be watched here: {self._watcher.unseen}.")
+        if self.training.limits:
+            self._note(f"{self.training.limits}.")
+        start = self._start(checkpoint, "Goes on where an earlier guarded run ended.")
+        choice: Choice | None = None
+        while True:
+            # 1. One attempt.
+            ending, record = self._attempt(start, checkpoint)
+
+            # 2. What follows from its end.
+            is_ours = self._is_by_our_change(ending, choice, record)
+            if ending.reason not in RESTARTED and not is_ours:
+                return self._conclude(ending)
+            if self.history.restarts >= self.options.restarts:
+                reason = f"none: --restarts {self.options.restarts} are used up"
+                return self._conclude(ending, record, reason)
+            before = _settings_of(self.training)
+            choice = None
+            if ending.reason in RELIEVED or is_ours:
+                choice = self._next(ending, record, is_ours=is_ours)
+            if choice is None and (ending.is_out_of_memory or is_ours):
+                reason = "nothing that learns the same is left to try"
+                return self._conclude(ending, record, reason, nothing_fits=True)
+
+            # 3. The next attempt.
+            available = self._checkpoints().find()
+            checkpoint = available.newest
+            start = self._start(checkpoint, _why(ending, record))
+            self._report(ending, record, choice, available, before, start.file)
+
+    def _start(self, checkpoint: Checkpoint | None, why: str) -> Start:
+        number = len(self.history.attempts) + 1
+        return self.training.start(self.options.out, number, checkpoint, why)
+
+    # 1. One attempt.
+
+    def _attempt(
+        self,
+        start: Start,
+        checkpoint: Checkpoint | None,
+    ) -> tuple[Ending, AttemptRecord]:
+        """Start the command, watch it to its end, and classify the end."""
+        number = len(self.history.attempts) + 1
+        folder = self._checkpoints()
+        if checkpoint is not None:
+            folder.point_to(checkpoint)
+        save = SaveRequest(self.options.out)
+        record = AttemptRecord(
+            number=number,
+            config=None if start.file is None else str(start.file),
+            command=without_secret_arguments(list(start.command_words)),
+            began=time.time(),
+            from_step=None if checkpoint is None else checkpoint.step,
+            checkpoint=None if checkpoint is None else str(checkpoint.path),
+        )
+        self.history.attempts.append(record)
+        self._write()
+        self._watcher.begin()
+        environment = {**os.environ, **start.variables, **save.variables}
+        began = time.monotonic()
+        attempt = Attempt(start.command_words, environment)
+        with signals_forwarded(attempt):
+            watch = _Watch(
+                attempt=attempt,
+                watcher=self._watcher,
+                record=record,
+                folder=folder,
+                save=save,
+                options=self.options,
+                note=self._note,
+            )
+            end = watch.to_the_end()
+        seconds = time.monotonic() - began
+        ending = ending_of(
+            end,
+            attempt.tail.text(),
+            self._watcher.host_evidence(),
+            stop_requested=attempt.stop_requested,
+            requested=watch.requested,
+        )
+        record.ended(ending, seconds, self._watcher.peaks())
+        if ending.reason not in (Reason.FINISHED, Reason.STOPPED):
+            record.output = self._keep_output(attempt, number)
+        self._write()
+        return ending, record
+
+    def _keep_output(self, attempt: Attempt, number: int) -> str | None:
+        """Keep the last output of an attempt that failed, without secrets."""
+        path = self.options.out / f"attempt-{number}.log"
+        text = Secrets(os.environ).hide(attempt.tail.text())
+        try:
+            write_atomically(path, text.encode(errors="replace"), mode=FOR_ITS_OWNER)
+        except OSError:
+            return None
+        return str(path)
+
+    def _checkpoints(self) -> CheckpointFolder | _NoCheckpoints:
+        return self.training.checkpoints(self.since) or _NoCheckpoints()
+
+    # 2. What follows.
+
+    def _is_by_our_change(
+        self,
+        ending: Ending,
+        choice: Choice | None,
+        record: AttemptRecord,
+    ) -> bool:
+        """Return True if the script failed before its first step, with a change of ours alone."""
+        has_stepped = record.last_step is not None and record.last_step > (record.from_step or 0)
+        return choice is not None and ending.reason == Reason.SCRIPT and not has_stepped
+
+    def _next(
+        self,
+        ending: Ending,
+        record: AttemptRecord,
+        *,
+        is_ours: bool,
+    ) -> Choice | None:
+        """Choose the next configuration; the failed one is never tried again.
+
+        `is_ours`: the failed one is a change that does not work here. Another one is chosen for the
+        configuration before it, by what that one has shown.
+        """
+        self._refuted.add(self.training.key)
+        if is_ours and self._changed_from is not None:
+            self.training, evidence = self._changed_from
+        else:
+            evidence = Evidence(
+                diagnosis=ending.diagnosis or PEAK_GROWS,
+                peak_bytes=record.peak_bytes,
+                refuted=frozenset(),
+                may_change=self.options.may_change,
+            )
+        evidence = replace(evidence, refuted=frozenset(self._refuted))
+        self._changed_from = (self.training, evidence)
+        following = self.training.smaller(evidence)
+        if following is None:
+            return None
+        self.training, choice = following
+        record.change = dict(choice.change)
+        record.basis = choice.basis
+        return choice
+
+    def _report(
+        self,
+        ending: Ending,
+        record: AttemptRecord,
+        choice: Choice | None,
+        available: FoundCheckpoints,
+        before: Mapping[str, KnobValue],
+        file: Path | None,
+    ) -> None:
+        """Print the block of an intervention."""
+        resumed_at = record.began if available.newest is None else available.newest.written
+        self.history.lost_seconds += max(0.0, time.time() - max(resumed_at, record.began))
+        remaining = self.options.restarts - self.history.restarts - 1
+        lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
+        lines += lines_of_restart(choice, before, available, file, remaining)
+        self.say(indented(lines))
+        self._write()
+
+    def _conclude(
+        self,
+        ending: Ending,
+        record: AttemptRecord | None = None,
+        reason: str = "",
+        *,
+        nothing_fits: bool = False,
+    ) -> Guarded:
+        """Print how it ended for good. `reason`: why it is not started again."""
+        if record is not None:
+            lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
+            lines.append(f"next     {reason}")
+            newest = self._checkpoints().find().newest
+            if newest is not None:
+                lines.append(f"saved    step {newest.step}, {newest.path}")
+            self.say(indented(lines))
+        self.history.status = "nothing_fits" if nothing_fits else str(ending.reason)
+        self.history.exit_code = ending.end.shell_code
+        guarded = Guarded(
+            ending=ending,
+            history=self.history,
+            nothing_fits=nothing_fits,
+        )
+        self._write()
+        self.say(indented([summary(self.history)]))
+        return guarded
+
+    # Messages.
+
+    def _note(self, text: str) -> None:
+        self.history.notes.append(text)
+        self.say(indented([text]))
+
+    def _write(self) -> None:
+        problem = self.history.write()
+        if problem is not None and problem not in self.history.notes:
+            self._note(problem)
+
+
+@dataclass
+class _Watch:
+    """The watch over one running attempt."""
+
+    attempt: Attempt
+    watcher: MemoryWatcher
+    record: AttemptRecord
+    folder: CheckpointFolder | _NoCheckpoints
+    save: SaveRequest
+    options: GuardOptions
+    note: Print
+    requested: Reason | None = None  # why the guard itself ended the attempt
+    _trend: PeakTrend = field(default_factory=PeakTrend)
+    _warned: bool = False
+    _hang_noted: float = 0.0
+    _end_by: float | None = None
+    _next_checkpoints: float = 0.0
+    _saved_at_request: int = -1
+
+    def to_the_end(self) -> ProcessEnd:
+        progress = StepProgress(time.monotonic())
+        while True:
+            end = self.attempt.wait(GUARD_POLL_SECONDS)
+            if end is not None:
+                self._next_checkpoints = 0.0  # the last look
+            self._read(progress)
+            if end is not None:
+                if self.save.was_obeyed:
+                    self.requested = Reason.EARLY
+                return end
+            look = self.watcher.look(self.attempt.pid)
+            if look is not None:
+                self._look(look, progress)
+            self._check_hang(progress)
+            self._end_if_due()
+
+    def _read(self, progress: StepProgress) -> None:
+        """Read the new output and the new checkpoints."""
+        now = time.monotonic()
+        progress.feed(self.attempt.tail.fresh(), now)
+        if now >= self._next_checkpoints:
+            self._next_checkpoints = now + CHECKPOINT_SECONDS
+            for checkpoint in self.folder.listed():
+                if checkpoint.written >= self.record.began and self.record.saved(checkpoint):
+                    progress.reached(checkpoint.step, now)
+                    self._after_checkpoint(checkpoint)
+        self.record.last_step = progress.step
+        self.record.total_steps = progress.total
+
+    def _look(self, look: Look, progress: StepProgress) -> None:
+        """Follow the trend of the peak; warn, or ask the trainer to save."""
+        if progress.step is None:
+            return
+        self._trend.add(progress.step, look)
+        if self._warned:
+            return
+        until = self._trend.crossing(progress, look)
+        if until is None:
+            return
+        self._warned = True
+        text = crossing_text(until, progress.total, look)
+        if not self.options.early:
+            self.note(f"{text}. --early would save and restart before that.")
+            return
+        due = self.save.make(progress.step, progress.usual_seconds)
+        self.note(f"{text}. The trainer is asked to save after step {due}.")
+        # Without a handler the signal would end the command.
+        if self.attempt.pid is not None and handles(self.attempt.pid, signal.SIGUSR1):
+            self.attempt.send(signal.SIGUSR1)
+        steps = [checkpoint["step"] for checkpoint in self.record.checkpoints]
+        self._saved_at_request = max(steps, default=-1)
+
+    def _after_checkpoint(self, checkpoint: Checkpoint) -> None:
+        """End an attempt that was asked to save once its next checkpoint is whole."""
+        is_asked = self.save.is_made and self.requested is None
+        if not is_asked or checkpoint.step <= self._saved_at_request:
+            return
+        if self.folder.find().newest != checkpoint or not _is_at_rest(checkpoint):
+            del self.record.checkpoints[-1]  # still being written: look again
+            return
+        self._end(Reason.EARLY)
+
+    def _check_hang(self, progress: StepProgress) -> None:
+        now = time.monotonic()
+        waited = hang_seconds(progress, now)
+        if waited is None or self.requested is not None or not self.watcher.are_gpus_idle():
+            return
+        if self._hang_noted != progress.since:
+            self._hang_noted = progress.since
+            self.note(
+                f"no step for {format_seconds(waited)}, and no GPU computes; usual are"
+                f" {format_seconds(progress.usual_seconds or 0.0)}. {self._keep_stacks()}"
+            )
+        if self.options.end_hangs:
+            self._end(Reason.HANG)
+
+    def _keep_stacks(self) -> str:
+        text = "" if self.attempt.pid is None else stacks(self.attempt.pid)
+        if not text:
+            return "py-spy is not there to show the stacks."
+        path = self.options.out / f"stacks-{self.record.number}.txt"
+        try:
+            write_atomically(path, text.encode(), mode=FOR_ITS_OWNER)
+        except OSError:
+            return "Its stacks could not be written."
+        return f"Stacks: {path}."
+
+    def _end(self, reason: Reason) -> None:
+        """End the attempt: politely first."""
+        self.requested = reason
+        self.attempt.send(signal.SIGTERM)
+        self._end_by = time.monotonic() + STOP_SECONDS
+
+    def _end_if_due(self) -> None:
+        if self._end_by is not None and time.monotonic() > self._end_by:
+            self.attempt.end()
+
+
+class _NoCheckpoints:
+    """Checkpoints of a framework that stores none that can be resumed."""
+
+    def find(self) -> FoundCheckpoints:
+        return FoundCheckpoints(newest=None)
+
+    def listed(self) -> list[Checkpoint]:
+        return []
+
+    def point_to(self, checkpoint: Checkpoint) -> None:
+        """Do nothing."""
+
+
+def _is_at_rest(checkpoint: Checkpoint) -> bool:
+    return time.time() - checkpoint.written > WRITTEN_SECONDS
+
+
+def _why(ending: Ending, record: AttemptRecord) -> str:
+    """Return the reason of a restart, for the head of its file."""
+    place = "before the first step"
+    if record.last_step is not None:
+        place = f"after step {record.last_step}"
+    return f"Attempt {record.number} ended {place}: {ending.reason} ({ending.evidence or '-'})."
+
+
+def _settings_of(training: Training) -> Mapping[str, KnobValue]:
+    candidate = getattr(training, "candidate", None)
+    return {} if candidate is None else candidate.settings

@@ -1,0 +1,373 @@
+"""What is guarded: a training whose framework autotune knows, or a command of the user's own.
+
+Both give the words of the next start, and the next smaller configuration.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Protocol
+
+import yaml
+
+from autotune.core.errors import BadInput
+from autotune.core.files import TO_BE_RUN, comments, write_atomically
+from autotune.core.space import Candidate, Knobs, KnobValue, setting_text
+from autotune.core.user_script import LaunchScript
+from autotune.core.yaml_document import read_document
+from autotune.frameworks.configuration_files import unshare
+from autotune.frameworks.launch_commands import changed_script, changes_of
+from autotune.frameworks.resuming import Resuming
+from autotune.frameworks.trl.output_files import with_changes
+from autotune.guard.checkpoints import Checkpoint, CheckpointFolder
+from autotune.guard.smaller import OWN_VALUES, Choice, Evidence, next_choice, same_learning
+from autotune.preflight.command_words import VARIABLE, with_file
+from autotune.request.job_builder import ParsedRequest
+
+CHECKPOINT = "{checkpoint}"
+YAML_ENDINGS = (".yaml", ".yml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Start:
+    """What one attempt starts."""
+
+    command_words: tuple[str, ...]
+    file: Path | None  # configuration that it reads
+    variables: Mapping[str, str]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChangedText:
+    """File of a restart, and the settings that it changes."""
+
+    text: str
+    changed: Mapping[str, object]
+
+
+class Training(Protocol):
+    """What is guarded, in one configuration."""
+
+    @property
+    def key(self) -> str:
+        """Identity of the configuration."""
+
+    @property
+    def limits(self) -> str:
+        """What a restart does not continue; empty: nothing."""
+
+    def checkpoints(self, since: float) -> CheckpointFolder | None:
+        """Return where this run's checkpoints are; None: unknown."""
+
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
+        """Write the configuration of an attempt, and return its command.
+
+        An unchanged one without a checkpoint is the user's own file.
+        """
+
+    def smaller(self, evidence: Evidence) -> tuple[Training, Choice] | None:
+        """Return the next configuration that learns the same; None: there is none."""
+
+
+# 1. A framework that is known.
+
+
+@dataclass(frozen=True, kw_only=True)
+class KnownTraining:
+    """Training by a configuration file or a launch script."""
+
+    request: ParsedRequest
+    original: Candidate  # of the user's file
+    candidate: Candidate
+    config: Path
+    command_words: tuple[str, ...]
+
+    @property
+    def key(self) -> str:
+        return self.candidate.id
+
+    @property
+    def layout(self) -> Resuming | None:
+        return self.request.trainer.resuming
+
+    @property
+    def limits(self) -> str:
+        if self.layout is None:
+            return f"how {self.request.trainer.name} stores checkpoints is not known"
+        return self.layout.limits
+
+    @property
+    def stated(self) -> dict[str, object]:
+        """Return all settings of the user's file, with the values that the framework would use."""
+        workload = self.request.job.task.workload
+        return {**self.candidate.settings, **workload.user_settings, **workload.stated}
+
+    def checkpoints(self, since: float) -> CheckpointFolder | None:
+        if self.layout is None or not self.layout.resume:
+            return None
+        folder = self.layout.folder_of(self.stated)
+        return CheckpointFolder(
+            folder=folder,
+            layout=self.layout,
+            since=since,
+        )
+
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
+        is_changed = self.candidate != self.original
+        if checkpoint is None and not is_changed:
+            return Start(
+                command_words=self.command_words,
+                file=self.config,
+                variables={VARIABLE: str(self.config)},
+            )
+        file, changed = self._write(folder, number, checkpoint, why)
+        command_words = with_file(self.command_words, str(self.config), file)
+        command_words = with_settings(command_words, changed)
+        return Start(
+            command_words=tuple(command_words),
+            file=file,
+            variables={VARIABLE: str(file)},
+        )
+
+    def _write(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> tuple[Path, Mapping[str, object]]:
+        """Write the configuration of an attempt; return it, and the settings that changed."""
+        added = self._settings_to_resume(checkpoint)
+        launch = self.request.job.task.workload.launch
+        if launch is None:
+            file = folder / f"attempt-{number}.yaml"
+            changed = self._yaml(added, why)
+            write_atomically(file, changed.text.encode())
+        else:
+            # Beside the original: its paths may be relative to its own folder.
+            name = f"{self.config.stem}.attempt-{number}{self.config.suffix}"
+            file = self.config.with_name(name)
+            changed = self._script(launch, added, folder)
+            write_atomically(file, changed.text.encode(), mode=TO_BE_RUN)
+        return file, changed.changed
+
+    def smaller(self, evidence: Evidence) -> tuple[KnownTraining, Choice] | None:
+        choice = next_choice(
+            self.request, self.candidate, evidence, keeps_batches=self._keeps_batches()
+        )
+        if choice is None:
+            return None
+        if not same_learning(self.request, self.original, choice.candidate, evidence.may_change):
+            return None
+        return replace(self, candidate=choice.candidate), choice
+
+    def _keeps_batches(self) -> bool:
+        """Return True if another micro-batch would change the number of steps."""
+        if self.layout is None:
+            return False
+        for name, allowed in self.layout.batch_changes.items():
+            if self.stated.get(name) not in allowed and not self.stated.get("max_steps"):
+                return True
+        return False
+
+    def _settings_to_resume(self, checkpoint: Checkpoint | None) -> dict[str, KnobValue]:
+        if self.layout is None:
+            return {}
+        settings: dict[str, KnobValue] = {}
+        for name, value in self.layout.also.items():
+            stated = self.stated.get(name, value)
+            if stated != value:
+                settings[name] = value
+        if checkpoint is not None:
+            settings |= self.layout.settings_for(checkpoint.path, checkpoint.step)
+        return settings
+
+    def _yaml(self, added: Knobs, why: str) -> ChangedText:
+        """Return the user's file with nothing changed but these settings."""
+        # 1. What changes: the settings to go on, and those that differ from the user's file.
+        task = self.request.job.task
+        before = with_changes(self.original, task)
+        after = with_changes(self.candidate, task)
+        changed: dict[str, object] = dict(added)
+        for name in before.keys() | after.keys():
+            if before.get(name) != after.get(name):
+                changed[name] = after.get(name)
+
+        # 2. The rest of the file as it is.
+        content = dict(read_document(self.config).content)
+        content |= changed
+        for name, value in changed.items():
+            if value is None:
+                del content[name]
+        head = comments([f"{self.config.name}, changed by autotune guard.", why])
+        body = yaml.safe_dump(content, sort_keys=False, allow_unicode=True)
+        return ChangedText(text=head + body, changed=changed)
+
+    def _script(
+        self,
+        launch: LaunchScript,
+        added: Knobs,
+        folder: Path,
+    ) -> ChangedText:
+        """Return the user's launch script with these settings."""
+        workload = self.request.job.task.workload
+        changed: dict[str, KnobValue] = {}
+        if self.candidate != self.original:
+            knobs = dict(self.candidate.knobs)
+            for name, value in self.candidate.settings.items():
+                if value != self.original.settings.get(name):
+                    knobs[name] = value
+            fields = self.request.trainer.fields()
+            changed = changes_of(workload.stated, workload.defaults, knobs, fields)
+        changed |= added
+        _, edits = unshare(launch, changed, self.candidate.settings, folder)
+        text = changed_script(launch, changed, edits)
+        return ChangedText(text=text, changed={})
+
+
+# 2. A command of the user's own.
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnTraining:
+    """Command with `{checkpoint}`, and a ladder of values for its other placeholders."""
+
+    command_words: tuple[str, ...]
+    ladder: Mapping[str, tuple[str, ...]]  # placeholder -> its values, one after the other
+    rung: int = 0
+    pattern: str | None = None  # of the checkpoints, `{step}` in it
+
+    @property
+    def key(self) -> str:
+        return f"rung {self.rung}"
+
+    @property
+    def limits(self) -> str:
+        if self.pattern is None or not any(CHECKPOINT in word for word in self.command_words):
+            return "the command names no {checkpoint}, so a restart begins at step 0"
+        return ""
+
+    def checkpoints(self, since: float) -> CheckpointFolder | None:
+        if self.pattern is None:
+            return None
+        folder = Path(self.pattern).parent
+        layout = Resuming(
+            folder_setting="",
+            folder=str(folder),
+            names=(Path(self.pattern).name,),
+            complete=("*",),
+            resume={"": CHECKPOINT},
+        )
+        return CheckpointFolder(
+            folder=folder,
+            layout=layout,
+            since=since,
+        )
+
+    def start(
+        self,
+        folder: Path,
+        number: int,
+        checkpoint: Checkpoint | None,
+        why: str,
+    ) -> Start:
+        values = {name: values[self.rung] for name, values in self.ladder.items()}
+        command_words: list[str] = []
+        for word in self.command_words:
+            for name, value in values.items():
+                word = word.replace(f"{{{name}}}", value)
+            if CHECKPOINT not in word:
+                command_words.append(word)
+            elif checkpoint is not None:
+                command_words.append(word.replace(CHECKPOINT, str(checkpoint.path.absolute())))
+            elif word == CHECKPOINT and command_words and command_words[-1].startswith("-"):
+                del command_words[-1]  # the flag before it
+        return Start(
+            command_words=tuple(command_words),
+            file=None,
+            variables={},
+        )
+
+    def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:
+        rungs = [len(values) for values in self.ladder.values()]
+        if not rungs or self.rung + 1 >= min(rungs):
+            return None
+        following = replace(self, rung=self.rung + 1)
+        change: dict[str, KnobValue] = {}
+        for name, values in self.ladder.items():
+            change[name] = values[following.rung]
+        candidate = Candidate(
+            knobs=change,
+            settings=change,
+            load={},
+        )
+        choice = Choice(
+            candidate=candidate,
+            change=change,
+            learning=False,
+            basis=OWN_VALUES,
+        )
+        return following, choice
+
+
+def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
+    """Return the values of each placeholder from texts like `micro=8,4,2`."""
+    ladder = {}
+    for text in texts:
+        name, equals, values = text.partition("=")
+        if not equals or not values:
+            raise BadInput(
+                f"--values {text} names no values.",
+                way_out="Write --values micro=8,4,2 with {micro} in the command.",
+            )
+        if not any(f"{{{name}}}" in word for word in command_words):
+            raise BadInput(
+                f"--values {text}: the command has no {{{name}}}.",
+                way_out=f"Write {{{name}}} where its value goes.",
+            )
+        ladder[name] = tuple(values.split(","))
+    lengths = {len(values) for values in ladder.values()}
+    if len(lengths) > 1:
+        raise BadInput(
+            "The lists of --values have different lengths.",
+            way_out="They are used one after the other, all at once: give each as many values.",
+        )
+    return ladder
+
+
+def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) -> list[str]:
+    """Return the command with the changed settings also where its own flags state them."""
+    changed: list[str] = []
+    pending: object = None
+    for word in command_words:
+        name, equals, _ = word.lstrip("-").partition("=")
+        if pending is not None:
+            changed.append(setting_text(pending))
+            pending = None
+        elif word.startswith("--") and name.replace("-", "_") in settings:
+            value = settings[name.replace("-", "_")]
+            changed.append(f"--{name}={setting_text(value)}" if equals else word)
+            pending = None if equals else value
+        else:
+            changed.append(word)
+    return changed
+
+
+def as_script(command_words: Sequence[str]) -> str:
+    """Return a command as a shell script."""
+    return f"{shlex.join(command_words)}\n"

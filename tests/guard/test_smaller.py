@@ -1,0 +1,61 @@
+"""The next configuration: what the run has shown limits it, and it learns the same."""
+
+from __future__ import annotations
+
+from autotune.core.units import GIB
+from autotune.guard.smaller import needed_bytes, room_bytes
+from autotune.guard.step_progress import StepProgress
+from autotune.guard.training import ladder_of, with_settings
+
+
+def test_a_run_that_needed_more_than_predicted_leaves_less_room() -> None:
+    # The example of the module: 40 GiB, predicted 36, needed 41.
+    assert room_bytes(40 * GIB, 36 * GIB, 41 * GIB) == 35 * GIB
+
+
+def test_a_lower_limit_than_the_known_one_is_believed() -> None:
+    # Refused at 10 GiB although 40 are known, as predicted: `ulimit`, or memory of others.
+    assert room_bytes(40 * GIB, 12 * GIB, 10 * GIB) == 10 * GIB
+
+
+def test_what_was_needed_is_held_and_requested() -> None:
+    numbers = {"asked_bytes": 2 * GIB, "free_bytes": 1 * GIB, "total_bytes": 40 * GIB}
+    assert needed_bytes(numbers, None) == 41 * GIB
+    assert needed_bytes({"asked_bytes": 2 * GIB}, 5 * GIB) == 7 * GIB
+    assert needed_bytes({}, None) is None
+
+
+def test_flags_of_the_command_follow_the_changed_file() -> None:
+    command = [
+        "trl",
+        "grpo",
+        "--config",
+        "a.yaml",
+        "--per_device_train_batch_size",
+        "8",
+        "--seed=1",
+    ]
+    changed = with_settings(command, {"per_device_train_batch_size": 4, "seed": 2})
+    assert changed == [*command[:5], "4", "--seed=2"]
+
+
+def test_values_of_placeholders_go_on_together() -> None:
+    ladder = ladder_of(["micro=8,4", "steps=1,2"], ["train.py", "{micro}", "--steps={steps}"])
+    assert ladder == {"micro": ("8", "4"), "steps": ("1", "2")}
+
+
+def test_steps_are_read_from_bars_and_lines() -> None:
+    # 1. transformers' bar, which evaluation with fewer steps does not move.
+    progress = StepProgress(now=0.0)
+    progress.feed("\r  3%|3         | 3/100 [00:03<01:37,  1.00s/it]", now=1.0)
+    assert (progress.step, progress.total) == (3, 100)
+    progress.feed("\r 50%|#####     | 5/10 [00:01<00:01,  4.00it/s]", now=2.0)
+    assert progress.step == 3
+    progress.feed("Map: 100%|##########| 64/64 [00:00<00:00, 900 examples/s]", now=3.0)
+    assert progress.step == 3
+
+    # 2. verl's and ms-swift's lines.
+    progress.feed("(TaskRunner pid=1) step:12 - actor/loss:0.1", now=4.0)
+    assert progress.step == 12
+    progress.feed("{'loss': 0.1, 'global_step/max_steps': '20/100'}", now=5.0)
+    assert (progress.step, progress.total) == (20, 100)
