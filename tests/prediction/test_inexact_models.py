@@ -1,4 +1,4 @@
-"""Models whose operations follow no formula: good enough to order a screening, not for one answer."""
+"""Models whose operations follow no formula: they order a screening, and give no single answer."""
 
 from __future__ import annotations
 
