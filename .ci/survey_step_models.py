@@ -1,17 +1,22 @@
 """Survey the step models that the package ships: `make step-models`.
 
-Each family of `FAMILIES` is surveyed for each model and GPU, with the installed releases, and
-written to `autotune/prediction/step_models/`. A family whose file is there already is left out;
-delete the folder to renew all. Names of models as arguments restrict the survey to them.
+Each family of `FAMILIES` is surveyed for its models and for each GPU, with the installed releases.
+A survey is kept in build/step-models: a call goes on where the last one ended; delete the folder to
+renew all. At the end the models are packed into `autotune/prediction/step_models/`. Names of
+models as arguments restrict the surveys to them.
+
+A family costs 2 to 3 CPU seconds; the import of the framework 15, once, since one pool of tracing
+processes serves all families.
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.errors import AutotuneError
@@ -21,146 +26,236 @@ from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.request_points import Request
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.service import PredictionService
-from autotune.prediction.step_model_file import SurveyedModel, packed
-from autotune.prediction.step_models import SHIPPED, StepModels, shipped_name
+from autotune.prediction.step_model_file import SurveyedModel, encoded, packed, unpacked
+from autotune.prediction.step_model_pack import pack
+from autotune.prediction.step_models import SHIPPED, StepModels, pack_name, shipped_name
+from autotune.prediction.surveys import Surveys
+from autotune.prediction.tracer import TracerPool
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
 
-MODELS = (
-    "Qwen2.5-7B",
-    "Qwen2.5-0.5B",
-    "Qwen2.5-1.5B",
-    "Llama-3.1-8B",
-    "Qwen3-0.6B",
-    "Qwen3-8B",
-    "Qwen2.5-3B",
-    "Llama-3.2-1B",
-)
+SURVEYED = Path("build/step-models")
 GPUS = ("2xA100-40G", "2xH100")
 """One GPU of each generation; two of them, for sharding."""
 
 Knobs = Mapping[str, KnobValue]
+Changes = Sequence[Knobs]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Family:
-    """Flags of a request, and changes of it that are families of their own."""
+class FamilyGroup:
+    """Models, flags of a request, and changes of it that are families of their own."""
 
+    models: Sequence[str]
     flags: Mapping[str, str]
-    changes: Sequence[Knobs] = field(default=({},))
+    changes: Changes
 
 
-CHECKPOINTING_OFF: Knobs = {"gradient_checkpointing": False}
-VLLM: Knobs = {"use_vllm": True}
-ONE_ROW: Knobs = {"per_device_train_batch_size": 1, "gradient_accumulation_steps": 32}
+def combined(*changes: Changes) -> list[Knobs]:
+    """Return every combination of a change of each list."""
+    combinations: list[Knobs] = []
+    for parts in itertools.product(*changes):
+        joint: dict[str, KnobValue] = {}
+        for part in parts:
+            joint |= part
+        combinations.append(joint)
+    return combinations
+
+
+def batch(size: int, steps: int) -> Knobs:
+    return {"per_device_train_batch_size": size, "gradient_accumulation_steps": steps}
+
+
+AS_IT_IS: Changes = ({},)
+ENGINES: Changes = ({}, {"use_vllm": True})
+CHECKPOINTING: Changes = ({}, {"gradient_checkpointing": False})
+ZERO: Changes = ({"sharding": "zero3"}, {"sharding": "zero2"})
+FOUR_BITS: Changes = ({"load_in_4bit": True},)
+ROWS: Changes = ({}, batch(1, 32))
 """A step of a single row is another family, and under full tuning one of few tokens."""
 
-ONE_STEP: Knobs = {"per_device_train_batch_size": 32, "gradient_accumulation_steps": 1}
-TWO_STEPS: Knobs = {"per_device_train_batch_size": 16, "gradient_accumulation_steps": 2}
+FEWER_ROWS: Changes = ({}, batch(1, 32), batch(2, 16))
+OFFLINE_ROWS: Changes = ({}, batch(1, 16))
+FEW_STEPS: Changes = (batch(32, 1), batch(16, 2))
 """Few micro-steps, as on many GPUs at the same global batch."""
 
-LORA: Sequence[Knobs] = (
-    {},
-    VLLM,
-    CHECKPOINTING_OFF,
-    ONE_ROW,
-    {**VLLM, **ONE_ROW},
-    {"sharding": "zero3"},
-    {"sharding": "zero3", **VLLM},
-    {"sharding": "zero2"},
-    {**VLLM, **CHECKPOINTING_OFF},
-    ONE_STEP,
-    TWO_STEPS,
-    {**VLLM, **ONE_STEP},
-    {**VLLM, **TWO_STEPS},
-)
-FULL: Sequence[Knobs] = (
-    {},
-    VLLM,
-    ONE_ROW,
-    {"sharding": "zero3"},
-    {"sharding": "zero2"},
-    CHECKPOINTING_OFF,
-    ONE_STEP,
-    TWO_STEPS,
-)
-SFT: Sequence[Knobs] = ({}, ONE_ROW, CHECKPOINTING_OFF)
+LORA = [
+    *combined(ENGINES, ROWS, CHECKPOINTING),
+    *combined(ENGINES, FEW_STEPS, CHECKPOINTING),
+    *combined(ENGINES, ROWS, ZERO),
+]
+USUAL_LORA = [
+    *combined(ENGINES, ROWS),
+    *combined(ENGINES, CHECKPOINTING),
+    *combined(ENGINES, ZERO[:1]),
+]
+QLORA = [*combined(FOUR_BITS, ENGINES, ROWS, CHECKPOINTING), *combined(FOUR_BITS, FEW_STEPS)]
+FULL = [
+    *combined(ENGINES, FEWER_ROWS, CHECKPOINTING),
+    *combined(ENGINES, FEWER_ROWS, ZERO),
+    *combined(ENGINES, FEW_STEPS),
+]
+USUAL_FULL = [
+    *combined(ENGINES, ROWS),
+    {"gradient_checkpointing": False},
+    *combined(ENGINES, ZERO),
+]
+OFFLINE = [*combined(OFFLINE_ROWS, CHECKPOINTING), *combined(OFFLINE_ROWS, ZERO)]
 
-FAMILIES = (
-    Family(flags={"tuning": "lora"}, changes=LORA),
-    Family(flags={"tuning": "lora", "method": "sft"}, changes=SFT),
-    Family(flags={"tuning": "full"}, changes=FULL),
-    Family(flags={"tuning": "full", "method": "sft"}, changes=SFT),
+LARGE_USE = ("Qwen2.5-7B", "Llama-3.1-8B")
+USUAL = (
+    "Qwen3-8B",
+    "Qwen2.5-1.5B",
+    "Qwen2.5-0.5B",
+    "Qwen3-4B",
+    "Qwen2.5-3B",
+    "Llama-3.2-1B",
+    "Qwen3-0.6B",
+    "Qwen3-1.7B",
+)
+FURTHER = (
+    "Mistral-7B-v0.3",
+    "Llama-3.2-3B",
+    "Qwen2.5-14B",
+    "Qwen2.5-32B",
+    "Gemma-3-1b-it",
+    "SmolLM2-1.7B",
+    "SmolLM3-3B",
+    "Phi-4",
+    "Qwen3-14B",
+    "Qwen3-32B",
+    "Qwen3-30B-A3B",
+    "Llama-3.1-70B",
+    "Qwen2.5-72B",
 )
 
 
-class ShippedModels(StepModels):
-    """The models of the package itself, to be written."""
+def groups_of(
+    tuning: str, method: str, by_models: Mapping[Sequence[str], Changes]
+) -> Iterator[FamilyGroup]:
+    for models, changes in by_models.items():
+        flags = {"tuning": tuning, "method": method}
+        yield FamilyGroup(models=models, flags=flags, changes=changes)
+
+
+FAMILIES: Sequence[FamilyGroup] = (
+    *groups_of(
+        "lora", "grpo", {LARGE_USE: [*LORA, *QLORA], USUAL: USUAL_LORA, FURTHER: USUAL_LORA}
+    ),
+    *groups_of("full", "grpo", {LARGE_USE: FULL, USUAL: USUAL_FULL}),
+    *groups_of("lora", "sft", {LARGE_USE: OFFLINE, USUAL: OFFLINE}),
+    *groups_of("full", "sft", {LARGE_USE: OFFLINE}),
+    *groups_of("lora", "dpo", {LARGE_USE: OFFLINE}),
+    *groups_of("full", "dpo", {LARGE_USE: OFFLINE}),
+)
+
+
+class SurveyedModels(StepModels):
+    """Models of surveys made for the package, one file each, in a folder for each pack."""
 
     def model_of(self, request: Request, points: Sequence[Point]) -> SurveyedModel | None:
-        return self._of_package(request)
+        content = self._read(self._file(request))
+        return unpacked(content) if content else None
 
     def surveyed_points(self, request: Request) -> tuple[Point, ...]:
         return ()
 
     def is_refused(self, request: Request) -> bool:
-        return False
+        return self._read(self._file(request)) == b""
 
     def refuse(self, request: Request) -> None:
-        print("  has no model", flush=True)
+        self._write_file(request, b"")
+        print("  has no exact model", flush=True)
 
     def keep(self, request: Request, model: StepModel, points: Sequence[Point]) -> None:
         versions = dict(model.trace.versions)
         content = packed(SurveyedModel(model=model, points=tuple(points), versions=versions))
-        SHIPPED.mkdir(exist_ok=True)
-        file = SHIPPED / shipped_name(request, self._adapter)
+        self._write_file(request, content)
+        print(f"  {len(content):,} bytes, off by {model.residual:.2g}", flush=True)
+
+    def _write_file(self, request: Request, content: bytes) -> None:
+        file = self._file(request)
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(file, content)
-        print(f"  {file.name}: {len(content):,} bytes, off by {model.residual:.2g}", flush=True)
+
+    def _file(self, request: Request) -> Path:
+        folder = pack_name(request, self._adapter)
+        return SURVEYED / folder / shipped_name(request, self._adapter)
 
 
-def survey_families(model: str, gpus: str, family: Family) -> None:
-    """Survey the families of one model; those after the first reuse its formulas."""
-    sources = read_sources(flags_of({"model": model, "gpus": gpus, **family.flags}), mode="predict")
-    request = sources.parse(limit_prompts=True)
-    job, trainer = request.job, request.trainer
-    installed = open_step_models(job.task, trainer)
-    service = PredictionService(
-        task=job.task,
-        trainer=trainer,
-        limit_bytes=job.memory_limit_bytes,
-        tracer=open_tracers(job.task, trainer),
-        models=ShippedModels(installed._read_versions, trainer.trace_adapter),
-    )
-    with contextlib.closing(service):
-        for change, candidate in _candidates(request, family):
+def survey_group(group: FamilyGroup, model: str, tracers: TracerPool | None) -> TracerPool:
+    """Survey the families of one model; those after the first reuse its formulas. Return the
+    tracing processes, which serve all models.
+    """
+    surveys: Surveys | None = None
+    for gpus in GPUS:
+        flags = flags_of({"model": model, "gpus": gpus, **group.flags})
+        request = read_sources(flags, mode="predict").parse(limit_prompts=True)
+        job, trainer = request.job, request.trainer
+        tracers = tracers or open_tracers(job.task, trainer)
+        if surveys is None:
+            installed = open_step_models(job.task, trainer)
+            models = SurveyedModels(installed._read_versions, trainer.trace_adapter)
+            surveys = Surveys(tracers, models)
+        service = PredictionService(
+            task=job.task,
+            trainer=trainer,
+            limit_bytes=job.memory_limit_bytes,
+            tracer=tracers,
+            surveys=surveys,
+        )
+        for change, candidate in _candidates(request, group):
             began = time.monotonic()
-            print(f"{model} {gpus} {dict(family.flags)} {dict(change)}", flush=True)
+            print(f"{model} {gpus} {dict(group.flags)} {dict(change)}", flush=True)
             try:
-                service.predict(candidate)
+                surveys.model_at(service.request(candidate), service._repetition)
             except AutotuneError as error:
                 print(f"  {error}", flush=True)
             print(f"  {time.monotonic() - began:.0f} s", flush=True)
+    assert tracers is not None
+    return tracers
 
 
-def _candidates(request: ParsedRequest, family: Family) -> Iterator[tuple[Knobs, Candidate]]:
+def _candidates(request: ParsedRequest, group: FamilyGroup) -> Iterator[tuple[Knobs, Candidate]]:
     task = request.job.task
     base = candidate_of_job(request)
-    for change in family.changes:
+    for change in group.changes:
         knobs = request.whole_space.with_remedies({**base.knobs, **change})
         candidate = request.trainer.complete(knobs, task)
         if request.trainer.why_illegal(candidate, task) is None:
             yield change, candidate
 
 
-def main(models: Sequence[str]) -> None:
-    for family in FAMILIES:
-        for gpus in GPUS:
-            for model in models:
-                survey_families(model, gpus, family)
-    files = list(Path(SHIPPED).glob("*"))
-    print(f"{len(files)} models, {sum(file.stat().st_size for file in files):,} bytes")
+def write_packs() -> None:
+    """Pack what was surveyed, each pack in the order of its surveys: the most usual come first."""
+    SHIPPED.mkdir(exist_ok=True)
+    for folder in SURVEYED.iterdir():
+        documents = {}
+        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+            content = file.read_bytes()
+            if content:
+                documents[file.name] = encoded(unpacked(content))
+        if documents:
+            write_atomically(SHIPPED / folder.name, pack(documents))
+    files = list(SHIPPED.glob("*"))
+    print(f"{len(files)} packs, {sum(file.stat().st_size for file in files):,} bytes")
+
+
+def main(names: Sequence[str]) -> None:
+    tracers: TracerPool | None = None
+    with contextlib.ExitStack() as stack:
+        for group in FAMILIES:
+            for model in group.models:
+                if names and model not in names:
+                    continue
+                if tracers is None:
+                    tracers = survey_group(group, model, None)
+                    stack.callback(tracers.close)
+                else:
+                    survey_group(group, model, tracers)
+    write_packs()
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:] or MODELS)
+    main(sys.argv[1:])

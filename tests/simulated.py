@@ -260,6 +260,13 @@ class Oracle:
         self.predicted.append(candidate)
         return self._foresee(candidate)
 
+    def predict_if_fits(self, candidate: Candidate) -> Prediction | None:
+        prediction = self.predict(candidate)
+        return prediction if prediction.fits else None
+
+    def peak_bytes(self, candidate: Candidate) -> float:
+        return self.predict(candidate).peak_memory_bytes.value
+
     def screen(
         self, candidates: Sequence[Candidate], *, seconds: float | None = None
     ) -> dict[str, Prediction]:

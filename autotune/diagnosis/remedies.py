@@ -7,7 +7,6 @@ Nothing is measured here, and what can't be predicted stays None.
 from __future__ import annotations
 
 import dataclasses
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -304,9 +303,6 @@ def _is_number(value: KnobValue) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-REMEDIES_SECONDS = 120.0  # time limit for predictions; the remaining remedies get no figure
-
-
 def with_effects(
     diagnosis: Diagnosis,
     request: ParsedRequest,
@@ -317,12 +313,9 @@ def with_effects(
     remedy that has one.
     """
     failed = service.predict(candidate)
-    deadline = time.monotonic() + REMEDIES_SECONDS
     remedies = []
     for advice in diagnosis.remedies:
-        effect = None
-        if time.monotonic() < deadline:
-            effect = _effect(advice, failed, request, candidate, service)
+        effect = _effect(advice, failed, request, candidate, service)
         with_effect = dataclasses.replace(advice, predicted=effect)
         remedies.append(with_effect)
     configured = _figures(failed)

@@ -9,6 +9,7 @@ phases, under pressure those of an allocator with this capacity, 4. the verdict.
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
@@ -59,15 +60,42 @@ def memory(inputs: PredictionInput, stage: StepStage) -> Prediction:
     return _on_gpu(inputs, stage)
 
 
+def may_fit(inputs: PredictionInput, stage: StepStage) -> bool:
+    """Return False if the requests, or the replay as traced, show that the candidate does not
+    surely fit: less work than `memory`.
+    """
+    if inputs.on_cpu:
+        return True
+    room = _room(inputs)
+    if stage.requested_bytes > room.low and not inputs.composition.offloaded_in_rollout:
+        return False
+    scene, start = _with_engine(inputs, _scene(inputs, stage.usage_as_traced()))
+    if start.refusal is not None:
+        return False
+    points = timeline.timeline_points(scene)
+    if timeline.verdict(highest(point.device_bytes for point in points), room):
+        return True
+    capacity = timeline.certain_capacity(scene, points, room)
+    return capacity is not None and stage.fits_as_traced(capacity)
+
+
+def peak_as_traced(inputs: PredictionInput, stage: StepStage) -> float:
+    """Return the peak without a limit, from a single replay; endless if the engine would not
+    start.
+    """
+    if inputs.on_cpu:
+        return memory(inputs, stage).peak_memory_bytes.value
+    scene, start = _with_engine(inputs, _scene(inputs, stage.usage_as_traced()))
+    if start.certain_refusal is not None:
+        return math.inf
+    return timeline.peak(timeline.timeline_points(scene)).device_bytes.value
+
+
 # On GPUs.
 
 
 def _on_gpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
-    scene = _scene(inputs, stage)
-    start = _engine_start(inputs, scene)
-    if start.engine is not None:
-        share = EngineShare.of(start.engine, inputs.composition)
-        scene = dataclasses.replace(scene, engine=share)
+    scene, start = _with_engine(inputs, _scene(inputs, stage.usage()))
     points = timeline.timeline_points(scene)
     room = _room(inputs)
     tight = None
@@ -76,11 +104,19 @@ def _on_gpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     return _prediction(inputs, stage, scene, start, points, tight)
 
 
-def _scene(inputs: PredictionInput, stage: StepStage) -> Scene:
+def _with_engine(inputs: PredictionInput, scene: Scene) -> tuple[Scene, _EngineStart]:
+    start = _engine_start(inputs, scene)
+    if start.engine is not None:
+        share = EngineShare.of(start.engine, inputs.composition)
+        scene = dataclasses.replace(scene, engine=share)
+    return scene, start
+
+
+def _scene(inputs: PredictionInput, stage_usage: TraceUsage) -> Scene:
     """Return the trainer and the other models, without the engine."""
     composition = inputs.composition
     gpu = inputs.gpu
-    usage = _with_weights_back(stage.usage(), composition)
+    usage = _with_weights_back(stage_usage, composition)
     ranks = inputs.hardware.count if joins_server(composition) else composition.ranks
     at_engine_start = communicators_at_engine_start(composition)
     return Scene(
@@ -280,7 +316,10 @@ def _prediction(
         fits = False
     if start.uncertain and fits is not False:
         fits = None
-    if fits is None and startup is None and timeline.certainly_fits(stage, scene, points, room):
+    capacity = None
+    if fits is None and startup is None:
+        capacity = timeline.certain_capacity(scene, points, room)
+    if capacity is not None and stage.fits(capacity):
         fits = retried = True
         high = max(total.value, min(total.high, room.high))
         total = dataclasses.replace(total, high=high)

@@ -41,7 +41,7 @@ from autotune.estimate.step_in_context import (
 )
 from autotune.estimate.trace_context import TraceContext
 
-FEW_REPLAYS = 2  # without numba, whose import takes as long as two replays of 47,000 events
+FEW_REPLAYS = 12  # without numba, whose import takes as long as these, of 47,000 events
 
 SHORTER_SHARE = 0.85
 """Length of the first step in the second replay, as a share of the longest: its cached blocks are
@@ -128,6 +128,7 @@ class StepStage:
         self._sizes = self._track.sizes
         self._batch_sized = _batch_sized_in_first_step(completed)
         self._usage: dict[int | None, TraceUsage] = {}  # by capacity
+        self._replays: dict[int | None, Replay] = {}  # as traced, by capacity
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
         """Return the same step with these sizes; None if the context has other events."""
@@ -137,6 +138,7 @@ class StepStage:
         resized = copy.copy(self)
         resized._context = context
         resized._usage = {}
+        resized._replays = {}
         added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
         resized._sizes = np.concatenate([sizes, *added_sizes])
         return resized
@@ -147,35 +149,52 @@ class StepStage:
             self._usage[capacity_bytes] = self._usage_within(capacity_bytes)
         return self._usage[capacity_bytes]
 
-    def _usage_within(self, capacity_bytes: int | None) -> TraceUsage:
-        if capacity_bytes is not None:
-            return _as_usage(self._replay(self._sizes, capacity_bytes), {})
-        # A compiled replay holds no lock: the two run on two cores.
-        settings = self._context.settings
-        with ThreadPoolExecutor(1) as pool:
-            shorter = pool.submit(self._track.reserved, self._shorter_first(), settings=settings)
-            as_traced = self._replay(self._sizes, None)
-            return _as_usage(as_traced, shorter.result())
+    def usage_as_traced(self) -> TraceUsage:
+        """Return peaks with unlimited memory, without the second replay: `reserved_high_bytes` are
+        `reserved_bytes`.
+        """
+        return _as_usage(self._replay(None), {})
 
-    def cannot_fit(self, capacity_bytes: int) -> bool:
-        """Return True if the requests alone exceed the capacity: no replay is needed."""
-        return capacity_bytes < max(use.requested_bytes for use in self.usage().phases)
+    @property
+    def requested_bytes(self) -> int:
+        """Peak of requested bytes, which any allocator needs: without a replay."""
+        return self._track.requested_bytes(self._sizes)
 
     def fits(self, capacity_bytes: int) -> bool:
         """Return True if the steps run in this much memory, for either first length."""
         if capacity_bytes >= max(use.reserved_high_bytes for use in self.usage().phases):
             return True
-        if self.cannot_fit(capacity_bytes):
+        if not self.fits_as_traced(capacity_bytes):
             return False
-        for sizes in (self._sizes, self._shorter_first()):
-            if self._replay(sizes, capacity_bytes).out_of_memory is not None:
-                return False
-        return True
-
-    def _replay(self, sizes: Integers, capacity_bytes: int | None) -> Replay:
-        return self._track.replay(
-            sizes, settings=self._context.settings, capacity_bytes=capacity_bytes
+        shorter = self._track.replay(
+            self._shorter_first(),
+            settings=self._context.settings,
+            capacity_bytes=capacity_bytes,
         )
+        return shorter.out_of_memory is None
+
+    def fits_as_traced(self, capacity_bytes: int) -> bool:
+        """Return True if the steps run in this much memory, the first at its own length."""
+        if capacity_bytes < self.requested_bytes:
+            return False
+        return self._replay(capacity_bytes).out_of_memory is None
+
+    def _usage_within(self, capacity_bytes: int | None) -> TraceUsage:
+        if capacity_bytes is not None:
+            return _as_usage(self._replay(capacity_bytes), {})
+        # A compiled replay holds no lock: the two run on two cores.
+        settings = self._context.settings
+        with ThreadPoolExecutor(1) as pool:
+            shorter = pool.submit(self._track.reserved, self._shorter_first(), settings=settings)
+            as_traced = self._replay(None)
+            return _as_usage(as_traced, shorter.result())
+
+    def _replay(self, capacity_bytes: int | None) -> Replay:
+        if capacity_bytes not in self._replays:
+            self._replays[capacity_bytes] = self._track.replay(
+                self._sizes, settings=self._context.settings, capacity_bytes=capacity_bytes
+            )
+        return self._replays[capacity_bytes]
 
     def _shorter_first(self) -> Integers:
         """Return the sizes with a first step of shorter sequences."""
@@ -308,6 +327,12 @@ class Track:
                 size = int(result.peaks[number][PEAK_RESERVED])
                 reserved[phase] = max(size, reserved.get(phase, 0))
         return reserved
+
+    def requested_bytes(self, sizes: Integers) -> int:
+        """Return the peak of requested bytes, without a replay."""
+        numbers = np.abs(self.arrays.events) - 1
+        changes = np.sign(self.arrays.events) * sizes[numbers]
+        return int(np.cumsum(changes).max(initial=0))
 
     def _run(
         self,

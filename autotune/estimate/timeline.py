@@ -449,7 +449,7 @@ def squeezed(
     """Return the phases within the room, cache emptied where needed; None if they do not fit."""
     room_left = room.value - scene.outside.value - scene.engine_while_training.value
     capacity = round(room_left - scene.other_models_bytes)
-    if capacity <= 0 or stage.cannot_fit(capacity):
+    if capacity < stage.requested_bytes:
         return None
     tight = stage.usage(capacity)
     if tight.out_of_memory is not None:
@@ -463,22 +463,21 @@ def squeezed(
     return timeline_points(replace(scene, usage=usage))
 
 
-def certainly_fits(
-    stage: StepStage,
+def certain_capacity(
     scene: Scene,
     points: tuple[TimelinePoint, ...],
     room: Estimate,
-) -> bool:
-    """Return True if every step runs, and an engine wakes, with all else at its highest and the
-    room at its lowest.
+) -> int | None:
+    """Return the memory for the steps with all else at its highest and the room at its lowest;
+    None if there is none, or an engine may not wake.
     """
     errors = [error_bytes(use, scene.trace.basis).high for use in scene.usage.phases]
     error = max(errors) + scene.trace.possible_extra_bytes
     room_left = room.low - scene.outside.high - scene.engine_while_training.high
     capacity = int(room_left - scene.other_models_bytes - error)
     if capacity <= 0 or not _engine_certainly_fits(scene, points, room):
-        return False
-    return stage.fits(capacity)
+        return None
+    return capacity
 
 
 def _engine_certainly_fits(

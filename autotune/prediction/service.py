@@ -22,7 +22,7 @@ from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.model_shape import shape
-from autotune.estimate.predictor import memory, stage_of
+from autotune.estimate.predictor import may_fit, memory, peak_as_traced, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
@@ -99,6 +99,27 @@ class PredictionService:
             prediction = self._with_memory_at_lengths(candidate, prediction)
             self._predictions[candidate.id] = prediction
         return prediction
+
+    def predict_if_fits(self, candidate: Candidate) -> Prediction | None:
+        """Return `predict` if the candidate surely fits; else None, after less work."""
+        if candidate.id not in self._predictions:
+            step = self._modelled_step(candidate)
+            if step is not None and not may_fit(*step):
+                return None
+        prediction = self.predict(candidate)
+        return prediction if prediction.fits else None
+
+    def peak_bytes(self, candidate: Candidate) -> float:
+        """Return the peak without a limit, after less work than `predict`; endless if the engine
+        would not start.
+        """
+        step = self._modelled_step(candidate)
+        if step is not None:
+            return peak_as_traced(*step)
+        prediction = self.predict(candidate)
+        if prediction.failure is not None:
+            return math.inf
+        return prediction.peak_memory_bytes.value
 
     def screen_within(
         self, seconds: float, candidates: Sequence[Candidate]
@@ -207,6 +228,17 @@ class PredictionService:
         if surveyed is None:
             return None
         return self._add_family(key, member, surveyed)
+
+    def _modelled_step(self, candidate: Candidate) -> tuple[PredictionInput, StepStage] | None:
+        """Return the worst rank and its step, from the family's model; None without one."""
+        member = Member(candidate, self.request(candidate))
+        family = self._family_of_one(member)
+        if family is None:
+            return None
+        point = point_of(member.request)
+        ((_, trace, sizes),) = family.traces([point])
+        rank = self._input(candidate, trace, family.rank.host_bytes)
+        return rank, family.stage(point, sizes, step_context(rank))
 
     def _predict_traced(self, candidate: Candidate) -> Prediction:
         if candidate.id not in self._longest:
@@ -432,16 +464,14 @@ class PredictionService:
             candidates = by_point.setdefault(point_of(request), [])
             candidates.append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
-            stages: dict[TraceContext, StepStage] = {}
             predictions: dict[tuple[TraceContext, Composition], Prediction] = {}
             for candidate in by_point[point]:
                 rank = self._input(candidate, trace, family.rank.host_bytes)
                 context = step_context(rank)
-                if context not in stages:
-                    stages[context] = family.stage(sizes, context)
                 key = (context, rank.composition)
                 if key not in predictions:
-                    predictions[key] = memory(rank, stages[context])
+                    stage = family.stage(point, sizes, context)
+                    predictions[key] = memory(rank, stage)
                 prediction = replace(predictions[key], candidate_id=candidate.id)
                 yield candidate.id, with_speed(rank, prediction)
 
@@ -490,7 +520,7 @@ def _end_of_share(deadline: float, parts: int) -> float:
 def _peaks_of(rank_and_stage: tuple[PredictionInput, StepStage]) -> tuple[int, int]:
     """Return reserved and requested bytes of a rank at its peak."""
     rank, stage = rank_and_stage
-    return stage.usage().reserved_bytes, rank.trace.peak_bytes
+    return stage.usage_as_traced().reserved_bytes, rank.trace.peak_bytes
 
 
 def _requests_of(members: Members) -> list[Request]:

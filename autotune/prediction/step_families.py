@@ -33,7 +33,15 @@ CONFIG_WITHOUT_EFFECT = frozenset(
     """.split()
 )
 ROTARY_FAMILIES = frozenset("qwen2 qwen3 qwen3_moe llama mistral smollm3 phi3".split())
-"""Model types whose positions are computed: `max_position_embeddings` allocates nothing."""
+"""Model types whose positions are computed: `max_position_embeddings` allocates nothing. Without
+`attn_implementation` they use sdpa.
+"""
+
+DERIVED_HEADS = frozenset("qwen2 llama mistral".split())
+"""Model types whose `head_dim`, if it is not stated, is the hidden size divided by the heads."""
+
+SAME_TABLES = frozenset(("default", "llama3"))
+"""Kinds of `rope_scaling` that change the values of a table, not its size."""
 
 SHARDED_WHEN_TRACED = ("fsdp1", "fsdp2")
 """Shardings whose traces depend on the number of ranks; a rewriter adds the others' later."""
@@ -224,17 +232,30 @@ def _model(request: Request) -> Mapping[str, object]:
     dropped = {"name", "layers", "config"}
     if not request.get("trust_remote_code"):
         dropped.add("folder")
-    config = _config(model["config"])
-    return {**_without(model, dropped), "config": config}
+    shape: dict[str, object] = {**_without(model, dropped), "config": _config(model["config"])}
+    if model["config"].get("model_type") in ROTARY_FAMILIES:
+        shape["attn_implementation"] = model.get("attn_implementation") or "sdpa"
+    return shape
 
 
 def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
     dropped = set(CONFIG_WITHOUT_EFFECT)
-    if config.get("model_type") in ROTARY_FAMILIES:
+    model_type = config.get("model_type")
+    if model_type in ROTARY_FAMILIES:
         dropped.add("max_position_embeddings")
+        scaling = config.get("rope_scaling") or {}
+        if scaling.get("rope_type", "default") in SAME_TABLES and "type" not in scaling:
+            dropped.add("rope_scaling")
+    if model_type in DERIVED_HEADS and config.get("head_dim") == _derived_head(config):
+        dropped.add("head_dim")
     if config.get("use_sliding_window") is False:
         dropped |= {"use_sliding_window", "sliding_window"}
     return _without(config, dropped)
+
+
+def _derived_head(config: Mapping[str, Any]) -> int | None:
+    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
+    return hidden // heads if hidden and heads else None
 
 
 def _sharding(sharding: Mapping[str, Any]) -> Mapping[str, object]:

@@ -74,6 +74,20 @@ _DECODER = msgspec.msgpack.Decoder(_Document)
 
 def packed(surveyed: SurveyedModel) -> bytes:
     """Return a step model as the content of a file."""
+    return lzma.compress(encoded(surveyed), lzma.FORMAT_XZ, filters=FILTERS)
+
+
+def unpacked(content: bytes) -> SurveyedModel:
+    """Return the step model of a file. ValueError if it is damaged or of another format."""
+    try:
+        document = lzma.decompress(content)
+    except (lzma.LZMAError, EOFError) as error:
+        raise ValueError(f"not a step model: {error}") from error
+    return decoded(document)
+
+
+def encoded(surveyed: SurveyedModel) -> bytes:
+    """Return a step model as a document, not compressed."""
     model = surveyed.model
     sizes = model.sizes
     work = model.work
@@ -109,18 +123,17 @@ def packed(surveyed: SurveyedModel) -> bytes:
         short_shares=work.short_shares,
         columns=columns,
     )
-    content = msgspec.msgpack.encode(document)
-    return lzma.compress(content, lzma.FORMAT_XZ, filters=FILTERS)
+    return msgspec.msgpack.encode(document)
 
 
-def unpacked(content: bytes) -> SurveyedModel:
-    """Return the step model of a file. ValueError if it is damaged or of another format."""
+def decoded(content: bytes) -> SurveyedModel:
+    """Return the step model of a document. ValueError if it is damaged or of another format."""
     try:
-        document = _DECODER.decode(lzma.decompress(content))
+        document = _DECODER.decode(content)
         if document.format != FORMAT:
             raise ValueError(f"format {document.format}")
         return _surveyed(document)
-    except (lzma.LZMAError, EOFError, msgspec.DecodeError, LookupError) as error:
+    except (msgspec.DecodeError, LookupError) as error:
         raise ValueError(f"not a step model: {error}") from error
 
 

@@ -20,13 +20,16 @@ from autotune.core.trace import Trace
 from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.request_points import Request
 from autotune.prediction.step_families import covered, step_family
-from autotune.prediction.step_model_file import SurveyedModel, packed, unpacked
+from autotune.prediction.step_model_file import SurveyedModel, decoded, packed, unpacked
+from autotune.prediction.step_model_pack import OpenPack
 from autotune.prediction.trace_cache import default_folder, key_of
 from autotune.probe.spawn import ENGINE_PACKAGES
 
 SHIPPED = Path(__file__).parent / "step_models"
 SUFFIX = ".step"
-MAX_DECODED = 32  # files that are not decoded again: a screening asks several times for each
+PACK_SUFFIX = ".steps"
+MAX_DECODED = 32  # models that are not decoded again: a screening asks several times for each
+MAX_OPEN = 4  # packs, each with several megabytes
 NO_MODEL = b""  # content of a file whose family has no model
 
 DECIDING = ("trl", "transformers", "peft", "torch")
@@ -119,8 +122,8 @@ class StepModels:
 
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
-        file = self._shipped / shipped_name(request, self._adapter)
-        surveyed = _read_model(self._read(file))
+        pack = self._read(self._shipped / pack_name(request, self._adapter))
+        surveyed = _read_shipped(pack, shipped_name(request, self._adapter))
         if surveyed is None:
             return None
         if not self.can_trace:
@@ -176,11 +179,24 @@ class StepModels:
 
 
 def shipped_name(request: Request, adapter: str) -> str:
-    """Return the file name of a family's shipped model."""
+    """Return the name of a family's shipped model in its pack."""
+    return fingerprint({"family": _shipped_family(request), "adapter": adapter})
+
+
+def pack_name(request: Request, adapter: str) -> str:
+    """Return the file name of the pack that a family belongs to: families of one model, adapter,
+    method and GPU generation.
+    """
+    family = _shipped_family(request)
+    common = {name: family.get(name) for name in ("model", "adapter", "method", "capability")}
+    return f"{fingerprint({'pack': common, 'adapter': adapter})}{PACK_SUFFIX}"
+
+
+def _shipped_family(request: Request) -> Mapping[str, object]:
     family = dict(step_family(request))
     capability = family.get("capability")
     family["capability"] = SAME_KERNELS.get(str(capability), capability)
-    return f"{fingerprint({'family': family, 'adapter': adapter})}{SUFFIX}"
+    return family
 
 
 @lru_cache(MAX_DECODED)
@@ -190,6 +206,20 @@ def _read_model(content: bytes | None) -> SurveyedModel | None:
     with contextlib.suppress(ValueError):  # truncated, or of another release of autotune
         return unpacked(content)
     return None
+
+
+@lru_cache(MAX_DECODED)
+def _read_shipped(content: bytes | None, name: str) -> SurveyedModel | None:
+    with contextlib.suppress(ValueError):
+        pack = _opened(content)
+        document = None if pack is None else pack.document(name)
+        return None if document is None else decoded(document)
+    return None
+
+
+@lru_cache(MAX_OPEN)
+def _opened(content: bytes | None) -> OpenPack | None:
+    return OpenPack(content) if content else None
 
 
 def _with_trace(surveyed: SurveyedModel, trace: Trace) -> SurveyedModel:

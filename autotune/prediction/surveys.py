@@ -126,9 +126,13 @@ class Surveys:
         return step_class(request)
 
     def covers(self, key: str, point: Point) -> bool:
-        """Return True if the family's model is there, and holds at this point."""
+        """Return True if the family's model is there, and serves a single candidate at this point.
+        That of a screening may be less exact than a single prediction has to be.
+        """
         family = self.families.get(key)
-        return family is not None and covered(family.points, [point])
+        if family is None or not _serves_single_candidates(family.model):
+            return False
+        return covered(family.points, [point])
 
     def _survey(
         self,

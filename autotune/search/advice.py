@@ -10,11 +10,12 @@ other. Nothing depends on the time that a prediction takes, so that the answer i
 from __future__ import annotations
 
 import bisect
+import contextlib
 import itertools
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from autotune.core.answer import WayToFit
 from autotune.core.errors import AutotuneError, CannotPredict, ProbeError
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 MAX_WAYS = 5
 MAX_PAIRS = 24  # pairs of kinds that are tried, the largest savings first
+Answer = TypeVar("Answer")
 SPEED_DIGITS = 2  # of a ratio of speeds: those that print alike are equal
 
 
@@ -69,8 +71,9 @@ class _Adviser:
     candidate: Candidate
     prediction: Prediction
     refuted: frozenset[str]
+    # By candidate id, as far as they were needed.
     _predictions: dict[str, Prediction | None] = field(default_factory=dict)
-    """By candidate id; None: it is illegal, or cannot be predicted."""
+    _peaks: dict[str, float | None] = field(default_factory=dict)
 
     # 1. Ways of one kind.
 
@@ -87,12 +90,12 @@ class _Adviser:
 
     def _best(self, kind: AdviceKind, fixed: KnobValues) -> WayToFit | None:
         """Return the best change of a kind that fits, together with `fixed` changes."""
-        ways = self._fitting(kind, fixed)
+        ways = self._fitting_ways(kind, fixed)
         if kind.learning:
             return next(ways, None)
         return min(ways, key=self._slowness, default=None)
 
-    def _fitting(self, kind: AdviceKind, fixed: KnobValues) -> Iterator[WayToFit]:
+    def _fitting_ways(self, kind: AdviceKind, fixed: KnobValues) -> Iterator[WayToFit]:
         """Yield the changes that surely fit, mildest first; where memory falls from one to the
         next, the mildest.
         """
@@ -139,28 +142,25 @@ class _Adviser:
 
     def _strongest(self, kind: AdviceKind) -> KnobValues:
         """Return the change of a kind that needs least memory; empty if none is possible."""
-        changes = [change for change in kind.changes if self._is_possible(change)]
+        changes = [change for change in kind.changes if self._peak(change) is not None]
         if kind.falling:
             changes = changes[-1:]
-        possible = [change for change in changes if self._predicted(change) is not None]
-        return min(possible, key=self._memory, default={})
+        return min(changes, key=self._memory, default={})
 
     def _least_memory(self, kind: AdviceKind) -> float:
         return self._memory(self._strongest(kind))
 
     def _memory(self, change: KnobValues) -> float:
         """Return the peak after a change; endless if the engine would not start."""
-        prediction = self._predicted(change)
-        if prediction is None or prediction.failure is not None:
-            return math.inf
-        return prediction.peak_memory_bytes.value
+        peak = self._peak(change)
+        return math.inf if peak is None else peak
 
     # 3. One change.
 
     def _way(self, change: KnobValues) -> WayToFit | None:
         """Return this change if it is legal and surely fits."""
-        prediction = self._predicted(change)
-        if prediction is None or not prediction.fits:
+        prediction = self._prediction(change)
+        if prediction is None:
             return None
         changed = self._changed(change)
         effective = {}
@@ -179,14 +179,30 @@ class _Adviser:
             speed_ratio=speed_ratio,
         )
 
-    def _predicted(self, change: KnobValues) -> Prediction | None:
-        """Return the prediction after a change; None if it is not possible or unknown."""
+    def _prediction(self, change: KnobValues) -> Prediction | None:
+        """Return the prediction after a change; None if it does not surely fit, is not possible, or
+        cannot be predicted.
+        """
+        return self._remembered(change, self._predictions, self.service.predict_if_fits)
+
+    def _peak(self, change: KnobValues) -> float | None:
+        """Return the peak after a change; None if it is not possible, or cannot be predicted."""
+        return self._remembered(change, self._peaks, self.service.peak_bytes)
+
+    def _remembered(
+        self,
+        change: KnobValues,
+        answers: dict[str, Answer | None],
+        answer: Callable[[Candidate], Answer | None],
+    ) -> Answer | None:
         if not self._is_possible(change):
             return None
         changed = self._changed(change)
-        if changed.id not in self._predictions:
-            self._predictions[changed.id] = self._predict(changed)
-        return self._predictions[changed.id]
+        if changed.id not in answers:
+            answers[changed.id] = None
+            with contextlib.suppress(AutotuneError):  # the other changes remain possible
+                answers[changed.id] = answer(changed)
+        return answers[changed.id]
 
     def _is_possible(self, change: KnobValues) -> bool:
         """Return True if the change is one, legal, and was not measured not to fit."""
@@ -196,12 +212,6 @@ class _Adviser:
             return False
         reason = request.trainer.why_illegal(changed, request.job.task)
         return reason is None
-
-    def _predict(self, changed: Candidate) -> Prediction | None:
-        try:
-            return self.service.predict(changed)
-        except AutotuneError:  # the other changes remain possible
-            return None
 
     def _changed(self, change: KnobValues) -> Candidate:
         changed_knobs = {**self.candidate.knobs, **change}

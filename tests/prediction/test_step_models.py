@@ -11,8 +11,9 @@ import pytest
 
 from autotune.estimate.screening import Point, StepModel, repetition_of, survey
 from autotune.prediction.step_families import covered, points_around, step_class, step_family
-from autotune.prediction.step_model_file import SurveyedModel, packed
-from autotune.prediction.step_models import StepModels, shipped_name
+from autotune.prediction.step_model_file import SurveyedModel, encoded
+from autotune.prediction.step_model_pack import OpenPack, pack
+from autotune.prediction.step_models import StepModels, pack_name, shipped_name
 from tests.estimate.test_step_model import SPACE, step
 
 POINT = Point(micro_batch=2, prompt=64, completion=512, micro_steps=4)
@@ -69,9 +70,10 @@ def models(folder: Path, versions: Mapping[str, str] = RELEASES) -> StepModels:
 
 
 def ship(folder: Path, model: StepModel) -> None:
-    content = packed(SurveyedModel(model=model, points=tuple(SPACE), versions=RELEASES))
+    document = encoded(SurveyedModel(model=model, points=tuple(SPACE), versions=RELEASES))
+    content = pack({"another": b"...", shipped_name(request(), "trl.step_trace"): document})
     (folder / "shipped").mkdir()
-    (folder / "shipped" / shipped_name(request(), "trl.step_trace")).write_bytes(content)
+    (folder / "shipped" / pack_name(request(), "trl.step_trace")).write_bytes(content)
 
 
 @pytest.mark.parametrize(
@@ -79,6 +81,8 @@ def ship(folder: Path, model: StepModel) -> None:
     [
         {"model": {"name": "a fine-tune", "folder": "/data/fine-tune"}},
         {"config": {"eos_token_id": 7, "max_position_embeddings": 4096}},
+        {"config": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}},
+        {"model": {"attn_implementation": "sdpa"}},
         {"settings": {"learning_rate": 1e-6, "per_device_train_batch_size": 4}},
         {"adapter": {"lora_r": 16, "lora_alpha": 64}},
         {"sharding": {"kind": "ddp", "ranks": 8, "options": {"find_unused_parameters": True}}},
@@ -90,11 +94,20 @@ def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) ->
     assert step_family(request(**changes)) == step_family(request())
 
 
+def test_a_stated_default_is_the_same_shape() -> None:
+    heads = {"num_attention_heads": 4}  # of 64 / 4 elements
+    derived = step_family(request(config=heads))
+    assert step_family(request(config={**heads, "head_dim": 16})) == derived
+    assert step_family(request(config={**heads, "head_dim": 32})) != derived
+
+
 @pytest.mark.parametrize(
     "changes",
     [
         {"model": {"dtype": "float32"}},
         {"config": {"hidden_size": 128}},
+        {"config": {"rope_scaling": {"rope_type": "dynamic", "factor": 8.0}}},
+        {"model": {"attn_implementation": "eager"}},
         {"config": {"model_type": "opt", "max_position_embeddings": 4096}},
         {"settings": {"gradient_checkpointing": False}},
         {"settings": {"per_device_train_batch_size": 1}},
@@ -195,3 +208,14 @@ def test_steps_with_other_workspaces_are_other_families() -> None:
     assert [tokens(1000), tokens(1001), tokens(3049), tokens(3050)] == [0, 1, 1, 2]
     assert tokens(500, method="dpo") == 1
     assert tokens(1000, adapter={"lora_r": 8}) is None
+
+
+def test_a_damaged_pack_is_refused_and_what_was_read_before_stays() -> None:
+    content = pack({"first": b"1" * 3000, "second": b"2" * 3000})
+    assert OpenPack(content).names == ["first", "second"]
+    assert OpenPack(content).document("second") == b"2" * 3000
+    assert OpenPack(content).document("third") is None
+    with pytest.raises(ValueError, match="not a pack"):
+        OpenPack(b"no xz stream")
+    with pytest.raises(ValueError, match="truncated"):
+        OpenPack(content[:-40]).document("second")

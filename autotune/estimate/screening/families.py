@@ -13,6 +13,8 @@ from autotune.estimate.screening.points import Integers, Point, integers
 from autotune.estimate.screening.step_model import StepModel, steps_at
 from autotune.estimate.trace_context import PredictionInput, TraceContext
 
+MAX_LATEST = 32  # steps whose replays are kept
+
 
 class Family:
     """The step model of a family, sharded over its ranks.
@@ -45,6 +47,7 @@ class Family:
         unsharded = len(model.trace.sizes)
         self._added_sizes = integers(rank.trace.sizes[unsharded:])
         self._stages = [stage]
+        self._latest: dict[tuple[Point, TraceContext], StepStage] = {}
 
     def covers(self, points: Sequence[Point]) -> bool:
         """Return True if the points are within the range of the model."""
@@ -66,8 +69,23 @@ class Family:
             sizes = np.concatenate([step.sizes, self._added_sizes])
             yield step.point, trace, sizes
 
-    def stage(self, sizes: Integers, context: TraceContext) -> StepStage:
-        """Return one point's step in its context, ready for an allocator replay."""
+    def stage(
+        self,
+        point: Point,
+        sizes: Integers,
+        context: TraceContext,
+    ) -> StepStage:
+        """Return one point's step in its context, ready for an allocator replay. The latest ones
+        keep their replays: many changes of a candidate leave the trainer's step as it is.
+        """
+        key = (point, context)
+        if key not in self._latest:
+            if len(self._latest) == MAX_LATEST:
+                self._latest.clear()
+            self._latest[key] = self._stage_at(sizes, context)
+        return self._latest[key]
+
+    def _stage_at(self, sizes: Integers, context: TraceContext) -> StepStage:
         for stage in self._stages:
             at_sizes = stage.at(sizes, context)
             if at_sizes is not None:

@@ -46,7 +46,8 @@ def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
 
 def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
     """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the
-    one with most reduced gradients; with `begins_on_meta`, the last. DDP's ranks are equal.
+    one with most reduced gradients; with `begins_on_meta`, the last. Equal ranks are one, as all of
+    DDP are.
     """
     if sharding.kind == "ddp":
         return [apply(trace, sharding)]
@@ -56,7 +57,12 @@ def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
         ranks = {last}
     elif sharding.kind in ("zero1", "zero2") and trace.usage is not None:
         ranks.add(fullest_rank(trace.usage, sharding.ranks))
-    return [apply(trace, replace(sharding, rank=rank)) for rank in sorted(ranks)]
+    distinct: list[ShardedTrace] = []
+    for rank in sorted(ranks):
+        sharded = apply(trace, replace(sharding, rank=rank))
+        if sharded not in distinct:
+            distinct.append(sharded)
+    return distinct
 
 
 class Ddp(Rewriter):

@@ -322,6 +322,14 @@ class Rewriter:
         self.step_number = 0
         self._last_gradients = _last_gradients(usage)
         self._taken_over: set[int] = set()  # allocations that the rewriter frees itself
+        self._hooks: dict[int, Callable[[int], None]] = {
+            UseKind.PASS: self.pass_begins,
+            UseKind.FORWARD: self.forward_begins,
+            UseKind.FORWARD_DONE: self.forward_ends,
+            UseKind.BACKWARD: self.backward_begins,
+            UseKind.BACKWARD_DONE: self.backward_ends,
+            UseKind.READ: self.read,
+        }
 
     # Hooks for subclasses.
 
@@ -346,29 +354,38 @@ class Rewriter:
     # The walk.
 
     def rewritten(self) -> Trace:
+        copied = 0
         for event, turn in self._turns():
+            self._copy_events(copied, event)
+            copied = event
             if isinstance(turn, Mark):
                 self._enter(turn)
-            elif turn is not None:
-                self._use(turn)
             else:
-                entry = self.trace.events[event]
-                number = abs(entry) - 1
-                if entry > 0 and self.phase == "optimizer" and self.replaces_optimizer:
-                    self.gone.add(number)
-                frees_later = entry < 0 and number in self._taken_over
-                if number not in self.gone and not frees_later:
-                    self.book.events.append(entry)
+                self._use(turn)
+        self._copy_events(copied, len(self.trace.events))
         if self.phase == "optimizer":
             self.optimizer_ends()
         return self.book.finished()
 
-    def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...] | None]]:
+    def _copy_events(self, begin: int, end: int) -> None:
+        """Copy the plain trace's events, without those of allocations that are gone."""
+        drops_new = self.phase == "optimizer" and self.replaces_optimizer
+        events = self.book.events
+        for entry in self.trace.events[begin:end]:
+            number = abs(entry) - 1
+            if drops_new and entry > 0:
+                self.gone.add(number)
+            frees_later = entry < 0 and number in self._taken_over
+            if number not in self.gone and not frees_later:
+                events.append(entry)
+
+    def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...]]]:
         """Yield marks and uses before their event: ends, then marks, then beginnings."""
-        marks = list(self.trace.marks)
-        uses = list(self.usage.uses)
+        marks = self.trace.marks
+        uses = self.usage.uses
+        events = {mark.event for mark in marks}.union(use[0] for use in uses)
         mark = use = 0
-        for event in range(len(self.trace.events) + 1):
+        for event in sorted(events):
             while use < len(uses) and uses[use][0] <= event and uses[use][1] in ENDINGS:
                 yield event, uses[use]
                 use += 1
@@ -378,8 +395,6 @@ class Rewriter:
             while use < len(uses) and uses[use][0] <= event:
                 yield event, uses[use]
                 use += 1
-            if event < len(self.trace.events):
-                yield event, None
 
     def _enter(self, mark: Mark) -> None:
         changed = (mark.phase, mark.step) != (self.phase, self.step_number)
@@ -400,15 +415,7 @@ class Rewriter:
         if kind == UseKind.GRADIENT:
             self.gradient(which, *allocation, last=use in self._last_gradients)
             return
-        hooks: dict[int, Callable[[int], None]] = {
-            UseKind.PASS: self.pass_begins,
-            UseKind.FORWARD: self.forward_begins,
-            UseKind.FORWARD_DONE: self.forward_ends,
-            UseKind.BACKWARD: self.backward_begins,
-            UseKind.BACKWARD_DONE: self.backward_ends,
-            UseKind.READ: self.read,
-        }
-        hooks[kind](which)
+        self._hooks[kind](which)
 
     def taken_over(self, number: int) -> int | None:
         """Take over the gradient's memory, to give it up later.

@@ -58,6 +58,7 @@ class Gathering:
         self._running: list[int] = []  # modules in their forward, the innermost last
         # By module, parameters of other modules that it reads: its own afterwards.
         self._others: dict[int, set[int]] = defaultdict(set)
+        self._parameters: dict[int, list[int]] = {}
         self._in_backward: dict[int, None] = {}
         self._mode = "unknown"
         self._order: list[int] = []
@@ -140,6 +141,7 @@ class Gathering:
         if self._running and self._is_apart(parameter):
             innermost = self._running[-1]
             self._others[innermost].add(parameter)
+            self._parameters.pop(innermost, None)
             self._gather_alone(parameter)
 
     def release(self, module: int, *, forward: bool) -> None:
@@ -238,8 +240,11 @@ class Gathering:
     # Memory.
 
     def _of(self, module: int) -> list[int]:
-        indices = self._usage.modules[module]
-        return sorted(self._others[module].union(indices))
+        """Return the module's parameters and those of others that it reads."""
+        if module not in self._parameters:
+            indices = self._usage.modules[module]
+            self._parameters[module] = sorted(self._others[module].union(indices))
+        return self._parameters[module]
 
     def _is_apart(self, parameter: int) -> bool:
         return parameter not in self._held and parameter not in self._flying
