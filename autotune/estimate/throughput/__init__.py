@@ -87,7 +87,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         pipeline=longest.pipeline,
     )
     if lengths is None or composition.generation == "none":
-        return widened(prediction, gpu)
+        return widened(prediction, gpu, model_shape.shape(rank.config))
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
@@ -103,7 +103,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
-    return widened(at_lengths, gpu)
+    return widened(at_lengths, gpu, model_shape.shape(rank.config))
 
 
 def _count(value: object) -> int:
