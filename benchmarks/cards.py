@@ -169,11 +169,14 @@ def seconds(
 
 
 def summarised(lines: Sequence[Row]) -> dict[str, Any]:
-    figures = {"all": summary(lines)}
-    figures["development"] = summary([line for line in lines if not line["held_back"]])
-    figures["held back"] = summary([line for line in lines if line["held_back"]])
-    for card in dict.fromkeys(line["gpu"] for line in lines):
-        figures[card] = summary([line for line in lines if line["gpu"] == card])
+    groups: dict[str, list[Row]] = {"all": [], "development": [], "held back": []}
+    for line in lines:
+        groups["all"].append(line)
+        groups["held back" if line["held_back"] else "development"].append(line)
+        groups.setdefault(line["gpu"], []).append(line)
+    figures = {}
+    for name, group in groups.items():
+        figures[name] = summary(group)
     total = figures["all"]
     met = {
         "median": total["median"] <= BARS["median"],
@@ -262,8 +265,8 @@ def page(document: Mapping[str, Any]) -> str:
         f"Bars missed: {', '.join(missed) or 'none'}.",
         "",
         (
-            "| row | card | model | tuning | tokens | attention | held back | predicted | measured |"
-            " ratio |"
+            "| row | card | model | tuning | tokens | attention | held back | predicted |"
+            " measured | ratio |"
         ),
         "|---|---|---|---|---|---|---|---|---|---|",
     ]

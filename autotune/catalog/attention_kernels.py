@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -13,7 +14,7 @@ Kernel = Literal[
     "flash_attention_2", "flash_attention_3", "flash_attention_4", "cudnn", "flex_attention"
 ]
 UNKNOWN_CARD_FACTOR = 2.0  # of a share that is known of other capabilities only
-HOPPER, BLACKWELL = 9.0, 10.0  # data-centre cards, whose SDPA prefers cuDNN
+CUDNN_PREFERRED = (9.0, 10.0)  # Data-centre cards whose SDPA prefers cuDNN
 
 _KERNELS_BY_WORD: dict[str, Kernel] = {
     "flex": "flex_attention",
@@ -38,7 +39,10 @@ class AttentionRow(Estimate):
 
     def distance(self, capability: float) -> float:
         """Return how far the nearest of the capabilities is."""
-        return min(abs(float(known) - capability) for known in self.capabilities)
+        nearest = math.inf
+        for row_capability in self.capabilities:
+            nearest = min(nearest, abs(float(row_capability) - capability))
+        return nearest
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +64,7 @@ def kernel_of(implementation: str | None, compute_capability: str | None) -> Ker
     for word, kernel in _KERNELS_BY_WORD.items():
         if word in (implementation or ""):
             return kernel
-    if float(compute_capability or 0) in (HOPPER, BLACKWELL):
+    if float(compute_capability or 0) in CUDNN_PREFERRED:
         return "cudnn"
     return "flash_attention_2"
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -111,8 +111,8 @@ def command(
     environment = _interpreter(command_words, python)
     stream = sys.stderr if as_json else sys.stdout
 
-    def run(words: tuple[str, ...]) -> tuple[dict[str, Any], Diagnosis | None]:
-        return _rehearsed(words, machine, environment, stream, stride=stride)
+    def run(command: tuple[str, ...]) -> tuple[dict[str, Any], Diagnosis | None]:
+        return _rehearsed(command, machine, environment, stream, stride=stride)
 
     # 1. The command as it is.
     if vary is None:
@@ -123,27 +123,31 @@ def command(
     # 2. The command with each value.
     varied = variation(vary)
     documents: dict[str, dict[str, Any]] = {}
-    for value, words in zip(varied.values, varied.commands(command_words), strict=True):
-        documents[value], diagnosis = run(words)
+    commands = varied.commands(command_words)
+    for value, changed_command in zip(varied.values, commands, strict=True):
+        documents[value], diagnosis = run(changed_command)
         if not as_json:
             print(f"{varied.name}={value}: {_text(documents[value], diagnosis)}\n")
     if as_json:
-        runs = [{"value": value, **document} for value, document in documents.items()]
+        runs = []
+        for value, document in documents.items():
+            runs.append({"value": value, **document})
         print(json.dumps({"schema": SCHEMA, "varied": varied.name, "runs": runs}))
     else:
         print("\n".join(table(varied.name, documents)))
-    return _exit_of_runs([document["status"] for document in documents.values()])
+    return _exit_of_runs({document["status"] for document in documents.values()})
 
 
-def _exit_of_runs(statuses: Sequence[str]) -> int:
+def _exit_of_runs(statuses: Collection[str]) -> int:
     """Return a failure's exit code, else that of the best run."""
-    if "failed" in statuses:
-        return FAULT
-    return min(EXITS[status] for status in statuses)
+    for status in ("failed", "fits", "out_of_memory"):
+        if status in statuses:
+            return EXITS[status]
+    return FAULT
 
 
 def _rehearsed(
-    words: tuple[str, ...],
+    command: tuple[str, ...],
     machine: EmulatedMachine,
     environment: Path,
     stream: TextIO,
@@ -158,7 +162,7 @@ def _rehearsed(
 
     with interruptible():
         rehearsed = rehearse(
-            words,
+            command,
             machine,
             environment,
             lambda line: (stream.write(line), stream.flush()),

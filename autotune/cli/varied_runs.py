@@ -8,7 +8,7 @@ underscores are equal. A script without such an argument has `{micro}` where the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,9 +25,9 @@ class Variation:
     name: str
     values: tuple[str, ...]
 
-    def commands(self, words: Sequence[str]) -> list[tuple[str, ...]]:
+    def commands(self, arguments: Sequence[str]) -> list[tuple[str, ...]]:
         """Return the command with each value; BadInput for a command without the argument."""
-        places = _places(words, self.name)
+        places = _places(arguments, self.name)
         if not places:
             raise BadInput(
                 f"COMMAND has no argument {self.name}.",
@@ -35,7 +35,7 @@ class Variation:
             )
         commands = []
         for value in self.values:
-            changed = list(words)
+            changed = list(arguments)
             for place, head, tail in places:
                 changed[place] = f"{head}{value}{tail}"
             commands.append(tuple(changed))
@@ -45,30 +45,33 @@ class Variation:
 def variation(text: str) -> Variation:
     """Return the variation that `micro=1,2,4` states."""
     name, equals, listed = text.partition("=")
-    values = tuple(dict.fromkeys(value.strip() for value in listed.split(",") if value.strip()))
+    values: dict[str, None] = {}
+    for value in listed.split(","):
+        if value.strip():
+            values[value.strip()] = None
     if not equals or not name.strip() or not values:
         raise BadInput(f"--vary {text!r} is not of the form {FORM}.", way_out=f"Write {FORM}.")
-    return Variation(name=name.strip(), values=values)
+    return Variation(name=name.strip(), values=tuple(values))
 
 
-def _places(words: Sequence[str], name: str) -> list[tuple[int, str, str]]:
-    """Return the words that hold the value: their position, and what surrounds it."""
+def _places(arguments: Sequence[str], name: str) -> list[tuple[int, str, str]]:
+    """Return the arguments that hold the value: their position, and what surrounds it."""
     placeholder = f"{{{name}}}"
     places = []
-    for place, word in enumerate(words):
+    for place, word in enumerate(arguments):
         if placeholder in word:
             head, _, tail = word.partition(placeholder)
             places.append((place, head, tail))
     if places:
         return places
 
-    for place, word in enumerate(words):
+    for place, word in enumerate(arguments):
         argument, equals, _ = word.partition("=")
         if not _is_name(argument, name):
             continue
         if equals:
             places.append((place, f"{argument}=", ""))
-        elif word.startswith("-") and place + 1 < len(words):
+        elif word.startswith("-") and place + 1 < len(arguments):
             places.append((place + 1, "", ""))
     return places[-1:]  # the last one counts, as in argparse and Hydra
 
@@ -87,26 +90,36 @@ def table(name: str, documents: Mapping[str, Mapping[str, Any]]) -> list[str]:
     rows = [[*header, *phases]]
     for value, document in documents.items():
         processes = document["processes"]
-        sizes = [_highest(processes, key) for key in _COLUMNS]
+        row = [value, document["status"].replace("_", " ")]
+        for key in _COLUMNS:
+            row.append(_largest(process[key] for process in processes))
         for phase in phases:
-            peaks = [process["phase_peak_bytes"].get(phase) for process in processes]
-            sizes.append(_largest(peaks))
-        rows.append([value, document["status"].replace("_", " "), *sizes])
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+            row.append(_largest(process["phase_peak_bytes"].get(phase) for process in processes))
+        rows.append(row)
+    return aligned(rows)
+
+
+def aligned(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Return the rows as lines with columns of equal width."""
+    widths = [0] * len(rows[0])
+    for row in rows:
+        for column, cell in enumerate(row):
+            widths[column] = max(widths[column], len(cell))
     lines = []
     for row in rows:
-        cells = [cell.ljust(width) for cell, width in zip(row, widths, strict=True)]
-        lines.append("  ".join(cells).rstrip())
+        line = ""
+        for cell, width in zip(row, widths, strict=True):
+            line += cell.ljust(width + 2)
+        lines.append(line.rstrip())
     return lines
 
 
 _COLUMNS = ("peak_bytes", "torch_allocated_bytes", "torch_reserved_bytes")
 
 
-def _highest(processes: Sequence[Mapping[str, Any]], key: str) -> str:
-    return _largest([process[key] for process in processes])
-
-
-def _largest(sizes: Sequence[int | None]) -> str:
-    stated = [size for size in sizes if size is not None]
-    return format_bytes(max(stated)) if stated else "-"
+def _largest(sizes: Iterable[int | None]) -> str:
+    """Return the largest known size as text."""
+    largest = 0
+    for size in sizes:
+        largest = max(largest, size or 0)
+    return format_bytes(largest) if largest else "-"

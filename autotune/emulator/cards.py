@@ -179,15 +179,17 @@ class EmulatedMachine:
         """Return the machine with cards that offer this many bytes; BadInput for more than they
         have.
         """
-        least = min(card.memory_mib for card in self.cards)
         limit_mib = size // MIB
-        if limit_mib > least:
-            raise BadInput(
-                f"--limit is above the {format_bytes(least * MIB)} that CUDA offers there.",
-                way_out="Give less, or leave it out.",
-            )
-        cards = tuple(replace(card, limit_mib=limit_mib) for card in self.cards)
-        return replace(self, cards=cards)
+        cards = []
+        for card in self.cards:
+            if limit_mib > card.memory_mib:
+                offered = format_bytes(card.memory_mib * MIB)
+                raise BadInput(
+                    f"--limit is above the {offered} that CUDA offers there.",
+                    way_out="Give less, or leave it out.",
+                )
+            cards.append(replace(card, limit_mib=limit_mib))
+        return replace(self, cards=tuple(cards))
 
     def text(self, cuda_version: tuple[int, int]) -> str:
         """Return the description that the library reads, for a torch that was built with this

@@ -62,16 +62,18 @@ def test_published_times_follow_from_the_share(
 
 
 def test_a_card_without_a_row_has_a_wider_interval_around_its_neighbour() -> None:
-    known = attention_share("flash_attention_4", "10.0")
-    unknown = attention_share("flash_attention_4", "10.3")
-    assert unknown.value == known.value
-    assert unknown.low == known.low / 2
-    assert unknown.high == pytest.approx(1.0)  # twice 0.6, and no more than the peak
+    b200 = attention_share("flash_attention_4", "10.0")
+    b300 = attention_share("flash_attention_4", "10.3")
+    assert b300.value == b200.value
+    assert b300.low == b200.low / 2
+    assert b300.high == pytest.approx(1.0)  # twice 0.6, and no more than the peak
 
 
 def test_every_kernel_and_capability_has_one_row() -> None:
-    seen = [(row.kernel, capability) for row in attention_rows() for capability in row.capabilities]
-    assert len(seen) == len(set(seen))
+    pairs = [
+        (row.kernel, capability) for row in attention_rows() for capability in row.capabilities
+    ]
+    assert len(pairs) == len(set(pairs))
     for row in attention_rows():
         assert 0 < row.low <= row.value <= row.high <= 1
         assert all(source.startswith("https://") for source in row.sources)

@@ -22,13 +22,13 @@ from autotune.core.units import GIB
     ],
 )
 def test_the_argument_takes_the_value(command: str, with_4: str) -> None:
-    (words,) = variation("micro=4").commands(command.split())
-    assert " ".join(words) == with_4
+    (arguments,) = variation("micro=4").commands(command.split())
+    assert " ".join(arguments) == with_4
 
 
 def test_dashes_and_underscores_are_equal() -> None:
     commands = variation("max-length=1,2").commands(["t.py", "--max_length", "9"])
-    assert [words[-1] for words in commands] == ["1", "2"]
+    assert [arguments[-1] for arguments in commands] == ["1", "2"]
 
 
 def test_a_command_without_the_argument_is_refused_with_the_form() -> None:

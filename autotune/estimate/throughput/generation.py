@@ -199,7 +199,9 @@ def _layer_overhead(load: GenerationLoad) -> Estimate:
     else:
         overhead = efficiency("engine_layer_microseconds")
         adapter = efficiency("engine_adapter_microseconds")
-    return overhead + adapter if load.serves_adapter else overhead
+    if not load.serves_adapter:
+        return overhead
+    return overhead + adapter
 
 
 def _cache_read(

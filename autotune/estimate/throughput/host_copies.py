@@ -27,7 +27,7 @@ from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
 THERE_AND_BACK = 2
 HALF_BYTES = 2
-MOMENTS = 2  # of Adam, in the precision of the trained weights
+ADAM_MOMENTS = 2  # of Adam, in the precision of the trained weights
 PCIE_GB_PER_SECOND = {7: 16.0, 8: 32.0}
 NEWEST_PCIE_GB_PER_SECOND = 64.0  # generation 5, from compute capability 9 on
 
@@ -77,8 +77,8 @@ def with_host_copies(
     # 3. An engine that keeps its weights on the host while it sleeps.
     engine = composition.engine
     if engine is not None and engine.sleep and composition.syncs_adapter_only:
-        held = THERE_AND_BACK * inventory.weight_bytes / engine.tensor_parallel
-        waking = pinned_seconds(held, gpu)
+        moved = THERE_AND_BACK * inventory.weight_bytes / engine.tensor_parallel
+        waking = pinned_seconds(moved, gpu)
         copies["sync"] = copies.get("sync", Estimate.exactly(0)) + waking
 
     with_copies = dict(seconds)
@@ -114,5 +114,7 @@ def _weight_bytes(composition: Composition, inventory: Inventory) -> float:
 
 def _optimizer_bytes(composition: Composition, inventory: Inventory) -> float:
     """Return the bytes of the optimizer's state on one rank."""
-    is_sharded = composition.sharded_by not in ("none", "ddp")
-    return MOMENTS * inventory.trainable_bytes / (composition.ranks if is_sharded else 1)
+    moments = ADAM_MOMENTS * inventory.trainable_bytes
+    if composition.sharded_by in ("none", "ddp"):
+        return moments
+    return moments / composition.ranks
