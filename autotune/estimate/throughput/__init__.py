@@ -23,6 +23,7 @@ from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Predict
 from autotune.core.trace import Inventory, ModuleUse, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import dtype_bytes
+from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
     MICRO,
@@ -87,7 +88,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         pipeline=longest.pipeline,
     )
     if lengths is None or composition.generation == "none":
-        return widened(prediction, gpu, model_shape.shape(rank.config))
+        return widened(prediction, gpu)
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
@@ -103,7 +104,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
-    return widened(at_lengths, gpu, model_shape.shape(rank.config))
+    return widened(at_lengths, gpu)
 
 
 def _count(value: object) -> int:
@@ -149,6 +150,8 @@ def cycle(
             times = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
             once = _once(work, composition, gpu)
             seconds[work.phase] = once.scaled(times)
+    shape = model_shape.shape(config)
+    seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
     if "optimizer" in seconds:
         host = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
         seconds["optimizer"] = seconds["optimizer"] + host
@@ -162,7 +165,7 @@ def cycle(
         seconds,
         composition,
         trace.inventory,
-        model_shape.shape(config),
+        shape,
         gpu,
         micro_steps=counts.micro_steps,
         optimizer_steps=counts.optimizer_steps,

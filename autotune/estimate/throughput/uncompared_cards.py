@@ -5,45 +5,33 @@ cards with public rows (`speed_rows` in the catalogue). On another card
 
     seconds = predicted seconds * factor,    low <= factor <= high
 
-so that the interval holds what the neighbours of the card have shown. The products of a mixture's
-experts, grouped in one kernel, are known of each architecture by itself: on data-centre Blackwell
-they took several times as long as their peak says (torch 2.9).
+so that the interval holds what the neighbours of the card have shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from autotune.catalog import Gpu, efficiency
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PipelineTimes, Prediction
-from autotune.estimate.model_shape import Shape
-
-DATACENTER_BLACKWELL = "10."  # Compute capability
-ENGINE_PHASES = ("rollout", "sync")  # Bound by memory and links, where peaks are reached
 
 
 def is_compared(gpu: Gpu) -> bool:
     return gpu.speed_rows is not None
 
 
-def widened(
-    prediction: Prediction,
-    gpu: Gpu,
-    shape: Shape,
-) -> Prediction:
-    """Return the prediction with the speed that is known of this card and kind of model."""
-    factors = _factors(gpu, shape)
-    if factors is None:
+def widened(prediction: Prediction, gpu: Gpu) -> Prediction:
+    """Return the prediction with the speed that is known of this card."""
+    if is_compared(gpu):
         return prediction
     seconds = {}
     for phase in prediction.phases:
         if phase.seconds is not None:
             seconds[phase.name] = phase.seconds
-    slower = _slower(seconds, factors)
-    slower_at_lengths = _slower(prediction.seconds_at_lengths, factors)
+    slower = _slower(seconds)
+    slower_at_lengths = _slower(prediction.seconds_at_lengths)
     phases = []
     for phase in prediction.phases:
         phases.append(dataclasses.replace(phase, seconds=slower.get(phase.name)))
@@ -57,38 +45,13 @@ def widened(
             slower_at_lengths,
         ),
         seconds_at_lengths=slower_at_lengths,
-        pipeline=_pipeline(prediction.pipeline, factors),
+        pipeline=_pipeline(prediction.pipeline),
     )
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Factors:
-    """What seconds of training and of an engine are multiplied by."""
-
-    training: Estimate
-    engine: Estimate
-
-
-def _factors(gpu: Gpu, shape: Shape) -> _Factors | None:
-    """Return the factors; None: the card was compared with models of this kind."""
-    capability = gpu.compute_capability or ""
-    has_experts = any(layer.experts for layer in shape.layers)
-    engine: Estimate = Estimate.exactly(1)
-    if not is_compared(gpu):
-        engine = efficiency("uncompared_card_factor")
-    if has_experts and capability.startswith(DATACENTER_BLACKWELL):
-        return _Factors(training=efficiency("datacenter_blackwell_factor"), engine=engine)
-    if is_compared(gpu):
-        return None
-    return _Factors(training=engine, engine=engine)
-
-
-def _slower(seconds: Mapping[Phase, Estimate], factors: _Factors) -> dict[Phase, Estimate]:
-    slower = {}
-    for phase, estimate in seconds.items():
-        factor = factors.engine if phase in ENGINE_PHASES else factors.training
-        slower[phase] = _product(estimate, factor)
-    return slower
+def _slower(seconds: Mapping[Phase, Estimate]) -> dict[Phase, Estimate]:
+    factor = efficiency("uncompared_card_factor")
+    return {phase: _product(estimate, factor) for phase, estimate in seconds.items()}
 
 
 def _product(seconds: Estimate, factor: Estimate) -> Estimate:
@@ -117,10 +80,11 @@ def _rate(
     )
 
 
-def _pipeline(pipeline: PipelineTimes | None, factors: _Factors) -> PipelineTimes | None:
+def _pipeline(pipeline: PipelineTimes | None) -> PipelineTimes | None:
     if pipeline is None:
         return None
+    factor = efficiency("uncompared_card_factor")
     return PipelineTimes(
-        generation=_product(pipeline.generation, factors.engine),
-        training=_product(pipeline.training, factors.training),
+        generation=_product(pipeline.generation, factor),
+        training=_product(pipeline.training, factor),
     )
