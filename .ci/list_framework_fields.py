@@ -254,23 +254,35 @@ def prime_rl(root: Path) -> Fields:
     found: Fields = {}
     for part, (file, name) in PRIME_RL_PARTS.items():
         classes: dict[str, ast.ClassDef] = {}
+        aliases: dict[str, str] = {}
         for source in dict.fromkeys(("shared.py", file)):
             tree = ast.parse((root / PRIME_RL / source).read_text(encoding="utf-8"))
             classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-        found |= dict(_pydantic_leaves(classes, name, f"{part}."))
+            aliases |= dict(_literal_aliases(tree))
+        found |= dict(_pydantic_leaves(classes, name, f"{part}.", aliases))
     return found
 
 
+def _literal_aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Yield names of types that are a choice of words, with the choice."""
+    for node in tree.body:
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        if node.value is not None and ast.unparse(node.value).startswith("Literal["):
+            yield node.target.id, ast.unparse(node.value)
+
+
 def _pydantic_leaves(
-    classes: Mapping[str, ast.ClassDef], name: str, prefix: str
+    classes: Mapping[str, ast.ClassDef], name: str, prefix: str, aliases: Mapping[str, str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     for base in classes[name].bases:
         if isinstance(base, ast.Name) and base.id in classes:
-            yield from _pydantic_leaves(classes, base.id, prefix)
+            yield from _pydantic_leaves(classes, base.id, prefix, aliases)
     for node in classes[name].body:
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         field, hint, value = f"{prefix}{node.target.id}", ast.unparse(node.annotation), node.value
+        hint = aliases.get(hint, hint)
         kinds = [
             kind for kind in ("bool", "int", "float", "str") if re.search(rf"\b{kind}\b", hint)
         ]
@@ -281,7 +293,7 @@ def _pydantic_leaves(
         if node.target.id in OPTIONAL_PARTS:
             yield field, {"default": True, "kinds": ["bool"]}
         elif section is not None and "list" not in hint:
-            yield from _pydantic_leaves(classes, section, f"{field}.")
+            yield from _pydantic_leaves(classes, section, f"{field}.", aliases)
         elif kinds and kinds != ["null"] and not re.search(r"list|dict|Path|Annotated", hint):
             if isinstance(value, ast.Call) and value.args:  # Field(default, ...)
                 value = value.args[0]

@@ -45,6 +45,7 @@ class Gpu:
 
     link: Literal["nvlink", "pcie", "infinity-fabric"] | None = None  # usual GPU-to-GPU connection
     link_gb_per_second: float | None = None  # to one or all peers, one direction, vendor figure
+    host_link_gb_per_second: float | None = None  # one direction; None: PCIe x16
     speed_source: str | None = None  # page with the speeds: the vendor's, or a collection
     speed_rows: str | None = None  # page with measured speeds that predictions were compared with
     probes: bool = True  # False: prediction only (not an NVIDIA GPU)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import click
 
@@ -15,10 +15,11 @@ from autotune.cli.exit_codes import DONE, FAULT, NOTHING_FITS, interruptible
 from autotune.cli.options import as_json_option, declared_option
 from autotune.cli.output import text_columns
 from autotune.core.errors import BadInput
-from autotune.core.units import MIB, format_bytes
+from autotune.core.units import MIB, format_bytes, parse_bytes
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
+    from autotune.emulator.cards import EmulatedMachine
     from autotune.emulator.launch import Rehearsed
     from autotune.emulator.reports import ProcessReport
 
@@ -33,6 +34,11 @@ _PYTHON = (
 _STRIDE = (
     "Tokens that each decoded token stands for. 16: shorter rollouts; a cache of transformers grows"
     " 16 tokens at a time."
+)
+_LIMIT = "Memory that COMMAND may take on each card, like 20GiB. Default: the whole card."
+_VARY = (
+    "Run COMMAND once for each value of one of its arguments, and end with a table. Example:"
+    " micro=1,2,4."
 )
 _EDGES = ("start", "end")  # phases outside the command's own work
 
@@ -64,6 +70,8 @@ _EDGES = ("start", "end")  # phases outside the command's own work
     metavar="TOKENS",
     help=_STRIDE,
 )
+@click.option("--limit", metavar="SIZE", help=_LIMIT)
+@click.option("--vary", metavar="NAME=V1,V2", help=_VARY)
 @as_json_option("Print one JSON document on stdout; COMMAND's output goes to stderr.")
 def command(
     command_words: tuple[str, ...],
@@ -71,6 +79,8 @@ def command(
     python: str | None,
     late: bool,
     stride: int,
+    limit: str | None,
+    vary: str | None,
     as_json: bool,
 ) -> int:
     """Run COMMAND unchanged on GPUs that this machine does not have, with a CUDA build of torch.
@@ -84,32 +94,82 @@ def command(
     Examples:
       autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py
       autotune rehearse --gpus A100-40G --python .venv/bin/python -- bash launch.sh
+      autotune rehearse --gpus L4 --limit 20GiB --vary micro=1,2,4 -- python train.py --micro 1
 
     """
     # Imported here so that --help answers at once.
-    from autotune.diagnosis import diagnose_lines
+    from autotune.cli.varied_runs import table, variation
     from autotune.emulator.cards import LONGEST_LAG, emulated_machine
-    from autotune.emulator.launch import rehearse
 
     if gpus is None:
         raise BadInput(
             "No GPUs were named.", way_out="Say which are emulated, like --gpus 2xA100-40G."
         )
     machine = emulated_machine(gpus, lag=LONGEST_LAG if late else 0)
+    if limit is not None:
+        machine = machine.limited_to(parse_bytes(limit))
     environment = _interpreter(command_words, python)
     stream = sys.stderr if as_json else sys.stdout
+
+    def run(command: tuple[str, ...]) -> tuple[dict[str, Any], Diagnosis | None]:
+        return _rehearsed(command, machine, environment, stream, stride=stride)
+
+    # 1. The command as it is.
+    if vary is None:
+        document, diagnosis = run(command_words)
+        print(json.dumps(document) if as_json else _text(document, diagnosis))
+        return EXITS[document["status"]]
+
+    # 2. The command with each value.
+    varied = variation(vary)
+    documents: dict[str, dict[str, Any]] = {}
+    commands = varied.commands(command_words)
+    for value, changed_command in zip(varied.values, commands, strict=True):
+        documents[value], diagnosis = run(changed_command)
+        if not as_json:
+            print(f"{varied.name}={value}: {_text(documents[value], diagnosis)}\n")
+    if as_json:
+        runs = []
+        for value, document in documents.items():
+            runs.append({"value": value, **document})
+        print(json.dumps({"schema": SCHEMA, "varied": varied.name, "runs": runs}))
+    else:
+        print("\n".join(table(varied.name, documents)))
+    return _exit_of_runs({document["status"] for document in documents.values()})
+
+
+def _exit_of_runs(statuses: Collection[str]) -> int:
+    """Return a failure's exit code, else that of the best run."""
+    for status in ("failed", "fits", "out_of_memory"):
+        if status in statuses:
+            return EXITS[status]
+    return FAULT
+
+
+def _rehearsed(
+    command: tuple[str, ...],
+    machine: EmulatedMachine,
+    environment: Path,
+    stream: TextIO,
+    *,
+    stride: int,
+) -> tuple[dict[str, Any], Diagnosis | None]:
+    """Run the command, whose output goes to `stream`. Return its document and the diagnosis of
+    its failure.
+    """
+    from autotune.diagnosis import diagnose_lines
+    from autotune.emulator.launch import rehearse
+
     with interruptible():
         rehearsed = rehearse(
-            command_words,
+            command,
             machine,
             environment,
             lambda line: (stream.write(line), stream.flush()),
             stride=stride,
         )
     diagnosis = diagnose_lines(rehearsed.output) if rehearsed.code else None
-    document = _document(rehearsed, diagnosis)
-    print(json.dumps(document) if as_json else _text(document, diagnosis))
-    return EXITS[document["status"]]
+    return _document(rehearsed, diagnosis), diagnosis
 
 
 def _interpreter(command_words: tuple[str, ...], python: str | None) -> Path:

@@ -125,6 +125,10 @@ class StepShape:
     sharded_by: str = "none"  # `none`, `ddp`, `fsdp1`, `fsdp2`, `zero1`, `zero2` or `zero3`
     processes: int = 1  # processes with a CUDA context per device
     offloaded_in_rollout: tuple[str, ...] = ()  # parts of the policy: `weights`, `optimizer` ...
+    offloads_optimizer: bool = False  # the optimizer's state is on the device during its step only
+    # Saved activations that stay on the device, the others are on the host; None: all
+    activations_in_flight: int | None = None
+    compiles_layers: bool = False  # torch.compile fuses the operations of a layer between products
     fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
     syncs_adapter_only: bool = False  # False: full weights with the adapter merged
     first_sync_is_whole: bool = False  # before adapters alone, base weights are sent once

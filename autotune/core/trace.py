@@ -48,6 +48,9 @@ class Work:
     # Bytes read and written, products included; operands count once per operation
     moved_bytes: float
     kernels: int  # operations that launch a kernel
+    # Of the moved bytes: inside decoder layers, without products, which a compiler can fuse; None:
+    # not counted
+    elementwise_bytes: float | None = None
     in_layers: Mapping[str, float] = field(default_factory=dict)  # inside decoder layers
 
 

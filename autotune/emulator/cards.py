@@ -7,11 +7,12 @@ from __future__ import annotations
 import re
 import uuid
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from autotune.catalog import Gpu, constant, efficiency
 from autotune.core.errors import BadInput
+from autotune.core.units import MIB, format_bytes
 from autotune.machine.hardware_detection import gpu_named
 
 MOST_CARDS = 16
@@ -89,6 +90,7 @@ class EmulatedCard:
     state: State = "ok"
     slices: tuple[str, ...] = ()
     """MIG profiles that it is cut into, such as 3g.20gb; empty without MIG."""
+    limit_mib: int | None = None  # of what CUDA offers; None: all
 
     def slice(self, profile: str) -> tuple[int, int]:
         """Return multiprocessors and MiB of a slice; BadInput for no profile of this card.
@@ -139,6 +141,8 @@ class EmulatedCard:
     @property
     def memory_mib(self) -> int:
         """Return what CUDA offers."""
+        if self.limit_mib is not None:
+            return self.limit_mib
         if self.gpu.seen_by == "torch":
             return self.gpu.memory_mib
         return self.gpu.memory_mib - self.reserved_mib
@@ -170,6 +174,22 @@ class EmulatedMachine:
     # added to the numbers of processes that NVML lists, as where they are those of another
     # namespace
     pid_shift: int = 0
+
+    def limited_to(self, size: int) -> EmulatedMachine:
+        """Return the machine with cards that offer this many bytes; BadInput for more than they
+        have.
+        """
+        limit_mib = size // MIB
+        cards = []
+        for card in self.cards:
+            if limit_mib > card.memory_mib:
+                offered = format_bytes(card.memory_mib * MIB)
+                raise BadInput(
+                    f"--limit is above the {offered} that CUDA offers there.",
+                    way_out="Give less, or leave it out.",
+                )
+            cards.append(replace(card, limit_mib=limit_mib))
+        return replace(self, cards=tuple(cards))
 
     def text(self, cuda_version: tuple[int, int]) -> str:
         """Return the description that the library reads, for a torch that was built with this

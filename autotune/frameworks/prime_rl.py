@@ -31,6 +31,7 @@ from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import SpecFields
+from autotune.machine.hardware_detection import gpu_of
 
 MODEL = "trainer.model"
 CHECKPOINTING = f"{MODEL}.ac"
@@ -40,7 +41,12 @@ LONGEST_ROW = "orchestrator.seq_len"
 LONGEST_COMPLETION = "orchestrator.train.sampling.max_completion_tokens"
 TRAINING_GPUS = "deployment.num_train_gpus"
 SERVER_GPUS = "deployment.num_infer_gpus"
+ATTENTION = f"{MODEL}.attn"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
+CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
+"""What `attn=auto` is by compute capability, times 10; elsewhere flash_attention_2
+(`resolve_auto_attn` in `trainer/model.py`).
+"""
 
 
 class PrimeRl(StandIn):
@@ -99,6 +105,7 @@ class PrimeRl(StandIn):
             "ranks": trains,
             "serves": serves,
             "uses": trains + serves,
+            "capability": _capability(task),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:
@@ -116,9 +123,11 @@ class PrimeRl(StandIn):
                 "reduce_bytes": 4,
             },
             "held_dtype": dtype,
+            "attention": self._attention(values, task),
             "adapter": adapter,
             "loss_options": {"chunk": chunk},
             "activations_in_flight": IN_FLIGHT if values.is_on(OFFLOADING) else None,
+            "compiles_layers": values.is_on(f"{MODEL}.compile"),
             "syncs_adapter_only": adapter is not None,
             "split": self._split(values, task),
         }
@@ -129,6 +138,12 @@ class PrimeRl(StandIn):
         if not rank:
             return None
         return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"}
+
+    def _attention(self, values: Values, task: Task) -> str:
+        stated = values.text(ATTENTION)
+        if stated != "auto":
+            return stated
+        return CHOSEN_ATTENTION.get(_capability(task), "flash_attention_2")
 
     def _split(self, values: Values, task: Task) -> SplitEngines:
         """Return vLLM's servers, which pause for new weights and go on."""
@@ -213,6 +228,14 @@ class PrimeRl(StandIn):
         path = folder / "recommended.toml"
         path.write_text(head + text, encoding="utf-8")
         return [path]
+
+
+def _capability(task: Task) -> int:
+    """Return the compute capability of the GPUs, times 10; 0: unknown."""
+    gpu = gpu_of(task.hardware)
+    if gpu is None or gpu.compute_capability is None:
+        return 0
+    return round(10 * float(gpu.compute_capability))
 
 
 TRAINERS = (PrimeRl("prime-rl", "grpo"),)

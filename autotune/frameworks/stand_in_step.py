@@ -39,6 +39,12 @@ SHARE = 0.9  # share of its GPUs that a server claims
 SpecFields = Mapping[str, Any]
 """Fields of a `StandInSpec` by name."""
 
+TRACED_AS = {
+    "flash_attention_3": "flash_attention_2",
+    "flash_attention_4": "flash_attention_2",
+}
+"""Kernels that take and return the same tensors, so that no package of theirs is needed."""
+
 TRACED_MICRO_STEPS = 2
 """The first micro-step allocates the gradients, later ones repeat the second."""
 
@@ -89,10 +95,6 @@ class StandInSpec(StepShape):
     score_options: Mapping[str, object] = field(default_factory=dict)
     """Options of the loss that differ in a forward pass for log-probabilities."""
 
-    activations_in_flight: int | None = None
-    """Saved activations that stay on the device, the others are on the host; None: all."""
-
-    offloads_optimizer: bool = False  # the optimizer's state is on the device during its step only
     reentrant: bool = False
     clip: float = 1.0
     other_models: tuple[OtherModel, ...] = ()
@@ -131,7 +133,7 @@ def _model_request(spec: StandInSpec, task: Task) -> RequestPart:
         "folder": None if model.folder is None else str(model.folder),
         "config": dict(model.config),
         "dtype": spec.held_dtype if spec.mixed else spec.traced_dtype,
-        "attn_implementation": spec.attention,
+        "attn_implementation": TRACED_AS.get(spec.attention or "", spec.attention),
         "load_in_4bit": spec.quantised,
         "load_in_8bit": False,
         "gptq_bits": gptq_bits(model.config),

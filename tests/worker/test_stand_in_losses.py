@@ -13,9 +13,11 @@ from autotune.worker.stand_in.losses import (  # noqa: E402
     ENTROPIES,
     HEADS,
     LOSSES,
+    PRIME_PART,
     fuse_head,
     policy_loss,
 )
+from autotune.worker.tracing.annotators import NullAnnotator  # noqa: E402
 
 ROWS, LENGTH, WORDS = 2, 5, 11
 
@@ -188,7 +190,8 @@ def test_an_entropy_under_autocast_keeps_its_shares_in_float32() -> None:
 @pytest.mark.parametrize("kind", HEADS)
 def test_a_fused_head_keeps_no_logits(kind: str) -> None:
     head = torch.nn.Linear(4, WORDS, bias=False)
-    fuse_head(SimpleNamespace(get_output_embeddings=lambda: head), {"head": kind, "chunk": 3})
+    model = SimpleNamespace(get_output_embeddings=lambda: head)
+    fuse_head(model, {"head": kind, "chunk": 3}, NullAnnotator())
     hidden = torch.randn(ROWS, LENGTH, 4, requires_grad=True)
     saved: list[Any] = []
     with torch.autograd.graph.saved_tensors_hooks(
@@ -202,6 +205,23 @@ def test_a_fused_head_keeps_no_logits(kind: str) -> None:
     assert hidden.grad.shape == hidden.shape
     assert head.weight.grad is not None
     assert head.weight.grad.shape == head.weight.shape
+
+
+@pytest.mark.parametrize(("chunk", "parts"), [(5, 4.0), (10, 2.0), (20, 1.0), (40, 1.0)])
+def test_a_fused_head_counts_the_work_of_all_its_parts(chunk: int, parts: float) -> None:
+    repeats: list[float] = []
+
+    class Counting(NullAnnotator):
+        def repeated_work(self, repeated: float) -> Any:
+            repeats.append(repeated)
+            return super().repeated_work(repeated)
+
+    head = torch.nn.Linear(4, 2 * PRIME_PART, bias=False)
+    model = SimpleNamespace(get_output_embeddings=lambda: head)
+    fuse_head(model, {"head": "vocabulary", "chunk": chunk}, Counting())
+    head(torch.randn(20, 4, requires_grad=True)).sum().backward()
+    # Tokens in chunks, each with two parts of the vocabulary; forward and backward alike.
+    assert repeats == [2 * parts, 2 * parts]
 
 
 def test_offloaded_activations_stay_on_the_device_up_to_a_number() -> None:

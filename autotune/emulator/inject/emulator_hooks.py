@@ -184,6 +184,7 @@ def watch_torch(torch: ModuleType) -> None:
     global _torch
     _torch = torch
     _report_phase("load")
+    _watch_first_forward()
     _wrap(torch.autograd, "backward", "backward")
     from torch.optim import optimizer
 
@@ -195,6 +196,22 @@ def watch_torch(torch: ModuleType) -> None:
 
     optimizer.Optimizer.profile_hook_step = staticmethod(hook_step)
     atexit.register(lambda: _report_phase("end"))
+
+
+def _watch_first_forward() -> None:
+    """End the loading of a plain loop with the first call of a model that is in training, which
+    no framework announces.
+    """
+    from torch.nn.modules import module as modules
+
+    def begin(called: Any, _: Any) -> None:
+        if not called.training or not _torch.is_grad_enabled():
+            return
+        handle.remove()
+        if _phase == "load" and not _stack:
+            _report_phase("forward")
+
+    handle = modules.register_module_forward_pre_hook(begin)
 
 
 def _watch_engine(engine: Any) -> None:

@@ -39,8 +39,8 @@ from autotune.estimate.screening.points import Floats, Sample, rows_of
 from autotune.estimate.screening.repetition import LayerRepetition
 from autotune.estimate.throughput import BATCH_PHASES
 
-MOVED_BYTES, KERNELS = "moved_bytes", "kernels"
-NOT_OPERATIONS = (MOVED_BYTES, KERNELS)
+MOVED_BYTES, KERNELS, ELEMENTWISE = "moved_bytes", "kernels", "elementwise_bytes"
+NOT_OPERATIONS = (MOVED_BYTES, KERNELS, ELEMENTWISE)
 """Quantities besides operations, which are counted by dtype."""
 
 PASS_AXES = ("", "BS", "S", "BSS", "BC", "B", "C", "BCC")
@@ -115,10 +115,12 @@ def _work(
     values = {quantity: float(column[row]) for quantity, column in columns.items()}
     moved_bytes = values.pop(MOVED_BYTES)
     kernels = values.pop(KERNELS)
+    elementwise = values.pop(ELEMENTWISE, None)
     return Work(
         phase=phase,
         moved_bytes=moved_bytes,
         kernels=round(kernels),
+        elementwise_bytes=elementwise,
         flops=values,
     )
 
@@ -239,7 +241,7 @@ def _total(trace: Trace, count: Count) -> float:
         if work.phase != count.phase:
             continue
         if count.quantity in NOT_OPERATIONS:
-            total += getattr(work, count.quantity)
+            total += getattr(work, count.quantity) or 0.0
         else:
             total += work.flops.get(count.quantity, 0.0)
     return total

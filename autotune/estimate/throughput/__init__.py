@@ -23,6 +23,7 @@ from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Predict
 from autotune.core.trace import Inventory, ModuleUse, Trace, Work
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import dtype_bytes
+from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
     MICRO,
@@ -36,6 +37,7 @@ from autotune.estimate.throughput.generation import (
     over,
     with_gathering,
 )
+from autotune.estimate.throughput.host_copies import with_host_copies
 from autotune.estimate.throughput.rollout_simulation import (
     overlapped,
     rollout_seconds,
@@ -146,7 +148,10 @@ def cycle(
     for work in trace.work:
         if work.phase not in ("load", "reward"):
             times = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
-            seconds[work.phase] = phase_seconds(work, gpu).scaled(times)
+            once = _once(work, composition, gpu)
+            seconds[work.phase] = once.scaled(times)
+    shape = model_shape.shape(config)
+    seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
     if "optimizer" in seconds:
         host = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
         seconds["optimizer"] = seconds["optimizer"] + host
@@ -155,7 +160,17 @@ def cycle(
     # 3. Weight sync.
     if composition.generation in ("engine", "server"):
         seconds["sync"] = _sync(trace.inventory, composition, config, gpu)
-    # 4. Generation, on the same devices or on others.
+    # 4. Copies to the host and back.
+    seconds = with_host_copies(
+        seconds,
+        composition,
+        trace.inventory,
+        shape,
+        gpu,
+        micro_steps=counts.micro_steps,
+        optimizer_steps=counts.optimizer_steps,
+    )
+    # 5. Generation, on the same devices or on others.
     pipeline: PipelineTimes | None = None
     if composition.generation != "none":
         split = split_engines(composition)
@@ -238,14 +253,42 @@ def _runs(flags: Sequence[bool]) -> int:
     return sum(1 for flag, _ in groupby(flags) if flag)
 
 
-def phase_seconds(work: Work, gpu: Gpu) -> Estimate:
+def phase_seconds(
+    work: Work,
+    gpu: Gpu,
+    attention: str | None = None,
+) -> Estimate:
     """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
     busy = independent(
-        compute_seconds(work.flops, gpu),
+        compute_seconds(work.flops, gpu, attention),
         memory_seconds(work.moved_bytes, gpu),
         efficiency("kernel_gap_microseconds").scaled(work.kernels * MICRO),
     )
     return highest((busy, efficiency("launch_microseconds").scaled(work.kernels * MICRO)))
+
+
+def _once(
+    work: Work,
+    composition: Composition,
+    gpu: Gpu,
+) -> Estimate:
+    """Return the time of the traced work; with compiled layers, of the fused kernels."""
+    attention = composition.attention
+    if not composition.compiles_layers or work.elementwise_bytes is None:
+        return phase_seconds(work, gpu, attention)
+    factor = efficiency("fused_layer_factor")
+    return Estimate(
+        value=phase_seconds(_fused(work, factor.value), gpu, attention).value,
+        low=phase_seconds(_fused(work, factor.high), gpu, attention).low,
+        high=phase_seconds(_fused(work, factor.low), gpu, attention).high,
+    )
+
+
+def _fused(work: Work, factor: float) -> Work:
+    """Return the work with this many times fewer bytes between a layer's products, and kernels."""
+    elementwise = work.elementwise_bytes or 0.0
+    moved_bytes = work.moved_bytes - elementwise * (1 - 1 / factor)
+    return dataclasses.replace(work, moved_bytes=moved_bytes, kernels=round(work.kernels / factor))
 
 
 def refilled(composition: Composition, lengths: TokenLengths) -> Composition:

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.catalog import Gpu, efficiency
+from autotune.catalog.attention_kernels import attention_share, kernel_of
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.prediction import EngineFit, Estimate, highest
 from autotune.core.trace import Inventory
@@ -42,6 +43,8 @@ class GenerationLoad:
     by_engine: bool
     tensor_parallel: int = 1
     quantised_bits: int | None = None
+    eager: bool = False  # the engine launches kernels from Python, without CUDA graphs
+    serves_adapter: bool = False  # the engine holds the adapter beside the weights
     of_batch: int = 0  # completions of all engines, or ranks, of which the slowest ends the rollout
 
     @property
@@ -76,6 +79,8 @@ def load_of(
         by_engine=composition.generation in ("engine", "server"),
         tensor_parallel=tensor_parallel,
         quantised_bits=settings.quantised_bits if settings is not None else None,
+        eager=settings is not None and settings.eager,
+        serves_adapter=composition.syncs_adapter_only,
         of_batch=composition.generation_batch,
     )
     if split is None:
@@ -93,6 +98,7 @@ def load_of(
         by_engine=True,
         tensor_parallel=split.engine.tensor_parallel,
         quantised_bits=split.engine.quantised_bits,
+        eager=split.engine.eager,
     )
 
 
@@ -169,8 +175,8 @@ def one_pass(
         # It waits once per token: concurrent at best, sequential at worst.
         host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
         return replace(highest((busy, host)), high=busy.high + host.high)
-    host = efficiency("engine_step_milliseconds").scaled(MILLI)
-    host = host + efficiency("engine_layer_microseconds").scaled(layers * MICRO)
+    step_seconds = efficiency("engine_step_milliseconds").scaled(MILLI)
+    layer_seconds = _layer_overhead(load).scaled(layers * MICRO)
     # 3. Exchanges between the engine's ranks.
     exchanges = Estimate.exactly(0)
     if load.tensor_parallel > 1:
@@ -178,7 +184,24 @@ def one_pass(
         exchanges = efficiency("exchange_microseconds").scaled(count * MICRO)
         payload = link_seconds(2.0 * count * tokens * shape.hidden * size, gpu)
         exchanges = exchanges if payload is None else exchanges + payload
-    return busy + host + exchanges
+    if load.eager:  # the host launches the next kernels while the device computes
+        return highest((busy + exchanges, layer_seconds)) + step_seconds
+    return busy + layer_seconds + step_seconds + exchanges
+
+
+def _layer_overhead(load: GenerationLoad) -> Estimate:
+    """Return microseconds of a layer besides weights and cache: small kernels of a captured graph,
+    or what Python takes to launch the layer's kernels, and those of an adapter.
+    """
+    if load.eager:
+        overhead: Estimate = efficiency("engine_eager_layer_microseconds")
+        adapter = efficiency("engine_eager_adapter_microseconds")
+    else:
+        overhead = efficiency("engine_layer_microseconds")
+        adapter = efficiency("engine_adapter_microseconds")
+    if not load.serves_adapter:
+        return overhead
+    return overhead + adapter
 
 
 def _cache_read(
@@ -263,28 +286,32 @@ def has_speed(gpu: Gpu) -> bool:
     return gpu.bandwidth_gb_per_second is not None and "float32" in gpu.tflops
 
 
-def compute_seconds(flops: Mapping[str, float], gpu: Gpu) -> Estimate:
-    """Matrix products and attention: sum over dtypes of flops / (peak · share)."""
+def compute_seconds(
+    flops: Mapping[str, float],
+    gpu: Gpu,
+    attention: str | None = None,
+) -> Estimate:
+    """Matrix products and attention: sum over dtypes of flops / (peak · share).
+
+    attention: its implementation; None: torch's choice.
+    """
     total = Estimate.exactly(0)
     for key, count in flops.items():
         dtype = key.removeprefix(ATTENTION)
         peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
-        seconds_of_dtype = over(count / peak, _share(gpu, dtype, attention=key != dtype))
+        share = _share(gpu, dtype)
+        if key != dtype:
+            kernel = kernel_of(attention, gpu.compute_capability)
+            share = attention_share(kernel, gpu.compute_capability)
+        seconds_of_dtype = over(count / peak, share)
         is_emulated = dtype in HALVES and dtype not in gpu.tflops
         slowdown = EMULATION_FACTOR if is_emulated else 1
         total = total + replace(seconds_of_dtype, high=seconds_of_dtype.high * slowdown)
     return total
 
 
-def _share(
-    gpu: Gpu,
-    dtype: str,
-    *,
-    attention: bool,
-) -> Estimate:
-    """Return the share of the peak that arithmetic in this dtype reaches."""
-    if attention:
-        return efficiency("attention_share")
+def _share(gpu: Gpu, dtype: str) -> Estimate:
+    """Return the share of the peak that matrix products in this dtype reach."""
     float32 = gpu.tflops["float32"]
     if gpu.tflops.get(dtype, float32) == float32:  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")

@@ -17,9 +17,6 @@ from autotune.catalog import Gpu, efficiency
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PipelineTimes, Prediction
 
-DATACENTER_BLACKWELL = "10."  # Compute capability
-ENGINE_PHASES = ("rollout", "sync")  # Bound by memory and links, where peaks are reached
-
 
 def is_compared(gpu: Gpu) -> bool:
     return gpu.speed_rows is not None
@@ -33,8 +30,8 @@ def widened(prediction: Prediction, gpu: Gpu) -> Prediction:
     for phase in prediction.phases:
         if phase.seconds is not None:
             seconds[phase.name] = phase.seconds
-    slower = _slower(seconds, gpu)
-    slower_at_lengths = _slower(prediction.seconds_at_lengths, gpu)
+    slower = _slower(seconds)
+    slower_at_lengths = _slower(prediction.seconds_at_lengths)
     phases = []
     for phase in prediction.phases:
         phases.append(dataclasses.replace(phase, seconds=slower.get(phase.name)))
@@ -48,25 +45,13 @@ def widened(prediction: Prediction, gpu: Gpu) -> Prediction:
             slower_at_lengths,
         ),
         seconds_at_lengths=slower_at_lengths,
-        pipeline=_pipeline(prediction.pipeline, gpu),
+        pipeline=_pipeline(prediction.pipeline),
     )
 
 
-def _training_factor(gpu: Gpu) -> Estimate:
-    capability = gpu.compute_capability or ""
-    if capability.startswith(DATACENTER_BLACKWELL):
-        return efficiency("datacenter_blackwell_factor")
-    return efficiency("uncompared_card_factor")
-
-
-def _slower(seconds: Mapping[Phase, Estimate], gpu: Gpu) -> dict[Phase, Estimate]:
-    slower = {}
-    for phase, estimate in seconds.items():
-        factor = _training_factor(gpu)
-        if phase in ENGINE_PHASES:
-            factor = efficiency("uncompared_card_factor")
-        slower[phase] = _product(estimate, factor)
-    return slower
+def _slower(seconds: Mapping[Phase, Estimate]) -> dict[Phase, Estimate]:
+    factor = efficiency("uncompared_card_factor")
+    return {phase: _product(estimate, factor) for phase, estimate in seconds.items()}
 
 
 def _product(seconds: Estimate, factor: Estimate) -> Estimate:
@@ -95,10 +80,11 @@ def _rate(
     )
 
 
-def _pipeline(pipeline: PipelineTimes | None, gpu: Gpu) -> PipelineTimes | None:
+def _pipeline(pipeline: PipelineTimes | None) -> PipelineTimes | None:
     if pipeline is None:
         return None
+    factor = efficiency("uncompared_card_factor")
     return PipelineTimes(
-        generation=_product(pipeline.generation, efficiency("uncompared_card_factor")),
-        training=_product(pipeline.training, _training_factor(gpu)),
+        generation=_product(pipeline.generation, factor),
+        training=_product(pipeline.training, factor),
     )

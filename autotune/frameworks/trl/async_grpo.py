@@ -21,6 +21,7 @@ from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_sett
 from autotune.frameworks.trl.field_list import default
 from autotune.frameworks.trl.packed_rows import (
     fullest_row,
+    nearest_accumulation,
     rollouts_per_step,
     token_budget,
     window,
@@ -147,7 +148,7 @@ class TrlAsyncGrpo(TrlScripted):
             generation_batch=batch,
             completion_length=fullest_row(settings, ranks).completion,
             split=_server(settings, task, batch),
-            attention=None,
+            attention="flash_attention_3",
             packs_rows=True,
             token_budget=fills_rows,
             steps_by_rows=fills_rows,
@@ -173,6 +174,8 @@ def _settings_of(knobs: Knobs, task: Task) -> dict[str, KnobValue]:
         ranks = max(1, ranks_of(settings, task.hardware.count))
         per_step = rollouts_per_step(settings, ranks) * ranks
         settings[ACCUMULATION] = accumulation(per_step, task, ASYNC_METHOD)
+        if token_budget(settings) and task.workload.global_batch:
+            settings[ACCUMULATION] = nearest_accumulation(task.workload.global_batch, per_step)
     # 3. Precision and adapter.
     settings |= precision_settings(chosen, task)
     settings |= adapter_settings(chosen, task)

@@ -8,7 +8,12 @@ from autotune.core.job import Task
 from autotune.frameworks.base import Settings, count_of, other_global_batch
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.field_list import fields
-from autotune.frameworks.trl.packed_rows import rollouts_per_step, token_budget, window
+from autotune.frameworks.trl.packed_rows import (
+    nearest_accumulation,
+    rollouts_per_step,
+    token_budget,
+    window,
+)
 from autotune.frameworks.trl.settings import ranks_of, sharding_of
 
 ASYNC_COUNTS = (
@@ -178,6 +183,9 @@ def _batch(settings: Settings, task: Task) -> Iterator[str]:
     rollouts = rollouts_per_step(settings, ranks)
     micro = f"per_device_train_batch_size {rollouts}"
     if budget:
+        requested = task.workload.global_batch or 0
+        if steps == nearest_accumulation(requested, rollouts * ranks):
+            return
         micro = f"{rollouts} completions in a full row"
     product = f"{micro} x {ranks} ranks x gradient_accumulation_steps {steps}"
     yield from other_global_batch(task, product, rollouts * ranks * steps)

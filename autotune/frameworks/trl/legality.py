@@ -49,6 +49,7 @@ def _refusals(
     method: str,
 ) -> Iterator[str]:
     yield from _counts(settings)
+    yield from _lists(settings, method)
     yield from _rewards(task)
     if task.workload.images is not None:
         yield from _image_rows(settings, task, task.workload.images)
@@ -79,6 +80,19 @@ def _counts(settings: Settings) -> Iterator[str]:
         value = settings[name]
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             yield f"{name} must be a whole number of at least 1, and is {value!r}."
+
+
+def _lists(settings: Settings, method: str) -> Iterator[str]:
+    """Yield texts in place of lists, which --set does not read."""
+    accepted = fields(method)
+    for name, value in settings.items():
+        if name not in accepted or "list" not in accepted[name].kinds:
+            continue
+        if isinstance(value, str) and value.startswith("["):
+            yield (
+                f"{name}={value} is a text, not a list. Write the list in TRL's YAML file, and"
+                f" name that with --config: `{name}: {value}`."
+            )
 
 
 def _rewards(task: Task) -> Iterator[str]:

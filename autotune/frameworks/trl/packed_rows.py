@@ -48,6 +48,15 @@ def rollouts_per_step(settings: Settings, ranks: int) -> int:
     return count_of(settings, "per_device_train_batch_size")
 
 
+def nearest_accumulation(completions: int, per_micro_step: int) -> int:
+    """Return the micro-steps that come closest to a number of completions.
+
+    How many completions fill a token budget depends on their lengths: full rows of the longest ones
+    seldom make the number exactly.
+    """
+    return max(1, round(completions / max(1, per_micro_step)))
+
+
 def fullest_row(settings: Settings, ranks: int) -> PackedRow:
     """Return the row with the most tokens: of rollouts that fill a budget, else of the longest
     ones.

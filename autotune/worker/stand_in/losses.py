@@ -37,6 +37,8 @@ from typing import Any
 
 import torch
 
+from ..tracing.annotators import NullAnnotator
+
 # Columns of one part of the vocabulary.
 PRIME_PART = 8192
 KERNEL_PART = 1024
@@ -230,12 +232,16 @@ ENTROPIES = {"softmax": _by_softmax, "log_softmax": _by_log_softmax, "compiled":
 # 3. Fused heads.
 
 
-def fuse_head(model: Any, options: Any) -> None:
+def fuse_head(
+    model: Any,
+    options: Any,
+    annotator: NullAnnotator,
+) -> None:
     """Replace the output layer's product by its log-probabilities: the allocations of an
     implementation, without its values.
 
     No logits of a whole micro-batch exist. Each keeps the hidden states and a few figures per
-    token.
+    token. Of equal parts one is run, and its work is counted for all.
 
     - `vocabulary`: `chunk` tokens and a part of the vocabulary at a time (prime-rl 0.8.0,
       `trainer/models/layers/lm_head.py`).
@@ -247,7 +253,7 @@ def fuse_head(model: Any, options: Any) -> None:
     head = model.get_output_embeddings()
     function = HEADS[options.get("head", "vocabulary")]
     chunk = int(options.get("chunk") or TOKENS)
-    head.forward = lambda hidden: function.apply(hidden, head.weight, chunk)
+    head.forward = lambda hidden: function.apply(hidden, head.weight, chunk, annotator)
 
 
 class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
@@ -256,6 +262,16 @@ class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
     """
 
     figures = 1
+
+    @classmethod
+    def parts(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
+    ) -> float:
+        """Return the number of parts, as if the last were shorter by what is missing."""
+        return max(1.0, len(flat) / chunk)
 
     @classmethod
     def forward_part(
@@ -282,12 +298,15 @@ class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
         hidden: Any,
         weight: Any,
         chunk: int,
+        annotator: NullAnnotator,
     ) -> Any:
         context.save_for_backward(hidden, weight)
         context.chunk = chunk
+        context.annotator = annotator
         flat = hidden.reshape(-1, hidden.shape[-1])
         figures = [_figure_per_token(flat) for _ in range(cls.figures)]
-        cls.forward_part(flat, weight, chunk)
+        with annotator.repeated_work(cls.parts(flat, weight, chunk)):
+            cls.forward_part(flat, weight, chunk)
         return figures[0].reshape(hidden.shape[:-1])
 
     @classmethod
@@ -299,12 +318,27 @@ class _FusedHead(torch.autograd.Function):  # type: ignore[misc]
             grad_weight = torch.zeros_like(weight)
         flat = hidden.reshape(-1, hidden.shape[-1])
         flat_gradient = grad_hidden.view(-1, hidden.shape[-1])
-        cls.backward_part(flat, weight, flat_gradient, grad_weight, context.chunk)
-        return grad_hidden, grad_weight, None
+        with context.annotator.repeated_work(cls.parts(flat, weight, context.chunk)):
+            cls.backward_part(flat, weight, flat_gradient, grad_weight, context.chunk)
+        return grad_hidden, grad_weight, None, None
 
 
 class _VocabularyParts(_FusedHead):
+    """A part has `chunk` tokens and PRIME_PART entries of the vocabulary.
+
+    An online softmax: the maximum, exp(logits - maximum), its sum and its product with the logits.
+    """
+
     figures = 3
+
+    @classmethod
+    def parts(
+        cls,
+        flat: Any,
+        weight: Any,
+        chunk: int,
+    ) -> float:
+        return super().parts(flat, weight, chunk) * max(1.0, len(weight) / PRIME_PART)
 
     @classmethod
     def forward_part(
@@ -313,8 +347,11 @@ class _VocabularyParts(_FusedHead):
         weight: Any,
         chunk: int,
     ) -> None:
-        for rows in flat[:chunk].split(chunk):
-            _scaled_logits(rows, weight[:PRIME_PART]).exp()
+        logits = _scaled_logits(flat[:chunk], weight[:PRIME_PART])
+        maxima = logits.amax(dim=-1, keepdim=True)
+        shares = torch.exp(logits - maxima)
+        shares.sum(dim=-1)
+        (shares * logits).sum(dim=-1)
 
     @classmethod
     def backward_part(
@@ -327,7 +364,7 @@ class _VocabularyParts(_FusedHead):
     ) -> None:
         rows = flat[:chunk]
         part = weight[:PRIME_PART]
-        shares = torch.exp(_scaled_logits(rows, part))
+        shares = torch.exp(_scaled_logits(rows, part) - 1.0)
         gradient = shares * -1.0
         gradient = gradient * 1.0
         grad_hidden[: len(rows)].add_(gradient.to(flat.dtype) @ part)

@@ -172,7 +172,7 @@ class StandInStep:
         if self.loss not in LOSSES:
             raise Untraceable(f"loss={self.loss} is none of {', '.join(LOSSES)}")
         if self.loss == "logprobs_fused":
-            fuse_head(model, settings["loss_options"])
+            fuse_head(model, settings["loss_options"], annotator)
         self.forward = mixed(model, settings, spec["device"]) if fsdp2.autocasts(spec) else model
         # Wherever DeepSpeed trains, norms and biases are a group of their own, without weight
         # decay.

@@ -138,6 +138,8 @@ class Ledger:
             self.in_layers[phase, "kernels"] += 1
             if dtype:
                 self.in_layers[phase, dtype] += flops
+            else:
+                self.in_layers[phase, "elementwise_bytes"] += moved_bytes
 
     def _counters(self) -> tuple[dict[Any, Any], ...]:
         return self.flops, self.moved, self.kernels, self.in_layers
@@ -166,6 +168,7 @@ class Ledger:
                 "flops": _in_phase(self.flops, phase),
                 "moved_bytes": self.moved[phase],
                 "kernels": kernels,
+                "elementwise_bytes": self.in_layers.get((phase, "elementwise_bytes"), 0.0),
                 "in_layers": _in_phase(self.in_layers, phase),
             }
             for phase, kernels in self.kernels.items()

@@ -1,0 +1,316 @@
+"""Predicted seconds of training steps on several cards, compared with prime-rl's public table.
+
+make bench-cards
+
+Rows of card-rows.json: the trainer alone on synthetic rows of full length (`--bench`), in January
+2026. Development rows are those whose id has an even hash, a rule that was fixed before anything
+was compared; the others were read once, after the model was finished. `--rows FILE` reads other
+rows of the same form. No constant belongs to a card with rows here, so that every card is held
+back from the others.
+
+That trainer did two things that release 0.8.0, which autotune models, does not do; they are added
+here:
+
+- `get_response_lengths` asked the device for every position, one synchronisation per token
+  (`trainer/utils.py`; replaced in June 2026 by the lengths that the packer knows).
+- After each step the weights went through a file, and counted as time of the step
+  (`trainer/rl/train.py`). An adapter is next to nothing; whole weights are gathered by one rank.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import machine
+
+from autotune.core.errors import AutotuneError
+from autotune.core.prediction import Estimate, Prediction
+from autotune.estimate.model_shape import shape
+from autotune.prediction.opening import open_tracers
+from autotune.prediction.service import PredictionService
+from autotune.request.flags import Flags
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import parse_request
+
+HERE = Path(__file__).resolve().parent
+ROWS = HERE / "card-rows.json"
+RESULTS = HERE / "results"
+Row = Mapping[str, Any]
+
+SYNCHRONISATION = Estimate(value=40e-6, low=20e-6, high=60e-6)
+"""Seconds of the host for one position: an index, a comparison, and a wait for its answer."""
+
+FILE_RATE = Estimate(value=1.75e9, low=0.9e9, high=3.5e9)
+"""Bytes per second from the device through one process into a file. Two development rows of full
+fine-tuning, 4B and 30B, differ from their adapters' rows by 1.74 and 1.75 GB/s.
+"""
+
+ALIASES = {"PrimeIntellect/INTELLECT-3": "zai-org/GLM-4.5-Air"}
+"""The same architecture and size."""
+
+DISTINCT = 1.04
+"""Ratio of two speeds whose order counts."""
+
+BARS = {"median": 0.10, "within_25_percent": 0.9, "inside": 0.9, "order": 0.95, "cards": 0.9}
+
+
+def main() -> int:
+    options = _arguments()
+    rows = json.loads(options.rows.read_text())["rows"]
+    lines = []
+    for row in rows:
+        lines.append(compared(row))
+        print(readable_line(lines[-1]), flush=True)
+    document = summarised(lines)
+    options.out.mkdir(parents=True, exist_ok=True)
+    name = options.rows.stem.replace("-rows", "s")
+    (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    (options.out / f"{name}.md").write_text(page(document))
+    print(page(document))
+    return 0 if all(document["met"].values()) else 1
+
+
+def held_back(row: Row) -> bool:
+    return hashlib.sha256(row["id"].encode()).digest()[0] % 2 == 1
+
+
+def compared(row: Row) -> dict[str, Any]:
+    """Return the predicted and the measured seconds of a micro-batch."""
+    line = {**row, "held_back": held_back(row)}
+    try:
+        prediction, parameters = predicted(row)
+    except AutotuneError as error:
+        return {**line, "error": str(error)}
+    spent = seconds(row, prediction, parameters)
+    measured = row["gpus"] * row["seq_len"] / row["tokens_per_second"]
+    return {
+        **line,
+        "measured": round(measured, 3),
+        "predicted": round(spent.value, 3),
+        "low": round(spent.low, 3),
+        "high": round(spent.high, 3),
+        "ratio": round(spent.value / measured, 3),
+    }
+
+
+def predicted(row: Row) -> tuple[Prediction, int]:
+    """Return the product's prediction of the row's trainer, and the number of parameters."""
+    settings = []
+    for name, value in _settings(row).items():
+        settings.append(f"{name}={json.dumps(value)}")
+    flags = Flags(
+        framework="prime-rl",
+        method="grpo",
+        tuning=row["tuning"],
+        model=ALIASES.get(row["model"], row["model"]),
+        gpus=f"{row['gpus'] + 1}x{row['gpu']}",
+        mode="predict",
+        set=tuple(settings),
+    )
+    request = parse_request(flags)
+    job = request.job
+    service = PredictionService(
+        task=job.task,
+        trainer=request.trainer,
+        limit_bytes=job.memory_limit_bytes,
+        tracer=open_tracers(job.task, request.trainer),
+    )
+    with contextlib.closing(service):
+        prediction = service.predict(candidate_of_job(request))
+    return prediction, shape(job.task.workload.model.config).parameters
+
+
+def _settings(row: Row) -> dict[str, object]:
+    settings: dict[str, object] = {
+        "deployment.num_train_gpus": row["gpus"],
+        "deployment.num_infer_gpus": 1,
+        "trainer.model.seq_len": row["seq_len"],
+        "orchestrator.seq_len": row["seq_len"],
+        "orchestrator.batch_size": row["micro_batches"] * row["gpus"],
+        "orchestrator.group_size": 2,
+        "orchestrator.train.sampling.max_completion_tokens": row["seq_len"] - 256,
+        "trainer.model.optim_cpu_offload": False,
+        "trainer.model.ac": True,
+        "trainer.model.ac_offloading": row["recomputation"] == "Offload",
+        "trainer.model.fused_lm_head_token_chunk_size": row["head_chunk"],
+        "trainer.model.attn": row["attention"],
+    }
+    if row["tuning"] == "lora":
+        settings["trainer.model.lora.rank"] = row["lora_rank"]
+    return settings
+
+
+def seconds(
+    row: Row,
+    prediction: Prediction,
+    parameters: int,
+) -> Estimate:
+    """Return the seconds of one micro-batch, with what the trainer of January did besides."""
+    step = Estimate.exactly(0)
+    for phase in ("forward", "backward", "optimizer"):
+        step = step + prediction.seconds_by_phase[phase]
+    if row["tuning"] == "full":
+        saved = 2 * parameters
+        step = step + Estimate(
+            value=saved / FILE_RATE.value, low=saved / FILE_RATE.high, high=saved / FILE_RATE.low
+        )
+    return step.scaled(1 / row["micro_batches"]) + SYNCHRONISATION.scaled(row["seq_len"])
+
+
+# Figures.
+
+
+def summarised(lines: Sequence[Row]) -> dict[str, Any]:
+    groups: dict[str, list[Row]] = {"all": [], "development": [], "held back": []}
+    for line in lines:
+        groups["all"].append(line)
+        groups["held back" if line["held_back"] else "development"].append(line)
+        groups.setdefault(line["gpu"], []).append(line)
+    figures = {}
+    for name, group in groups.items():
+        figures[name] = summary(group)
+    total = figures["all"]
+    met = {
+        "median": total["median"] <= BARS["median"],
+        "within_25_percent": total["within_25_percent"] >= BARS["within_25_percent"],
+        "inside": total["inside"] >= BARS["inside"],
+        "order": _share(total["order"]) >= BARS["order"],
+        "cards": _share(total["cards"]) >= BARS["cards"],
+    }
+    return {
+        "schema": 1,
+        "ran_on": machine.facts({}),
+        "bars": BARS,
+        "met": met,
+        "figures": figures,
+        "rows": list(lines),
+    }
+
+
+def summary(lines: Sequence[Row]) -> dict[str, Any]:
+    answered = [line for line in lines if "ratio" in line]
+    if not answered:
+        return {"rows": 0}
+    errors = [abs(line["ratio"] - 1) for line in answered]
+    inside = sum(line["low"] <= line["measured"] <= line["high"] for line in answered)
+    return {
+        "rows": len(answered),
+        "median": round(median(errors), 4),
+        "within_25_percent": round(sum(error <= 0.25 for error in errors) / len(errors), 4),
+        "worst": round(max(errors), 4),
+        "inside": round(inside / len(answered), 4),
+        "order": order(answered, same=("gpu",)),
+        "cards": order(answered, same=("model", "tuning", "seq_len", "gpus")),
+    }
+
+
+def order(lines: Sequence[Row], same: Sequence[str]) -> dict[str, int]:
+    """Count pairs of rows that share these facts and differ in seconds of a token, and those in
+    the right order.
+    """
+    pairs = 0
+    right = 0
+    for first, second in combinations(lines, 2):
+        if any(first[fact] != second[fact] for fact in same):
+            continue
+        measured = [_per_token(line, "measured") for line in (first, second)]
+        if max(measured) < DISTINCT * min(measured):
+            continue
+        guesses = [_per_token(line, "predicted") for line in (first, second)]
+        pairs += 1
+        right += (measured[0] < measured[1]) == (guesses[0] < guesses[1])
+    return {"pairs": pairs, "right": right}
+
+
+def _per_token(line: Row, column: str) -> float:
+    return float(line[column] / line["seq_len"])
+
+
+def _share(pairs: Mapping[str, int]) -> float:
+    return pairs["right"] / pairs["pairs"] if pairs["pairs"] else 1.0
+
+
+# The page.
+
+
+def page(document: Mapping[str, Any]) -> str:
+    ran = document["ran_on"]
+    missed = [name.replace("_", " ") for name, met in document["met"].items() if not met]
+    lines = [
+        "# Predicted and measured training seconds by card",
+        "",
+        (
+            "Measured: prime-rl's benchmark table of 2026-02-01 (each row's link). Predicted:"
+            f" {ran.get('date')}, commit {ran.get('commit')}. Seconds of one micro-batch."
+        ),
+        "",
+        (
+            "| rows | count | median error | within 25 % | worst | inside the interval | order of"
+            " settings | order of cards |"
+        ),
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for name, figures in document["figures"].items():
+        lines.append(_figures_line(name, figures))
+    lines += [
+        "",
+        f"Bars missed: {', '.join(missed) or 'none'}.",
+        "",
+        (
+            "| row | card | model | tuning | tokens | attention | held back | predicted |"
+            " measured | ratio |"
+        ),
+        "|---|---|---|---|---|---|---|---|---|---|",
+    ]
+    for line in document["rows"]:
+        lines.append(readable_line(line))
+    return "\n".join(lines) + "\n"
+
+
+def _figures_line(name: str, figures: Mapping[str, Any]) -> str:
+    if not figures["rows"]:
+        return f"| {name} | 0 | | | | | | |"
+    settings = figures["order"]
+    cards = figures["cards"]
+    return (
+        f"| {name} | {figures['rows']} | {figures['median']:.1%} |"
+        f" {figures['within_25_percent']:.0%} | {figures['worst']:.1%} | {figures['inside']:.0%} |"
+        f" {settings['right']} of {settings['pairs']} | {cards['right']} of {cards['pairs']} |"
+    )
+
+
+def readable_line(line: Row) -> str:
+    model = line["model"].rpartition("/")[2]
+    place = "yes" if line["held_back"] else "no"
+    head = (
+        f"| [{line['id']}]({line['url']}) | {line['gpus']} {line['gpu']} | {model} |"
+        f" {line['tuning']}, {line['recomputation']} | {line['seq_len']} | {line['attention']} |"
+        f" {place} |"
+    )
+    if "ratio" not in line:
+        return f"{head} {line['error']} | | |"
+    interval = f"{line['low']:.2f} to {line['high']:.2f}"
+    return (
+        f"{head} {line['predicted']:.2f} ({interval}) | {line['measured']:.2f} | {line['ratio']} |"
+    )
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=Path, default=ROWS)
+    parser.add_argument("--out", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
