@@ -83,7 +83,8 @@ def write_table() -> None:
         "a prompt, 512 tokens of prompt and 1,024 of completion, global batch 64, LoRA of rank 16.",
         "A cell has the peak per GPU if the default configuration surely fits, else the cheapest",
         "change that makes it fit without an effect on what is learned. `not found`: no such",
-        "change that a shipped step model covers. Empty: no step model is shipped. `make atlas` writes this page, and maps of twelve pairs.",
+        "change that a shipped step model covers. Empty: no step model is shipped. `make atlas`",
+        "writes this page, and maps of twelve pairs.",
     ]
     for tuning in TUNINGS:
         lines += ["", f"## {tuning}", ""]

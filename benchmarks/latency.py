@@ -118,13 +118,21 @@ def measured(case: Case, python: str) -> dict[str, object]:
     }
 
 
+def _rows_of_other_cases(names: Sequence[str]) -> list[dict[str, object]]:
+    """Return what an earlier call measured."""
+    if not RESULTS.exists():
+        return []
+    rows: list[dict[str, object]] = json.loads(RESULTS.read_text())["rows"]
+    return [row for row in rows if row["case"] not in names]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="an environment without torch")
     parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)))
     options = parser.parse_args()
     load, _, _ = os.getloadavg()
-    rows = []
+    rows = _rows_of_other_cases([CASES[number].name for number in options.cases])
     for number in options.cases:
         case = CASES[number]
         python = sys.executable if case.needs_framework else options.python
