@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import datetime
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.api import PredictAnswer, predict_flags
@@ -35,7 +36,7 @@ MODELS = (
     "Llama-3.1-8B",
 )
 HARDWARE = ("RTX4090", "A100-40G", "A100-80G", "H100", "2xA100-80G", "4xH100")
-TUNINGS = {
+TUNINGS: Mapping[str, Mapping[str, object]] = {
     "LoRA": {"tuning": "lora"},
     "QLoRA": {"tuning": "lora", "set": ("load_in_4bit=true",)},
     "full": {"tuning": "full"},
@@ -58,7 +59,7 @@ PAIRS = (
 
 def cell(model: str, gpus: str, tuning: str) -> str:
     """Return the text of one cell of the table."""
-    options = {"model": model, "gpus": gpus, **TUNINGS[tuning]}
+    options: dict[str, object] = {"model": model, "gpus": gpus, **TUNINGS[tuning]}
     try:
         answer = predict_flags(flags_of(options))
     except AutotuneError:

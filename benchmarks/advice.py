@@ -57,9 +57,10 @@ def drawn_request(draw: random.Random) -> tuple[ParsedRequest, Candidate, Mappin
     label = {"model": draw.choice(MODELS), "gpus": draw.choice(GPUS), **flags}
     request = read_sources(flags_of(label), mode="predict").parse(limit_prompts=True)
     base = candidate_of_job(request)
-    tokens = base.settings[BATCH] * base.settings[STEPS]  # type: ignore[operator]
-    size = draw.choice([size for size in (1, 2, 4, 8, 16, 32) if tokens % size == 0])
-    knobs: dict[str, Any] = {**base.knobs, BATCH: size, STEPS: tokens // size}
+    rows, steps = base.settings[BATCH], base.settings[STEPS]
+    assert isinstance(rows, int) and isinstance(steps, int)
+    size = draw.choice([size for size in (1, 2, 4, 8, 16, 32) if rows * steps % size == 0])
+    knobs: dict[str, Any] = {**base.knobs, BATCH: size, STEPS: rows * steps // size}
     knobs["gradient_checkpointing"] = draw.random() < 0.5
     for name in ("max_completion_length", "max_length"):
         if name in knobs:
