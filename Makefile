@@ -65,6 +65,9 @@ help:
 	@echo "make bench-intervals  200 probes of the demo's model and their confirmations: do the intervals overlap? (ten minutes on a quiet machine)"
 	@echo "make bench-screening  how long predicting every candidate of a large space takes"
 	@echo "make bench-step-models  predictions from step models, compared with a trace of each candidate"
+	@echo "make bench-advice  advice against an exhaustive evaluation of every neutral change"
+	@echo "make atlas         the table of what fits where, and maps of twelve pairs"
+	@echo "make bench-latency  seconds to an answer, process start included (--python: an environment without torch)"
 	@echo "make step-models   the step models that the package ships, surveyed again (MODELS='Qwen2.5-7B' for some)"
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
@@ -153,6 +156,16 @@ bench-screening: $(READY)
 
 bench-step-models: $(READY)
 	$(BIN)/python benchmarks/step_models.py
+
+.PHONY: bench-latency bench-advice atlas
+bench-latency: $(READY)
+	$(BIN)/python benchmarks/latency.py
+
+bench-advice: $(READY)
+	$(BIN)/python benchmarks/advice.py
+
+atlas: $(READY)
+	$(BIN)/python .ci/make_atlas.py
 
 bench-search: $(READY)
 	$(BIN)/python benchmarks/search.py

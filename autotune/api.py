@@ -20,7 +20,14 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from autotune.core.answer import Forecast, Recommendation, WayToFit
 from autotune.core.errors import BadInput, IllegalConfiguration, StorageLost
-from autotune.core.events import CandidatePredicted, JobStarted, Listener, Note, ignore_events
+from autotune.core.events import (
+    CandidatePredicted,
+    JobStarted,
+    Listener,
+    Note,
+    ShippedPredicted,
+    ignore_events,
+)
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
@@ -36,6 +43,8 @@ from autotune.request.flags import (
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis
+    from autotune.estimate.unknown_facts import FactVariant
+    from autotune.prediction.service import PredictionService
     from autotune.request.job_builder import ParsedRequest
     from autotune.request.request_parser import RequestSources
 
@@ -328,9 +337,16 @@ def predict(
     return predict_flags(flags_of(options), listener=listener)
 
 
-def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> PredictAnswer:
-    """Predict one configuration for parsed flags."""
-    from autotune.estimate.unknown_facts import FactVariant, agreed, worst
+def predict_flags(
+    flags: Flags,
+    *,
+    quick: bool = False,
+    listener: Listener = ignore_events,
+) -> PredictAnswer:
+    """Predict one configuration for parsed flags. `quick`: with a step model of the package where
+    it has one, also for other releases than those of the training environment.
+    """
+    from autotune.estimate.unknown_facts import agreed, worst
     from autotune.prediction.service import open_prediction_service
     from autotune.report.answer_document import prediction_document
     from autotune.request.explanation import origins
@@ -341,17 +357,15 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
     # 1. One prediction for each combination of unknown values.
     possible, notes = _legal_variants(read_sources(flags, mode="predict"))
     first = possible[0].request
-    with contextlib.closing(open_prediction_service(first.job, first.trainer)) as service:
-        variants = []
-        for variant in possible:
-            prediction = service.of(variant.request.job).predict(variant.candidate)
-            variants.append(
-                FactVariant(
-                    facts=variant.facts,
-                    candidate=variant.candidate,
-                    prediction=prediction,
-                )
-            )
+    service = open_prediction_service(first.job, first.trainer)
+    shipped_service = _service_of_package(possible, service)
+    if shipped_service is not None and quick:
+        service = shipped_service
+    elif shipped_service is not None:
+        shipped = shipped_service.predict(possible[0].candidate)
+        listener(ShippedPredicted(prediction=shipped))
+    with contextlib.closing(service):
+        variants = _predicted_variants(possible, service)
 
         # 2. The worst combination represents the request.
         prediction = agreed(variants)
@@ -387,6 +401,38 @@ def predict_flags(flags: Flags, *, listener: Listener = ignore_events) -> Predic
         ways=ways,
         document=document,
     )
+
+
+def _service_of_package(
+    possible: Sequence[_LegalVariant], service: PredictionService
+) -> PredictionService | None:
+    """Return a service that answers with the package's step models alone, if the environment has
+    other releases and can trace their step; None for a request with unknown values.
+    """
+    from autotune.prediction.service import open_prediction_service
+
+    if len(possible) > 1 or not service.is_shipped_elsewhere(possible[0].candidate):
+        return None
+    request = possible[0].request
+    return open_prediction_service(request.job, request.trainer, traces=False)
+
+
+def _predicted_variants(
+    possible: Sequence[_LegalVariant], service: PredictionService
+) -> list[FactVariant]:
+    from autotune.estimate.unknown_facts import FactVariant
+
+    variants = []
+    for variant in possible:
+        prediction = service.of(variant.request.job).predict(variant.candidate)
+        variants.append(
+            FactVariant(
+                facts=variant.facts,
+                candidate=variant.candidate,
+                prediction=prediction,
+            )
+        )
+    return variants
 
 
 @dataclass(frozen=True, kw_only=True)

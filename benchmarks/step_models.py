@@ -3,8 +3,8 @@
     make bench-step-models
 
 Points are drawn at random in each family: micro-batch, prompt and completion. No GPU, no weights,
-no network. A row is printed as it is made, and results/step_models.json is written at the end, with
-the exceptions to the bars in `BARS`.
+no network. A row is printed and written to results/step_models.json as it is made, and a call goes
+on where the last one ended; the file has the exceptions to the bars in `BARS`.
 """
 
 from __future__ import annotations
@@ -37,14 +37,34 @@ BARS = {"allocated": 0.0005, "device": 0.003, "speed": 0.02}
 
 Family = tuple[str, str, Mapping[str, str], Mapping[str, KnobValue]]
 
+LORA, FULL = {"tuning": "lora"}, {"tuning": "full"}
+SFT, DPO = {"method": "sft"}, {"method": "dpo"}
+VLLM, KEPT = {"use_vllm": True}, {"gradient_checkpointing": False}
+ZERO2, ZERO3 = {"sharding": "zero2"}, {"sharding": "zero3"}
+
 FAMILIES: Sequence[Family] = (
-    ("Qwen2.5-1.5B", "A100-40G", {"tuning": "lora"}, {"use_vllm": True}),
-    ("Qwen2.5-7B", "2xA100-40G", {"tuning": "lora"}, {}),
-    ("Qwen2.5-7B", "2xA100-40G", {"tuning": "lora"}, {"sharding": "zero3"}),
-    ("Qwen3-0.6B", "A100-40G", {"tuning": "lora"}, {"gradient_checkpointing": False}),
-    ("Llama-3.1-8B", "2xA100-80G", {"tuning": "lora"}, {"gradient_checkpointing": False}),
-    ("Qwen2.5-0.5B", "A100-40G", {"tuning": "full"}, {}),
-    ("Qwen2.5-1.5B", "A100-40G", {"tuning": "lora", "method": "sft"}, {}),
+    ("Qwen2.5-0.5B", "A100-40G", LORA, {}),
+    ("Qwen2.5-0.5B", "A100-40G", LORA, VLLM),
+    ("Qwen2.5-0.5B", "2xH100", LORA, ZERO3),
+    ("Qwen2.5-0.5B", "2xA100-40G", LORA, ZERO2),
+    ("Qwen2.5-0.5B", "A100-40G", FULL, {}),
+    ("Qwen2.5-0.5B", "2xA100-40G", FULL, ZERO2),
+    ("Qwen2.5-0.5B", "4xA100-40G", FULL, {**ZERO3, **VLLM}),
+    ("Qwen2.5-0.5B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-0.5B", "A100-40G", {**LORA, **DPO}, KEPT),
+    ("Qwen2.5-0.5B", "A100-40G", LORA, {"load_in_4bit": True}),
+    ("Llama-3.2-1B", "A100-40G", LORA, {}),
+    ("Llama-3.2-1B", "H100", LORA, {**VLLM, **KEPT}),
+    ("Llama-3.2-1B", "2xA100-40G", FULL, VLLM),
+    ("Llama-3.2-1B", "2xH100", LORA, ZERO3),
+    ("Qwen3-0.6B", "A100-40G", LORA, KEPT),
+    ("Qwen3-0.6B", "2xH100", LORA, VLLM),
+    ("Qwen2.5-1.5B", "A100-40G", LORA, VLLM),
+    ("Qwen2.5-1.5B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-7B", "2xA100-40G", LORA, {}),
+    ("Qwen2.5-7B", "2xA100-40G", LORA, ZERO3),
+    ("Llama-3.1-8B", "2xA100-80G", LORA, KEPT),
+    ("Llama-3.1-8B", "4xH100", FULL, {**ZERO3, **VLLM}),
 )
 
 
@@ -103,9 +123,21 @@ def is_exception(row: Mapping[str, Any]) -> bool:
     return modelled != traced or any(abs(row[name]) > bar for name, bar in BARS.items())
 
 
-def rows_of(family: Family, points: int, draw: random.Random) -> Iterator[dict[str, Any]]:
-    """Yield a row for each point of a family."""
+def label_of(family: Family) -> dict[str, Any]:
     model, gpus, flags, change = family
+    return {"model": model, "gpus": gpus, **flags, **change}
+
+
+def rows_of(
+    family: Family,
+    points: int,
+    earlier: Sequence[Mapping[str, Any]],
+) -> Iterator[dict[str, Any]]:
+    """Yield a row for each point of a family that is not among the earlier rows."""
+    model, gpus, flags, change = family
+    label = label_of(family)
+    compared_before = [row["knobs"] for row in earlier if row["family"] == label]
+    draw = random.Random(f"{SEED} {label}")
     sources = read_sources(flags_of({"model": model, "gpus": gpus, **flags}), mode="predict")
     request = sources.parse(limit_prompts=True)
     job, trainer = request.job, request.trainer
@@ -118,41 +150,54 @@ def rows_of(family: Family, points: int, draw: random.Random) -> Iterator[dict[s
     modelling = open_prediction_service(job, trainer)
     with contextlib.closing(tracing), contextlib.closing(modelling):
         for candidate in drawn_points(request, change, points, draw):
+            if dict(candidate.knobs) in compared_before:
+                continue
             began = time.process_time()
             modelled = modelling.predict(candidate)
             seconds = time.process_time() - began
             row = compared(candidate, modelled, tracing.predict(candidate))
-            label = {"model": model, "gpus": gpus, **flags, **change}
             yield {"family": label, **row, "cpu_seconds": round(seconds, 3)}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=6, help="of each family")
-    parser.add_argument("--families", type=int, nargs="*", default=range(len(FAMILIES)))
-    parser.add_argument("--seed", type=int, default=SEED)
-    options = parser.parse_args()
-    draw = random.Random(options.seed)
-    rows: list[dict[str, Any]] = []
-    for number in options.families:
-        for row in rows_of(FAMILIES[number], options.points, draw):
-            rows.append(row)
-            mark = "EXCEPTION" if is_exception(row) else "equal"
-            print(f"{mark}: {json.dumps(row)}", flush=True)
+def earlier_rows() -> list[dict[str, Any]]:
+    """Return the rows of the result file that this code's families still contain."""
+    if not RESULTS.exists():
+        return []
+    labels = [label_of(family) for family in FAMILIES]
+    rows = json.loads(RESULTS.read_text())["rows"]
+    return [row for row in rows if row["family"] in labels]
 
+
+def write_document(rows: Sequence[Mapping[str, Any]]) -> None:
     exceptions = [row for row in rows if is_exception(row)]
     largest = {name: max(abs(row[name]) for row in rows) for name in BARS}
     document = {
         "bars": BARS,
-        "seed": options.seed,
+        "seed": SEED,
         "points": len(rows),
+        "families": len({json.dumps(row["family"]) for row in rows}),
         "largest": largest,
         "exceptions": exceptions,
         "rows": rows,
         "machine": machine.facts(rows[0]["versions"]),
     }
     write_atomically(RESULTS, f"{json.dumps(document, indent=1)}\n".encode())
-    print(f"{len(rows)} points, {len(exceptions)} exceptions, largest differences {largest}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--points", type=int, default=6, help="of each family")
+    parser.add_argument("--families", type=int, nargs="*", default=range(len(FAMILIES)))
+    parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
+    options = parser.parse_args()
+    rows = [] if options.fresh else earlier_rows()
+    for number in options.families:
+        for row in rows_of(FAMILIES[number], options.points, list(rows)):
+            rows.append(row)
+            mark = "EXCEPTION" if is_exception(row) else "equal"
+            print(f"{mark}: {json.dumps(row)}", flush=True)
+            write_document(rows)
+    print(f"{len(rows)} points, {sum(map(is_exception, rows))} exceptions")
 
 
 if __name__ == "__main__":

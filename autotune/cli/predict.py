@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
     from autotune.api import PredictAnswer
     from autotune.core.events import Event, JobStarted
+    from autotune.core.prediction import Prediction
 
 EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
 """Whether the configuration fits -> exit code."""
@@ -37,6 +38,14 @@ EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
     "--check",
     is_flag=True,
     help="Run the configuration on emulated GPUs too, and show both (needs a CUDA build of torch).",
+)
+@click.option(
+    "--quick",
+    is_flag=True,
+    help=(
+        "Answer at once with a step model of the package, also for other releases than those"
+        " installed, instead of tracing their step."
+    ),
 )
 @click.option(
     "--explain",
@@ -57,6 +66,7 @@ EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
 def command(
     as_json: bool,
     check: bool,
+    quick: bool,
     explain: bool,
     map_file: str | None,
     **flags: Any,
@@ -91,7 +101,7 @@ def command(
     output = console(to_stderr=as_json)
     with interruptible(), Waiting("tracing the training step") as waiting:
         display = _PredictionDisplay(output, waiting)
-        answer = predict_flags(request, listener=display)
+        answer = predict_flags(request, quick=quick, listener=display)
     display.show_rest(answer)
     document = dict(answer.document)
     if explain:
@@ -137,16 +147,24 @@ class _PredictionDisplay:
         self._output = output
         self._waiting = waiting
         self._started: JobStarted | None = None
+        self._shipped: Prediction | None = None
 
     def __call__(self, event: Event) -> None:
-        from autotune.core.events import CandidatePredicted, JobStarted
-        from autotune.report.prediction_text import show_verdict
+        from autotune.core.events import CandidatePredicted, JobStarted, ShippedPredicted
+        from autotune.report.prediction_text import show_difference, show_shipped, show_verdict
 
         if isinstance(event, JobStarted):
             self._started = event
+        elif isinstance(event, ShippedPredicted):
+            self._shipped = event.prediction
+            self._waiting.stop()
+            show_shipped(self._output, event.prediction)
+            self._waiting.show("tracing the step of the installed releases")
         elif isinstance(event, CandidatePredicted):
             self._waiting.stop()
             show_verdict(self._output, event.prediction)
+            if self._shipped is not None:
+                show_difference(self._output, event.prediction, self._shipped)
             if not event.prediction.fits:
                 self._waiting.show("predicting changes that make it fit")
 

@@ -72,6 +72,15 @@ class CandidatePredicted:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ShippedPredicted:
+    """Prediction by a step model of the package, of other releases than the environment's, whose
+    own step is traced next.
+    """
+
+    prediction: Prediction
+
+
+@dataclass(frozen=True, kw_only=True)
 class Predicting:
     """Prediction of one variant of the request begins."""
 
@@ -93,6 +102,7 @@ Event: TypeAlias = (
     | ProbeEnded
     | BestChanged
     | CandidatePredicted
+    | ShippedPredicted
     | Predicting
     | Note
 )

@@ -131,10 +131,14 @@ class Pool:
 
     def take_in_neighbours(self, block: AllocatorBlock) -> None:
         """Merge free neighbours into the block."""
-        for neighbour in (block.before, block.after):
-            if neighbour is not None and neighbour.state == FREE:
-                self.remove(neighbour)
-                _join(block, neighbour, self)
+        before = block.before
+        if before is not None and before.state == FREE:
+            self.remove(before)
+            _join(block, before, self)
+        after = block.after
+        if after is not None and after.state == FREE:
+            self.remove(after)
+            _join(block, after, self)
 
     def whole_pages(self, size: int) -> int:
         """Return the size rounded up to pages of an expandable segment."""
@@ -176,8 +180,9 @@ class CachingAllocator:
 
     def malloc(self, number: int, size: int) -> None:
         """Allocate `size` bytes under this number, after the blocks that return before it."""
-        for returned in self._due.get(number, ()):
-            self._finish_free(returned)
+        if number in self._due:
+            for returned in self._due[number]:
+                self._finish_free(returned)
         if size == 0:
             return  # torch hands out no block for an empty tensor
         rounded = -(-size // MIN_BLOCK) * MIN_BLOCK
@@ -187,7 +192,7 @@ class CachingAllocator:
         large, small = self._pools[stream]
         pool = small if rounded <= SMALL_REQUEST else large
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
-        if self._splits(block, rounded):
+        if block.size != rounded and self._splits(block, rounded):
             pool.add(_cut(block, rounded))
         block.state = IN_USE
         self._in_use[number] = (block, size)
@@ -246,9 +251,8 @@ class CachingAllocator:
                     break
                 place += 1
         block = free[place][2]
-        if size < self._max_split <= block.size:
-            return None
-        if size >= self._max_split and block.size >= size + LARGE_SEGMENT:
+        is_too_large = size < self._max_split or block.size >= size + LARGE_SEGMENT
+        if block.size >= self._max_split and is_too_large:
             return None
         del free[place]
         return block

@@ -497,5 +497,7 @@ def _note(
     if allocator.allocated > peak[PEAK_ALLOCATED]:
         peak[PEAK_ALLOCATED] = allocator.allocated
         peak[AT_EVENT] = event
-    peak[PEAK_REQUESTED] = max(peak[PEAK_REQUESTED], allocator.requested)
-    peak[PEAK_RESERVED] = max(peak[PEAK_RESERVED], allocator.reserved)
+    if allocator.requested > peak[PEAK_REQUESTED]:
+        peak[PEAK_REQUESTED] = allocator.requested
+    if allocator.reserved > peak[PEAK_RESERVED]:
+        peak[PEAK_RESERVED] = allocator.reserved

@@ -14,8 +14,10 @@ from autotune.prediction.tracer import Tracer, TracerPool
 from autotune.probe.spawn import DECIDING_PACKAGES, ENGINE_PACKAGES
 
 
-def open_step_models(task: Task, trainer: Trainer) -> StepModels:
-    """Return the step models of this trainer in the job's training environment."""
+def open_step_models(task: Task, trainer: Trainer, *, traces: bool = True) -> StepModels:
+    """Return the step models of this trainer in the job's training environment. `traces`: False if
+    nothing is to be traced there.
+    """
     supported = SUPPORTED.get(trainer.name, ())
     packages = list(dict.fromkeys([*supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]))
 
@@ -35,7 +37,11 @@ def open_step_models(task: Task, trainer: Trainer) -> StepModels:
         environment.refuse_missing(task.workload.python, needs, trainer.requires, "Predicting")
 
     return StepModels(
-        installed_versions, trainer.trace_adapter, needs=needs, refuse_missing=refuse_missing
+        installed_versions,
+        trainer.trace_adapter,
+        needs=needs,
+        refuse_missing=refuse_missing,
+        traces=traces,
     )
 
 

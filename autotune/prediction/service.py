@@ -185,6 +185,12 @@ class PredictionService:
             return request
         return {**request, "capability": capability}
 
+    def is_shipped_elsewhere(self, candidate: Candidate) -> bool:
+        """Return True if the package's step model answers, but for other releases than those of the
+        training environment.
+        """
+        return self._surveys.is_shipped_elsewhere(self.request(candidate))
+
     @property
     def families(self) -> int:
         """Number of families predicted from shared traces."""
@@ -480,14 +486,18 @@ class PredictionService:
         return repetition_of(self._task.workload.model.config)
 
 
-def open_prediction_service(job: Job, trainer: Trainer) -> PredictionService:
-    """Return the service for one job, with the trace cache of this machine."""
+def open_prediction_service(
+    job: Job, trainer: Trainer, *, traces: bool = True
+) -> PredictionService:
+    """Return the service for one job, with the trace cache of this machine. `traces`: False if
+    nothing is to be traced.
+    """
     return PredictionService(
         task=job.task,
         trainer=trainer,
         limit_bytes=job.memory_limit_bytes,
         tracer=open_tracers(job.task, trainer),
-        models=open_step_models(job.task, trainer),
+        models=open_step_models(job.task, trainer, traces=traces),
     )
 
 

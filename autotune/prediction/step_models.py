@@ -14,6 +14,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
+from autotune.core.errors import CannotPredict
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
@@ -53,10 +54,13 @@ class StepModels:
         shipped: Path = SHIPPED,
         needs: Sequence[str] = ("torch", "transformers"),
         refuse_missing: Callable[[], None] = lambda: None,
+        traces: bool = True,
     ) -> None:
         """`versions`: reads the installed packages, when it is first needed. `needs`: packages
         without which nothing can be traced. `refuse_missing`: raises an error that names them.
+        `traces`: False if nothing is to be traced, whatever is installed.
         """
+        self._traces = traces
         self._needs = tuple(needs)
         self._read_versions = versions
         self._refuse_missing = refuse_missing
@@ -100,7 +104,9 @@ class StepModels:
         return self._read(self._cache_file(request)) == NO_MODEL
 
     def require_tracing(self) -> None:
-        """Raise an error unless the environment has what a trace needs."""
+        """Raise an error unless the environment has what a trace needs, and may trace."""
+        if not self._traces:
+            raise CannotPredict("the package has no step model of this configuration")
         if not self.can_trace:
             self._refuse_missing()
 
@@ -108,7 +114,18 @@ class StepModels:
     def can_trace(self) -> bool:
         """Return True if the environment has what a trace needs."""
         missing = set(self._needs).difference(self._versions)
-        return not missing
+        return self._traces and not missing
+
+    def is_shipped_elsewhere(self, request: Request, points: Sequence[Point]) -> bool:
+        """Return True if the package has the model for these points, but traced with other releases
+        than those of the environment, which can trace its own.
+        """
+        surveyed = self._shipped_model(request)
+        if surveyed is None or not covered(surveyed.points, points) or not self.can_trace:
+            return False
+        if self._cached(request) is not None:
+            return False
+        return _deciding_releases(surveyed.versions) != _deciding_releases(self._versions)
 
     # Stores.
 
@@ -122,8 +139,7 @@ class StepModels:
 
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
-        pack = self._read(self._shipped / pack_name(request, self._adapter))
-        surveyed = _read_shipped(pack, shipped_name(request, self._adapter))
+        surveyed = self._shipped_model(request)
         if surveyed is None:
             return None
         if not self.can_trace:
@@ -131,6 +147,10 @@ class StepModels:
         if _deciding_releases(surveyed.versions) != _deciding_releases(self._versions):
             return None
         return surveyed
+
+    def _shipped_model(self, request: Request) -> SurveyedModel | None:
+        pack = self._read(self._shipped / pack_name(request, self._adapter))
+        return _read_shipped(pack, shipped_name(request, self._adapter))
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Note the releases of the environment in which the step may be another one."""
@@ -141,10 +161,7 @@ class StepModels:
                 releases.append(f"{name} {version}")
         if not releases:
             return surveyed
-        note = (
-            f"the training environment has {' and '.join(releases)}, and lacks what a trace of its"
-            " own step needs"
-        )
+        note = f"the training environment has {' and '.join(releases)}, whose step was not traced"
         trace = surveyed.model.trace
         return _with_trace(surveyed, replace(trace, notes=(*trace.notes, note)))
 

@@ -100,6 +100,11 @@ class Surveys:
             pass
         return None
 
+    def is_shipped_elsewhere(self, request: Request) -> bool:
+        """Return True if only the package has the model, traced with other releases."""
+        stored = self._stored
+        return stored is not None and stored.is_shipped_elsewhere(request, [point_of(request)])
+
     def model_over(
         self,
         key: str,

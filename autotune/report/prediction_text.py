@@ -11,6 +11,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
 from autotune.core.space import Candidate, KnobValue, setting_text
+from autotune.core.units import format_bytes
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.job_text import describe_job, print_line, show_notes
 from autotune.report.memory_bars import show_memory
@@ -37,6 +38,31 @@ def show_verdict(console: Console, prediction: Prediction) -> None:
     if shorter is not None:
         verdict = FITS_IN_WORDS[prediction.fits_at_lengths]
         print_line(console, f"At the lengths given: {verdict}, {size_text(shorter)}.")
+
+
+def show_shipped(console: Console, prediction: Prediction) -> None:
+    """Print the verdict for the releases that the package's step models were traced with."""
+    print_line(
+        console, f"For {_traced_releases(prediction)}, whose step model comes with the package:"
+    )
+    print_line(console, f"  {verdict_text(prediction)}")
+
+
+def show_difference(
+    console: Console,
+    prediction: Prediction,
+    shipped: Prediction,
+) -> None:
+    """Print how far the prediction for the installed releases is from that of the package."""
+    peak = prediction.peak_memory_bytes.value
+    difference = peak - shipped.peak_memory_bytes.value
+    more = "less" if difference < 0 else "more"
+    verdict = "the same verdict" if prediction.fits == shipped.fits else "another verdict"
+    print_line(
+        console,
+        f"  traced with the installed releases: {format_bytes(abs(difference))} {more}"
+        f" ({abs(difference) / peak:.1%}), {verdict}",
+    )
 
 
 def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
@@ -165,13 +191,18 @@ def show_basis(
 
 
 def _traced_text(prediction: Prediction) -> str:
-    versions = []
+    releases = _traced_releases(prediction)
+    if prediction.basis == "generic":
+        return f"a plain Hugging Face step replaces the framework's own ({releases})"
+    return f"traced from the training step of {releases}"
+
+
+def _traced_releases(prediction: Prediction) -> str:
+    releases = []
     for name in TRACED_PACKAGES:
         if name in prediction.versions:
-            versions.append(f"{name} {prediction.versions[name]}")
-    if prediction.basis == "generic":
-        return f"a plain Hugging Face step replaces the framework's own ({' '.join(versions)})"
-    return f"traced from the training step of {' '.join(versions)}"
+            releases.append(f"{name} {prediction.versions[name]}")
+    return " ".join(releases)
 
 
 def precision_text(candidate: Candidate, prediction: Prediction) -> str:

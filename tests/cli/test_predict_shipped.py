@@ -41,3 +41,36 @@ def test_another_family_names_what_is_missing(bare: str, tmp_path: Path) -> None
     )
     assert done.code == 4
     assert "has no torch" in done.err and "-m pip install" in done.err
+
+
+@pytest.fixture(name="older")
+def older_interpreter(tmp_path: Path) -> str:
+    """An interpreter that lists other releases, none of which can be imported."""
+    folder = tmp_path / "environment"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(folder)], check=True)
+    (packages,) = folder.glob("lib/python*/site-packages")
+    for name, version in {"torch": "2.9.0", "transformers": "5.1.0", "trl": "1.8.0"}.items():
+        metadata = packages / f"{name}-{version}.dist-info"
+        metadata.mkdir()
+        (metadata / "METADATA").write_text(f"Name: {name}\nVersion: {version}\n")
+    return str(folder / "bin" / "python")
+
+
+QUESTION = ("predict", "--model", "Qwen2.5-7B", "--gpus", "2xA100-40G", "--python")
+
+
+def test_other_releases_are_answered_quickly_and_named(older: str, tmp_path: Path) -> None:
+    done = autotune(*QUESTION, older, "--quick", cwd=tmp_path)
+    assert done.code == 0, done.err
+    assert done.out.startswith("fits: ")
+    assert "has trl 1.8.0 and transformers 5.1.0 and torch 2.9.0" in done.out
+    assert "trl 1.16.0" in done.out  # of the traced step
+
+
+def test_the_answer_for_the_package_comes_before_the_trace(older: str, tmp_path: Path) -> None:
+    """The trace fails here, as nothing can be imported: the first answer stands before it."""
+    done = autotune(*QUESTION, older, cwd=tmp_path)
+    assert done.code == 4
+    first, second, *_ = done.out.splitlines()
+    assert first.startswith("For trl 1.16.0") and first.endswith("comes with the package:")
+    assert second.startswith("  fits: ")

@@ -1,0 +1,208 @@
+"""Advice of `predict`, compared with an exhaustive evaluation of every neutral change.
+
+    make bench-advice
+
+Configurations are drawn at random from families whose step models are shipped, until enough do not
+fit. For each, every value of every neutral knob is predicted completely: all divisors of the batch,
+all listed choices, shares in steps of 0.05. The fastest that surely fits has to be among the
+advice, or one that prints the same speed; and the advice has to be the same in several runs.
+Nothing is measured, and no framework is needed. results/advice.json is written at the end.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import machine
+
+from autotune.core.answer import WayToFit
+from autotune.core.errors import AutotuneError
+from autotune.core.files import write_atomically
+from autotune.core.prediction import Prediction
+from autotune.core.space import Candidate, KnobValue
+from autotune.prediction.service import PredictionService, open_prediction_service
+from autotune.request.flags import flags_of
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import read_sources
+from autotune.search.advice import as_flags, ways_to_fit
+
+RESULTS = Path(__file__).resolve().parent / "results" / "advice.json"
+SEED = 7
+BATCH = "per_device_train_batch_size"
+STEPS = "gradient_accumulation_steps"
+SHARE = "vllm_gpu_memory_utilization"
+SAME_SPEED = 0.005  # ratios that print alike, at two digits
+
+Change = Mapping[str, KnobValue]
+
+MODELS = ("Qwen2.5-7B", "Llama-3.1-8B")
+GPUS = ("A100-40G", "2xA100-40G", "H100", "RTX4090")
+FLAGS: Sequence[Mapping[str, str]] = (
+    {"tuning": "lora"},
+    {"tuning": "lora", "method": "sft"},
+    {"tuning": "full"},
+)
+
+
+def drawn_request(draw: random.Random) -> tuple[ParsedRequest, Candidate, Mapping[str, Any]]:
+    """Return a request with a random configuration."""
+    flags = dict(draw.choice(FLAGS))
+    label = {"model": draw.choice(MODELS), "gpus": draw.choice(GPUS), **flags}
+    request = read_sources(flags_of(label), mode="predict").parse(limit_prompts=True)
+    base = candidate_of_job(request)
+    rows, steps = base.settings[BATCH], base.settings[STEPS]
+    assert isinstance(rows, int) and isinstance(steps, int)
+    size = draw.choice([size for size in (1, 2, 4, 8, 16, 32) if rows * steps % size == 0])
+    knobs: dict[str, Any] = {**base.knobs, BATCH: size, STEPS: rows * steps // size}
+    knobs["gradient_checkpointing"] = draw.random() < 0.5
+    for name in ("max_completion_length", "max_length"):
+        if name in knobs:
+            knobs[name] = draw.choice((1024, 2048, 4096))
+    if "use_vllm" in knobs:
+        knobs["use_vllm"] = draw.random() < 0.5
+        knobs[SHARE] = draw.choice((0.3, 0.5, 0.7))
+        knobs["vllm_enable_sleep_mode"] = draw.random() < 0.5
+    candidate = completed(request, knobs)
+    return request, candidate, {**label, **dict(candidate.knobs)}
+
+
+def completed(request: ParsedRequest, knobs: Mapping[str, KnobValue]) -> Candidate:
+    with_remedies = request.whole_space.with_remedies(dict(knobs))
+    return request.trainer.complete(with_remedies, request.job.task)
+
+
+def neutral_changes(request: ParsedRequest, candidate: Candidate) -> Iterator[Change]:
+    """Yield every change of one neutral thing."""
+    size, steps = candidate.settings[BATCH], candidate.settings[STEPS]
+    assert isinstance(size, int) and isinstance(steps, int)
+    for smaller in range(1, size):
+        if size * steps % smaller == 0:
+            yield {BATCH: smaller, STEPS: size * steps // smaller}
+    space = request.whole_space
+    for knob in (*space.knobs, *space.remedies):
+        is_batch = knob.name in (BATCH, STEPS, "steps_per_generation")
+        if is_batch or knob.effect_under(candidate.settings) == "learning":
+            continue
+        values: Sequence[KnobValue] = knob.choices
+        if knob.name == SHARE:
+            values = [percent / 100 for percent in range(5, 100, 5)]
+        for value in values:
+            if value is not None:
+                yield {knob.name: value}
+
+
+def exhaustive(
+    request: ParsedRequest,
+    candidate: Candidate,
+    before: Prediction,
+    service: PredictionService,
+) -> list[tuple[float, Change]]:
+    """Return the neutral changes that surely fit with their ratio of speeds, fastest first."""
+    fitting = []
+    for change in neutral_changes(request, candidate):
+        changed = completed(request, {**candidate.knobs, **change})
+        illegal = request.trainer.why_illegal(changed, request.job.task)
+        if changed == candidate or illegal is not None:
+            continue
+        with contextlib.suppress(AutotuneError):
+            prediction = service.predict(changed)
+            if prediction.fits:
+                fitting.append((_ratio(before, prediction), change))
+    return sorted(fitting, key=lambda found: -found[0])
+
+
+def _ratio(before: Prediction, after: Prediction) -> float:
+    if before.tokens_per_second is None or after.tokens_per_second is None:
+        return 0.0
+    return after.tokens_per_second.value / before.tokens_per_second.value
+
+
+def advice(request: ParsedRequest, candidate: Candidate) -> tuple[WayToFit, ...]:
+    """Return the advice of a service without earlier predictions."""
+    service = open_prediction_service(request.job, request.trainer, traces=False)
+    with contextlib.closing(service):
+        return ways_to_fit(request, candidate, service)
+
+
+def row_of(
+    request: ParsedRequest,
+    candidate: Candidate,
+    label: Mapping[str, Any],
+    repeats: int,
+) -> dict[str, Any] | None:
+    """Return one comparison; None if the configuration fits or no step model answers."""
+    service = open_prediction_service(request.job, request.trainer, traces=False)
+    with contextlib.closing(service):
+        try:
+            before = service.predict(candidate)
+        except AutotuneError:
+            return None
+        if before.fits:
+            return None
+        fitting = exhaustive(request, candidate, before, service)
+    began = time.process_time()
+    ways = advice(request, candidate)
+    seconds = time.process_time() - began
+    texts = {as_text(ways)}
+    for _ in range(repeats - 1):
+        texts.add(as_text(advice(request, candidate)))
+
+    neutral = [way for way in ways if not way.learning]
+    offered = max((way.speed_ratio or 0.0 for way in neutral), default=None)
+    best = fitting[0] if fitting else None
+    single = best is None or (offered is not None and offered >= best[0] - SAME_SPEED)
+    return {
+        "configuration": {name: value for name, value in label.items() if value is not None},
+        "best": None if best is None else {"speed": round(best[0], 3), "change": dict(best[1])},
+        "offered": [as_flags(way.change) for way in ways],
+        "best_is_offered": single,
+        "same_every_time": len(texts) == 1,
+        "cpu_seconds": round(seconds, 2),
+    }
+
+
+def as_text(ways: Sequence[WayToFit]) -> str:
+    return "\n".join(f"{as_flags(way.change)} {way.speed_ratio} {way.prediction}" for way in ways)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--configurations", type=int, default=60)
+    parser.add_argument("--repeats", type=int, default=10, help="of the first six; then two")
+    options = parser.parse_args()
+    draw = random.Random(SEED)
+    rows: list[dict[str, Any]] = []
+    while len(rows) < options.configurations:
+        try:
+            drawn = drawn_request(draw)
+        except AutotuneError:  # refused by the framework
+            continue
+        row = row_of(*drawn, options.repeats if len(rows) < 6 else 2)
+        if row is not None:
+            rows.append(row)
+            print(json.dumps(row), flush=True)
+    missed = [row for row in rows if not row["best_is_offered"]]
+    varying = [row for row in rows if not row["same_every_time"]]
+    document = {
+        "seed": SEED,
+        "configurations": len(rows),
+        "with_a_neutral_change": sum(row["best"] is not None for row in rows),
+        "missed": missed,
+        "varying": varying,
+        "largest_cpu_seconds": max(row["cpu_seconds"] for row in rows),
+        "rows": rows,
+        "machine": machine.facts({}),
+    }
+    write_atomically(RESULTS, f"{json.dumps(document, indent=1)}\n".encode())
+    print(f"{len(rows)} configurations, {len(missed)} missed, {len(varying)} varying")
+
+
+if __name__ == "__main__":
+    main()
