@@ -67,9 +67,11 @@ HUB_PAGE = re.compile(
 )
 
 
-def find_model(text: str) -> Model:
+def find_model(text: str, *, is_of_script: bool = False) -> Model:
     """Find a model: local folder, hub cache (original config), catalogue, then the hub's
     config.json.
+
+    `is_of_script`: a name without a slash may be a folder of the script's author.
     """
     page = HUB_PAGE.fullmatch(text)
     if page is not None:
@@ -89,6 +91,10 @@ def find_model(text: str) -> Model:
         return assumed
 
     # 2. A name.
+    if is_of_script and "/" not in text and text.lower() not in short_names():
+        assumed = _assumed_model(text, [text])
+        if assumed is not None:
+            return assumed
     hub_id = _hub_id(text)
     model = (
         _cached_model(hub_id)

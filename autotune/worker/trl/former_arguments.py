@@ -151,6 +151,7 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
     from transformers import HfArgumentParser
     from trl import TrlParser
 
+    yield HfArgumentParser, "__init__", _resolving(HfArgumentParser.__init__)
     # Some releases of TRL have a copy of transformers' parser.
     for owner in {HfArgumentParser, *TrlParser.__mro__}:
         if "parse_args_into_dataclasses" in vars(owner):
@@ -165,6 +166,19 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
         return set_defaults(parser, **arguments)
 
     yield TrlParser, "set_defaults_with_config", set_present
+
+
+def _resolving(construct: ConfigMethod) -> ConfigMethod:
+    """Return a parser's constructor for which an option of two classes is one, and not an error:
+    releases give classes fields that the user's own classes had before.
+    """
+
+    @functools.wraps(construct)
+    def resolving(parser: Any, *args: Any, **options: Any) -> None:
+        options.setdefault("conflict_handler", "resolve")
+        construct(parser, *args, **options)
+
+    return resolving
 
 
 def _parsing(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:
