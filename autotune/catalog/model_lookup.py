@@ -137,7 +137,8 @@ def _no_folder(text: str, folder: Path) -> BadInput:
     return BadInput(
         f"There is no folder {text!r}.",
         way_out=(
-            "Give a folder with config.json, or a hub id or a name of `autotune show models`."
+            "Name with --model a folder with config.json, a hub id or a name of `autotune show"
+            " models`."
         ),
     )
 

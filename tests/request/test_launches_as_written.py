@@ -224,3 +224,24 @@ def test_the_numbers_of_gpus_that_divide_a_batch_are_a_way_out(tmp_path: Path) -
     )
     with pytest.raises(BadInput, match="--gpus 7xH100"):
         parse_request(Flags(config=str(file), gpus="8xH100", mode="predict"))
+
+
+def test_trl_launches_say_their_number_of_processes(tmp_path: Path) -> None:
+    text = (
+        "accelerate launch --num_processes=1 -m trl.scripts.grpo --model_name_or_path"
+        " Qwen/Qwen2.5-0.5B --per_device_train_batch_size 8 --num_generations 8\n"
+    )
+    request = predicted(tmp_path, text)
+    (line,) = [line for line in request.assumed if "although the script has 1" in line]
+    assert "all of them make 8 times as much" in line
+
+
+def test_an_authors_rank_without_use_peft_is_said_at_the_top(tmp_path: Path) -> None:
+    """TRL trains no adapter without use_peft; a script of the author's own may."""
+    file = tmp_path / "sft.yaml"
+    file.write_text(
+        "model_id: Qwen/Qwen2.5-0.5B\nlora_r: 16\nper_device_train_batch_size: 1\n"
+        "my_reward: 3\nmax_length: 512\n"
+    )
+    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
+    assert any("lora_r=16 is stated without use_peft" in line for line in request.assumed)

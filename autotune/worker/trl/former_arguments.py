@@ -151,12 +151,12 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
     from transformers import HfArgumentParser
     from trl import TrlParser
 
-    yield HfArgumentParser, "__init__", _resolving(HfArgumentParser.__init__)
     # Some releases of TRL have a copy of transformers' parser.
     for owner in {HfArgumentParser, *TrlParser.__mro__}:
         if "parse_args_into_dataclasses" in vars(owner):
             parse = _parsing(former, owner.parse_args_into_dataclasses)
             yield owner, "parse_args_into_dataclasses", parse
+            yield owner, "__init__", _resolving(owner.__init__)
     set_defaults = TrlParser.set_defaults_with_config
 
     @functools.wraps(set_defaults)
