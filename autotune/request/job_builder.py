@@ -632,9 +632,9 @@ def _refuse_illegal_file(
             way_out = f"Give the GPUs that it is made for, --gpus {gpus}, or change it with --set."
             fewer_gpus = gpus if gpus.count < task.hardware.count else None
         elif "divisible" in reason:
-            gpus = _gpus_that_divide(trainer, file_task)
-            if gpus is not None:
-                way_out = f"Give GPUs that divide it, --gpus {gpus}, or change it with --set."
+            dividing = _gpus_that_divide(trainer, file_task)
+            if dividing is not None:
+                way_out = f"Give GPUs that divide it, --gpus {dividing}, or change it with --set."
         raise IllegalFile(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out=way_out,
