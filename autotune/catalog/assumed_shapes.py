@@ -54,9 +54,9 @@ _DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})
 """Words of a catalogued name that say nothing about the shape."""
 
 
-def _kernel(words: list[str]) -> list[str]:
+def _kernel(name_parts: list[str]) -> list[str]:
     """Return the words of a name that say which shape it is: `llama-3-8b`."""
-    return [word for word in words if word not in _DECORATIONS]
+    return [word for word in name_parts if word not in _DECORATIONS]
 
 
 _OTHER_SHAPES = frozenset({"vl", "omni", "audio", "vision", "moe", "mini", "next", "distill"})
