@@ -14,12 +14,12 @@ import tempfile
 import urllib.error
 import urllib.parse
 import urllib.request
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune import catalog
-from autotune.catalog import KnownModel
+from autotune.catalog.assumed_shapes import assumed_model
+from autotune.catalog.config_checks import check_sizes
 from autotune.core.errors import BadInput, UnknownName, suggestion
 from autotune.core.files import read_loose_json, read_text, refuse_special_files
 from autotune.core.job import Model
@@ -27,38 +27,6 @@ from autotune.core.units import MIB
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MAX_CONFIG_BYTES = 16 * MIB
-REAL_CONFIG = "Give the config.json of a real model."
-
-# Field of a config.json -> largest value; the smallest is 1.
-LARGEST_SIZES = {
-    "num_hidden_layers": 2_000,
-    "n_layer": 2_000,
-    "hidden_size": 2**20,
-    "n_embd": 2**20,
-    "intermediate_size": 2**24,
-    "num_attention_heads": 2**14,
-    "n_head": 2**14,
-    "num_key_value_heads": 2**14,
-    "vocab_size": 2**28,
-    "decoder_sparse_step": 2_000,
-    "sliding_window_pattern": 2_000,
-    "full_attention_interval": 2_000,
-    "interleave_moe_layer_step": 2_000,
-    "depth": 2_000,
-    "num_heads": 2**14,
-    "patch_size": 2**14,
-    "image_size": 2**14,
-    "temporal_patch_size": 2**14,
-    "spatial_merge_size": 2**14,
-    "pooling_kernel_size": 2**14,
-    "max_position_embeddings": 2**30,
-}
-
-LARGEST_INTEGER = 2**63  # bound of all other integers
-LARGEST_FACTOR = 1e9  # bound of fields that other sizes are multiplied by
-
-# Fields of a config.json with one entry per layer.
-LISTS_PER_LAYER = ("layer_types", "mlp_layer_types", "indexer_types")
 
 # Address of a model's page, or of a file of its main revision.
 HUB_PAGE = re.compile(
@@ -67,9 +35,11 @@ HUB_PAGE = re.compile(
 )
 
 
-def find_model(text: str) -> Model:
+def find_model(text: str, *, is_of_script: bool = False) -> Model:
     """Find a model: local folder, hub cache (original config), catalogue, then the hub's
     config.json.
+
+    `is_of_script`: a name without a slash may be a folder of the script's author.
     """
     page = HUB_PAGE.fullmatch(text)
     if page is not None:
@@ -83,18 +53,22 @@ def find_model(text: str) -> Model:
     if folder.is_dir():
         return _local_model(text, folder)
     if text.startswith(("/", "./", "../", "~")) or text.count("/") > 1:
-        assumed = _assumed_model(text, folder.parts)
+        assumed = assumed_model(text, folder.parts)
         if assumed is None or "://" in text:
             raise _no_folder(text, folder)
         return assumed
 
     # 2. A name.
+    if is_of_script and "/" not in text and text.lower() not in short_names():
+        assumed = assumed_model(text, [text])
+        if assumed is not None:
+            return assumed
     hub_id = _hub_id(text)
     model = (
         _cached_model(hub_id)
         or _catalogued_model(hub_id)
         or _fetched_model(hub_id)
-        or _assumed_model(hub_id, [_short(hub_id)])
+        or assumed_model(hub_id, [_short(hub_id)])
     )
     if model is not None:
         return model
@@ -131,7 +105,8 @@ def _no_folder(text: str, folder: Path) -> BadInput:
     return BadInput(
         f"There is no folder {text!r}.",
         way_out=(
-            "Give a folder with config.json, or a hub id or a name of `autotune show models`."
+            "Name with --model a folder with config.json, a hub id or a name of `autotune show"
+            " models`."
         ),
     )
 
@@ -191,74 +166,6 @@ def _base_of_fetched_adapter(hub_id: str) -> Model | None:
         name=hub_id,
         origin=f"{model.origin}, base {base} of the adapter",
     )
-
-
-# Words of a name for weights that are stored otherwise than the original's: memory differs.
-_QUANTISED = re.compile(
-    r"gptq|awq|bnb|gguf|ggml|exl2|marlin|fp8|fp4|nf4|mxfp4|nvfp4|int[48]|[48]bit|w[48]a\d+",
-    re.IGNORECASE,
-)
-
-
-def _assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
-    """Return the shape of the catalogued model whose name these parts contain, the longest first:
-    `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B, and so has a folder that is not here.
-    """
-    name = _words("-".join(parts))
-    if any(_QUANTISED.fullmatch(word) for word in name):
-        return None
-    closest: KnownModel | None = None
-    best_rank = (1, 0, 0)
-    for model in catalog.models():
-        known_words = _words(_short(model.ids[0]))
-        kernel = _kernel(known_words)
-        if not _contains(name, kernel):
-            continue
-        shared_words = len(set(known_words) & set(name))
-        rank = (len(kernel), shared_words - len(known_words), shared_words)
-        if rank > best_rank:
-            best_rank, closest = rank, model
-    if closest is None:
-        return None
-    return Model(
-        name=full_name,
-        config=closest.config,
-        folder=None,
-        origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
-        is_assumed=True,
-    )
-
-
-def _words(name: str) -> list[str]:
-    """Return the words of a short name: `qwen2.5-7b-it` has three."""
-    return [word for word in re.split(r"[-_]+", name.lower()) if word]
-
-
-_DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})
-"""Words of a catalogued name that say nothing about the shape."""
-
-
-def _kernel(words: list[str]) -> list[str]:
-    """Return the words of a name that say which shape it is: `llama-3-8b`."""
-    return [word for word in words if word not in _DECORATIONS]
-
-
-_OTHER_SHAPES = frozenset({"vl", "omni", "audio", "vision", "moe", "mini", "next", "distill"})
-"""Words of a name that mean another shape than the same name without them."""
-
-
-def _contains(name_parts: list[str], part: list[str]) -> bool:
-    """Return True if the words contain the part, in its order. Words in between may say what a
-    model was trained for, such as `coder`, but not that its shape is another.
-    """
-    position = 0
-    between: set[str] = set()
-    for word in name_parts:
-        if position < len(part) and word == part[position]:
-            position += 1
-        elif 0 < position < len(part):
-            between.add(word)
-    return position == len(part) and not between & _OTHER_SHAPES
 
 
 def _base_of_adapter(folder: Path) -> str | None:
@@ -343,54 +250,8 @@ def _config(folder: Path) -> dict[str, object]:
     )
     if not isinstance(config, dict) or not isinstance(config.get("model_type"), str):
         raise BadInput(f"{path} names no model_type.", way_out="Give a transformers model folder.")
-    _check_sizes(config, path)
+    check_sizes(config, path)
     return config
-
-
-def _check_sizes(config: Mapping[str, object], path: Path) -> None:
-    """Refuse sizes that no model has, before anything counts up to them."""
-    for name, value in config.items():
-        if isinstance(value, dict):
-            _check_sizes(value, path)
-        elif name in LARGEST_SIZES and isinstance(value, int | float | str):
-            if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZES[name]:
-                raise BadInput(
-                    f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.",
-                    way_out=REAL_CONFIG,
-                )
-        elif name in ("dtype", "torch_dtype") and not isinstance(value, str | None):
-            raise BadInput(f"{path}: {name} is {value}, not a name.", way_out=REAL_CONFIG)
-        elif name == "weight_block_size" and not _is_block_size(value):
-            raise BadInput(
-                f"{path}: {name} is {value}, not two whole numbers from 1.", way_out=REAL_CONFIG
-            )
-        elif isinstance(value, float) and name.endswith("factor"):
-            if not abs(value) <= LARGEST_FACTOR:  # true for NaN
-                raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
-        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise BadInput(
-                f"{path}: {name} is an integer of more than 64 bits.",
-                way_out=REAL_CONFIG,
-            )
-    layers = config.get("num_hidden_layers")
-    for name in LISTS_PER_LAYER:
-        entries = config.get(name)
-        if not isinstance(entries, list) or not isinstance(layers, int):
-            continue
-        if len(entries) != layers:
-            raise BadInput(
-                f"{path}: {name} has {len(entries)} entries for {layers} layers.",
-                way_out=REAL_CONFIG,
-            )
-
-
-def _is_block_size(value: object) -> bool:
-    """Return True for the rows and columns of a quantised block, and for None: no blocks."""
-    if value is None:
-        return True
-    if not isinstance(value, list) or len(value) != 2:
-        return False
-    return all(isinstance(size, int) and size >= 1 for size in value)
 
 
 def _cached_folder(hub_id: str) -> Path | None:

@@ -1,7 +1,10 @@
-"""Ends of quotes and brackets in the text of a shell script, and words that braces stand for."""
+"""Ends of quotes and brackets in the text of a shell script, words that braces stand for, and texts
+without what a pattern matches.
+"""
 
 from __future__ import annotations
 
+import fnmatch
 import itertools
 import re
 from collections.abc import Sequence
@@ -98,3 +101,20 @@ def bracket_end(text: str, place: int) -> int:
                 return place + 1
         place += 1
     raise NotClosed(opening)
+
+
+def stripped(
+    text: str,
+    pattern: str,
+    *,
+    at_front: bool,
+    longest: bool,
+) -> str:
+    """Return the text without the part at one end that matches the pattern."""
+    lengths = range(len(text) + 1)
+    for length in reversed(lengths) if longest else lengths:
+        cut = length if at_front else len(text) - length
+        part, remainder = (text[:cut], text[cut:]) if at_front else (text[cut:], text[:cut])
+        if fnmatch.fnmatchcase(part, pattern):
+            return remainder
+    return text

@@ -10,30 +10,25 @@ Expansion has a budget: a script of few lines can double a variable until no mem
 from __future__ import annotations
 
 import ast
-import fnmatch
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from autotune.core.errors import BadInput
 from autotune.core.shell_arithmetic import whole_number
+from autotune.core.shell_budget import Budget
 from autotune.core.shell_quotes import (
     NotClosed,
     brace_expanded,
     bracket_end,
     double_quote_end,
     quote_end,
+    stripped,
 )
 from autotune.core.shell_unset import mark_of, names_in, plain, with_references
 
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-MAX_TEXT = 2**20  # characters of all expanded text
-MAX_EXPANDED_WORDS = 100_000
-MAX_COMMANDS = 100_000  # commands and iterations
-MAX_NESTING = 50  # calls of functions, and substitutions inside others
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,33 +44,6 @@ class Word:
 
 
 Value: TypeAlias = str | list[Word] | dict[str, str]
-
-
-@dataclass
-class Budget:
-    """What the reading of a script may cost, whatever the script says."""
-
-    text: int = MAX_TEXT
-    words: int = MAX_EXPANDED_WORDS
-    steps: int = MAX_COMMANDS
-    nesting: int = MAX_NESTING
-
-    def spend(
-        self,
-        *,
-        text: int = 0,
-        words: int = 0,
-        steps: int = 0,
-    ) -> None:
-        self.text -= text
-        self.words -= words
-        self.steps -= steps
-        if min(self.text, self.words, self.steps) < 0:
-            raise BadInput(
-                f"The script expands to more than {MAX_TEXT // 2**20} MiB of text, or to more than"
-                f" {MAX_EXPANDED_WORDS:,} words or steps.",
-                way_out="Give a launch script: the one training command, with its variables set.",
-            )
 
 
 @dataclass
@@ -367,7 +335,7 @@ class Expansion:
         for sign in ("##", "#", "%%", "%"):
             if operation.startswith(sign):
                 pattern = self.joined(operation[len(sign) :])
-                return _stripped(text, pattern, at_front=sign[0] == "#", longest=len(sign) == 2)
+                return stripped(text, pattern, at_front=sign[0] == "#", longest=len(sign) == 2)
         if operation.startswith("/"):
             everywhere = operation.startswith("//")
             old, _, new = operation[2 if everywhere else 1 :].partition("/")
@@ -470,20 +438,3 @@ def _items(value: Value) -> list[Word]:
 
 def _joined(items: Sequence[Word]) -> str:
     return " ".join(item.text for item in items)
-
-
-def _stripped(
-    text: str,
-    pattern: str,
-    *,
-    at_front: bool,
-    longest: bool,
-) -> str:
-    """Return the text without the part at one end that matches the pattern."""
-    lengths = range(len(text) + 1)
-    for length in reversed(lengths) if longest else lengths:
-        cut = length if at_front else len(text) - length
-        part, remainder = (text[:cut], text[cut:]) if at_front else (text[cut:], text[:cut])
-        if fnmatch.fnmatchcase(part, pattern):
-            return remainder
-    return text

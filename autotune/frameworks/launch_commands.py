@@ -63,6 +63,10 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     chosen_by: str | None = None  # setting that names the method
     methods: dict[str, str] = {}
     method_default: str | None = None
+    method_otherwise: str | None = None
+    """Method of names that are in neither list, as copies of the framework have; None: refused."""
+
+    not_modelled: tuple[str, ...] = ()  # names of methods that are refused
 
     # Settings.
     model: str = ""  # setting with the model's name or folder
@@ -182,7 +186,7 @@ def find_launch(
         in_files=kind.files is not None,
         shared=shared,
         former=former_flags,
-        assumed=tuple(_taken_for_granted(training)),
+        assumed=tuple(_taken_for_granted(training, stated)),
     )
 
 
@@ -236,9 +240,19 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
     )
 
 
-def _taken_for_granted(training: _Training) -> Iterator[str]:
+def _taken_for_granted(
+    training: _Training,
+    stated: Mapping[str, StatedSetting],
+) -> Iterator[str]:
     """Yield what is not said by the script, and is assumed of its one training."""
+    kind = training.kind
     place = f"line {training.command.line}"
+    setting = stated.get(kind.chosen_by or "")
+    if kind.method_otherwise and setting is not None and setting.text not in kind.methods:
+        yield (
+            f"{kind.chosen_by}={setting.text} (line {setting.line}) trains the models of"
+            f" {kind.method_otherwise}"
+        )
     if not training.command.certain:
         yield f"{place} runs: whether it does depends on what only a run of the script knows"
     if training.is_copy:
@@ -389,6 +403,8 @@ def _method(
         name = setting.text
     if name in kind.methods:
         return kind.methods[name]
+    if name and kind.method_otherwise and name not in kind.not_modelled:
+        return kind.method_otherwise
     if setting is not None and not name and setting.unset:
         raise without_value(path, str(kind.chosen_by), setting)
 

@@ -16,9 +16,6 @@ from __future__ import annotations
 import json
 import shlex
 from collections.abc import Mapping
-from importlib import resources
-
-import msgspec
 
 from autotune.core.composition import EngineSettings, SplitEngines
 from autotune.core.errors import IllegalConfiguration
@@ -48,6 +45,7 @@ from autotune.frameworks.launched_run import (
 )
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
+from autotune.frameworks.swift_launches import all_names, with_named_stage
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_SERVER = (
@@ -82,13 +80,6 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-class SettingNames(msgspec.Struct, frozen=True):
-    """`swift_names.json`, which `.ci/list_swift_names.py` writes."""
-
-    version: str
-    names: frozenset[str]
-
-
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
@@ -96,8 +87,10 @@ class Swift(TransformersTrainer):
 
     def __init__(self, method: str) -> None:
         super().__init__(method)
-        listed = resources.files("autotune.frameworks").joinpath("swift_names.json").read_bytes()
-        self.known_names = msgspec.json.decode(listed, type=SettingNames).names
+        self.known_names = all_names()
+
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        return with_named_stage(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})

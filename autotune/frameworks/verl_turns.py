@@ -47,7 +47,7 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
             f"rows of {TURNS}={turns} turns: {STARTING}={start_length}, then {completion} tokens of"
             " answers and results"
         )
-        del stated[STARTING], stated[RESULT]
+        del stated[STARTING], stated[RESULT], stated[TURNS]
     return replace(launch, stated=stated, assumed=tuple(assumed))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -11,7 +12,7 @@ from typing import Any
 from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
 from autotune.core.dataset import TokenLengths, refuse_unreadable
-from autotune.core.errors import BadInput, IllegalConfiguration
+from autotune.core.errors import BadInput, CannotPredict, IllegalConfiguration
 from autotune.core.files import sqlite_url
 from autotune.core.job import Hardware, Job, Mode, Model, Task, Workload
 from autotune.core.space import Candidate, KnobValue, SearchSpace
@@ -102,6 +103,17 @@ class MergedSettings:
     of_flags: HeldSettings  # of flags and exported variables, under the framework's names
     held_settings: HeldSettings
     flag_choices: Mapping[str, tuple[KnobValue, ...]]  # knobs that flags hold or search
+
+
+def _gpus_that_divide(trainer: Trainer, task: Task) -> Hardware | None:
+    """Return the most GPUs below these on which the configuration is legal."""
+    workload = replace(task.workload, global_batch=None)  # it follows their number
+    for count in range(task.hardware.count - 1, 0, -1):
+        hardware = replace(task.hardware, count=count)
+        smaller_task = replace(task, workload=workload, hardware=hardware)
+        if trainer.why_illegal(trainer.complete({}, smaller_task), smaller_task) is None:
+            return hardware
+    return None
 
 
 class IllegalFile(IllegalConfiguration):
@@ -291,7 +303,7 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
             way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
         )
     try:
-        model = model_lookup.find_model(name)
+        model = model_lookup.find_model(name, is_of_script=flags.model.name is None)
     except BadInput as error:
         if file is None or flags.model.name or not file.why_no_model:
             raise
@@ -599,12 +611,14 @@ def _refuse_illegal_file(
     if task.workload.config_file is None:
         return
     candidate = trainer.complete({}, task)
-    if trainer.why_illegal(candidate, task) is None:
+    reason = trainer.why_illegal(candidate, task)
+    if reason is None:
         return
     workload = replace(task.workload, held_values=values_of(of_file))
     file_task = replace(task, workload=workload)
-    candidate = trainer.complete({}, file_task)
-    reason = trainer.why_illegal(candidate, file_task)
+    with contextlib.suppress(CannotPredict):  # flags replace what is not modelled
+        candidate = trainer.complete({}, file_task)
+        reason = trainer.why_illegal(candidate, file_task)
     if reason is not None:
         differences = ""
         for line in of_script:
@@ -617,6 +631,10 @@ def _refuse_illegal_file(
             gpus = replace(task.hardware, count=gpus_of_script.count)
             way_out = f"Give the GPUs that it is made for, --gpus {gpus}, or change it with --set."
             fewer_gpus = gpus if gpus.count < task.hardware.count else None
+        elif "divisible" in reason:
+            dividing = _gpus_that_divide(trainer, file_task)
+            if dividing is not None:
+                way_out = f"Give GPUs that divide it, --gpus {dividing}, or change it with --set."
         raise IllegalFile(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out=way_out,

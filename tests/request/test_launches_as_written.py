@@ -182,7 +182,66 @@ def test_a_setting_that_nobody_knows_is_said_at_the_top(
 def test_a_model_that_is_not_read_is_said_at_the_top(tmp_path: Path) -> None:
     text = verl_launch(more="+verifier.model.path=Qwen/Qwen2.5-7B +judge.model.path=null")
     assumed = predicted(tmp_path, text).assumed
-    assert [line for line in assumed if "verifier.model.path" in line]
-    assert not [line for line in assumed if "judge.model.path" in line]
+    (line,) = [line for line in assumed if line.startswith("no memory of the model")]
+    assert "verifier.model.path" in line
     with pytest.raises(BadInput, match=r"distillation\.enabled=True of verl is not modelled"):
         predicted(tmp_path, verl_launch(more="distillation.enabled=True"))
+
+
+@pytest.mark.parametrize(
+    ("zero", "name"),
+    [
+        ('{"stage": 2, "offload_optimizer": {"device": "cpu"}}', "zero2_offload"),
+        ('{"stage": 3}', "zero3"),
+    ],
+)
+def test_a_deepspeed_file_of_ms_swift_is_read(zero: str, name: str, tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {zero}}}')
+    text = "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type full --deepspeed ds.json\n"
+    request = predicted(tmp_path, text)
+    assert candidate_of_job(request).settings["deepspeed"] == name
+
+
+def test_an_estimator_of_a_copy_trains_no_critic(tmp_path: Path) -> None:
+    """verl's `need_critic`: of all estimators only gae has one."""
+    text = verl_launch().replace("adv_estimator=grpo", "adv_estimator=my_own")
+    request = predicted(tmp_path, text)
+    assert request.job.task.workload.method == "grpo"
+    assert any(
+        "adv_estimator=my_own (line 2) trains the models of grpo" in line
+        for line in request.assumed
+    )
+    with pytest.raises(BadInput, match="remax"):
+        predicted(tmp_path, verl_launch().replace("adv_estimator=grpo", "adv_estimator=remax"))
+
+
+def test_the_numbers_of_gpus_that_divide_a_batch_are_a_way_out(tmp_path: Path) -> None:
+    """7 completions of each prompt: of 8 ranks or fewer, seven have whole groups."""
+    file = tmp_path / "grpo.yaml"
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 7\n"
+        "per_device_train_batch_size: 4\n"
+    )
+    with pytest.raises(BadInput, match="--gpus 7xH100"):
+        parse_request(Flags(config=str(file), gpus="8xH100", mode="predict"))
+
+
+def test_trl_launches_say_their_number_of_processes(tmp_path: Path) -> None:
+    text = (
+        "accelerate launch --num_processes=1 -m trl.scripts.grpo --model_name_or_path"
+        " Qwen/Qwen2.5-0.5B --per_device_train_batch_size 8 --num_generations 8\n"
+    )
+    request = predicted(tmp_path, text)
+    (line,) = [line for line in request.assumed if "although the script has 1" in line]
+    assert "all of them make 8 times as much" in line
+
+
+def test_an_authors_rank_without_use_peft_is_said_at_the_top(tmp_path: Path) -> None:
+    """TRL trains no adapter without use_peft; a script of the author's own may."""
+    file = tmp_path / "sft.yaml"
+    file.write_text(
+        "model_id: Qwen/Qwen2.5-0.5B\nlora_r: 16\nper_device_train_batch_size: 1\n"
+        "my_reward: 3\nmax_length: 512\n"
+    )
+    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
+    assert any("lora_r=16 is stated without use_peft" in line for line in request.assumed)

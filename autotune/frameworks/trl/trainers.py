@@ -15,10 +15,12 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
+from autotune.core.user_script import LaunchScript
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
 from autotune.frameworks.resuming import Resuming
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
 from autotune.frameworks.trl.field_list import default, fields, installed_defaults
@@ -68,11 +70,15 @@ class TrlGrpo(Trainer):
     resuming = packaged_table("autotune.frameworks.trl", "resuming.yaml", Resuming)
     reads_config = True
     reads_images = True
+    batch_is_per_gpu = True
     script: ClassVar[bool] = False
     """True for a method without a TRL command: a training script is written for it."""
 
     def fields(self) -> Mapping[str, Field]:
         return fields(self.method)
+
+    def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        return gpus_of_settings(launch, {"num_processes": 1})
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         return ranks_of(settings, gpus)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import difflib
 import functools
 import operator
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -287,6 +287,15 @@ class _SplitKeys:
             return False
         return self._accepted[name].owner in ("config", "model")
 
+    def _assumed(self) -> Iterator[str]:
+        """Yield what TRL reads otherwise than the author's own script may do."""
+        rank = self._settings.get("lora_r")
+        if self._of_author and rank is not None and "use_peft" not in self._settings:
+            yield (
+                f"full fine-tuning: lora_r={rank} is stated without use_peft, which TRL needs for"
+                " an adapter; --tuning lora trains one"
+            )
+
     def config(self) -> UserConfig:
         """Return the file, split by consumer."""
         notes = list(self._launch_notes)
@@ -307,7 +316,7 @@ class _SplitKeys:
             rest=self._rest,
             moved=self._moved,
             notes=tuple(notes),
-            assumed=self._document.repeated,
+            assumed=(*self._document.repeated, *self._assumed()),
             processes=self._processes,
         )
 

@@ -81,7 +81,7 @@ OF_SCHEDULER = frozenset(
 """Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
 
 
-OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path)?$")
+OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path|_name)$")
 """Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
 
 

@@ -41,8 +41,15 @@ REQUIRED = frozenset(
 LEVELS = 4  # folders above the script in which its packages are looked for
 
 
-class Anything:
-    """Object with every attribute and of every use: a class, a decorator, a context, no rows."""
+class Anything(str):
+    """Object with every attribute and of every use: a class, a decorator, a context, an empty
+    text, no rows.
+    """
+
+    __slots__ = ("__dict__",)
+
+    def __new__(cls, *_: Any, **__: Any) -> Anything:
+        return super().__new__(cls)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Accept everything."""
@@ -66,7 +73,8 @@ class Anything:
         """Do nothing."""
 
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
-        return (Anything,)
+        has_others = any(not isinstance(base, Anything) for base in bases)
+        return () if has_others else (Anything,)
 
     def __bool__(self) -> bool:
         return False

@@ -156,6 +156,7 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
         if "parse_args_into_dataclasses" in vars(owner):
             parse = _parsing(former, owner.parse_args_into_dataclasses)
             yield owner, "parse_args_into_dataclasses", parse
+            yield owner, "__init__", _resolving(owner.__init__)
     set_defaults = TrlParser.set_defaults_with_config
 
     @functools.wraps(set_defaults)
@@ -165,6 +166,19 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
         return set_defaults(parser, **arguments)
 
     yield TrlParser, "set_defaults_with_config", set_present
+
+
+def _resolving(construct: ConfigMethod) -> ConfigMethod:
+    """Return a parser's constructor for which an option of two classes is one, and not an error:
+    releases give classes fields that the user's own classes had before.
+    """
+
+    @functools.wraps(construct)
+    def resolving(parser: Any, *args: Any, **options: Any) -> None:
+        options.setdefault("conflict_handler", "resolve")
+        construct(parser, *args, **options)
+
+    return resolving
 
 
 def _parsing(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:

@@ -1,0 +1,402 @@
+"""Statements of a shell script, followed as bash follows them: conditions, loops, functions.
+
+
+A statement that a run may reach or not is followed as well; its commands are marked as uncertain.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tree_sitter import Node
+
+from autotune.core.errors import BadInput
+from autotune.core.shell_assignments import as_text, assign, declare
+from autotune.core.shell_builtins import BUILT_INS, BuiltInCall
+from autotune.core.shell_source import (
+    ParsedScript,
+    branches_of,
+    case_body,
+    is_arithmetic,
+    is_endless,
+    line_of,
+    test_leaves,
+)
+from autotune.core.shell_state import (
+    FunctionEnd,
+    LoopEnd,
+    ScriptEnd,
+    ShellState,
+    SimpleCommand,
+    Truth,
+    end_of,
+)
+from autotune.core.shell_tests import arithmetic_outcome, test_outcome
+from autotune.core.shell_words import UNKNOWN, Word
+
+SHELL_PROGRAMS = ("bash", "sh", "zsh")
+_HAS_COMMANDS = re.compile(r"-[a-z]*c")
+MAX_TURNS = 1000  # of one loop; a loop that a condition ends has far fewer
+
+
+class Interpreter(ShellState):
+    """Follows the nodes of a script."""
+
+    def run_script(self) -> None:
+        with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
+            self.run_all(self.source.root.named_children, certain=True)
+        # Functions that nothing called: what they hold may run in another way.
+        for name, body in self.functions.items():
+            if name not in self.called:
+                with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
+                    self.run(body, certain=False)
+
+    def run_all(self, nodes: Sequence[Node], *, certain: bool) -> Truth:
+        status: Truth = True
+        for node in nodes:
+            status = self.run(node, certain=certain)
+        return status
+
+    def run(
+        self,
+        node: Node,
+        *,
+        certain: bool,
+        redirects: Sequence[Node] = (),
+    ) -> Truth:
+        """Follow one statement; return its result."""
+        self.budget.spend(steps=1)
+        match node.type:
+            case "comment" | "heredoc_redirect" | "file_redirect":
+                return True
+            case "command":
+                return self._command(node, certain, redirects)
+            case "variable_assignment" | "variable_assignments":
+                return self._assignments(node, certain)
+            case "declaration_command":
+                declare(self, node, certain)
+                return True
+            case "unset_command":
+                return self._unset(node)
+            case "list":
+                return self._list(node, certain)
+            case "negated_command":
+                return _negated(self.run(node.named_children[-1], certain=certain))
+            case "redirected_statement":
+                body = node.child_by_field_name("body")
+                redirects = node.children_by_field_name("redirect")
+                return body is None or self.run(body, certain=certain, redirects=redirects)
+            case "if_statement":
+                return self._if(node, certain)
+            case "while_statement":
+                return self._while(node, certain)
+            case "for_statement":
+                return self._for(node, certain)
+            case "case_statement":
+                return self._case(node, certain)
+            case "function_definition":
+                return self._define(node)
+            case "test_command":
+                return self._test(node)
+            case "compound_statement" if is_arithmetic(node):
+                formula = self.source.raw(node)[2:-2]
+                return arithmetic_outcome(formula, self.expansion)
+            case "c_style_for_statement" | "ERROR":
+                return self._uncertain(node.named_children)
+            case _:  # program, groups, subshells, pipelines
+                return self.run_all(node.named_children, certain=certain)
+
+    def _assignments(self, node: Node, certain: bool) -> Truth:
+        nodes = [node] if node.type == "variable_assignment" else node.named_children
+        for assignment in nodes:
+            assign(self, assignment, certain)
+        return True
+
+    def _unset(self, node: Node) -> Truth:
+        for name in node.named_children:
+            self.variables.pop(self.source.raw(name), None)
+        return True
+
+    # Conditions.
+
+    def _list(self, node: Node, certain: bool) -> Truth:
+        first = node.named_children[0]
+        second = node.named_children[-1]
+        is_and = any(child.type == "&&" for child in node.children)
+        status = self.run(first, certain=certain)
+        if status is None:
+            self.run(second, certain=False)
+            return None
+        if status is is_and:
+            return self.run(second, certain=certain)
+        return status
+
+    def _condition(self, nodes: Sequence[Node], certain: bool) -> Truth:
+        """Return the result of the commands before `then` or `do`: of a program it is unknown."""
+        before = self.in_condition
+        self.in_condition = True
+        try:
+            return self.run_all(nodes, certain=certain)
+        finally:
+            self.in_condition = before
+
+    def _if(self, node: Node, certain: bool) -> Truth:
+        may_be_over = False  # an earlier branch may have been taken
+        for condition, body in branches_of(node):
+            holds: Truth = True
+            if condition:
+                holds = self._condition(condition, certain and not may_be_over)
+            if holds is False:
+                continue
+            if holds is True and not may_be_over:
+                return self.run_all(body, certain=certain)
+            self._uncertain(body)
+            may_be_over = True
+        return None if may_be_over else True
+
+    def _uncertain(self, nodes: Sequence[Node]) -> Truth:
+        """Follow what a run may reach or not; what would end the script there does not."""
+        with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
+            self.run_all(nodes, certain=False)
+        return None
+
+    def _test(self, node: Node) -> Truth:
+        tokens = []
+        for leaf in test_leaves(node):
+            raw = self.source.raw(leaf)
+            is_quoted = raw[:1] in "'\""
+            tokens.append((self.text_of(raw), is_quoted))
+        return test_outcome(tokens)
+
+    # Loops and cases.
+
+    def _while(self, node: Node, certain: bool) -> Truth:
+        is_until = node.children[0].type == "until"
+        body = node.child_by_field_name("body")
+        condition = [child for child in node.named_children if child.type != "do_group"]
+        if body is None:
+            return True
+        for _ in range(MAX_TURNS):
+            status = self._condition(condition, certain)
+            if status is None:
+                return self._uncertain([body])
+            if status is is_until:
+                return True
+            if self._turn([body], certain):
+                return True
+            if is_endless(self.source, condition):
+                return True  # started again and again: one turn says what it does
+        raise BadInput(
+            f"line {line_of(node)}: the loop has no end that can be read.",
+            way_out="Write the training command into a script without the loop.",
+        )
+
+    def _for(self, node: Node, certain: bool) -> Truth:
+        variable = node.child_by_field_name("variable")
+        body = node.child_by_field_name("body")
+        if variable is None or body is None:
+            return True
+        name = self.source.raw(variable)
+        values: list[Word] = []
+        for value in node.children_by_field_name("value"):
+            values += self.words_of(value)
+        is_known = not any(UNKNOWN in value.text for value in values)
+        if not certain or not is_known:
+            self.variables[name] = UNKNOWN
+            return self._uncertain([body])
+        first = len(self.commands)
+        for word in values:
+            self.variables[name] = word.text
+            if self._turn([body], certain):
+                break
+        if len(values) > 1:
+            self._doubt(first)
+        return True
+
+    def _doubt(self, first: int) -> None:
+        """Mark commands that a loop reaches several times: none of them is the one command."""
+        for place in range(first, len(self.commands)):
+            self.commands[place] = replace(self.commands[place], certain=False)
+
+    def _turn(self, body: Sequence[Node], certain: bool) -> bool:
+        """Follow one turn of a loop; return True if it ends the loop."""
+        try:
+            self.run_all(body, certain=certain)
+        except LoopEnd as end:
+            return not end.goes_on
+        return False
+
+    def _case(self, node: Node, certain: bool) -> Truth:
+        value_node = node.child_by_field_name("value")
+        value = UNKNOWN
+        if value_node is not None:
+            value = self.text_of(self.source.raw(value_node))
+        items = [child for child in node.named_children if child.type == "case_item"]
+        if UNKNOWN in value:
+            for item in items:
+                self._uncertain(case_body(item))
+            return None
+        falls_through = False
+        for item in items:
+            if not falls_through and not self._matches(item, value):
+                continue
+            status = self.run_all(case_body(item), certain=certain)
+            ending = item.children[-1].type
+            falls_through = ending == ";&"
+            if ending not in (";&", ";;&"):
+                return status
+        return True
+
+    def _matches(self, item: Node, value: str) -> bool:
+        for pattern in item.children_by_field_name("value"):
+            text = self.text_of(self.source.raw(pattern))
+            if pattern.type in ("string", "raw_string"):
+                matches = text == value
+            else:
+                matches = fnmatch.fnmatchcase(value, text)
+            if matches:
+                return True
+        return False
+
+    # Functions.
+
+    def _define(self, node: Node) -> Truth:
+        name = node.child_by_field_name("name")
+        body = node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.functions[self.source.raw(name)] = body
+        return True
+
+    def _call(
+        self,
+        name: str,
+        arguments: Sequence[Word],
+        certain: bool,
+    ) -> Truth:
+        if self.budget.nesting <= 0:
+            return None
+        self.called.add(name)
+        before = self.expansion.arguments
+        self.expansion.arguments = [word.text for word in arguments]
+        self.locals.append({})
+        self.budget.nesting -= 1
+        try:
+            return self.run(self.functions[name], certain=certain)
+        except FunctionEnd:
+            return None
+        finally:
+            self.budget.nesting += 1
+            self.expansion.arguments = before
+            for local, value in self.locals.pop().items():
+                if value is None:
+                    self.variables.pop(local, None)
+                else:
+                    self.variables[local] = value
+
+    # Simple commands.
+
+    def _command(
+        self,
+        node: Node,
+        certain: bool,
+        redirects: Sequence[Node],
+    ) -> Truth:
+        # 1. Its words, and the variables set for it alone.
+        settings: dict[str, str] = {}
+        command_words: list[Word] = []
+        nodes = [child for child in node.named_children if not child.type.endswith("_redirect")]
+        for child in nodes:
+            if child.type == "variable_assignment":
+                before = dict(self.variables)
+                name, value = assign(self, child, certain)
+                settings[name] = as_text(value)
+                self.expansion.variables = before
+                continue
+            expanded = self.words_of(child)
+            if command_words and self.expansion.missing:
+                last_word = command_words[-1]
+                missing = (*last_word.missing, *self.expansion.missing)
+                command_words[-1] = replace(last_word, missing=missing)
+            command_words += expanded
+        if not command_words:
+            self.variables.update(settings)
+            return True
+
+        # 2. What bash itself does.
+        name = command_words[0].text
+        if name in self.functions:
+            return self._call(name, command_words[1:], certain)
+        if name == "eval":
+            return self._evaluate(command_words, certain)
+        if name in BUILT_INS:
+            inputs = [*redirects, *node.named_children]
+            call = BuiltInCall(words=command_words, certain=certain, inputs=inputs)
+            return BUILT_INS[name](self, call)
+
+        # 3. Another shell, which may be behind a launcher: `srun bash -c "..."`.
+        place = _text_of_shell(command_words)
+        if place is not None:
+            text = command_words[place].for_shell or command_words[place].text
+            return self._follow_text(command_words, text, certain)
+
+        # 4. A program.
+        _, end = self.source.span(nodes[-1])
+        command = SimpleCommand(
+            words=tuple(command_words),
+            environment={**self.exported, **settings},
+            line=line_of(node),
+            end=end,
+            certain=certain,
+        )
+        self.commands.append(command)
+        return None if self.in_condition else True
+
+    def _evaluate(self, command_words: Sequence[Word], certain: bool) -> Truth:
+        """`eval TEXT`: the commands of the text, at the place of this command."""
+        text = " ".join(word.text for word in command_words[1:])
+        return None if UNKNOWN in text else self._follow_text(command_words, text, certain)
+
+    def _follow_text(
+        self,
+        command_words: Sequence[Word],
+        text: str,
+        certain: bool,
+    ) -> Truth:
+        """Follow commands in a text, at the place of the command that runs it."""
+        if self.budget.nesting <= 0:
+            return None
+        nested = Interpreter(
+            expansion=self.expansion,
+            source=ParsedScript(text),
+            exported=self.exported,
+            functions=self.functions,
+            called=self.called,
+        )
+        self.budget.nesting -= 1
+        try:
+            status = nested.run_all(nested.source.root.named_children, certain=certain)
+        finally:
+            self.budget.nesting += 1
+        line = command_words[0].line
+        end = end_of(command_words)
+        for command in nested.commands:
+            moved = tuple(replace(word, line=line, span=None) for word in command.words)
+            self.commands.append(replace(command, words=moved, line=line, end=end))
+        return status
+
+
+def _text_of_shell(command_words: Sequence[Word]) -> int | None:
+    """Return the place of the commands that a shell receives by `-c`."""
+    for index, word in enumerate(command_words[:-2]):
+        option = command_words[index + 1].text
+        if word.text.rpartition("/")[2] in SHELL_PROGRAMS and _HAS_COMMANDS.fullmatch(option):
+            return index + 2
+    return None
+
+
+def _negated(status: Truth) -> Truth:
+    return None if status is None else not status
