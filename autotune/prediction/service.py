@@ -107,7 +107,9 @@ class PredictionService:
             if step is not None and not may_fit(*step):
                 return None
         prediction = self.predict(candidate)
-        return prediction if prediction.fits else None
+        if prediction.fits:
+            return prediction
+        return None
 
     def peak_bytes(self, candidate: Candidate) -> float:
         """Return the peak without a limit, after less work than `predict`; endless if the engine

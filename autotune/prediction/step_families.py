@@ -254,8 +254,11 @@ def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
 
 
 def _derived_head(config: Mapping[str, Any]) -> int | None:
-    hidden, heads = config.get("hidden_size"), config.get("num_attention_heads")
-    return hidden // heads if hidden and heads else None
+    heads = config.get("num_attention_heads")
+    if not heads:
+        return None
+    hidden = config["hidden_size"]
+    return int(hidden // heads)
 
 
 def _sharding(sharding: Mapping[str, Any]) -> Mapping[str, object]:

@@ -227,16 +227,18 @@ def _read_model(content: bytes | None) -> SurveyedModel | None:
 
 @lru_cache(MAX_DECODED)
 def _read_shipped(content: bytes | None, name: str) -> SurveyedModel | None:
-    with contextlib.suppress(ValueError):
-        pack = _opened(content)
-        document = None if pack is None else pack.document(name)
-        return None if document is None else decoded(document)
+    if not content:
+        return None
+    with contextlib.suppress(ValueError):  # damaged, or of another release of autotune
+        document = _opened(content).document(name)
+        if document is not None:
+            return decoded(document)
     return None
 
 
 @lru_cache(MAX_OPEN)
-def _opened(content: bytes | None) -> OpenPack | None:
-    return OpenPack(content) if content else None
+def _opened(content: bytes) -> OpenPack:
+    return OpenPack(content)
 
 
 def _with_trace(surveyed: SurveyedModel, trace: Trace) -> SurveyedModel:
