@@ -139,6 +139,8 @@ def _theirs(
         space=posed_setup.posed.job.space,
         candidates=posed_setup.posed.candidates,
         most=MOST,
+        predictions=posed_setup.predictions,
+        baseline=posed_setup.posed.baseline,
     )
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)

@@ -28,6 +28,7 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Outcome, Speed
+from autotune.core.prediction import Prediction
 from autotune.core.run_statistics import RunSpread, learn_run_spread
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.search.pooling import pooled
@@ -116,6 +117,7 @@ class SearchProblem:
     # Trials of other studies on the same model, versions and hardware: evidence, not counted as
     # measured here
     earlier: tuple[Trial, ...] = ()
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)  # By candidate id
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
