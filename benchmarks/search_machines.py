@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
-from search_simulator import Machine as Formulas
 from search_simulator import Truth
 
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
@@ -96,6 +95,15 @@ class Optimum:
         been had.
         """
         return 0.0 if candidate is None else self.speeds.get(candidate.id, 0.0) / self.speed
+
+
+class Formulas(Protocol):
+    """Truth of every candidate on one machine."""
+
+    @property
+    def limit_bytes(self) -> int: ...
+
+    def truth(self, candidate: Candidate) -> Truth: ...
 
 
 class Simulated:

@@ -116,10 +116,9 @@ def run(
                     fitting.append(candidate)
             if fitting:
                 first = safest(fitting)
-                if rival not in PREDICTED:
-                    arena.probe(first)
-                elif arena.baseline is not None:
-                    arena.probe(arena.baseline)
+                if rival in PREDICTED and arena.baseline is not None:
+                    first = arena.baseline
+                arena.probe(first)
                 rival(arena, list(tier.candidates), first, random.Random(seed))
                 break
     except Enough:

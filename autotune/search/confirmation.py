@@ -28,8 +28,8 @@ MAX_FINALISTS = 3
 # Expected logarithmic improvement over the leader from which a candidate is a finalist too
 MIN_EXPECTED_GAIN = 0.004
 ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows all of them
-# Turns of the baseline and of the fastest candidate, where two do not decide between them
-MAX_BASELINE_ROUNDS = 3
+# Pairs of the baseline and the fastest candidate, as long as they do not decide between them
+MAX_PAIRS = 4
 # A finalist leaves after a round if it is behind the leader by more than a probe's noise, within
 # these bounds.
 MIN_CLOSE_SHARE = 0.01
@@ -105,35 +105,30 @@ def _most_promising(contenders: list[Trial], view: TrialView) -> list[Trial]:
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
-    """Return the baseline or its fastest confirmed rival, whichever was confirmed less often,
-    while the measurements don't decide between them. The baseline's first turn may exceed the
-    usual share of the time.
+    """Return the baseline or its fastest confirmed rival, whose turn it is, while the measurements
+    don't decide between them and there is time. The turns are A B B A: what changes slowly on the
+    machine is the same in both runs of a pair.
     """
     fastest = view.best()
     baseline = view.fitting_baseline()
     if fastest is None or baseline is None or fastest.candidate == baseline.candidate:
         return None
     ratio = compare(fastest, baseline, view)
-    if ratio is None or ratio.low > 1.0:
-        return None
     fastest_turns = view.confirmation_count(fastest.candidate)
     baseline_turns = view.confirmation_count(baseline.candidate)
-    if not fastest_turns:
+    if ratio is None or ratio.low > 1.0 or not fastest_turns:
         return None
-    if not baseline_turns:
-        if not _has_time(view, seconds):
-            return None
-        return baseline.candidate
-
     is_gain = ratio.value >= 1 + MIN_GAIN
-    has_turns_left = min(fastest_turns, baseline_turns) < MAX_BASELINE_ROUNDS
-    if not is_gain or not has_turns_left:
+    pairs = min(fastest_turns, baseline_turns)
+    if pairs and (not is_gain or pairs >= MAX_PAIRS):
         return None
-    if not _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
+    if not _has_time(view, seconds):
         return None
-    if baseline_turns <= fastest_turns:
-        return baseline.candidate
-    return fastest.candidate
+    if fastest_turns != baseline_turns:
+        is_behind = baseline_turns < fastest_turns
+    else:
+        is_behind = pairs % 2 == 1
+    return baseline.candidate if is_behind else fastest.candidate
 
 
 def _simpler_rival(view: TrialView) -> Candidate | None:

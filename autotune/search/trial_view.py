@@ -325,6 +325,19 @@ class TrialView:
         confirmations = self.rounds.get(candidate.id, ())
         return len(confirmations)
 
+    def pairs(self, candidate: Candidate, reference: Candidate) -> list[tuple[Speed, Speed]]:
+        """Return the speeds of two candidates in the turns in which both were confirmed."""
+        turns = zip(
+            self.rounds.get(candidate.id, ()), self.rounds.get(reference.id, ()), strict=False
+        )
+        pairs = []
+        for trial, reference_trial in turns:
+            speed = trial.measurement.ranking_speed
+            reference_speed = reference_trial.measurement.ranking_speed
+            if speed is not None and reference_speed is not None:
+                pairs.append((speed, reference_speed))
+        return pairs
+
     def leader(self, contenders: Iterable[Trial]) -> int:
         """Return the row with the highest estimated speed, which a single lucky probe moves
         little.

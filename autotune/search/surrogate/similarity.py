@@ -20,8 +20,8 @@ The similarity has four parts S_p, each of shape (n, n):
               errors that depend on one knob each, or on the load
     joint     Π_numeric (1 - w_k (1 - near_k)) · Π_categorical (1 - JOINT_DECAY w_k (1 - same_k))
               errors that depend on all knobs together
-    identity  Π (1 - w_k (1 - same_k))
-              errors of one candidate
+    identity  1 if i = j, else 0
+              errors of one candidate, which no other one shows
 
     load      Π_numeric (1 - w_k (1 - near_k)) · Π_categorical (1 - w_k (1 - same_k)),
               over the knobs that a load decides
@@ -111,16 +111,12 @@ class Kernels:
         single = np.zeros(shape)
         load = np.ones(shape)
         joint = np.ones(shape)
-        identity = np.ones(shape)
         for effect in self._numeric:
             near = _mixed(_squared_exponential, effect, rows)
             line = _mixed(_linear, effect, rows)
             distance = effect.weight * (1 - near)
-            equal = _mixed(_equal, effect, rows)
-            difference = effect.weight * (1 - equal)
             single += effect.weight * 0.5 * (near + line)
             joint *= 1 - distance
-            identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - distance
         for effect in self._categorical:
@@ -128,7 +124,6 @@ class Kernels:
             difference = effect.weight * (1 - equal)
             single += effect.weight - difference
             joint *= 1 - JOINT_DECAY * difference
-            identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - difference
         composition = SOURCE_SHARE * self._sources[rows]
@@ -137,7 +132,7 @@ class Kernels:
             bias=1 - SOURCE_SHARE + by_source,
             single=(single + load) / self._total_weight,
             joint=joint,
-            identity=identity,
+            identity=np.equal.outer(rows, np.arange(self.size)).astype(float),
         )
 
     @cached_property
