@@ -3,7 +3,9 @@
 python benchmarks/search.py              # everything, 30 seeds, in two processes
 python benchmarks/search.py --raw FILE   # every study kept in FILE: started again, it continues
 python benchmarks/search.py --worse
-    # truth contradicts the prediction: 10 seeds, four searchers
+    # truth contradicts the prediction: 10 seeds
+python benchmarks/search.py --independent
+    # truth is the prediction with an independent error of each candidate
 python benchmarks/search.py --quick      # a few seeds; fails where a structural fact does not hold
 
 Writes results/search.{json,md}, with --worse results/search-worse.{json,md}, with --quick nothing.
@@ -49,6 +51,8 @@ it out.
 WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP", "predicted order", "corrected order")
 INDEPENDENT_ORDER = (OURS, "TPE of what fits", "predicted order", "corrected order")
 
+INDEPENDENT_ABOUT = (Path(__file__).parent / "texts/search_independent.md").read_text()
+
 WORSE_ABOUT = (Path(__file__).parent / "texts/search_worse.md").read_text()
 
 ABOUT = (Path(__file__).parent / "texts/search.md").read_text()
@@ -61,9 +65,10 @@ def main() -> None:
     if arguments.quick:
         _check(results)
         return
-    if arguments.worse:
-        document = _worse_document(results, seeds)
-        _write("search-worse", document)
+    if arguments.worse or arguments.independent:
+        about = INDEPENDENT_ABOUT if arguments.independent else WORSE_ABOUT
+        document = _worse_document(results, seeds, about)
+        _write("search" + _ending(arguments), document)
         return
     _write("search", _document(results, seeds))
 
@@ -219,13 +224,13 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
     }
 
 
-def _worse_document(results: Sequence[Result], seeds: int) -> dict[str, Any]:
+def _worse_document(results: Sequence[Result], seeds: int, about: str) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
     return {
-        "about": WORSE_ABOUT,
+        "about": about,
         **_common(results, seeds),
         "studies": len(results),
-        "not_run": [name for name in names(ending=WORSE) if name not in by_setup],
+        "not_run": [case.name for case in CASES if not any(case.name in name for name in by_setup)],
         "bars": bars_of_worse(results),
         "bars_by_setup": {name: bars_of_worse(some) for name, some in by_setup.items()},
         "of_autotune": list(map(asdict, _autotunes(results))),

@@ -59,7 +59,9 @@ class Independent:
         cycle_seconds = tokens / (rate.value * pace)
         predicted = {name: seconds.value for name, seconds in prediction.seconds_by_phase.items()}
         total = sum(predicted.values())
-        by_phase = {name: cycle_seconds * part / total for name, part in predicted.items()}
+        by_phase: dict[str, float] = {}
+        for phase_name, part in predicted.items():
+            by_phase[phase_name] = cycle_seconds * part / total
         for name in ("rollout", "sync", "forward", "backward", "optimizer"):
             by_phase.setdefault(name, 0.0)
         return Truth(

@@ -97,7 +97,7 @@ class Probe:
         write_end(trial, end)
         if end.state is TrialState.FAIL:
             raise ProbeError(f"The probe was interrupted ({measurement.outcome}).")
-        if end.value is None or end.state is TrialState.PRUNED:
+        if end.value is None:
             raise optuna.TrialPruned(end.attributes[WHY])
         return end.value
 

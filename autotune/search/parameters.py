@@ -33,10 +33,11 @@ class Parameters:
     def __init__(self, space: SearchSpace, candidates: Sequence[Candidate]) -> None:
         self.candidates = candidates
         self.distributions = _distributions(space, candidates)
-        self._row_by_values: dict[tuple[str, ...], int] = {}
-        for row, candidate in enumerate(candidates):
-            values = self._values(self.of(candidate))
-            self._row_by_values.setdefault(values, row)
+        self._candidate_by_values: dict[tuple[str, ...], Candidate] = {}
+        for candidate in candidates:
+            params = self.of(candidate)
+            values = self._values(params)
+            self._candidate_by_values.setdefault(values, candidate)
 
     def of(self, candidate: Candidate) -> dict[str, KnobValue]:
         return {name: candidate.knobs.get(name, ABSENT_VALUE) for name in self.distributions}
@@ -47,8 +48,8 @@ class Parameters:
         """
         if not self.distributions.keys() <= params.keys():
             return None
-        row = self._row_by_values.get(self._values(params))
-        return None if row is None else self.candidates[row]
+        values = self._values(params)
+        return self._candidate_by_values.get(values)
 
     def _values(self, params: Mapping[str, Any]) -> tuple[str, ...]:
         """Return the values as text: as dictionary keys, 1 and True are equal."""
@@ -73,7 +74,8 @@ class Parameters:
                 continue
             distribution = self.distributions[name]
             position = _position(distribution, value)
-            apart = np.abs(self._positions[name][rows] - position)
+            positions = self._positions[name][rows]
+            apart = np.abs(positions - position)
             if isinstance(distribution, CategoricalDistribution):
                 apart = np.where(apart > 0, 1.0, 0.0)
             distances += apart

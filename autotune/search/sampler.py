@@ -90,7 +90,9 @@ class PredictedSampler(BaseSampler):
         self._proposals = _proposing_sampler(job.sampler, seed)
         self._independent = RandomSampler(seed=seed)
         self._random = random.Random(seed)
-        self._driver = process_name() if claims is None else claims.driver
+        self._driver = process_name()
+        if claims is not None:
+            self._driver = claims.driver
         self._lock = threading.RLock()  # of the threads of `optimize(n_jobs=...)`
         self._read: set[int] = set()  # Numbers of the finished trials that were read
         self._view: TrialView | None = None
@@ -262,7 +264,9 @@ class PredictedSampler(BaseSampler):
         """
         proposals.before_trial(study, trial)
         space = proposals.infer_relative_search_space(study, trial)
-        proposal = proposals.sample_relative(study, trial, space) if space else {}
+        proposal: dict[str, Any] = {}
+        if space:
+            proposal = proposals.sample_relative(study, trial, space)
         distances = self.parameters.distances(proposal, pool)
         nearest = pool[distances == distances.min()]
         return int(self._random.choice(nearest))

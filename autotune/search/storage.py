@@ -23,7 +23,7 @@ from autotune.machine.local_files import refuse_network_storage
 from autotune.search.claims import Claims, delete_claims
 from autotune.search.database_retry import ANOTHER_VERSION, RetryPolicy, with_shared_tables
 from autotune.search.parameters import Parameters
-from autotune.search.trial_storage import DRIVER, measured_end, read_trial, write_end
+from autotune.search.trial_storage import DRIVER, TrialEnd, measured_end, read_trial, write_end
 
 _QUESTION = "autotune:question"
 MAX_COMMIT_TRIES = 5  # Lookups of something that another driver is creating
@@ -291,17 +291,14 @@ def sweep_stale(
 
 
 def _end_stale(study: optuna.Study, stale: FrozenTrial) -> None:
-    state = TrialState.FAIL
-    value = None
+    end = TrialEnd(state=TrialState.FAIL)
     measured = read_trial(stale)
+    if measured is not None:
+        end = measured_end(measured)
     with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # It has ended meanwhile
-        if measured is not None:
-            end = measured_end(measured)
-            state = end.state
-            value = end.value if state is TrialState.COMPLETE else None
-            with warnings.catch_warnings(action="ignore"):  # Optuna's, for what is written already
-                write_end(optuna.Trial(study, stale._trial_id), end)
-        study.tell(stale.number, value, state=state)
+        with warnings.catch_warnings(action="ignore"):  # Optuna's, for what is written already
+            write_end(optuna.Trial(study, stale._trial_id), end)
+        study.tell(stale.number, end.value, state=end.state)
 
 
 def the_study_in(

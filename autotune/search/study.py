@@ -155,8 +155,7 @@ class Study:
         end = trial_storage.measured_end(trial)
         try:
             trial_storage.write_end(request.trial, end)
-            value = end.value if end.state is TrialState.COMPLETE else None
-            self._study.tell(request.trial, value, state=end.state)
+            self._study.tell(request.trial, end.value, state=end.state)
         except (UpdateFinishedTrialError, ValueError):
             # After a long silence another driver swept this trial. The measurement counts all the
             # same. If only the reply to an earlier try was lost, it is on record.

@@ -20,7 +20,7 @@ parameters, value and constraints.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
@@ -64,7 +64,7 @@ class TrialEnd:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     constraints: Mapping[str, float] = field(default_factory=dict)
     rates: tuple[float, ...] = ()  # Tokens per second of each timed cycle
-    value: float | None = None
+    value: float | None = None  # Of a complete trial
 
 
 # 1. What is written.
@@ -90,15 +90,13 @@ def measured_end(trial: Trial) -> TrialEnd:
     if measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
     constraints = _constraints(measurement)
+    pruned = TrialEnd(state=TrialState.PRUNED, attributes=attributes, constraints=constraints)
     if not trial.verdict.fits or speed is None:
-        return TrialEnd(state=TrialState.PRUNED, attributes=attributes, constraints=constraints)
-    return TrialEnd(
-        state=TrialState.PRUNED if speed.cut_short else TrialState.COMPLETE,
-        attributes=attributes,
-        constraints=constraints,
-        rates=tuple(speed.rates),
-        value=speed.tokens_per_second,
-    )
+        return pruned
+    timed = replace(pruned, rates=tuple(speed.rates))
+    if speed.cut_short:
+        return timed
+    return replace(timed, state=TrialState.COMPLETE, value=speed.tokens_per_second)
 
 
 def _constraints(measurement: Measurement) -> dict[str, float]:
@@ -114,7 +112,7 @@ def _constraints(measurement: Measurement) -> dict[str, float]:
     if is_out_of_memory:
         excess = max(excess, MIN_VIOLATION)
     is_valid = measurement.outcome is Outcome.OK or is_out_of_memory
-    return {MEMORY: excess, VALIDITY: 0.0 if is_valid else 1.0}
+    return {MEMORY: excess, VALIDITY: float(not is_valid)}
 
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
@@ -194,8 +192,10 @@ def add_ended(
 
 def candidate_of(frozen: FrozenTrial) -> Candidate | None:
     """Return the candidate as it was written before its measurement."""
-    attributes = frozen.user_attrs.get(CANDIDATE)
-    return None if attributes is None else Candidate(**attributes)
+    if CANDIDATE not in frozen.user_attrs:
+        return None
+    attributes = frozen.user_attrs[CANDIDATE]
+    return Candidate(**attributes)
 
 
 def read_trial(frozen: FrozenTrial) -> Trial | None:
@@ -236,13 +236,17 @@ def rebuilt_trial(frozen: FrozenTrial, candidate: Candidate, limit_bytes: int) -
     peak_bytes = 0  # not stated, but it fits
     if MEMORY in frozen.constraints:
         peak_bytes = round((1 + excess) * limit_bytes)
-    seconds = frozen.duration.total_seconds() if frozen.duration else 0.0
+    seconds = 0.0
+    if frozen.duration is not None:
+        seconds = frozen.duration.total_seconds()
+    if outcome is not Outcome.OK:
+        speed = None
     measurement = Measurement(
         candidate_id=candidate.id,
         outcome=outcome,
         memory=Memory(peak_bytes=peak_bytes, limit_bytes=limit_bytes, bound_by="objective"),
         cost=Cost(total_seconds=seconds, load_seconds=0.0),
-        worst=speed if outcome is Outcome.OK else None,
+        worst=speed,
     )
     return Trial(
         number=frozen.number,
