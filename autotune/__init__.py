@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import PredictAnswer, RunAnswer, diagnose, predict, run
+    from autotune.api import PredictAnswer, RunAnswer, diagnose, job, predict, run
     from autotune.core.answer import Recommendation
     from autotune.core.job import Hardware, Job, Workload
     from autotune.core.measurement import Measurement, Outcome, Verdict
@@ -29,7 +29,7 @@ __version__ = "0.1.0"
 
 # Public names are imported on first use: `import autotune` and --help load nothing heavy.
 _HOMES = {
-    "api": ("PredictAnswer", "RunAnswer", "diagnose", "predict", "run"),
+    "api": ("PredictAnswer", "RunAnswer", "diagnose", "job", "predict", "run"),
     "core.answer": ("Recommendation",),
     "core.job": ("Hardware", "Job", "Workload"),
     "core.measurement": ("Measurement", "Outcome", "Verdict"),
@@ -57,6 +57,7 @@ __all__ = [
     "Workload",
     "__version__",
     "diagnose",
+    "job",
     "predict",
     "preflight",
     "run",

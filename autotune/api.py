@@ -1,4 +1,4 @@
-"""Python API: `run`, `predict` and `diagnose`, with the flags of the command line as keywords.
+"""Python API: `run`, `predict`, `diagnose`, `job`, with the flags of the command as keywords.
 
     answer = autotune.run(model="Qwen2.5-0.5B", budget="20m", listener=print)
     if answer.winner is not None:
@@ -115,6 +115,13 @@ def run(*, listener: Listener = ignore_events, **options: Unpack[RunOptions]) ->
     trains the winner that much longer.
     """
     return run_flags(flags_of(options), listener=listener)
+
+
+def job(**options: Unpack[RunOptions]) -> Job:
+    """Return the job of these flags, for a script that searches with Optuna itself."""
+    from autotune.request.request_parser import read_sources
+
+    return read_sources(flags_of(options)).parse(limit_prompts=True).job
 
 
 def run_flags(flags: Flags, *, listener: Listener = ignore_events) -> RunAnswer:

@@ -3,7 +3,9 @@
 python benchmarks/search.py              # everything, 30 seeds, in two processes
 python benchmarks/search.py --raw FILE   # every study kept in FILE: started again, it continues
 python benchmarks/search.py --worse
-    # truth contradicts the prediction: 10 seeds, four searchers
+    # truth contradicts the prediction: 10 seeds
+python benchmarks/search.py --independent
+    # truth is the prediction with an independent error of each candidate
 python benchmarks/search.py --quick      # a few seeds; fails where a structural fact does not hold
 
 Writes results/search.{json,md}, with --worse results/search-worse.{json,md}, with --quick nothing.
@@ -33,7 +35,7 @@ from search_cases import CASES  # noqa: E402
 from search_cost import five_thousand  # noqa: E402
 from search_report import bars, bars_of_worse, grouped, markdown, summary  # noqa: E402
 from search_rivals import RIVALS  # noqa: E402
-from search_setups import distance, names, setup  # noqa: E402
+from search_setups import INDEPENDENT, WORSE, distance, names, setup  # noqa: E402
 from search_studies import OURS, SEARCHERS, SECOND, Result, study  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
@@ -41,12 +43,15 @@ FEASIBLE = 200
 """Minimum number of simulated studies for the share of feasible spaces reported as nothing_fits."""
 
 ORDER = (OURS, *RIVALS, *(name for name in SEARCHERS if name != OURS))
-SLOW = ("GP", "GP, with our screen")
+SLOW = ("GP", "GP, with our screen", "GP of what fits")
 """Optuna's GP takes a hundred times as long to think as any other searcher: a quick look leaves
 it out.
 """
 
-WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP")
+WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP", "predicted order", "corrected order")
+INDEPENDENT_ORDER = (OURS, "TPE of what fits", "predicted order", "corrected order")
+
+INDEPENDENT_ABOUT = (Path(__file__).parent / "texts/search_independent.md").read_text()
 
 WORSE_ABOUT = (Path(__file__).parent / "texts/search_worse.md").read_text()
 
@@ -60,9 +65,10 @@ def main() -> None:
     if arguments.quick:
         _check(results)
         return
-    if arguments.worse:
-        document = _worse_document(results, seeds)
-        _write("search-worse", document)
+    if arguments.worse or arguments.independent:
+        about = INDEPENDENT_ABOUT if arguments.independent else WORSE_ABOUT
+        document = _worse_document(results, seeds, about)
+        _write("search" + _ending(arguments), document)
         return
     _write("search", _document(results, seeds))
 
@@ -101,6 +107,9 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument(
         "--worse", action="store_true", help="truths that contradict the prediction"
     )
+    parser.add_argument(
+        "--independent", action="store_true", help="an independent error of each candidate"
+    )
     parser.add_argument("--quick", action="store_true")
     return parser.parse_args()
 
@@ -109,8 +118,8 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
     """Setup, searcher, seed; one setup after the other, so that each is read once."""
     names_of_run = set(arguments.only or ())
     tasks = []
-    for setup_name in names(worse=arguments.worse):
-        for who in WORSE_ORDER if arguments.worse else ORDER:
+    for setup_name in names(ending=_ending(arguments)):
+        for who in _searchers(arguments):
             if _is_wanted(setup_name, who, names_of_run) and not (arguments.quick and who in SLOW):
                 for seed in range(_seeds(setup_name, who, seeds, arguments)):
                     tasks.append((setup_name, who, seed))
@@ -120,6 +129,18 @@ def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, in
             " none of them"
         )
     return tasks
+
+
+def _searchers(arguments: argparse.Namespace) -> tuple[str, ...]:
+    if arguments.worse:
+        return WORSE_ORDER
+    return INDEPENDENT_ORDER if arguments.independent else ORDER
+
+
+def _ending(arguments: argparse.Namespace) -> str:
+    if arguments.independent:
+        return INDEPENDENT
+    return WORSE if arguments.worse else ""
 
 
 def _seeds(
@@ -141,7 +162,7 @@ def _is_wanted(
     who: str,
     names_of_run: set[str],
 ) -> bool:
-    setup_names = {*names(), *names(worse=True)}
+    setup_names = {*names(), *names(ending=WORSE), *names(ending=INDEPENDENT)}
     setups_of_run, searchers_of_run = names_of_run & setup_names, names_of_run - setup_names
     return (not setups_of_run or setup_name in setups_of_run) and (
         not searchers_of_run or who in searchers_of_run
@@ -203,13 +224,13 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
     }
 
 
-def _worse_document(results: Sequence[Result], seeds: int) -> dict[str, Any]:
+def _worse_document(results: Sequence[Result], seeds: int, about: str) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
     return {
-        "about": WORSE_ABOUT,
+        "about": about,
         **_common(results, seeds),
         "studies": len(results),
-        "not_run": [name for name in names(worse=True) if name not in by_setup],
+        "not_run": [case.name for case in CASES if not any(case.name in name for name in by_setup)],
         "bars": bars_of_worse(results),
         "bars_by_setup": {name: bars_of_worse(some) for name, some in by_setup.items()},
         "of_autotune": list(map(asdict, _autotunes(results))),

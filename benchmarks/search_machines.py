@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import msgspec
-from search_simulator import Machine as Formulas
 from search_simulator import Truth
 
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, ProbePlan, Speed
@@ -34,6 +33,12 @@ class Noise:
     held_up: float = 0.03
     longest: float = 1.8
 
+
+MEMORY_NOISE = 0.004
+"""Standard deviation of the logarithmic peak between runs of one candidate."""
+
+MOST_GROWTH = 0.02
+"""Growth of a peak over a long training, at most: lengths, fragments."""
 
 CLUSTER = Noise(
     by_cycle=0.06,
@@ -98,6 +103,15 @@ class Optimum:
         return 0.0 if candidate is None else self.speeds.get(candidate.id, 0.0) / self.speed
 
 
+class Formulas(Protocol):
+    """Truth of every candidate on one machine."""
+
+    @property
+    def limit_bytes(self) -> int: ...
+
+    def truth(self, candidate: Candidate) -> Truth: ...
+
+
 class Simulated:
     """The simulator's truths, measured with noise, drift and hiccups."""
 
@@ -124,7 +138,7 @@ class Simulated:
     def shortened(self, share: float) -> Simulated:
         """Return the same machine with probes of shorter rows and fewer of them."""
         return Simulated(
-            replace(self._formulas, shortened=share),
+            replace(self._formulas, shortened=share),  # type: ignore[type-var]
             memory_level=self._bytes,
             speed_level=self._pace,
             seed=self._dice.randrange(2**31),
@@ -142,6 +156,15 @@ class Simulated:
 
     def peak_bytes(self, candidate: Candidate) -> float:
         return self.truth(candidate).peak_bytes * self._bytes
+
+    def runs_out_later(self, candidate: Candidate, seed: int) -> bool:
+        """Return True if a long training of the candidate runs out of memory: its peak varies from
+        run to run and grows, while lengths and fragments differ from those of the probe.
+        """
+        dice = random.Random(f"later {seed} {candidate.id}")
+        noise = math.exp(dice.gauss(0, MEMORY_NOISE))
+        growth = 1 + dice.uniform(0, MOST_GROWTH)
+        return self.truth(candidate).peak_bytes * noise * growth > self._formulas.limit_bytes
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         truth, began = self.truth(candidate), self.now

@@ -35,6 +35,12 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "probes_beyond_97": _finite(_middle(map(_probes_beyond_97, results))),
         "loads": _middle(_column(results, "loads")),
         "mean_recommended": _mean(_column(results, "share")),
+        "worst_tenth_recommended": _tenth(_column(results, "share")),
+        "recommended_below_95": _rate(result.share < 0.95 for result in results),
+        "runs_out_later": _share(
+            sum(result.runs_out_later is True for result in results),
+            sum(result.runs_out_later is not None for result in results),
+        ),
         "nothing_fits": _needlessly_empty(results),
         "falsely_refused": _share(
             sum(_column(results, "falsely_refused")), sum(_column(results, "fitting"))
@@ -265,6 +271,9 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("worst_tenth_after_10", "worst tenth"),
     ("share_after_20", "after 20"),
     ("share_recommended", "in the end"),
+    ("worst_tenth_recommended", "worst tenth in the end"),
+    ("recommended_below_95", "below 95%"),
+    ("runs_out_later", "out of memory later"),
     ("out_of_memory", "OOMs"),
     ("probes", "probes"),
     ("seconds", "seconds"),

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import random
+import statistics
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import optuna
@@ -19,8 +20,9 @@ from optuna.samplers import BaseSampler, GPSampler, TPESampler
 from search_machines import Machine
 
 from autotune.core.measurement import Measurement, judge
+from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, SearchSpace
-from autotune.search.loop import SHORT_PROBE
+from autotune.search.loop import LONG_PROBE, SHORT_PROBE
 from autotune.search.trial_view import tiers_of
 
 MICRO = "per_device_train_batch_size"
@@ -64,7 +66,17 @@ class Arena:
     most: int
     """Maximum number of probes."""
 
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)
+    baseline: Candidate | None = None
+
     probes: list[Probe] = field(default_factory=list)
+
+    def confirm_best(self) -> None:
+        """Measure the fastest once more, longer, as our search does: the seconds count."""
+        fitting = [probe for probe in self.probes if probe.fits]
+        if fitting:
+            fastest = max(fitting, key=lambda probe: probe.speed)
+            self.machine.measure(fastest.candidate, LONG_PROBE)
 
     def probe(self, candidate: Candidate) -> Probe:
         """Return the probe of a candidate; a repeated one is answered from the record at no
@@ -93,7 +105,8 @@ def run(
     fits.
 
     Both are given to a rival: without them no rival would find them on several GPUs, where the
-    nominally most cautious candidate may not fit.
+    nominally most cautious candidate may not fit. A rival that has the predictions starts with the
+    baseline, as our search does.
     """
     try:
         for tier in tiers_of(arena.space, arena.candidates):
@@ -102,11 +115,15 @@ def run(
                 if arena.machine.mean_speed(candidate) is not None:
                     fitting.append(candidate)
             if fitting:
-                arena.probe(first := safest(fitting))
+                first = safest(fitting)
+                if rival in PREDICTED and arena.baseline is not None:
+                    first = arena.baseline
+                arena.probe(first)
                 rival(arena, list(tier.candidates), first, random.Random(seed))
                 break
     except Enough:
         pass
+    arena.confirm_best()
     return arena.probes
 
 
@@ -211,8 +228,10 @@ def _optuna(
             )
         )
 
-    probe_and_tell(arena.probes[-1].candidate)
-    remaining = [candidate for candidate in tier if candidate != arena.probes[-1].candidate]
+    start = arena.probes[-1].candidate
+    if start in tier:
+        probe_and_tell(start)
+    remaining = [candidate for candidate in tier if candidate != start]
     while remaining:
         trial = study.ask(distributions())
         proposal = trial.params
@@ -385,6 +404,147 @@ def deepspeed_grid(
             before = max(before, best)
 
 
+WITHOUT_GAIN = 5
+"""Probes without a gain after which a list in predicted order is given up."""
+
+
+def predicted_order(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
+    """Fastest by prediction first, without those that need more than one that ran out of memory."""
+    _in_order(arena, tier, _Corrections)
+
+
+def corrected_order(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
+    """The same, with the median of measured / predicted seconds of each phase as a factor."""
+    _in_order(arena, tier, lambda: _Corrections.fitted(arena))
+
+
+@dataclass(frozen=True)
+class _Corrections:
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """Factor by phase."""
+
+    memory: float = 1.0
+
+    @classmethod
+    def fitted(cls, arena: Arena) -> _Corrections:
+        factors: dict[str, list[float]] = {}
+        peaks = []
+        for probe in arena.probes:
+            prediction = arena.predictions.get(probe.candidate.id)
+            speed = probe.measurement.ranking_speed
+            if prediction is None or speed is None or not probe.fits:
+                continue
+            cycles = sum(speed.cycle_seconds)
+            tokens = sum(speed.cycle_loss_tokens)
+            scale = _cycle_seconds(prediction, tokens / len(speed.cycle_seconds))
+            predicted_sum = sum(_phases(prediction).values())
+            for name, predicted in _phases(prediction).items():
+                measured = speed.phase_seconds.get(name, 0.0) / cycles * (cycles / len(speed.rates))
+                if predicted > 0 and measured > 0:
+                    share = predicted / predicted_sum * scale
+                    factors.setdefault(name, []).append(measured / share)
+            peak = probe.measurement.memory.peak_bytes
+            if peak:
+                peaks.append(peak / prediction.peak_memory_bytes.value)
+        medians = {name: statistics.median(values) for name, values in factors.items()}
+        return cls(medians, statistics.median(peaks) if peaks else 1.0)
+
+    def rate(self, prediction: Prediction) -> float:
+        phases = _phases(prediction)
+        total = sum(phases.values())
+        corrected = sum(self.seconds.get(name, 1.0) * seconds for name, seconds in phases.items())
+        assert prediction.tokens_per_second is not None
+        rate = prediction.tokens_per_second.value
+        return rate if not total else rate * total / corrected
+
+    def fits(self, prediction: Prediction) -> bool:
+        need = prediction.peak_memory_bytes.value * self.memory
+        return prediction.failure is None and need <= prediction.limit_bytes
+
+
+def _phases(prediction: Prediction) -> dict[str, float]:
+    return {name: estimate.value for name, estimate in prediction.seconds_by_phase.items()}
+
+
+def _cycle_seconds(prediction: Prediction, tokens: float) -> float:
+    assert prediction.tokens_per_second is not None
+    return tokens / prediction.tokens_per_second.value
+
+
+def _in_order(
+    arena: Arena,
+    tier: list[Candidate],
+    corrections_now: Callable[[], _Corrections],
+) -> None:
+    remaining = []
+    for candidate in tier:
+        prediction = arena.predictions.get(candidate.id)
+        if prediction is not None and prediction.tokens_per_second is not None:
+            remaining.append(candidate)
+    lowest_failure = math.inf
+    best, without_gain = 0.0, 0
+    while remaining and without_gain < WITHOUT_GAIN:
+        corrections = corrections_now()
+        open_candidates = []
+        for candidate in remaining:
+            prediction = arena.predictions[candidate.id]
+            if corrections.fits(prediction) and prediction.peak_memory_bytes.value < lowest_failure:
+                open_candidates.append(candidate)
+        if not open_candidates:
+            return
+        last = max(
+            open_candidates,
+            key=lambda candidate: corrections.rate(arena.predictions[candidate.id]),
+        )
+        remaining.remove(last)
+        probe = arena.probe(last)
+        without_gain = 0 if probe.speed > best else without_gain + 1
+        best = max(best, probe.speed)
+        if probe.measurement.outcome.is_out_of_memory:
+            peak = arena.predictions[last.id].peak_memory_bytes.value
+            lowest_failure = min(lowest_failure, peak)
+
+
+def _predicted_to_fit(arena: Arena, tier: list[Candidate]) -> list[Candidate]:
+    fitting = []
+    for candidate in tier:
+        prediction = arena.predictions.get(candidate.id)
+        if prediction is None or _Corrections().fits(prediction):
+            fitting.append(candidate)
+    return fitting
+
+
+def tpe_over_fitting(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
+    tpe(arena, _predicted_to_fit(arena, tier), first, dice)
+
+
+def gp_over_fitting(
+    arena: Arena,
+    tier: list[Candidate],
+    first: Candidate,
+    dice: random.Random,
+) -> None:
+    gp(arena, _predicted_to_fit(arena, tier), first, dice)
+
+
+PREDICTED = (predicted_order, corrected_order, tpe_over_fitting, gp_over_fitting)
+"""Rivals that have the predictions."""
+
 RIVALS: dict[str, Rival] = {
     "random": at_random,
     "TPE": tpe,
@@ -392,4 +552,8 @@ RIVALS: dict[str, Rival] = {
     "doubling, then bisecting": doubling,
     "descending first-fit": first_fit,
     "DeepSpeed-like grid": deepspeed_grid,
+    "predicted order": predicted_order,
+    "corrected order": corrected_order,
+    "TPE of what fits": tpe_over_fitting,
+    "GP of what fits": gp_over_fitting,
 }

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from search_cases import CASES, Case, Posed, pose, posed
+from search_independent import Independent
 from search_machines import CLUSTER, Machine, Noise, Optimum, Replayed, Simulated, load_costs
 from search_predictions import file_of, read
 from search_simulator import Machine as Formulas
@@ -31,6 +32,9 @@ from autotune.machine import hardware_detection
 RESULTS = Path(__file__).resolve().parent / "results" / "search"
 WORSE = "-worse"
 """Ending of a simulated case's name whose truth contradicts the prediction."""
+
+INDEPENDENT = "-independent"
+"""Ending of one whose truth is the prediction with an independent error of each candidate."""
 
 
 @dataclass(frozen=True)
@@ -65,12 +69,12 @@ class Setup:
         return Optimum.of(machine, self.posed.job.space, self.posed.candidates)
 
 
-def names(*, worse: bool = False) -> list[str]:
+def names(*, ending: str = "") -> list[str]:
     """Return the names of all setups: cases with predictions, and tables; or the cases alone
-    with the worse truth.
+    with another truth.
     """
-    if worse:
-        return [case.name + WORSE for case in CASES if file_of(case).exists()]
+    if ending:
+        return [case.name + ending for case in CASES if file_of(case).exists()]
     return [case.name for case in CASES if file_of(case).exists()] + [
         path.stem for path in sorted(RESULTS.glob("table_*.json"))
     ]
@@ -78,12 +82,13 @@ def names(*, worse: bool = False) -> list[str]:
 
 @cache
 def setup(name: str) -> Setup:
-    case = next((case for case in CASES if case.name == name.removesuffix(WORSE)), None)
-    return (
-        _table(name)
-        if case is None
-        else _simulated(name, case, FAR if name.endswith(WORSE) else NEAR)
-    )
+    plain_name = name.removesuffix(WORSE).removesuffix(INDEPENDENT)
+    case = next((case for case in CASES if case.name == plain_name), None)
+    if case is None:
+        return _table(name)
+    if name.endswith(INDEPENDENT):
+        return _with_independent_errors(name, case)
+    return _simulated(name, case, FAR if name.endswith(WORSE) else NEAR)
 
 
 # Simulated.
@@ -138,6 +143,25 @@ def simulated_machine(
         seed=dice.randrange(2**31),
         noise=truth.noise,
     )
+
+
+def _with_independent_errors(name: str, case: Case) -> Setup:
+    posed_case = pose(case)
+    predictions = read(case, posed_case)
+    formulas = Formulas(
+        shape=Shape.of(posed_case.job.task.workload.model.config),
+        gpu=gpu_of(case),
+        ranks=case.hardware.count,
+        limit_bytes=posed_case.job.memory_limit_bytes,
+        quirks=Quirks.drawn(random.Random(0)),
+    )
+
+    def machine(seed: int) -> Simulated:
+        limit_bytes = posed_case.job.memory_limit_bytes
+        truth = Independent(formulas, predictions, seed, limit_bytes)
+        return Simulated(truth, memory_level=1.0, speed_level=1.0, seed=seed)
+
+    return Setup(name, "simulated", posed_case, predictions, machine)
 
 
 def gpu_of(case: Case) -> Gpu:

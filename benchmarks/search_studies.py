@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from search_machines import Machine, Optimum
+from search_machines import Machine, Optimum, Simulated
 from search_rivals import RIVALS, Arena, Probe, run
 from search_setups import Setup, setup
 
@@ -98,6 +98,11 @@ class Result:
     predictions.
     """
 
+    runs_out_later: bool | None = None
+    """True where a long training of the recommended candidate runs out of memory; None: nothing is
+    recommended, or nothing known.
+    """
+
     noticed_after: int | None = None
     """Probes after the baseline's until one was truly better than that choice by NOTICED; None:
     never.
@@ -139,6 +144,8 @@ def _theirs(
         space=posed_setup.posed.job.space,
         candidates=posed_setup.posed.candidates,
         most=MOST,
+        predictions=posed_setup.predictions,
+        baseline=posed_setup.posed.baseline,
     )
     began = time.process_time()
     probes = run(RIVALS[rival], arena, seed)
@@ -162,6 +169,7 @@ def _theirs(
         refused_better=False,
         proven="",
         ask_tell_seconds=milliseconds,
+        runs_out_later=_runs_out_later(machine, chosen, seed),
     )
 
 
@@ -226,8 +234,15 @@ def _ours(
             optimum.speeds[candidate] == optimum.speed for candidate in wrongly if optimum
         ),
         proven=answer.proven,
+        runs_out_later=_runs_out_later(machine, chosen, seed),
         ask_tell_seconds=watch.own_seconds / max(1, len(watch.probes) + watch.confirmations),
     )
+
+
+def _runs_out_later(machine: Machine, chosen: Candidate | None, seed: int) -> bool | None:
+    if chosen is None or not isinstance(machine, Simulated):
+        return None
+    return machine.runs_out_later(chosen, seed)
 
 
 class _Watch:

@@ -10,6 +10,13 @@ so their scatter does not show how far the next run of the same candidate is off
     τ²     (ν₀ τ₀² + Σ_ij (x_ij - x̄_i)²) / ν,   ν = ν₀ + Σ_i (k_i - 1)
     interval of a speed v measured in r runs:   v · exp(± t_ν · τ / √r)
 
+**Pairs.** Two candidates that were measured in turns, A B B A, are compared by the ratio within
+each pair: what changes slowly on a shared or heating machine is the same for both.
+
+    d_p    log(speed of A / speed of B) in pair p of n
+    σ²     (ν₀ 2 τ² + Σ_p (d_p - d̄)²) / ν,   ν = ν₀ + n - 1
+    interval of the ratio: exp(d̄ ± t_ν · σ / √n)
+
 The prior's constants are those of the repeated measurements in benchmarks/results, recomputed by
 tests/search/test_run_spread.py.
 
@@ -82,13 +89,13 @@ class RunSpread:
 
     def half_width(self, speed: Speed) -> float:
         """Return the relative half width of the 95 % interval of a measured speed."""
-        return math.expm1(self._quantile(TWO_SIDED) * self._error(speed))
+        return math.expm1(_quantile(TWO_SIDED, self.freedom) * self._error(speed))
 
     def compare(self, speed: Speed, reference: Speed) -> SpeedRatio:
         """Return the ratio of a speed to the reference."""
         ratio = speed.tokens_per_second / reference.tokens_per_second
         error = math.hypot(self._error(speed), self._error(reference))
-        factor = math.exp(self._quantile(ONE_SIDED) * error)
+        factor = math.exp(_quantile(ONE_SIDED, self.freedom) * error)
         return SpeedRatio(
             value=ratio,
             low=ratio / factor,
@@ -106,10 +113,26 @@ class RunSpread:
         within_run = MEDIAN_ERROR * statistics.median(deviations) / math.sqrt(len(logs))
         return max(self.deviation / math.sqrt(speed.runs), within_run)
 
-    def _quantile(self, z: float) -> float:
-        """Return the quantile of Student's t that belongs to the normal one, by its expansion."""
-        n = self.freedom
-        return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
+
+def compare_pairs(pairs: Sequence[tuple[Speed, Speed]], spread: RunSpread) -> SpeedRatio:
+    """Return the ratio of two candidates' speeds from runs in pairs, at least one."""
+    logs = []
+    for speed, reference in pairs:
+        logs.append(math.log(speed.tokens_per_second / reference.tokens_per_second))
+    mean = statistics.fmean(logs)
+    freedom = PRIOR_FREEDOM + len(logs) - 1
+    squares = _squared_deviations(logs, mean)
+    variance = (PRIOR_FREEDOM * 2 * spread.deviation**2 + squares) / freedom
+    error = math.sqrt(variance / len(logs))
+    factor = math.exp(_quantile(ONE_SIDED, freedom) * error)
+    ratio = math.exp(mean)
+    return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
+
+
+def _quantile(z: float, freedom: float) -> float:
+    """Return the quantile of Student's t that belongs to the normal one, by its expansion."""
+    n = freedom
+    return z + (z**3 + z) / (4 * n) + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * n**2)
 
 
 def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:

@@ -31,9 +31,9 @@ further state, a killed study continues at the same point.
 On emulated GPUs speed is predicted (`predicted_order`). Step 3a measures the fastest candidate by
 prediction that is likely to fit, and ends with the first that does. Step 2 comes last.
 
-The agenda names a pool of candidates; the sampler chooses the one to measure (`acquisition`).
-Optuna's own samplers do not model speed. For them step 3a is replaced: all open candidates of the
-tier, one load after the other, until MAX_PROBES_WITHOUT_GAIN.
+The agenda names a pool of candidates; the sampler chooses the one to measure (`sampler`). Optuna's
+own samplers do not say when to end. For them step 3a is replaced: all open candidates of the tier,
+until MAX_PROBES_WITHOUT_GAIN.
 """
 
 from __future__ import annotations
@@ -70,12 +70,8 @@ MAX_REFUSED_PROBES = 2
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
 
-# For Optuna's own samplers, which do not model the cost of a load:
-# Probes without improvement after which the search stops, once every load of the tier was measured
+# Optuna's own samplers: probes without improvement after which the search ends
 MAX_PROBES_WITHOUT_GAIN = 12
-# A load is abandoned if its best stays below this share of the incumbent after this many probes.
-MIN_LOAD_SHARE = 0.6
-MIN_LOAD_PROBES = 4
 
 MACHINE_OUTCOMES = (Outcome.CRASH, Outcome.TIMEOUT, Outcome.INTERRUPTED)
 """Failures that need not be the candidate's own."""
@@ -300,7 +296,7 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     if not len(pool):
         return None
     if not view.problem.uses_surrogate:
-        return _load_by_load(tier, pool, view)
+        return _open_until_no_gain(tier, pool, view)
     contenders = view.contenders(tier)
     best = speed_of(contenders[0])
     faster = _faster_in_earlier_study(pool, best, view)
@@ -363,71 +359,19 @@ def _affordable_part(
     return replace(step, pool=pool) if len(pool) else None
 
 
-# 5. For Optuna's own samplers: one load after the other.
+# 5. For Optuna's own samplers.
 
 
-def _load_by_load(
-    tier: Tier,
-    pool: IndexArray,
-    view: TrialView,
-) -> NextProbe | SearchEnd:
-    if _stopped_improving(tier, pool, view):
-        return SearchEnd(proven="stopped improving")
-    load_pool = _on_one_load(tier, pool, view)
-    return NextProbe(purpose="search", pool=load_pool)
-
-
-def _stopped_improving(
-    tier: Tier,
-    pool: IndexArray,
-    view: TrialView,
-) -> bool:
-    """Return True if every load was measured and the last probes brought no improvement."""
-    probed = view.probed_in(tier)
-    measured_loads = {trial.candidate.load_key for trial in probed}
-    is_measured = view.table.is_loaded(measured_loads)[pool]
-    if not is_measured.all():
-        return False
+def _open_until_no_gain(tier: Tier, pool: IndexArray, view: TrialView) -> NextProbe | SearchEnd:
+    """Return the whole pool, until the last probes brought no improvement."""
     best = 0.0
     without_gain = 0
-    for trial in probed:
+    for trial in view.probed_in(tier):
         speed = speed_of(trial) if trial.verdict.fits else 0.0
         without_gain += 1
         if speed > best * (1 + MIN_GAIN):
             without_gain = 0
         best = max(best, speed)
-    return without_gain >= MAX_PROBES_WITHOUT_GAIN
-
-
-def _on_one_load(
-    tier: Tier,
-    pool: IndexArray,
-    view: TrialView,
-) -> IndexArray:
-    """Return the part of the pool that needs no load, unless the live load is abandoned."""
-    abandoned = _abandoned_loads(tier, view)
-    if view.probes:
-        live = view.probes[-1].candidate.load_key
-        is_live = view.table.is_loaded([live])[pool]
-        on_live = pool[is_live]
-        if len(on_live) and live not in abandoned:
-            return on_live
-    is_abandoned = view.table.is_loaded(abandoned)[pool]
-    remaining = pool[~is_abandoned]
-    return remaining if len(remaining) else pool
-
-
-def _abandoned_loads(tier: Tier, view: TrialView) -> set[str]:
-    """Return the keys of the loads that stayed slower than the incumbent."""
-    best = max(map(speed_of, view.contenders(tier)), default=0.0)
-    speeds_by_load: dict[str, list[float]] = {}
-    for trial in view.probed_in(tier):
-        load_key = trial.candidate.load_key
-        speeds = speeds_by_load.setdefault(load_key, [])
-        speeds.append(speed_of(trial))
-    abandoned = set()
-    for load_key, speeds in speeds_by_load.items():
-        is_slower = max(speeds) < MIN_LOAD_SHARE * best
-        if is_slower and len(speeds) >= MIN_LOAD_PROBES:
-            abandoned.add(load_key)
-    return abandoned
+    if without_gain >= MAX_PROBES_WITHOUT_GAIN:
+        return SearchEnd(proven="stopped improving")
+    return NextProbe(purpose="search", pool=pool)

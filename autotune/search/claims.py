@@ -119,6 +119,10 @@ class Claims:
     def _is_claim(self, claim: str) -> Any:
         return self._of_study & (_CLAIMS.c.what == claim)
 
+    def candidates_of_others(self) -> frozenset[str]:
+        """Return the ids of the candidates that other drivers claim."""
+        return frozenset(claim.split()[0] for claim in self.others())
+
     def others(self) -> frozenset[str]:
         """Return the claims of other drivers."""
         of_others = select(_CLAIMS.c.what).where(self._of_study, ~self._mine)
@@ -231,6 +235,20 @@ def delete_claims(engine: Engine, study: str) -> None:
 
 def _make_tables(engine: Engine) -> None:
     with_shared_tables(lambda: _META.create_all(engine))
+
+
+def process_name() -> str:
+    """Return a name of this process by which others of the same machine see whether it lives."""
+    return f"{_host_identity()} {_process_identity(os.getpid())}"
+
+
+def has_ended(name: str | None) -> bool:
+    """Return True if the process of that name was one of this machine and has ended."""
+    host, _, process = (name or "").rpartition(" ")
+    if host != _host_identity():
+        return False
+    pid = process.partition(":")[0]
+    return _process_identity(int(pid)) != process
 
 
 @cache

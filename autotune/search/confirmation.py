@@ -5,7 +5,7 @@ turns, find the one that is fast. `next_confirmation` decides in this order:
 
     1. the baseline and its fastest rival, while their measurements do not decide between them
     2. the simplest candidate that is as fast as the fastest: it would be the recommendation
-    3. each finalist in ROUNDS turns; one that is clearly behind after a round leaves
+    3. each finalist once, grouped by load
 
 The first confirmation of the leader always takes place, further ones while time allows.
 """
@@ -27,11 +27,10 @@ from autotune.search.trial_view import TrialView, speed_of
 MAX_FINALISTS = 3
 # Expected logarithmic improvement over the leader from which a candidate is a finalist too
 MIN_EXPECTED_GAIN = 0.004
-ROUNDS = 2  # Turns of each finalist, so that a temporarily slow machine slows all of them
-# Turns of the baseline and of the fastest candidate, where two do not decide between them
-MAX_BASELINE_ROUNDS = 3
-# A finalist leaves after a round if it is behind the leader by more than a probe's noise, within
-# these bounds.
+# Pairs of the baseline and the fastest candidate, as long as they do not decide between them
+MAX_CONFIRMED_PAIRS = 4
+# A probe that was faster than every confirmation by more than the noise, within these bounds, is
+# confirmed too.
 MIN_CLOSE_SHARE = 0.01
 MAX_CLOSE_SHARE = 0.05
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
@@ -60,10 +59,15 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
     any_confirmed = bool(view.confirmed_among(finalists))
     if any_confirmed and not _affordable(view, seconds, MAX_TIME_SHARE):
         return None
-    for round_number in range(ROUNDS):
-        for trial in _in_turn(finalists, round_number, view):
-            if view.confirmation_count(trial.candidate) <= round_number:
-                return trial.candidate
+    first_load = finalists[0].candidate.load_key
+
+    def order(trial: Trial) -> tuple[bool, str]:
+        load = trial.candidate.load_key
+        return load != first_load, load
+
+    for trial in sorted(finalists, key=order):
+        if not view.is_confirmed(trial.candidate):
+            return trial.candidate
     return None
 
 
@@ -105,35 +109,30 @@ def _most_promising(contenders: list[Trial], view: TrialView) -> list[Trial]:
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
-    """Return the baseline or its fastest confirmed rival, whichever was confirmed less often,
-    while the measurements don't decide between them. The baseline's first turn may exceed the
-    usual share of the time.
+    """Return the baseline or its fastest confirmed rival, whose turn it is, while the measurements
+    don't decide between them and there is time. The turns are A B B A: what changes slowly on the
+    machine is the same in both runs of a pair.
     """
     fastest = view.best()
     baseline = view.fitting_baseline()
     if fastest is None or baseline is None or fastest.candidate == baseline.candidate:
         return None
     ratio = compare(fastest, baseline, view)
-    if ratio is None or ratio.low > 1.0:
-        return None
     fastest_turns = view.confirmation_count(fastest.candidate)
     baseline_turns = view.confirmation_count(baseline.candidate)
-    if not fastest_turns:
+    if ratio is None or ratio.low > 1.0 or not fastest_turns:
         return None
-    if not baseline_turns:
-        if not _has_time(view, seconds):
-            return None
-        return baseline.candidate
-
     is_gain = ratio.value >= 1 + MIN_GAIN
-    has_turns_left = min(fastest_turns, baseline_turns) < MAX_BASELINE_ROUNDS
-    if not is_gain or not has_turns_left:
+    pairs = min(fastest_turns, baseline_turns)
+    if pairs and (not is_gain or pairs >= MAX_CONFIRMED_PAIRS):
         return None
-    if not _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
+    if not _has_time(view, seconds):
         return None
-    if baseline_turns <= fastest_turns:
-        return baseline.candidate
-    return fastest.candidate
+    if fastest_turns != baseline_turns:
+        is_behind = baseline_turns < fastest_turns
+    else:
+        is_behind = pairs % 2 == 1
+    return baseline.candidate if is_behind else fastest.candidate
 
 
 def _simpler_rival(view: TrialView) -> Candidate | None:
@@ -180,39 +179,6 @@ def _affordable(
 
 def _seconds_of(trial: Trial) -> float:
     return trial.measurement.cost.total_seconds
-
-
-def _in_turn(
-    finalists: list[Trial],
-    round_number: int,
-    view: TrialView,
-) -> list[Trial]:
-    """Return the finalists of this round, grouped by load, in reverse order every second round."""
-    if round_number > 0:
-        finalists = _close_to_fastest(finalists, view)
-        if len(finalists) == 1:
-            return []
-    first_load = finalists[0].candidate.load_key
-
-    def order(trial: Trial) -> tuple[bool, str]:
-        load = trial.candidate.load_key
-        return load != first_load, load
-
-    ordered = sorted(finalists, key=order)
-    if round_number % 2:
-        ordered.reverse()
-    return ordered
-
-
-def _close_to_fastest(finalists: list[Trial], view: TrialView) -> list[Trial]:
-    evidence = [view.evidence(trial) for trial in finalists]
-    speeds = [speed_of(trial) for trial in evidence]
-    threshold = (1 - _close_share(view)) * max(speeds)
-    close = []
-    for trial, speed in zip(finalists, speeds, strict=True):
-        if speed >= threshold:
-            close.append(trial)
-    return close
 
 
 def _close_share(view: TrialView) -> float:

@@ -13,36 +13,23 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from autotune.core.answer import Proven, Recommendation, Trial
-from autotune.core.errors import BadInput, ProbeError, SlotLost, StorageLost
+from autotune.core.errors import ProbeError, SlotLost, StorageLost
 from autotune.core.events import CandidatesPruned, Listener, Note, ProbeEnded, ProbeStarted
 from autotune.core.files import describe_full_disk
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.run_statistics import Disturbance, measure_interference
-from autotune.core.space import Candidate
-from autotune.frameworks.base import Trainer
 from autotune.machine.signals import stop_requested, uninterrupted
 from autotune.probe.executors.base import ConcurrentProbes, Executor, Slot, SlotProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
-from autotune.search.pruning import speed_to_reach
+from autotune.search.objective import LONG_PROBE as LONG_PROBE
+from autotune.search.objective import SHORT_PROBE as SHORT_PROBE
+from autotune.search.objective import plan_of
+from autotune.search.problem import baseline_candidate as baseline_candidate
+from autotune.search.problem import legal_candidates as legal_candidates
 from autotune.search.study import Study, TrialRequest
-from autotune.search.surrogate.throughput_model import median_scatter
 
-# Probe that decides fit and estimates the speed; probe of one confirmation round.
-SHORT_PROBE = ProbePlan(
-    optimizer_steps=2,
-    warmup_cycles=1,
-    timed_cycles=3,
-    reuse_rollouts=True,
-)
-LONG_PROBE = ProbePlan(
-    optimizer_steps=4,
-    warmup_cycles=1,
-    timed_cycles=5,
-    save_checkpoint=True,
-    evaluate=True,
-)
 # Wall seconds of a probe on emulated cards: few cores compile what a GPU machine's many do
 EMULATED_DEADLINE_S = 1800.0
 # Consecutive machine faults after which a slot is retired. The last slot's end ends the search.
@@ -50,46 +37,6 @@ MAX_SLOT_FAULTS = 2
 WAIT_SECONDS = 1.0  # Poll interval of the loop while probes run
 # Usual probes that must be left in the budget for measuring the interference of concurrent probes
 MIN_PROBES_FOR_DISTURBANCE = 4
-
-
-def legal_candidates(job: Job, trainer: Trainer) -> tuple[Candidate, ...]:
-    """Return every distinct candidate of the space that the framework accepts."""
-    legal: dict[str, Candidate] = {}
-    refusals: Counter[str] = Counter()
-    for knobs in job.space.assignments():
-        candidate = trainer.complete(knobs, job.task)
-        reason = trainer.why_illegal(candidate, job.task)
-        if reason is None:
-            legal.setdefault(candidate.id, candidate)
-        else:
-            refusals[reason] += 1
-    if not legal:
-        raise _nothing_legal(job.space.name, refusals)
-    return tuple(legal.values())
-
-
-def _nothing_legal(space: str, refusals: Counter[str]) -> BadInput:
-    message = f"The space {space!r} holds no legal candidate"
-    if len(refusals) == 1 and refusals.total() > 1:
-        # The text of the rule that rejects every candidate is the way out.
-        return BadInput(f"{message}:", way_out=next(iter(refusals)))
-    common = "it has no assignment at all"
-    if refusals:
-        common, _ = refusals.most_common(1)[0]
-    return BadInput(
-        f"{message}; most often because {common}",
-        way_out="Widen it with --search KNOB=V1,V2, or hold fewer values.",
-    )
-
-
-def baseline_candidate(job: Job, trainer: Trainer) -> Candidate | None:
-    """Return the user's own configuration, or the framework's defaults; None if the framework
-    rejects it.
-    """
-    knobs = trainer.baseline(job.space, job.task)
-    candidate = trainer.complete(knobs, job.task)
-    reason = trainer.why_illegal(candidate, job.task)
-    return candidate if reason is None else None
 
 
 class Clock:
@@ -243,19 +190,11 @@ class Search:
         self._listener(event)
 
     def _plan(self, request: TrialRequest) -> ProbePlan:
-        view = self._study.view
-        if request.purpose == "confirm":
-            deadline_seconds = min(LONG_PROBE.deadline_seconds, self._clock.left)
-            return replace(LONG_PROBE, deadline_seconds=deadline_seconds)
-        scatter = median_scatter(view.completed) or 0.0
-        seconds = min(self._deadline_seconds, self._clock.left)
-        speed_to_stop_at = speed_to_reach(view, request.purpose, request.candidate)
-        return replace(
-            SHORT_PROBE,
-            deadline_seconds=seconds,
-            stop_below_tokens_per_second=speed_to_stop_at,
-            cycle_spread=max(scatter, SHORT_PROBE.cycle_spread),
-        )
+        plan = plan_of(request.purpose, request.candidate, self._study.view)
+        seconds = LONG_PROBE.deadline_seconds
+        if request.purpose != "confirm":
+            seconds = self._deadline_seconds
+        return replace(plan, deadline_seconds=min(seconds, self._clock.left))
 
     @property
     def _deadline_seconds(self) -> float:

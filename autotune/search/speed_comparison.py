@@ -3,7 +3,8 @@
     within the spread   the ratio of two speeds is 1, or less, at the lower end of its interval
     as fast as          within the spread, and at most MAX_SPEED_LOSS slower
 
-A candidate's evidence is its confirmations, or its probe where it has none.
+Two confirmed candidates are compared in the pairs of their turns. A candidate's other evidence is
+its confirmations together, or its probe where it has none.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import replace
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Speed
-from autotune.core.run_statistics import SpeedRatio
+from autotune.core.run_statistics import SpeedRatio, compare_pairs
 from autotune.search.trial_view import TrialView
 
 MIN_GAIN = 0.02  # Smallest share of speed that counts as an improvement
@@ -33,7 +34,10 @@ def compare(
     reference_speed = _evident_speed(reference, view)
     if speed is None or reference_speed is None:
         return None
+    pairs = view.pairs(trial.candidate, reference.candidate)
     ratio = view.run_spread.compare(speed, reference_speed)
+    if pairs:
+        ratio = compare_pairs(pairs, view.run_spread)
     if not trial.measurement.emulated:
         return ratio
     # On emulated cards speeds are predicted, without a spread between runs.

@@ -10,8 +10,9 @@ from functools import wraps
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage, RDBStorage
-from optuna.trial import TrialState
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
+from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
 from autotune.core.answer import plain
@@ -20,14 +21,9 @@ from autotune.core.job import Job
 from autotune.core.secrets import without_password
 from autotune.machine.local_files import refuse_network_storage
 from autotune.search.claims import Claims, delete_claims
-from autotune.search.database_retry import RetryPolicy, with_shared_tables
-from autotune.search.trial_storage import (
-    DRIVER,
-    AtomicMemoryStorage,
-    AtomicRDBStorage,
-    TrialEnd,
-    TrialWriter,
-)
+from autotune.search.database_retry import ANOTHER_VERSION, RetryPolicy, with_shared_tables
+from autotune.search.parameters import Parameters
+from autotune.search.trial_storage import DRIVER, TrialEnd, measured_end, read_trial, write_end
 
 _QUESTION = "autotune:question"
 MAX_COMMIT_TRIES = 5  # Lookups of something that another driver is creating
@@ -67,8 +63,7 @@ _RETRIED = (
     "_get_trials",
     "_set_trial_param",
     "_get_best_trial_id",
-    "enter",
-    "end",
+    "set_trial_intermediate_value",
 )
 """Storage methods to retry. Each may run twice: a trial whose creation was not confirmed is
 swept like a killed driver's.
@@ -78,14 +73,12 @@ swept like a killed driver's.
 # 1. Storage.
 
 
-def open_storage(
-    url: str, retry: RetryPolicy | None = None
-) -> AtomicRDBStorage | AtomicMemoryStorage:
+def open_storage(url: str, retry: RetryPolicy | None = None) -> RDBStorage | InMemoryStorage:
     """Return the storage of an Optuna URL, with retries while the database is away. BadInput if
     it cannot be opened.
     """
     if url == IN_MEMORY:
-        return AtomicMemoryStorage()
+        return InMemoryStorage()
     refuse_network_storage(url)
     try:
         storage = _opened(url)
@@ -99,9 +92,9 @@ def open_storage(
     return storage
 
 
-def _opened(url: str) -> AtomicRDBStorage:
-    def connect() -> AtomicRDBStorage:
-        return AtomicRDBStorage(_with_driver(url), engine_kwargs=_options(url))
+def _opened(url: str) -> RDBStorage:
+    def connect() -> RDBStorage:
+        return RDBStorage(_with_driver(url), engine_kwargs=_options(url))
 
     return with_shared_tables(connect)
 
@@ -138,7 +131,7 @@ def _options(url: str) -> dict[str, Any]:
     return {"pool_pre_ping": True, "connect_args": dict(connection)}
 
 
-def _use_write_ahead_log(storage: AtomicRDBStorage) -> None:
+def _use_write_ahead_log(storage: RDBStorage) -> None:
     """Switch SQLite to its write-ahead log, if the file system supports it: without it each
     write waits for the disk. Committed trials survive the end of this process in either mode.
     """
@@ -154,7 +147,7 @@ def _use_write_ahead_log(storage: AtomicRDBStorage) -> None:
     storage.engine.dispose()
 
 
-def _retry_calls(storage: AtomicRDBStorage, retry: RetryPolicy) -> None:
+def _retry_calls(storage: RDBStorage, retry: RetryPolicy) -> None:
     """Let the storage's methods wait for the database."""
 
     def retrying(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -259,16 +252,28 @@ def _delete_claims_unless_active(storage: BaseStorage, name: str) -> None:
     delete_claims(storage.engine, name)
 
 
+def check_parameters(study: optuna.Study, parameters: Parameters) -> None:
+    """Refuse a study whose parameters differ, which Optuna would refuse at the first trial."""
+    for trial in study.get_trials(deepcopy=False):
+        for name, distribution in trial.distributions.items():
+            if parameters.distributions.get(name) != distribution:
+                raise StudyMismatch(
+                    f"The parameter {name} of the study {study.study_name!r} has other values than"
+                    " this search.",
+                    way_out=ANOTHER_VERSION,
+                )
+
+
 def sweep_stale(
-    trials: TrialWriter,
+    study: optuna.Study,
     claims: Claims | None,
     open_trials: Collection[int] = (),
 ) -> None:
-    """Fail the trials that a terminated driver left running, except `open_trials`: their
-    candidates are open again.
+    """End the trials that a terminated driver left running, except `open_trials`. One with its
+    measurement counts; the candidates of the others are open again.
     """
     states = (TrialState.RUNNING, TrialState.WAITING)
-    running = trials.study.get_trials(deepcopy=False, states=states)
+    running = study.get_trials(deepcopy=False, states=states)
     active: set[str] = set()
     if claims is not None:
         # Read second: the driver of every such trial was there before.
@@ -282,9 +287,18 @@ def sweep_stale(
         if owner is not None:
             is_owned = owner in active
         if not is_owned:
-            # Without effect on a trial that has ended meanwhile.
-            end = TrialEnd(state=TrialState.FAIL)
-            trials.end(trial, end)
+            _end_stale(study, trial)
+
+
+def _end_stale(study: optuna.Study, stale: FrozenTrial) -> None:
+    end = TrialEnd(state=TrialState.FAIL)
+    measured = read_trial(stale)
+    if measured is not None:
+        end = measured_end(measured)
+    with contextlib.suppress(UpdateFinishedTrialError, ValueError):  # It has ended meanwhile
+        with warnings.catch_warnings(action="ignore"):  # Optuna's, for what is written already
+            write_end(optuna.Trial(study, stale._trial_id), end)
+        study.tell(stale.number, end.value, state=end.state)
 
 
 def the_study_in(

@@ -1,44 +1,40 @@
-"""Trials in Optuna's storage: what is written of each, and storages that write it atomically.
+"""Trials as Optuna's records: what is written of each, and what is read.
 
-A trial is JSON in user attributes, so that a study can be read without autotune. A measured trial
-has its candidate, purpose, measurement, outcome and reason, in the form of `core.answer.plain`. A
-screened candidate is on record too, with its predicted figures and never as measured.
+A measured trial has its candidate, purpose, measurement, outcome and reason as user attributes, in
+the form of `core.answer.plain`, so that a study can be read without autotune. A screened candidate
+is on record too, with its predicted figures and never as measured.
 
-Outcomes in the terms of Optuna's samplers: a candidate that fits is COMPLETE with its speed; one
-that ran out of memory, or over the limit, is PRUNED with its constraint violated, which TPE learns
-from; a fault of the machine is FAIL, which samplers ignore.
+In the terms of Optuna:
 
-One transaction writes a trial's description, one its end. Optuna reads the trial, writes one row
-and commits for every parameter and attribute. For the dozen of a probe that was most of the
-driver's time, and a killed driver left partial trials. The rows are the same as Optuna's.
+    intermediate values   tokens per second of each timed cycle
+    value                 their median
+    constraints           MEMORY: need / limit - 1; VALIDITY: 1 if it failed for another reason
+    COMPLETE              it fits
+    PRUNED                it was stopped early, or a constraint is violated; samplers learn from it
+    FAIL                  a fault of the machine or an interruption; samplers ignore it
+
+Trials of a user's own objective have none of these attributes: their measurement is rebuilt from
+parameters, value and constraints.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Container, Mapping
-from dataclasses import dataclass, field
-from datetime import datetime
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import msgspec
 import optuna
-from optuna.distributions import BaseDistribution, distribution_to_json
-from optuna.storages import InMemoryStorage, RDBStorage
-from optuna.storages._rdb import models
-from optuna.storages._rdb.storage import _create_scoped_session
-from optuna.study._constrained_optimization import _CONSTRAINTS_KEY
 from optuna.trial import FrozenTrial, TrialState, create_trial
-from sqlalchemy import insert, or_, select
-from sqlalchemy.orm import Session
 
 from autotune.core.answer import Expected, Purpose, Trial, plain
 from autotune.core.errors import StudyMismatch
-from autotune.core.measurement import Measurement, Outcome, judge
+from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, judge
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes
 from autotune.search.database_retry import ANOTHER_VERSION
+from autotune.search.parameters import Parameters
 
 # Attributes of a trial
 CANDIDATE = "candidate"
@@ -55,54 +51,30 @@ ALL_SCREENED = "screened"  # Attribute of the study: number of screened candidat
 # Screened candidates to record, nearest to the limit first: thousands would take longer than a
 # probe
 MAX_SCREENED_RECORDS = 12
-_CONSTRAINT = "memory over the limit"
-# Violation by a candidate that failed for another reason than memory: as if it needed twice the
-# limit
-_NOT_MEMORY = 1.0
-_MIN_VIOLATION = 0.01
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialStart:
-    params: Mapping[str, Any]
-    distributions: Mapping[str, BaseDistribution]
-    attributes: Mapping[str, Any]
+# Constraints of a trial. Each trial has both: GPSampler needs equal constraints.
+MEMORY = "memory over the limit"
+VALIDITY = "failed for another reason"
+MIN_VIOLATION = 0.01
+REBUILT_TOKENS = 1_000_000  # Tokens of a rebuilt cycle
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrialEnd:
     state: TrialState
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    # by constraint, as in `Trial.set_constraint`
-    violations: Mapping[str, float] = field(default_factory=dict)
-    value: float | None = None
-
-    @property
-    def system_attributes(self) -> dict[str, float]:
-        attributes = {}
-        for name, amount in self.violations.items():
-            attributes[f"{_CONSTRAINTS_KEY}:{name}"] = amount
-        return attributes
+    constraints: Mapping[str, float] = field(default_factory=dict)
+    rates: tuple[float, ...] = ()  # Tokens per second of each timed cycle
+    value: float | None = None  # Of a complete trial
 
 
 # 1. What is written.
 
 
-def trial_start(
-    candidate: Candidate,
-    purpose: Purpose,
-    distributions: Mapping[str, BaseDistribution],
-) -> TrialStart:
-    params = {}
-    for name, value in candidate.knobs.items():
-        if name in distributions:
-            params[name] = value
-    attributes = {CANDIDATE: plain(candidate), PURPOSE: purpose}
-    return TrialStart(
-        params=params,
-        distributions=distributions,
-        attributes=attributes,
-    )
+def start_attributes(candidate: Candidate, purpose: Purpose, driver: str) -> dict[str, Any]:
+    """Return what is written before the measurement, so that the trial of a killed driver names
+    its candidate.
+    """
+    return {CANDIDATE: plain(candidate), PURPOSE: purpose, DRIVER: driver}
 
 
 def measured_end(trial: Trial) -> TrialEnd:
@@ -117,34 +89,30 @@ def measured_end(trial: Trial) -> TrialEnd:
         attributes[EXPECTED] = plain(trial.expected)
     if measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
-    state = TrialState.PRUNED
-    value = None
-    if trial.verdict.fits and speed is not None:
-        state = TrialState.COMPLETE
-        value = speed.tokens_per_second
-    violations = {_CONSTRAINT: _violation(measurement)}
-    return TrialEnd(
-        state=state,
-        attributes=attributes,
-        violations=violations,
-        value=value,
-    )
+    constraints = _constraints(measurement)
+    pruned = TrialEnd(state=TrialState.PRUNED, attributes=attributes, constraints=constraints)
+    if not trial.verdict.fits or speed is None:
+        return pruned
+    timed = replace(pruned, rates=tuple(speed.rates))
+    if speed.cut_short:
+        return timed
+    return replace(timed, state=TrialState.COMPLETE, value=speed.tokens_per_second)
 
 
-def _violation(measurement: Measurement) -> float:
-    """Return need / limit - 1, as a lower bound after an out-of-memory error; at most 0 for a
-    candidate that fits.
+def _constraints(measurement: Measurement) -> dict[str, float]:
+    """Return need / limit - 1, as a lower bound after an out-of-memory error, and whether the
+    candidate failed otherwise.
     """
     memory = measurement.memory
-    outcome = measurement.outcome
-    peak_bytes = memory.peak_bytes or 0
-    if outcome is Outcome.OK:
-        return peak_bytes / memory.limit_bytes - 1
-    if not outcome.is_out_of_memory:
-        return _NOT_MEMORY
-    needed_bytes = peak_bytes + measurement.requested_bytes
+    is_out_of_memory = measurement.outcome.is_out_of_memory
+    needed_bytes: float = memory.peak_bytes or 0
+    if is_out_of_memory:
+        needed_bytes += measurement.requested_bytes
     excess = needed_bytes / memory.limit_bytes - 1
-    return max(excess, _MIN_VIOLATION)
+    if is_out_of_memory:
+        excess = max(excess, MIN_VIOLATION)
+    is_valid = measurement.outcome is Outcome.OK or is_out_of_memory
+    return {MEMORY: excess, VALIDITY: float(not is_valid)}
 
 
 def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
@@ -172,11 +140,10 @@ def screened_end(candidate: Candidate, prediction: Prediction) -> TrialEnd:
         WHY: f"screened: {why}",
     }
     excess = peak.low / limit_bytes - 1
-    violations = {_CONSTRAINT: max(excess, _MIN_VIOLATION)}
     return TrialEnd(
         state=TrialState.PRUNED,
         attributes=attributes,
-        violations=violations,
+        constraints={MEMORY: max(excess, MIN_VIOLATION), VALIDITY: 0.0},
     )
 
 
@@ -185,7 +152,50 @@ def failed_end(why: str) -> TrialEnd:
     return TrialEnd(state=TrialState.FAIL, attributes={WHY: why})
 
 
-# 2. What is read.
+# 2. Writing it.
+
+
+def write_end(trial: optuna.Trial, end: TrialEnd) -> None:
+    """Write all of the end but the state, which `Study.tell` and `Study.optimize` write last: a
+    trial whose driver is killed in between holds its measurement.
+    """
+    for key, value in end.attributes.items():
+        trial.set_user_attr(key, value)
+    for cycle, rate in enumerate(end.rates):
+        trial.report(rate, cycle)
+    for name, amount in end.constraints.items():
+        trial.set_constraint(name, amount)
+
+
+def add_ended(
+    study: optuna.Study,
+    parameters: Parameters,
+    candidate: Candidate,
+    end: TrialEnd,
+    start: Mapping[str, Any],
+) -> None:
+    """Add a trial that has ended already, at once."""
+    trial = create_trial(
+        state=end.state,
+        params=parameters.of(candidate),
+        distributions=parameters.distributions,
+        user_attrs={**start, **end.attributes},
+        intermediate_values=dict(enumerate(end.rates)),
+        constraints=dict(end.constraints),
+        value=end.value,
+    )
+    study.add_trial(trial)
+
+
+# 3. What is read.
+
+
+def candidate_of(frozen: FrozenTrial) -> Candidate | None:
+    """Return the candidate as it was written before its measurement."""
+    if CANDIDATE not in frozen.user_attrs:
+        return None
+    attributes = frozen.user_attrs[CANDIDATE]
+    return Candidate(**attributes)
 
 
 def read_trial(frozen: FrozenTrial) -> Trial | None:
@@ -210,13 +220,58 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         ) from error
 
 
-def trials_of(study: optuna.Study) -> tuple[Trial, ...]:
-    trials = []
-    for frozen in study.get_trials(deepcopy=False):
-        trial = read_trial(frozen)
-        if trial is not None:
-            trials.append(trial)
-    return tuple(trials)
+def rebuilt_trial(frozen: FrozenTrial, candidate: Candidate, limit_bytes: int) -> Trial | None:
+    """Return the trial of a user's own objective; None if it has no result."""
+    speed = _rebuilt_speed(frozen)
+    excess = frozen.constraints.get(MEMORY, 0.0)
+    outcome = Outcome.OK
+    if excess > 0:
+        outcome = Outcome.OOM_UNKNOWN
+    elif any(amount > 0 for amount in frozen.constraints.values()):
+        outcome = Outcome.CRASH
+    is_finished = frozen.state in (TrialState.COMPLETE, TrialState.PRUNED)
+    has_result = speed is not None or outcome is not Outcome.OK
+    if not is_finished or not has_result:
+        return None
+    peak_bytes = 0  # not stated, but it fits
+    if MEMORY in frozen.constraints:
+        peak_bytes = round((1 + excess) * limit_bytes)
+    seconds = 0.0
+    if frozen.duration is not None:
+        seconds = frozen.duration.total_seconds()
+    if outcome is not Outcome.OK:
+        speed = None
+    measurement = Measurement(
+        candidate_id=candidate.id,
+        outcome=outcome,
+        memory=Memory(peak_bytes=peak_bytes, limit_bytes=limit_bytes, bound_by="objective"),
+        cost=Cost(total_seconds=seconds, load_seconds=0.0),
+        worst=speed,
+    )
+    return Trial(
+        number=frozen.number,
+        purpose=frozen.user_attrs.get(PURPOSE, "search"),
+        candidate=candidate,
+        measurement=measurement,
+        verdict=judge(measurement),
+    )
+
+
+def _rebuilt_speed(frozen: FrozenTrial) -> Speed | None:
+    """Return one cycle of many tokens for each reported value, or for the trial's value."""
+    rates = [rate for _, rate in sorted(frozen.intermediate_values.items())]
+    if not rates and frozen.value is not None:
+        rates = [frozen.value]
+    if not rates or min(rates) <= 0:
+        return None
+    return Speed(
+        completion_tokens=0,
+        cycle_seconds=tuple(REBUILT_TOKENS / rate for rate in rates),
+        cycle_loss_tokens=(REBUILT_TOKENS,) * len(rates),
+        prompt_tokens=0,
+        phase_seconds={},
+        cut_short=frozen.state is TrialState.PRUNED,
+    )
 
 
 def screened_ids(study: optuna.Study) -> set[str]:
@@ -227,210 +282,3 @@ def screened_ids(study: optuna.Study) -> set[str]:
         if is_screened and CANDIDATE_ID in trial.user_attrs:
             ids.add(trial.user_attrs[CANDIDATE_ID])
     return ids
-
-
-# 3. Storages.
-
-
-class AtomicMemoryStorage(InMemoryStorage):
-    """Storage in this process's own memory: nothing comes between two writes."""
-
-    def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
-        trial_id = self.create_new_trial(study_id, _running(attributes))
-        return self.get_trial(trial_id)
-
-    def enter(
-        self,
-        study_id: int,
-        trial_id: int,
-        entry: TrialStart,
-    ) -> None:
-        for name, value in entry.params.items():
-            distribution = entry.distributions[name]
-            internal_value = distribution.to_internal_repr(value)
-            self.set_trial_param(trial_id, name, internal_value, distribution)
-        for key, value in entry.attributes.items():
-            self.set_trial_user_attr(trial_id, key, value)
-
-    def end(self, trial_id: int, end: TrialEnd) -> None:
-        for key, value in end.attributes.items():
-            self.set_trial_user_attr(trial_id, key, value)
-        for key, violation in end.system_attributes.items():
-            self.set_trial_system_attr(trial_id, key, violation)
-        values = None if end.value is None else [end.value]
-        self.set_trial_state_values(trial_id, end.state, values)
-
-
-class AtomicRDBStorage(RDBStorage):
-    """Database storage: each method writes all or nothing, and may be repeated if its reply was
-    lost.
-    """
-
-    def __init__(self, *args: Any, **options: Any) -> None:
-        super().__init__(*args, **options)
-        # Distributions that were checked against the study's, which Optuna repeats for each
-        # parameter.
-        self._compatible: dict[tuple[int, str], BaseDistribution] = {}
-        # Running trials as last read: a described trial does not change until it ends.
-        self._running: dict[int, FrozenTrial] = {}
-
-    def begin(self, study_id: int, attributes: Mapping[str, Any]) -> FrozenTrial:
-        return self._create_new_trial(study_id, _running(attributes))
-
-    def enter(
-        self,
-        study_id: int,
-        trial_id: int,
-        entry: TrialStart,
-    ) -> None:
-        # If only the reply to an earlier try was lost, the rows exist already: that error is
-        # ignored.
-        with _create_scoped_session(self.scoped_session, ignore_integrity_error=True) as session:
-            rows = []
-            for name, value in entry.params.items():
-                distribution = entry.distributions[name]
-                internal_value = distribution.to_internal_repr(value)
-                if self._compatible.get((study_id, name)) != distribution:
-                    self._set_trial_param_without_commit(
-                        session, trial_id, name, internal_value, distribution
-                    )
-                    self._compatible[study_id, name] = distribution
-                    continue
-                row = {
-                    "trial_id": trial_id,
-                    "param_name": name,
-                    "param_value": internal_value,
-                    "distribution_json": distribution_to_json(distribution),
-                }
-                rows.append(row)
-            if rows:
-                session.execute(insert(models.TrialParamModel), rows)
-            _insert(session, models.TrialUserAttributeModel, trial_id, entry.attributes)
-
-    def end(self, trial_id: int, end: TrialEnd) -> None:
-        with _create_scoped_session(self.scoped_session) as session:
-            trial: Any = models.TrialModel.find_or_raise_by_id(trial_id, session, for_update=True)
-            is_finished = trial.state.is_finished()
-            if is_finished and _has_attributes(session, trial_id, end.attributes):
-                return  # written before: only the reply was lost
-            self.check_trial_is_updatable(trial_id, trial.state)
-            _insert(session, models.TrialUserAttributeModel, trial_id, end.attributes)
-            _insert(session, models.TrialSystemAttributeModel, trial_id, end.system_attributes)
-            if end.value is not None:
-                self._set_trial_value_without_commit(session, trial, 0, end.value)
-            trial.state = end.state
-            trial.datetime_complete = datetime.now()
-
-    def _get_trials(
-        self,
-        study_id: int,
-        states: Container[TrialState] | None,
-        included_trial_ids: set[int],
-        trial_id_greater_than: int,
-    ) -> list[FrozenTrial]:
-        """Read all trials except unchanged running ones: Optuna's cache reads every running
-        trial again each time.
-        """
-        # 1. Find the running trials that are unchanged. Without a cache, everything is read.
-        unchanged: dict[int, FrozenTrial] = {}
-        if self._running and included_trial_ids and states is None:
-            current = self._states(study_id, included_trial_ids, trial_id_greater_than)
-            for trial_id, trial in self._running.items():
-                if current.get(trial_id) is TrialState.RUNNING:
-                    unchanged[trial_id] = trial
-            if unchanged:
-                included_trial_ids = current.keys() - unchanged.keys()
-                trial_id_greater_than = max(current)
-
-        # 2. Read the others.
-        trials = super()._get_trials(study_id, states, included_trial_ids, trial_id_greater_than)
-        self._running = dict(unchanged)
-        for trial in trials:
-            is_running = trial.state is TrialState.RUNNING
-            if is_running and trial.params:
-                self._running[trial._trial_id] = trial
-
-        def trial_number(trial: FrozenTrial) -> int:
-            return trial._trial_id
-
-        return sorted([*unchanged.values(), *trials], key=trial_number)
-
-    def _states(
-        self,
-        study_id: int,
-        included: set[int],
-        greater_than: int,
-    ) -> dict[int, TrialState]:
-        """Return the states of the trials that Optuna would read."""
-        trial = models.TrialModel
-        is_newer = trial.trial_id > greater_than
-        is_read = or_(is_newer, trial.trial_id.in_(included))
-        of_study = trial.study_id == study_id
-        query = select(trial.trial_id, trial.state).where(of_study, is_read)
-        with _create_scoped_session(self.scoped_session) as session:
-            rows = session.execute(query)
-            return {row.trial_id: row.state for row in rows}
-
-
-@dataclass(frozen=True, kw_only=True)
-class TrialWriter:
-    """Writes the trials of one study. Optuna's queue is not used: the agenda selects the next
-    candidate.
-    """
-
-    study: optuna.Study
-    storage: AtomicMemoryStorage | AtomicRDBStorage
-
-    def begin(self, driver: str | None) -> FrozenTrial:
-        """Create a running trial; its description is written later."""
-        self._forget_cached_trials()
-        attributes = {} if driver is None else {DRIVER: driver}
-        return self.storage.begin(self.study._study_id, attributes)
-
-    def enter(self, trial: FrozenTrial, entry: TrialStart) -> None:
-        study_id = self.study._study_id
-        self.storage.enter(study_id, trial._trial_id, entry)
-
-    def end(self, trial: FrozenTrial, end: TrialEnd) -> None:
-        """Write the end; UpdateFinishedTrialError if another driver ended the trial differently."""
-        self._forget_cached_trials()
-        self.storage.end(trial._trial_id, end)
-
-    def _forget_cached_trials(self) -> None:
-        """Let samplers read all trials again, once per new one."""
-        self.study._thread_local.cached_all_trials = None
-
-
-def _running(attributes: Mapping[str, Any]) -> FrozenTrial:
-    return create_trial(state=TrialState.RUNNING, user_attrs=dict(attributes))
-
-
-def _insert(
-    session: Session,
-    model: Any,
-    trial_id: int,
-    attributes: Mapping[str, Any],
-) -> None:
-    rows = []
-    for key, value in attributes.items():
-        value_json = json.dumps(value)
-        rows.append({"trial_id": trial_id, "key": key, "value_json": value_json})
-    if rows:
-        session.execute(insert(model), rows)
-
-
-def _has_attributes(
-    session: Session,
-    trial_id: int,
-    attributes: Mapping[str, Any],
-) -> bool:
-    """Return True if the trial has all of these attributes, which only this driver could have
-    written.
-    """
-    model = models.TrialUserAttributeModel
-    of_trial = model.trial_id == trial_id
-    query = select(model.key, model.value_json).where(of_trial)
-    rows = session.execute(query)
-    written = {row.key: row.value_json for row in rows}
-    expected = {key: json.dumps(value) for key, value in attributes.items()}
-    return expected.items() <= written.items()

@@ -28,6 +28,7 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.measurement import Outcome, Speed
+from autotune.core.prediction import Prediction
 from autotune.core.run_statistics import RunSpread, learn_run_spread
 from autotune.core.space import Candidate, KnobValue, SearchSpace
 from autotune.search.pooling import pooled
@@ -116,6 +117,7 @@ class SearchProblem:
     # Trials of other studies on the same model, versions and hardware: evidence, not counted as
     # measured here
     earlier: tuple[Trial, ...] = ()
+    predictions: Mapping[str, Prediction] = field(default_factory=dict)  # By candidate id
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
@@ -322,6 +324,19 @@ class TrialView:
     def confirmation_count(self, candidate: Candidate) -> int:
         confirmations = self.rounds.get(candidate.id, ())
         return len(confirmations)
+
+    def pairs(self, candidate: Candidate, reference: Candidate) -> list[tuple[Speed, Speed]]:
+        """Return the speeds of two candidates in the turns in which both were confirmed."""
+        turns = zip(
+            self.rounds.get(candidate.id, ()), self.rounds.get(reference.id, ()), strict=False
+        )
+        pairs = []
+        for trial, reference_trial in turns:
+            speed = trial.measurement.ranking_speed
+            reference_speed = reference_trial.measurement.ranking_speed
+            if speed is not None and reference_speed is not None:
+                pairs.append((speed, reference_speed))
+        return pairs
 
     def leader(self, contenders: Iterable[Trial]) -> int:
         """Return the row with the highest estimated speed, which a single lucky probe moves

@@ -21,8 +21,8 @@ from autotune.core.prediction import Estimate
 from autotune.report.answer_document import document
 from autotune.report.html.render import render
 from autotune.report.terminal import show_answer
+from autotune.search.measured_trial import with_predicted_speed
 from autotune.search.record import circumstances
-from autotune.search.study import with_predicted_speed
 from tests.cli.command import autotune, shape_only
 from tests.emulator.test_incidents_on_cards import empty_model, rehearsed
 from tests.report.answers import answered

@@ -25,7 +25,7 @@ from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, note_text, toy_job, toy_space
 
-SECONDS = 0.15
+SECONDS = 0.5
 """Longer than asking takes, so that probes meet."""
 
 

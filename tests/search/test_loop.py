@@ -240,19 +240,20 @@ def test_a_machine_that_drifts_does_not_choose_for_us(tmp_path: Path, seed: int)
 
 
 def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
-    """Two candidates 1 % apart, in a search long enough to afford confirmations."""
+    """The baseline and a candidate 4 % faster, with cycles that scatter by more."""
     machine = Machine(limit_bytes=2500 * MIB)
     space = toy_space(
         use_vllm=(False,),
         checkpointing=(True,),
-        batch=(19, 20),
+        batch=(9, 8),
     )
     job = toy_job(tmp_path, space, machine.limit_bytes)
 
     def loading(candidate: Candidate, plan: ProbePlan) -> Measurement:
         measured = machine.measure(candidate, plan)
-        seconds = 10.0 if plan.timed_cycles == SHORT_PROBE.timed_cycles else 1.0
-        return replace(measured, cost=replace(measured.cost, total_seconds=seconds))
+        assert measured.worst is not None
+        cycles = (1.0, 0.9, 1.1, 0.95, 1.05)[: plan.timed_cycles]
+        return replace(measured, worst=replace(measured.worst, cycle_seconds=cycles))
 
     study = open_study(
         job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer())
@@ -270,8 +271,9 @@ def test_a_finalist_is_judged_by_all_its_rounds(tmp_path: Path) -> None:
     for trial in answer.trials:
         if trial.purpose == "confirm" and trial.candidate == answer.certificate.candidate:
             turns.append(trial)
-    assert len(turns) == 2
-    assert len(answer.certificate.measurement.worst.cycle_seconds) == 2 * LONG_PROBE.timed_cycles
+    assert len(turns) > 1
+    cycles = answer.certificate.measurement.worst.cycle_seconds
+    assert len(cycles) == len(turns) * LONG_PROBE.timed_cycles
 
 
 def test_slow_candidates_get_a_stop_threshold_but_not_the_first(tmp_path: Path) -> None:
@@ -301,7 +303,7 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
     recorded = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
     assert {trial.state.name for trial in recorded} == {"COMPLETE", "PRUNED"}
     for trial in recorded:
-        (violation,) = trial.constraints.values()
+        violation = max(trial.constraints.values())
         fits = trial.user_attrs["outcome"] == "ok"
         assert (violation <= 0) == fits == (trial.state.name == "COMPLETE")
         for name, value in trial.user_attrs["candidate"]["knobs"].items():
@@ -386,7 +388,7 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
 
     def fills_the_disk(event: Event) -> None:
         if isinstance(event, ProbeEnded) and len(study.trials) == 3:
-            fill(study._writer.storage)
+            fill(study._study._storage._backend)
 
     executor = InlineExecutor(measure=machine.measure)
     answer = run_search(

@@ -223,3 +223,19 @@ def scattering(trial: Trial, scatter: float) -> Trial:
     cycles = tuple(speed.cycle_seconds[0] * math.exp(way * scatter) for way in (-1, 0, 1))
     many = replace(speed, cycle_seconds=cycles, cycle_loss_tokens=(TOKENS,) * 3)
     return replace(trial, measurement=replace(trial.measurement, worst=many))
+
+
+def test_a_speed_without_phases_is_an_error_of_all_phases() -> None:
+    whole = measured(CANDIDATES[0], **dict.fromkeys(SECONDS, 2.0))
+    assert whole.measurement.worst is not None
+    bare = replace(whole.measurement, worst=replace(whole.measurement.worst, phase_seconds={}))
+    assert rates(replace(whole, measurement=bare)) == pytest.approx(rates(whole), rel=1e-6)
+
+
+def test_candidates_that_are_predicted_equal_may_still_differ() -> None:
+    """Their errors have most in common, and something of their own: 2 to 10 % of the speed."""
+    predictions = list(map(predicted, CANDIDATES))
+    first, second = share(0.1), share(0.2)
+    posterior = ThroughputModel(TABLE, predictions).posterior([measured(first)], NOBODY)
+    _, deviation = posterior.lead_over(TABLE.row_by_id[first.id])
+    assert 0.02 < deviation[TABLE.row_by_id[second.id]] < 0.1

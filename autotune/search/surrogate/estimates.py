@@ -68,6 +68,7 @@ class SurrogateModel:
         options: SearchOptions,
     ) -> None:
         self.table = table
+        self.limit_bytes = limit_bytes
         self.options = options
         self.predicted = table.mask(predictions)
         by_row = [predictions.get(candidate.id) for candidate in table.candidates]

@@ -20,7 +20,7 @@ The similarity has four parts S_p, each of shape (n, n):
               errors that depend on one knob each, or on the load
     joint     Π_numeric (1 - w_k (1 - near_k)) · Π_categorical (1 - JOINT_DECAY w_k (1 - same_k))
               errors that depend on all knobs together
-    identity  Π (1 - w_k (1 - same_k))
+    identity  Π (1 - w_k (1 - same_k)), or with `own_errors` 1 if i = j, else 0
               errors of one candidate
 
     load      Π_numeric (1 - w_k (1 - near_k)) · Π_categorical (1 - w_k (1 - same_k)),
@@ -72,12 +72,15 @@ class Kernels:
         table: CandidateTable,
         sources: FloatArray | None = None,
         figures: FloatArray | None = None,
+        own_errors: bool = False,
     ) -> None:
         """`sources`: composition of each candidate's prediction as shares; equal compositions share
         their error. None: all equal. `figures`: logarithms of the predictions, which show the
-        effect of each knob; None: all have full effect.
+        effect of each knob; None: all have full effect. `own_errors`: candidates that are predicted
+        equal have errors of their own all the same.
         """
         self.size = len(table)
+        self._own_errors = own_errors
         self._numeric, self._categorical = knob_effects(table, figures)
         composition = sources
         if composition is None:
@@ -131,6 +134,8 @@ class Kernels:
             identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - difference
+        if self._own_errors:
+            identity = np.equal.outer(rows, np.arange(self.size)).astype(float)
         composition = SOURCE_SHARE * self._sources[rows]
         by_source = composition @ self._sources.T
         return SimilarityParts(

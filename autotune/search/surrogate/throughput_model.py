@@ -111,7 +111,7 @@ class ThroughputModel:
             # differ by its kind.
             sources = None if group == "training" else table.kinds
             logs = _log_figures(seconds)
-            kernels = Kernels(table, sources, logs)
+            kernels = Kernels(table, sources, logs, own_errors=True)
             self._seconds[group] = seconds
             self._widths[group] = width
             self._regressions[group] = Regression(
@@ -190,13 +190,17 @@ class ThroughputModel:
         speed = trial.measurement.ranking_speed
         if row is None or speed is None:
             return None
-        if speed.tokens_per_second <= 0 or not speed.phase_seconds:
+        if speed.tokens_per_second <= 0:
             return None
         stopped = speed.cut_short and len(speed.rates) == 1
         cycle_seconds = self._tokens[row] / speed.tokens_per_second
+        # A user's own objective need not report phases: each is off by as much.
+        predicted = {group: float(seconds[row]) for group, seconds in self._seconds.items()}
+        parts = _split(speed) or predicted
+        total = sum(parts.values())
         return _Cycle(
             row=row,
-            seconds=_split(speed, cycle_seconds),
+            seconds={group: part / total * cycle_seconds for group, part in parts.items()},
             deviation=SINGLE_CYCLE_DEVIATION if stopped else 0.0,
         )
 
@@ -378,17 +382,16 @@ def _weighted_covariance(
     return total
 
 
-def _split(speed: Speed, cycle_seconds: float) -> Mapping[str, float]:
-    """Divide a cycle's seconds by group, in the proportions of all timed cycles."""
+def _split(speed: Speed) -> dict[str, float]:
+    """Return the measured seconds of all timed cycles by group; empty without phases."""
+    if not speed.phase_seconds:
+        return {}
     timed_seconds = sum(speed.phase_seconds.values())
     seconds: dict[str, float] = {}
     for group, phases in PHASE_GROUPS.items():
         phase_seconds = [speed.phase_seconds.get(phase, 0.0) for phase in phases]
         seconds[group] = sum(phase_seconds)
-    grouped_seconds = sum(seconds.values())
-    seconds[REST] = max(0.0, timed_seconds - grouped_seconds)
-    for group, part in seconds.items():
-        seconds[group] = part / timed_seconds * cycle_seconds
+    seconds[REST] = max(0.0, timed_seconds - sum(seconds.values()))
     return seconds
 
 
