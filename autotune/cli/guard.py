@@ -249,6 +249,7 @@ def _guard(
         history=history,
         say=lambda text: say(text, sys.stderr),
         since=since,
+        proven=proof,
     )
     return guard.run(checkpoint)
 
