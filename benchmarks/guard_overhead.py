@@ -107,8 +107,8 @@ def _pair(number: int, steps: int) -> Pair:
 
 def _guarded(command: list[str], folder: Path) -> float:
     """Run under the guard; return the CPU share of guard and keeper while the command runs."""
-    own = ["--values", "steps=1", "--out", str(folder / "guard")]
-    guard = [sys.executable, "-m", "autotune", "guard", *own, "--", *command, "{steps}"]
+    guard_options = ["--values", "steps=1", "--out", str(folder / "guard")]
+    guard = [sys.executable, "-m", "autotune", "guard", *guard_options, "--", *command, "{steps}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
         guard, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL

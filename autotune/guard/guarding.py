@@ -281,6 +281,7 @@ class RunGuard:
             nothing_fits=nothing_fits,
         )
         self._write()
+        self.history.write_page()
         self.say(indented([summary(self.history)]))
         return guarded
 

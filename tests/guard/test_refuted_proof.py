@@ -82,9 +82,9 @@ def test_a_search_knows_it_as_measured() -> None:
     result = proven()
     refute(result, *ended(OUT_OF_MEMORY, exit=1))
     versions = result.proof.trial.measurement.versions
-    known = Store().measured(circumstances(result.job, versions))
-    assert [trial.candidate.id for trial in known.trials] == [result.candidate.id]
-    assert known.trials[0].measurement.outcome is not Outcome.OK
+    stored = Store().measured(circumstances(result.job, versions))
+    assert [trial.candidate.id for trial in stored.trials] == [result.candidate.id]
+    assert stored.trials[0].measurement.outcome is not Outcome.OK
 
 
 def test_memory_of_other_processes_says_nothing_about_it() -> None:

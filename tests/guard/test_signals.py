@@ -24,8 +24,8 @@ def _environment() -> dict[str, str]:
 
 
 def _guarded(folder: Path, program: str, *options: str) -> list[str]:
-    own = ("--out", str(folder / "guard"), "--values", "micro=8,4")
-    return [*GUARD, *own, *options, "--", sys.executable, "-c", program, "{micro}"]
+    options_of_guard = ("--out", str(folder / "guard"), "--values", "micro=8,4")
+    return [*GUARD, *options_of_guard, *options, "--", sys.executable, "-c", program, "{micro}"]
 
 
 @pytest.mark.parametrize("code", [0, 1, 7, 130])
