@@ -102,7 +102,7 @@ def test_a_guarded_run_learns_what_an_uninterrupted_one_learns(tmp_path: Path) -
     assert first["end"]["reason"] == "memory"
     assert first["last_step"] == LONG_FROM_STEP - 1
     assert last["from_step"] == 2
-    changed = yaml.safe_load(Path(last["config"]).read_text())
+    changed = yaml.safe_load((tmp_path / last["config"]).read_text())
     micro, steps = changed["per_device_train_batch_size"], changed["gradient_accumulation_steps"]
     assert micro < 8 and micro * steps == 8 * 2
     assert changed["steps_per_generation"] == steps, "a generation has as many rows as before"
