@@ -148,7 +148,9 @@ def command(
     request = Flags(config=None, **flags)
     with interruptible():
         training = _training(config, command_words, request, values, checkpoints, options.out)
-        proof = None if no_proof else _proof(training, config, request)
+        proof = None
+        if not no_proof:
+            proof = _proof(training, config, request)
     if proof is not None and proof.use is None:
         return EXIT_CODES[proof.status]
     guarded = _guard(training, options, config, proof, resume=resume)
@@ -235,7 +237,9 @@ def _guard(
 
     since = time.time()
     checkpoint = None
-    earlier: Mapping[str, Any] | None = last_run(options.out, config) if resume else None
+    earlier: Mapping[str, Any] | None = None
+    if resume:
+        earlier = last_run(options.out, config)
     if earlier is not None:
         training, checkpoint, since = resumed(training, earlier)
     history = History(
@@ -249,6 +253,7 @@ def _guard(
         history=history,
         say=lambda text: say(text, sys.stderr),
         since=since,
+        proven=proof,
     )
     return guard.run(checkpoint)
 
@@ -257,5 +262,6 @@ def _exit_code(guarded: Guarded) -> int:
     if guarded.nothing_fits:
         return NOTHING_FITS
     code = guarded.ending.end.shell_code
-    is_complete = guarded.ending.reason == "finished"
-    return code if code or is_complete else FAULT
+    if code == 0 and guarded.ending.reason != "finished":
+        return FAULT  # it saved and stopped before the end, and was not started again
+    return code

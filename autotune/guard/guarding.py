@@ -32,11 +32,13 @@ from autotune.guard.history import (
     lines_of_restart,
     summary,
 )
+from autotune.guard.refuted_proof import refute
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.step_progress import StepProgress
 from autotune.guard.training import Start, Training
 from autotune.guard.watched import Look, MemoryWatcher
+from autotune.preflight.check import Preflight
 
 GUARD_POLL_SECONDS = 0.5
 CHECKPOINT_SECONDS = 5.0  # between two looks for new checkpoints
@@ -84,6 +86,7 @@ class RunGuard:
     history: History
     say: Print
     since: float  # checkpoints written earlier are not this run's
+    proven: Preflight | None = None  # proof of the configuration; None: it was not proven
     _watcher: MemoryWatcher = field(default_factory=MemoryWatcher)
     _refuted: set[str] = field(default_factory=set)
     _changed_from: tuple[Training, Evidence] | None = None  # before our last change
@@ -101,6 +104,8 @@ class RunGuard:
             ending, record = self._attempt(start, checkpoint)
 
             # 2. What follows from its end.
+            if ending.is_out_of_memory and self.proven is not None and record.number == 1:
+                refute(self.proven, ending, record)
             is_ours = self._is_by_our_change(ending, choice, record)
             if ending.reason not in RESTARTED and not is_ours:
                 return self._conclude(ending)
@@ -276,6 +281,7 @@ class RunGuard:
             nothing_fits=nothing_fits,
         )
         self._write()
+        self.history.write_page()
         self.say(indented([summary(self.history)]))
         return guarded
 

@@ -5,6 +5,7 @@ The file is replaced after each event, so that a guard that was killed leaves wh
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -19,9 +20,11 @@ from autotune.guard.checkpoints import Checkpoint, FoundCheckpoints
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.smaller import OWN_VALUES, Choice
 from autotune.guard.watched import AttemptPeaks
+from autotune.report.html.guard_page import render_guard
 
 SCHEMA = 1
 FILE = "guard.json"
+GUARD_PAGE = "report.html"
 
 SENTENCES: Mapping[Reason, str] = {
     Reason.FINISHED: "the training ended",
@@ -142,6 +145,12 @@ class History:
         except OSError as error:
             return f"{self.out / FILE} could not be written: {error.strerror}"
         return None
+
+    def write_page(self) -> None:
+        """Write report.html beside guard.json; a full disk leaves it out."""
+        with contextlib.suppress(OSError):
+            page = render_guard(self.document())
+            write_atomically(self.out / GUARD_PAGE, page.encode())
 
 
 def last_run(out: Path, config: str | None) -> Mapping[str, Any] | None:

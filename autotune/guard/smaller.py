@@ -1,28 +1,30 @@
 """The next configuration after memory ran out: it learns the same, and what the run has shown says
 that it fits.
 
-The advice is that of `autotune predict`: the fastest neutral change whose predicted peak surely
-fits. The run corrects the prediction. With P the predicted peak of the configuration that failed, R
-what it needed when it was refused, and L the limit:
+The advice is that of `autotune predict`: the fastest neutral change that fits. The run corrects
+it. With P the predicted peak of the configuration that failed, and M the bytes that were missing
+when it was refused, the next one is predicted to need at most
 
-    room = min(L, R) - max(0, R - P)
+    room = 0.97 P - M
 
-    L = 40 GiB, P = 36 GiB, R = 41 GiB: the run needed 5 GiB more than predicted (longer rows,
-    another process). The next configuration is one that is predicted to need at most 35 GiB.
+    A GPU of 40 GiB held 39 GiB, and 3 GiB were requested: M = 2 GiB. P was 36 GiB: the run needed
+    6 GiB more than predicted (longer rows, another process), and so will the next one. Its
+    predicted peak is at most 32.9 GiB.
 
+Predictions of two similar configurations err alike, so their values are compared, not their bounds.
 Where nothing can be predicted, the remedies of the failure table decide, in their order.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from autotune.core.errors import AutotuneError
 from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.diagnosis import Diagnosis
-from autotune.diagnosis.next_change import smaller_configurations
+from autotune.diagnosis.next_change import Next, smaller_configurations
 from autotune.failures.numbers import Numbers
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.preflight.check import with_room
@@ -32,6 +34,9 @@ from autotune.search.change_kinds import BATCH_KNOBS
 BY_PREDICTION = "predicted"
 BY_THE_TABLE = "by the failure table"
 OWN_VALUES = "the next of --values"
+
+RESERVE_SHARE = 0.03  # of the predicted peak: rows may get longer than those that were refused
+UNKNOWN_REQUEST_SHARE = 0.05  # of the peak, where no message says what was requested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,11 +75,15 @@ def next_choice(
 
     `keeps_batches`: another micro-batch would change the number of steps, and is not offered.
     """
-    with contextlib.suppress(AutotuneError):
+    is_second = len(evidence.refuted) > 1  # the mildest change did not suffice
+    try:
         choice = _predicted(request, candidate, evidence, keeps_batches)
-        if choice is not None:
-            return choice
-    return _by_the_table(request, candidate, evidence, keeps_batches)
+    except AutotuneError:
+        return _by_the_table(request, candidate, evidence, keeps_batches, strongest=is_second)
+    if choice is not None:
+        return choice
+    # Nothing surely fits into what is left: try what needs least.
+    return _by_the_table(request, candidate, evidence, keeps_batches, strongest=True)
 
 
 def _predicted(
@@ -88,23 +97,21 @@ def _predicted(
 
     # 1. The room that the run has shown, in predicted bytes.
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        prediction = service.predict(candidate)
-    limit = request.job.memory_limit_bytes
-    predicted_peak = round(prediction.peak_memory_bytes.value)
-    needed = needed_bytes(evidence.diagnosis.numbers, evidence.peak_bytes) or limit + 1
-    room = room_bytes(limit, predicted_peak, needed)
-    if room <= 0:
-        return None
+        peak = service.predict(candidate).peak_memory_bytes
+        limit = request.job.memory_limit_bytes
+        missing = missing_bytes(evidence.diagnosis.numbers, evidence.peak_bytes, limit)
+        room = room_bytes(round(peak.value), missing)
+        if room <= 0:
+            return None
 
-    # 2. The advice within that room.
-    job = with_room(request.job, max(0, limit - room))
-    with contextlib.closing(open_prediction_service(job, request.trainer)) as service:
-        ways = ways_to_fit(request, candidate, service, refuted=evidence.refuted)
+        # 2. The advice within that room.
+        spread = round(peak.high - peak.value)
+        job = with_room(request.job, max(0, limit - room - spread))
+        ways = ways_to_fit(request, candidate, service.of(job), refuted=evidence.refuted)
     for way in sorted(ways, key=lambda way: way.learning):
         if _is_allowed(way.change, way.learning, evidence, keeps_batches):
-            changed = _changed(request, candidate, way.change)
             return Choice(
-                candidate=changed,
+                candidate=_changed(request, candidate, way.change),
                 change=way.change,
                 learning=way.learning,
                 basis=BY_PREDICTION,
@@ -115,25 +122,30 @@ def _predicted(
     return None
 
 
-def room_bytes(
-    limit: int,
-    predicted_peak: int,
-    needed: int,
-) -> int:
+def room_bytes(predicted_peak: int, missing: int) -> int:
     """Return the predicted peak that the next configuration may have at most."""
-    return min(limit, needed) - max(0, needed - predicted_peak)
+    return round((1 - RESERVE_SHARE) * predicted_peak) - missing
 
 
-def needed_bytes(numbers: Numbers, peak_bytes: int | None) -> int | None:
-    """Return what was needed when memory was refused: held then, and requested on top."""
+def missing_bytes(
+    numbers: Numbers,
+    peak_bytes: int | None,
+    limit_bytes: int,
+) -> int:
+    """Return the bytes that were missing when memory was refused.
+
+    A limit that is not known here (`ulimit`, memory of others) refused less than the known one:
+    then the whole request was missing.
+    """
     requested = numbers.get("asked_bytes")
     free = numbers.get("free_bytes")
-    total = numbers.get("total_bytes")
-    if requested is not None and free is not None and total is not None:
-        return int(total - free + requested)
-    if peak_bytes is None:
-        return None
-    return peak_bytes + int(requested or 1)
+    if requested is not None and free is not None and requested > free:
+        return int(requested - free)
+    held = peak_bytes or limit_bytes
+    if requested is None:
+        return round(UNKNOWN_REQUEST_SHARE * held)
+    needed = held + int(requested)
+    return needed - limit_bytes if needed > limit_bytes else int(requested)
 
 
 def _by_the_table(
@@ -141,6 +153,8 @@ def _by_the_table(
     candidate: Candidate,
     evidence: Evidence,
     keeps_batches: bool,
+    *,
+    strongest: bool,
 ) -> Choice | None:
     possible = []
     for following in smaller_configurations(
@@ -149,15 +163,25 @@ def _by_the_table(
         is_new = following.candidate.id not in evidence.refuted
         if is_new and _is_allowed(following.change, following.learning, evidence, keeps_batches):
             possible.append(following)
-    first = min(possible, key=lambda following: following.learning, default=None)
-    if first is None:
+    if not possible:
         return None
+    choice = min(possible, key=lambda following: following.learning)
+    if strongest:
+        choice = _strongest_of_its_kind(choice, possible)
     return Choice(
-        candidate=first.candidate,
-        change=first.change,
-        learning=first.learning,
+        candidate=choice.candidate,
+        change=choice.change,
+        learning=choice.learning,
         basis=BY_THE_TABLE,
     )
+
+
+def _strongest_of_its_kind(choice: Next, possible: Sequence[Next]) -> Next:
+    """Return the last change of the same settings: they are listed mildest first."""
+    for following in possible:
+        if following.change.keys() == choice.change.keys():
+            choice = following
+    return choice
 
 
 def _is_allowed(

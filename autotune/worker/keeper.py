@@ -28,6 +28,7 @@ from . import processes
 
 LEAVE_SECONDS = 5.0  # in which processes that the command left may end by themselves
 KEEPER_POLL_SECONDS = 0.05
+REAP_SECONDS = 1.0  # between two looks at adopted processes that have ended
 CANNOT_START = 127  # exit code of shells for a program that is not there
 
 # A scheduler sends these to every process of a job. The guard decides what the command receives.
@@ -85,10 +86,15 @@ def _let_go_of_the_streams() -> None:
 def _is_guarded_to_the_end(channel: socket.socket, command: subprocess.Popen[bytes]) -> bool:
     """Wait for the command's end; return False if the guard ended first."""
     pending = b""
+    watched: list[socket.socket | int] = [channel]
+    seconds = KEEPER_POLL_SECONDS
+    with contextlib.suppress(OSError):  # kernels before 5.3: look often
+        watched.append(os.pidfd_open(command.pid))
+        seconds = REAP_SECONDS
     while command.poll() is None:
         _reap_orphans(command)
-        readable, _, _ = select.select([channel], [], [], KEEPER_POLL_SECONDS)
-        if not readable:
+        readable, _, _ = select.select(watched, [], [], seconds)
+        if channel not in readable:
             continue
         received = _received(channel)
         if not received:

@@ -2,27 +2,33 @@
 
 from __future__ import annotations
 
+import pytest
+
 from autotune.core.units import GIB
-from autotune.guard.smaller import needed_bytes, room_bytes
+from autotune.guard.smaller import missing_bytes, room_bytes
 from autotune.guard.step_progress import StepProgress
 from autotune.guard.training import ladder_of, with_settings
 
 
-def test_a_run_that_needed_more_than_predicted_leaves_less_room() -> None:
-    # The example of the module: 40 GiB, predicted 36, needed 41.
-    assert room_bytes(40 * GIB, 36 * GIB, 41 * GIB) == 35 * GIB
+def test_what_was_missing_is_left_out_of_the_next_prediction() -> None:
+    # The example of the module: 39 of 40 GiB held, 3 requested, 36 predicted.
+    numbers = {"asked_bytes": 3 * GIB, "free_bytes": 1 * GIB, "total_bytes": 40 * GIB}
+    missing = missing_bytes(numbers, None, 40 * GIB)
+    assert missing == 2 * GIB
+    assert room_bytes(36 * GIB, missing) == pytest.approx(32.92 * GIB)
 
 
 def test_a_lower_limit_than_the_known_one_is_believed() -> None:
-    # Refused at 10 GiB although 40 are known, as predicted: `ulimit`, or memory of others.
-    assert room_bytes(40 * GIB, 12 * GIB, 10 * GIB) == 10 * GIB
+    # 7 GiB held and 2 requested are refused, although the machine has 40: `ulimit`.
+    assert missing_bytes({"asked_bytes": 2 * GIB}, 7 * GIB, 40 * GIB) == 2 * GIB
 
 
-def test_what_was_needed_is_held_and_requested() -> None:
-    numbers = {"asked_bytes": 2 * GIB, "free_bytes": 1 * GIB, "total_bytes": 40 * GIB}
-    assert needed_bytes(numbers, None) == 41 * GIB
-    assert needed_bytes({"asked_bytes": 2 * GIB}, 5 * GIB) == 7 * GIB
-    assert needed_bytes({}, None) is None
+def test_the_known_limit_says_how_much_was_missing() -> None:
+    assert missing_bytes({"asked_bytes": 2 * GIB}, 39 * GIB, 40 * GIB) == 1 * GIB
+
+
+def test_an_end_without_a_message_is_given_a_twentieth() -> None:
+    assert missing_bytes({}, 40 * GIB, 40 * GIB) == 2 * GIB
 
 
 def test_flags_of_the_command_follow_the_changed_file() -> None:
