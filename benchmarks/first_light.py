@@ -37,7 +37,7 @@ import machine
 import psutil
 from first_light_page import write_page
 from first_light_steps import Step, plan, seconds_for
-from gpu_record import FILE, Record, basis_here
+from gpu_record import DONE, FILE, OUT_OF_TIME, Record, basis_here
 from gpu_setups import PARTS
 
 from autotune.core.units import GIB, MIB
@@ -130,9 +130,8 @@ class Ended:
 
     @property
     def outcome(self) -> str:
-        if self.code is None:
-            return "timeout"
-        return "ok" if self.code == 0 else "failed"
+        outcomes = {None: "timeout", DONE: "ok", OUT_OF_TIME: "out of time"}
+        return outcomes.get(self.code, "failed")
 
 
 class Program:

@@ -23,7 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_record import (
+    DONE,
+    FAILED,
     FILE,
+    OUT_OF_TIME,
     Line,
     Record,
     basis_here,
@@ -149,22 +152,23 @@ def measure_setups(
     gpus: str,
     record: Record,
     box: Box,
-) -> bool:
-    """Measure every setup's points. Return False where something failed or time was too short."""
-    complete = True
+) -> int:
+    """Measure every setup's points. Return an exit code."""
+    code = DONE
     for setup in setups:
         if box.left <= 5:
             print(f"{setup.name}: no time", flush=True)
-            return False
+            return OUT_OF_TIME
         began = time.monotonic()
         try:
-            complete &= _climb(ladder_of(setup, gpus), record, box)
+            if not _climb(ladder_of(setup, gpus), record, box):
+                return OUT_OF_TIME
         except AutotuneError as error:
             print(f"{setup.name}: {error}", flush=True)
             record.add(unstarted_row(_setup_key(setup), setup.name, str(error)))
-            complete = False
+            code = FAILED
         print(f"{setup.name}: {time.monotonic() - began:.0f} s with loading", flush=True)
-    return complete
+    return code
 
 
 def _climb(
@@ -303,12 +307,12 @@ def main() -> int:
     if arguments.what == "tiny":
         with tempfile.TemporaryDirectory(prefix="first-light-") as folder:
             tiny_setups = tiny(synthetic_model(Path(folder)))
-            return 0 if measure_setups(tiny_setups, "cpu", record, box) else 1
+            return measure_setups(tiny_setups, "cpu", record, box)
     setups: list[Setup] = []
     for part in arguments.parts:
         setups += PARTS[part]
     if arguments.what == "measure":
-        return 0 if measure_setups(setups, arguments.gpus, record, box) else 1
+        return measure_setups(setups, arguments.gpus, record, box)
     predict_setups(setups, arguments.gpus, arguments.out / PREDICTED)
     return 0
 
