@@ -146,11 +146,18 @@ def test_the_outcome_of_a_step_is_its_exit_code() -> None:
 
 
 def test_the_document_of_a_search_is_taken_out_of_its_output() -> None:
-    output = 'note\n{\n "status": "ok",\n "counts": {"probed": 3},\n "trials": []\n}\nbye\n'
-    answer = first_light._answer(output)
+    """A search that ends with an answer prints one line of JSON among its notes."""
+    program = """
+import json, sys
+print("a note", file=sys.stderr)
+print(json.dumps({"schema": 1, "status": "ok", "counts": {"probed": 3}, "trials": []}))
+"""
+    ended = first_light._ended([sys.executable, "-c", program], seconds=60)
+    answer = first_light._answer(ended.output)
     assert answer is not None
     assert answer["status"] == "ok"
     assert answer["counts"] == {"probed": 3}
+    assert "trials" not in answer
     assert first_light._answer("no document") is None
 
 
