@@ -57,6 +57,9 @@ POINT = ProbePlan(
     reuse_rollouts=True,
     deadline_seconds=90,
 )
+REPEATED = ("crash", "timeout", "interrupted")
+"""Outcomes after which a later program measures a point again."""
+
 EMULATED_POINT = replace(POINT, timed_cycles=1, deadline_seconds=900)
 """Emulated steps have no speed: one cycle less, and time for a machine that computes the rest."""
 
@@ -197,7 +200,9 @@ def _row(
     point: Point,
     record: Record,
 ) -> Line | None:
-    return record.row(key_of(ladder.setup, ladder.candidate(point)))
+    """Return the point's line, unless its run says nothing about it."""
+    row = record.row(key_of(ladder.setup, ladder.candidate(point)))
+    return None if row is None or row["outcome"] in REPEATED else row
 
 
 def _point(

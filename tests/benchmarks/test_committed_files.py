@@ -53,20 +53,21 @@ def test_emulated_figures_are_not_measured() -> None:
     assert len(complaints([START, point(basis="emulated")])) == 1
 
 
+SMALL_ENGINES = 0.04
+"""Bar of the points with an engine of half a billion parameters: 1 % of their peak is 60 MiB."""
+
+
 @pytest.mark.parametrize("card", ["H100", "A100-40G"])
 def test_rehearsals_agree_with_the_predictions_made_beforehand(card: str) -> None:
-    """Every point whose step ended: device memory within 3 %, torch's peak within 1 % but for the
-    engine of a model of half a billion parameters, whose 1 % is 58 MiB.
-    """
+    """Every point whose step ended: torch's peak within 1 %, device memory within 3 %."""
     folder = RESULTS / "first-light-emulated" / card
     results = read_results(folder, [RESULTS / "first-light" / card])
     assert disagreements(results) == []
     compared = 0
     for difference in differences(results):
-        is_small_engine = "0.5B" in difference.point and "vllm" in difference.point
-        if difference.figure == DEVICE:
-            assert not difference.is_large, difference
-        if difference.figure == ALLOCATED and not is_small_engine:
+        if "0.5B" in difference.point and "vllm" in difference.point:
+            assert abs(difference.share) < SMALL_ENGINES, difference
+        elif difference.figure in (ALLOCATED, DEVICE):
             assert not difference.is_large, difference
             compared += 1
-    assert compared >= 12
+    assert compared >= 24
