@@ -18,7 +18,6 @@ import ctypes
 import json
 import os
 import platform
-import re
 import shutil
 import signal
 import subprocess
@@ -37,7 +36,7 @@ import machine
 import psutil
 from first_light_page import write_page
 from first_light_steps import Step, plan, seconds_for
-from gpu_record import FILE, Record, basis_here
+from gpu_record import DONE, FILE, OUT_OF_TIME, Record, basis_here
 from gpu_setups import PARTS
 
 from autotune.core.units import GIB, MIB
@@ -57,6 +56,7 @@ PACKAGES = (
 )
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SECONDS = 3
+DOCUMENT = '{"schema"'  # beginning of the line that --json prints
 ANSWER = ("status", "recommendation", "baseline", "counts", "probe_seconds")
 """Fields of a search's document that are appended to the results; the others are in its folder."""
 
@@ -130,9 +130,8 @@ class Ended:
 
     @property
     def outcome(self) -> str:
-        if self.code is None:
-            return "timeout"
-        return "ok" if self.code == 0 else "failed"
+        outcomes = {None: "timeout", DONE: "ok", OUT_OF_TIME: "out of time"}
+        return outcomes.get(self.code, "failed")
 
 
 class Program:
@@ -308,13 +307,10 @@ def _ended(command: list[str], seconds: float) -> Ended:
 def _show(process: subprocess.Popen[str], lines: list[str]) -> None:
     """Print a step's output as it comes, but for the document of a search."""
     assert process.stdout is not None
-    in_document = False
     for line in process.stdout:
         lines.append(line)
-        in_document |= line == "{\n"
-        if not in_document:
+        if not line.startswith(DOCUMENT):
             print(line, end="", flush=True)
-        in_document &= line != "}\n"
 
 
 def _end_processes(before: set[psutil.Process]) -> tuple[str, ...]:
@@ -342,14 +338,11 @@ def _end_processes(before: set[psutil.Process]) -> tuple[str, ...]:
 
 def _answer(output: str) -> dict[str, Any] | None:
     """Return the document of `autotune run --json`, without the rows of its candidates."""
-    match = re.search(r"^\{\n.*^\}", output, re.DOTALL | re.MULTILINE)
-    if match is None:
-        return None
-    try:
-        document = json.loads(match.group())
-    except ValueError:
-        return None
-    return {name: document.get(name) for name in ANSWER}
+    for line in output.splitlines():
+        if line.startswith(DOCUMENT):
+            document = json.loads(line)
+            return {name: document.get(name) for name in ANSWER}
+    return None
 
 
 if __name__ == "__main__":

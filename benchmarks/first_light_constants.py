@@ -13,12 +13,15 @@ from typing import Any
 
 from autotune import catalog
 from autotune.catalog import Gpu
+from autotune.catalog.attention_kernels import attention_share, kernel_of
+from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
 Line = Mapping[str, Any]
 Facts = Mapping[str, Sequence[Any]]
 """Values of each fact, in the order of the file."""
 
+ATTENTION = "attention_share"
 FIRST_HOPPER = 9  # compute capability from which cuBLAS's workspace is larger
 WIDE_LAYERS = ("7b up", "7b down", "7b query")
 FEW_TOKENS = 1024  # products of so few rows are not those of training
@@ -71,24 +74,27 @@ def compared(
     }
     comparisons = []
     for name, measured in values.items():
-        constant = _constant(name)
+        estimate, unit = _constant(name, gpu)
         comparisons.append(
             Comparison(
                 name=name,
-                unit=constant.unit,
-                low=constant.low,
-                value=constant.value,
-                high=constant.high,
+                unit=unit,
+                low=estimate.low,
+                value=estimate.value,
+                high=estimate.high,
                 measured=measured,
             )
         )
     return comparisons
 
 
-def _constant(name: str) -> catalog.Constant:
-    """Return a constant of either file."""
-    constant = catalog.constants().get(name)
-    return constant or catalog.efficiency(name)
+def _constant(name: str, gpu: Gpu) -> tuple[Estimate, str]:
+    """Return a constant of either file with its unit; for attention that of the card's kernel."""
+    if name == ATTENTION:
+        kernel = kernel_of("sdpa", gpu.compute_capability)
+        return attention_share(kernel, gpu.compute_capability), f"of the dense peak, {kernel}"
+    constant = catalog.constants().get(name) or catalog.efficiency(name)
+    return constant, constant.unit
 
 
 def memory_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
@@ -134,7 +140,7 @@ def rate_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
         if row["backend"] == "default" and row["length"] >= LONG_ROWS:
             rates.append(row["tflops_forward"])
     if peak_tflops and rates:
-        values["attention_share"] = statistics.median(rates) / peak_tflops
+        values[ATTENTION] = statistics.median(rates) / peak_tflops
     for memory in facts.get("rate: memory", [])[-1:]:
         if gpu.bandwidth_gb_per_second:
             values["memory_share"] = memory["copy"] / gpu.bandwidth_gb_per_second

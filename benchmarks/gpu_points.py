@@ -23,7 +23,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from gpu_record import (
+    DONE,
+    FAILED,
     FILE,
+    OUT_OF_TIME,
     Line,
     Record,
     basis_here,
@@ -54,6 +57,9 @@ POINT = ProbePlan(
     reuse_rollouts=True,
     deadline_seconds=90,
 )
+REPEATED = ("crash", "timeout", "interrupted")
+"""Outcomes after which a later program measures a point again."""
+
 EMULATED_POINT = replace(POINT, timed_cycles=1, deadline_seconds=900)
 """Emulated steps have no speed: one cycle less, and time for a machine that computes the rest."""
 
@@ -149,22 +155,23 @@ def measure_setups(
     gpus: str,
     record: Record,
     box: Box,
-) -> bool:
-    """Measure every setup's points. Return False where something failed or time was too short."""
-    complete = True
+) -> int:
+    """Measure every setup's points. Return an exit code."""
+    code = DONE
     for setup in setups:
         if box.left <= 5:
             print(f"{setup.name}: no time", flush=True)
-            return False
+            return OUT_OF_TIME
         began = time.monotonic()
         try:
-            complete &= _climb(ladder_of(setup, gpus), record, box)
+            if not _climb(ladder_of(setup, gpus), record, box):
+                return OUT_OF_TIME
         except AutotuneError as error:
             print(f"{setup.name}: {error}", flush=True)
             record.add(unstarted_row(_setup_key(setup), setup.name, str(error)))
-            complete = False
+            code = FAILED
         print(f"{setup.name}: {time.monotonic() - began:.0f} s with loading", flush=True)
-    return complete
+    return code
 
 
 def _climb(
@@ -193,7 +200,9 @@ def _row(
     point: Point,
     record: Record,
 ) -> Line | None:
-    return record.row(key_of(ladder.setup, ladder.candidate(point)))
+    """Return the point's line, unless its run says nothing about it."""
+    row = record.row(key_of(ladder.setup, ladder.candidate(point)))
+    return None if row is None or row["outcome"] in REPEATED else row
 
 
 def _point(
@@ -303,12 +312,12 @@ def main() -> int:
     if arguments.what == "tiny":
         with tempfile.TemporaryDirectory(prefix="first-light-") as folder:
             tiny_setups = tiny(synthetic_model(Path(folder)))
-            return 0 if measure_setups(tiny_setups, "cpu", record, box) else 1
+            return measure_setups(tiny_setups, "cpu", record, box)
     setups: list[Setup] = []
     for part in arguments.parts:
         setups += PARTS[part]
     if arguments.what == "measure":
-        return 0 if measure_setups(setups, arguments.gpus, record, box) else 1
+        return measure_setups(setups, arguments.gpus, record, box)
     predict_setups(setups, arguments.gpus, arguments.out / PREDICTED)
     return 0
 

@@ -23,6 +23,9 @@ Line = dict[str, Any]
 Basis = Literal["measured", "emulated"]
 
 FILE = "results.jsonl"
+DONE, FAILED, OUT_OF_TIME = 0, 1, 75
+"""Exit codes of a step. The last one: some points are left for the next program."""
+
 NOT_RUN = ("illegal", "failed to start")
 """Outcomes of points that no process has tried."""
 

@@ -2,9 +2,24 @@
 
 from __future__ import annotations
 
+import sys
+from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.gpu.committed import complaints
+
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
+sys.path.insert(0, str(RESULTS.parent))
+
+from first_light_page import (  # noqa: E402
+    ALLOCATED,
+    DEVICE,
+    differences,
+    disagreements,
+    read_results,
+)
 
 START = {"kind": "start", "basis": "measured", "machine": {"date": "2026-11-26"}}
 
@@ -36,3 +51,23 @@ def test_a_file_has_a_machine_and_a_date() -> None:
 
 def test_emulated_figures_are_not_measured() -> None:
     assert len(complaints([START, point(basis="emulated")])) == 1
+
+
+SMALL_ENGINES = 0.04
+"""Bar of the points with an engine of half a billion parameters: 1 % of their peak is 60 MiB."""
+
+
+@pytest.mark.parametrize("card", ["H100", "A100-40G"])
+def test_rehearsals_agree_with_the_predictions_made_beforehand(card: str) -> None:
+    """Every point whose step ended: torch's peak within 1 %, device memory within 3 %."""
+    folder = RESULTS / "first-light-emulated" / card
+    results = read_results(folder, [RESULTS / "first-light" / card])
+    assert disagreements(results) == []
+    compared = 0
+    for difference in differences(results):
+        if "0.5B" in difference.point and "vllm" in difference.point:
+            assert abs(difference.share) < SMALL_ENGINES, difference
+        elif difference.figure in (ALLOCATED, DEVICE):
+            assert not difference.is_large, difference
+            compared += 1
+    assert compared >= 24

@@ -24,7 +24,7 @@ import first_light  # noqa: E402
 from first_light_steps import plan, seconds_for  # noqa: E402
 from gpu_by_hand import JOB  # noqa: E402
 from gpu_points import Box, job_of, measure_setups, predict_setups  # noqa: E402
-from gpu_record import Record, read_lines, unstarted_row  # noqa: E402
+from gpu_record import FAILED, OUT_OF_TIME, Record, read_lines, unstarted_row  # noqa: E402
 from gpu_setups import COLOCATED, PARTS, Point, Setup, all_setups  # noqa: E402
 
 from autotune.core.units import GIB  # noqa: E402
@@ -141,14 +141,23 @@ def test_the_outcome_of_a_step_is_its_exit_code() -> None:
     assert failed.code == 3
     good = first_light._ended([sys.executable, "-c", ""], seconds=60)
     assert good.outcome == "ok"
+    early = first_light._ended([sys.executable, "-c", "raise SystemExit(75)"], seconds=60)
+    assert early.outcome == "out of time"
 
 
 def test_the_document_of_a_search_is_taken_out_of_its_output() -> None:
-    output = 'note\n{\n "status": "ok",\n "counts": {"probed": 3},\n "trials": []\n}\nbye\n'
-    answer = first_light._answer(output)
+    """A search that ends with an answer prints one line of JSON among its notes."""
+    program = """
+import json, sys
+print("a note", file=sys.stderr)
+print(json.dumps({"schema": 1, "status": "ok", "counts": {"probed": 3}, "trials": []}))
+"""
+    ended = first_light._ended([sys.executable, "-c", program], seconds=60)
+    answer = first_light._answer(ended.output)
     assert answer is not None
     assert answer["status"] == "ok"
     assert answer["counts"] == {"probed": 3}
+    assert "trials" not in answer
     assert first_light._answer("no document") is None
 
 
@@ -198,7 +207,8 @@ def _broken_setup(**changes: Any) -> Setup:
 def test_a_setup_that_cannot_be_built_is_a_line_and_the_next_one_follows(tmp_path: Path) -> None:
     record = Record(tmp_path / "results.jsonl")
     setups = [_broken_setup(), _broken_setup(model="no-such-model", holds=())]
-    assert not measure_setups(setups, "cpu", record, Box(minutes=1))
+    assert measure_setups(setups, "cpu", record, Box(minutes=1)) == FAILED
+    assert measure_setups(setups, "cpu", record, Box(minutes=0)) == OUT_OF_TIME
     points = record.lines("point")
     knob, model = points
     assert knob["outcome"] == model["outcome"] == "failed to start"
