@@ -100,7 +100,7 @@ def _predicted(
         peak = service.predict(candidate).peak_memory_bytes
         limit = request.job.memory_limit_bytes
         missing = missing_bytes(evidence.diagnosis.numbers, evidence.peak_bytes, limit)
-        room = room_bytes(round(peak.value), missing)
+        room = min(limit, room_bytes(round(peak.value), missing))
         if room <= 0:
             return None
 
