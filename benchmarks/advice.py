@@ -175,7 +175,12 @@ def as_text(ways: Sequence[WayToFit]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--configurations", type=int, default=60)
-    parser.add_argument("--repeats", type=int, default=10, help="of the first six; then two")
+    parser.add_argument(
+        "--repeats",
+        type=int,
+        default=10,
+        help="of the first six; then two",
+    )
     options = parser.parse_args()
     draw = random.Random(SEED)
     rows: list[dict[str, Any]] = []

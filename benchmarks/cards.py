@@ -44,10 +44,18 @@ ROWS = HERE / "card-rows.json"
 RESULTS = HERE / "results"
 Row = Mapping[str, Any]
 
-SYNCHRONISATION = Estimate(value=40e-6, low=20e-6, high=60e-6)
+SYNCHRONISATION = Estimate(
+    value=40e-6,
+    low=20e-6,
+    high=60e-6,
+)
 """Seconds of the host for one position: an index, a comparison, and a wait for its answer."""
 
-FILE_RATE = Estimate(value=1.75e9, low=0.9e9, high=3.5e9)
+FILE_RATE = Estimate(
+    value=1.75e9,
+    low=0.9e9,
+    high=3.5e9,
+)
 """Bytes per second from the device through one process into a file. Two rows of full fine-tuning
 (024 of 30B, 036 of 4B) differ from their adapters' rows by 1.74 and 1.75 GB/s.
 """
@@ -159,7 +167,9 @@ def seconds(
     if row["tuning"] == "full":
         saved = 2 * parameters
         step = step + Estimate(
-            value=saved / FILE_RATE.value, low=saved / FILE_RATE.high, high=saved / FILE_RATE.low
+            value=saved / FILE_RATE.value,
+            low=saved / FILE_RATE.high,
+            high=saved / FILE_RATE.low,
         )
     return step.scaled(1 / row["micro_batches"]) + SYNCHRONISATION.scaled(row["seq_len"])
 

@@ -83,14 +83,35 @@ def _arguments() -> argparse.Namespace:
     add = parser.add_argument
     add("--minutes", type=float, default=9)
     add("--seconds", type=float, help="in place of --minutes: from --began on")
-    add("--began", type=float, default=time.time(), metavar="EPOCH")
-    add("--scale", type=float, default=1, help="multiplies all times: for emulated cards")
-    add("--only", type=_names, default=[], metavar="STEPS", help="these steps: sft,search")
+    add(
+        "--began",
+        type=float,
+        default=time.time(),
+        metavar="EPOCH",
+    )
+    add(
+        "--scale",
+        type=float,
+        default=1,
+        help="multiplies all times: for emulated cards",
+    )
+    add(
+        "--only",
+        type=_names,
+        default=[],
+        metavar="STEPS",
+        help="these steps: sft,search",
+    )
     add("--again", action="store_true", help="repeat steps that ended well")
     add("--out", type=Path, help="folder of the results")
     add("--keep", type=Path, help="a second folder with the results, to go on from")
     add("--predict", metavar="GPU", help="predict all points, and end")
-    add("--page", type=Path, metavar="DIR", help="write the page again, and end")
+    add(
+        "--page",
+        type=Path,
+        metavar="DIR",
+        help="write the page again, and end",
+    )
     return parser.parse_args()
 
 

@@ -121,7 +121,11 @@ def memory_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
     return values
 
 
-def _figure(steps: Mapping[str, Line], step: str, name: str) -> float | None:
+def _figure(
+    steps: Mapping[str, Line],
+    step: str,
+    name: str,
+) -> float | None:
     figure: float | None = steps.get(step, {}).get(name)
     return figure
 

@@ -64,7 +64,12 @@ class Results:
         """Return the last line for each name."""
         return self._latest(basis, kind, "name")
 
-    def _latest(self, basis: str, kind: str, field_name: str) -> dict[str, Line]:
+    def _latest(
+        self,
+        basis: str,
+        kind: str,
+        field_name: str,
+    ) -> dict[str, Line]:
         lines = {}
         for line in self.lines(basis):
             if line["kind"] == kind:

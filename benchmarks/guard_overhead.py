@@ -111,7 +111,10 @@ def _guarded(command: list[str], folder: Path) -> float:
     guard = [sys.executable, "-m", "autotune", "guard", *guard_options, "--", *command, "{steps}"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     with subprocess.Popen(
-        guard, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        guard,
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     ) as process:
         watched: list[int] = []
         while len(watched) < 2:  # until the keeper has started the command

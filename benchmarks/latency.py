@@ -52,14 +52,24 @@ class Case:
 
 
 CASES = (
-    Case(name="predict", command=["predict", *SHIPPED], before_s=12.2, bar_s=0.6),
+    Case(
+        name="predict",
+        command=["predict", *SHIPPED],
+        before_s=12.2,
+        bar_s=0.6,
+    ),
     Case(
         name="predict, another setting",
         command=["predict", *SHIPPED, "--set", "max_completion_length=3000"],
         before_s=11.6,
         bar_s=0.6,
     ),
-    Case(name="advice", command=["predict", *TOO_LARGE], before_s=30.0, bar_s=2.0),
+    Case(
+        name="advice",
+        command=["predict", *TOO_LARGE],
+        before_s=30.0,
+        bar_s=2.0,
+    ),
     Case(
         name="solve",
         command=["solve", "max_completion_length", *SHIPPED],
@@ -129,7 +139,12 @@ def _rows_of_other_cases(names: Sequence[str]) -> list[dict[str, object]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--python", default=sys.executable, help="an environment without torch")
-    parser.add_argument("--cases", type=int, nargs="*", default=range(len(CASES)))
+    parser.add_argument(
+        "--cases",
+        type=int,
+        nargs="*",
+        default=range(len(CASES)),
+    )
     options = parser.parse_args()
     load, _, _ = os.getloadavg()
     rows = _rows_of_other_cases([CASES[number].name for number in options.cases])

@@ -114,7 +114,12 @@ def _git_folder(clones: Path, name: str) -> Path:
 
 def _git(folder: Path, *arguments: str) -> str:
     command = ["git", "-C", str(folder), *arguments]
-    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    return subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
 
 
 # One script.

@@ -224,7 +224,11 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
     }
 
 
-def _worse_document(results: Sequence[Result], seeds: int, about: str) -> dict[str, Any]:
+def _worse_document(
+    results: Sequence[Result],
+    seeds: int,
+    about: str,
+) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
     return {
         "about": about,

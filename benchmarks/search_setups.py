@@ -159,7 +159,12 @@ def _with_independent_errors(name: str, case: Case) -> Setup:
     def machine(seed: int) -> Simulated:
         limit_bytes = posed_case.job.memory_limit_bytes
         truth = Independent(formulas, predictions, seed, limit_bytes)
-        return Simulated(truth, memory_level=1.0, speed_level=1.0, seed=seed)
+        return Simulated(
+            truth,
+            memory_level=1.0,
+            speed_level=1.0,
+            seed=seed,
+        )
 
     return Setup(name, "simulated", posed_case, predictions, machine)
 

@@ -239,7 +239,11 @@ def _ours(
     )
 
 
-def _runs_out_later(machine: Machine, chosen: Candidate | None, seed: int) -> bool | None:
+def _runs_out_later(
+    machine: Machine,
+    chosen: Candidate | None,
+    seed: int,
+) -> bool | None:
     if chosen is None or not isinstance(machine, Simulated):
         return None
     return machine.runs_out_later(chosen, seed)

@@ -97,7 +97,11 @@ def drawn_points(
             yield candidate
 
 
-def compared(candidate: Candidate, modelled: Prediction, traced: Prediction) -> dict[str, Any]:
+def compared(
+    candidate: Candidate,
+    modelled: Prediction,
+    traced: Prediction,
+) -> dict[str, Any]:
     """Return relative differences, and both verdicts."""
     return {
         "knobs": dict(candidate.knobs),
@@ -186,8 +190,18 @@ def write_document(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=6, help="of each family")
-    parser.add_argument("--families", type=int, nargs="*", default=range(len(FAMILIES)))
+    parser.add_argument(
+        "--points",
+        type=int,
+        default=6,
+        help="of each family",
+    )
+    parser.add_argument(
+        "--families",
+        type=int,
+        nargs="*",
+        default=range(len(FAMILIES)),
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     options = parser.parse_args()
     rows = [] if options.fresh else earlier_rows()

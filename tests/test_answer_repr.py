@@ -54,7 +54,11 @@ def test_solve_names_the_value() -> None:
     fitting = Tried(
         value=4,
         job=answered(900).job,
-        candidate=Candidate(knobs={}, settings={}, load={}),
+        candidate=Candidate(
+            knobs={},
+            settings={},
+            load={},
+        ),
         prediction=WAY.prediction,
     )
     largest = LargestValue(
@@ -65,7 +69,11 @@ def test_solve_names_the_value() -> None:
         next=None,
         tried=(fitting,),
     )
-    answer = SolveAnswer(job=answered(900).job, largest=largest, document={})
+    answer = SolveAnswer(
+        job=answered(900).job,
+        largest=largest,
+        document={},
+    )
     assert repr(answer).startswith(
         "<SolveAnswer, predicted: batch=4 surely fits: 30 GiB (29 to 31)"
     )

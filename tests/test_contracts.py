@@ -164,7 +164,11 @@ def guarded_run() -> History:
     )
     ending = Ending(reason=Reason.FINISHED, end=ProcessEnd(exit=0))
     attempt.ended(ending, seconds=1.0, peaks=AttemptPeaks())
-    return History(out=Path("out"), config=None, attempts=[attempt])
+    return History(
+        out=Path("out"),
+        config=None,
+        attempts=[attempt],
+    )
 
 
 def printed(*arguments: str) -> dict[str, Any]:

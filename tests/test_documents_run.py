@@ -364,7 +364,13 @@ def test_the_verdict_in_the_readme_is_what_its_first_command_prints() -> None:
     readme = (ROOT / "README.md").read_text()
     first = next(block for block in BLOCKS if block.page.name == "README.md").text.strip()
     program = first.replace("autotune", f"{sys.executable} -m autotune", 1)
-    done = subprocess.run(program, shell=True, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        program,
+        shell=True,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
     assert done.stdout.splitlines()[0] in readme
 
 

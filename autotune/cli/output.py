@@ -72,15 +72,17 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
 
     Columns beyond the terminal's width are printed below each row.
     """
-    cells = [list(columns), *([str(value) for value in row] for row in rows)]
+    cells = [list(columns)]
+    for row in rows:
+        cells.append([str(value) for value in row])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
     terminal = room(sys.stdout)
     count = max(1, _columns_that_fit(widths, terminal))  # columns of the table itself
-    for number, row in enumerate(cells):
-        padded = [cell.ljust(width) for cell, width in zip(row[:count], widths, strict=False)]
+    for number, texts in enumerate(cells):
+        padded = [cell.ljust(width) for cell, width in zip(texts[:count], widths, strict=False)]
         print("  ".join(padded).rstrip())
         if number and count < len(columns):
-            below = zip(columns[count:], row[count:], strict=True)
+            below = zip(columns[count:], texts[count:], strict=True)
             text = "; ".join(f"{name}: {cell}" for name, cell in below)
             print(wrapped(text, terminal, indent="    "))
 

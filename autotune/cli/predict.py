@@ -126,7 +126,11 @@ def _refuse_folder(page: Path) -> None:
         )
 
 
-def _write_map(request: Flags, page: Path, output: Console) -> None:
+def _write_map(
+    request: Flags,
+    page: Path,
+    output: Console,
+) -> None:
     """Predict the space and write its page; print its size."""
     from autotune.report.html.map_page import render_map
     from autotune.search.predicted_space import predict_space

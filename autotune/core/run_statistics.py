@@ -126,7 +126,11 @@ def compare_pairs(pairs: Sequence[tuple[Speed, Speed]], spread: RunSpread) -> Sp
     error = math.sqrt(variance / len(logs))
     factor = math.exp(_quantile(ONE_SIDED, freedom) * error)
     ratio = math.exp(mean)
-    return SpeedRatio(value=ratio, low=ratio / factor, high=ratio * factor)
+    return SpeedRatio(
+        value=ratio,
+        low=ratio / factor,
+        high=ratio * factor,
+    )
 
 
 def _quantile(z: float, freedom: float) -> float:
@@ -379,7 +383,11 @@ def growth_of(cycles: Sequence[CycleMemory]) -> MemoryGrowth | None:
     )
 
 
-def step_of_limit(cycles: Sequence[CycleMemory], step: int, margin_bytes: int) -> int | None:
+def step_of_limit(
+    cycles: Sequence[CycleMemory],
+    step: int,
+    margin_bytes: int,
+) -> int | None:
     """Return the step after which a peak that certainly grows reaches the limit at the latest;
     None if it does not grow.
     """

@@ -16,7 +16,11 @@ _KEYED = re.compile(r"\[(?P<key>[^\]]*)\]=")
 _SUBSCRIPT = re.compile(r"(?P<name>[A-Za-z_]\w*)\[(?P<index>.*)\]", re.DOTALL)
 
 
-def assign(shell: ShellState, node: Node, certain: bool) -> tuple[str, Value]:
+def assign(
+    shell: ShellState,
+    node: Node,
+    certain: bool,
+) -> tuple[str, Value]:
     """Return the name and the new value, which takes effect."""
     target = _target(shell, node)
     value = _value(shell, node)
@@ -36,7 +40,11 @@ def assign(shell: ShellState, node: Node, certain: bool) -> tuple[str, Value]:
     return name, value
 
 
-def declare(shell: ShellState, node: Node, certain: bool) -> None:
+def declare(
+    shell: ShellState,
+    node: Node,
+    certain: bool,
+) -> None:
     """`export`, `local`, `declare`, `typeset` and `readonly`."""
     keyword = node.children[0].type
     flags = [shell.source.raw(child) for child in node.named_children]
@@ -71,7 +79,11 @@ def _target(shell: ShellState, node: Node) -> str:
     return shell.source.raw(name_node)
 
 
-def _remember_local(shell: ShellState, keyword: str, name: str) -> None:
+def _remember_local(
+    shell: ShellState,
+    keyword: str,
+    name: str,
+) -> None:
     if shell.locals and keyword in ("local", "declare", "typeset"):
         before = shell.variables.get(name)
         shell.locals[-1].setdefault(name, before)
@@ -120,7 +132,13 @@ def _assign_item(
         place = int(number)
         if place <= len(before):
             items = list(before)
-            items[place : place + 1] = [Word(text=text, line=1, span=None)]
+            items[place : place + 1] = [
+                Word(
+                    text=text,
+                    line=1,
+                    span=None,
+                )
+            ]
             shell.variables[name] = items
             return items
     table: dict[str, str] = {}
@@ -147,7 +165,11 @@ def _added(before: Value, value: Value) -> Value:
         if isinstance(before, list):
             return [*before, *value]
         if isinstance(before, str) and before:
-            first = Word(text=before, line=1, span=None)
+            first = Word(
+                text=before,
+                line=1,
+                span=None,
+            )
             return [first, *value]
         return list(value)
     if isinstance(before, str) and isinstance(value, str):

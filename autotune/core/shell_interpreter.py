@@ -334,7 +334,11 @@ class Interpreter(ShellState):
             return self._evaluate(command_words, certain)
         if name in BUILT_INS:
             inputs = [*redirects, *node.named_children]
-            call = BuiltInCall(words=command_words, certain=certain, inputs=inputs)
+            call = BuiltInCall(
+                words=command_words,
+                certain=certain,
+                inputs=inputs,
+            )
             return BUILT_INS[name](self, call)
 
         # 3. Another shell, which may be behind a launcher: `srun bash -c "..."`.
@@ -385,7 +389,14 @@ class Interpreter(ShellState):
         end = end_of(command_words)
         for command in nested.commands:
             moved = tuple(replace(word, line=line, span=None) for word in command.words)
-            self.commands.append(replace(command, words=moved, line=line, end=end))
+            self.commands.append(
+                replace(
+                    command,
+                    words=moved,
+                    line=line,
+                    end=end,
+                )
+            )
         return status
 
 

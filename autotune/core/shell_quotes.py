@@ -41,7 +41,9 @@ def _choices(match: re.Match[str]) -> Sequence[str]:
     last = int(match["last"])
     step = 1 if last >= first else -1
     numbers = range(first, last + step, step)
-    return ["", *[""] * MAX_BRACES] if len(numbers) > MAX_BRACES else [str(n) for n in numbers]
+    if len(numbers) > MAX_BRACES:
+        return ["", *[""] * MAX_BRACES]
+    return [str(number) for number in numbers]
 
 
 class NotClosed(Exception):
@@ -113,8 +115,11 @@ def stripped(
     """Return the text without the part at one end that matches the pattern."""
     lengths = range(len(text) + 1)
     for length in reversed(lengths) if longest else lengths:
-        cut = length if at_front else len(text) - length
-        part, remainder = (text[:cut], text[cut:]) if at_front else (text[cut:], text[:cut])
+        if at_front:
+            part, remainder = text[:length], text[length:]
+        else:
+            cut = len(text) - length
+            part, remainder = text[cut:], text[:cut]
         if fnmatch.fnmatchcase(part, pattern):
             return remainder
     return text

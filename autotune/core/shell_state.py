@@ -82,11 +82,21 @@ class ShellState:
         try:
             return self.expansion.words(self.source.raw(node), line, span)
         except NotClosed:
-            return [Word(text=UNKNOWN, line=line, span=span)]
+            return [
+                Word(
+                    text=UNKNOWN,
+                    line=line,
+                    span=span,
+                )
+            ]
 
 
 def unknown_word(line: int) -> Word:
-    return Word(text=UNKNOWN, line=line, span=None)
+    return Word(
+        text=UNKNOWN,
+        line=line,
+        span=None,
+    )
 
 
 def end_of(command_words: Sequence[Word]) -> int:

@@ -58,4 +58,8 @@ def _number(stated: StatedSetting | None) -> int:
 
 
 def _computed(stated: StatedSetting, value: int) -> StatedSetting:
-    return StatedSetting(text=str(value), line=stated.line, span=None)
+    return StatedSetting(
+        text=str(value),
+        line=stated.line,
+        span=None,
+    )

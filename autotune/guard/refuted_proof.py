@@ -26,7 +26,11 @@ OF_OTHERS = "gpu_other_process"
 ON_THE_HOST = "host_ram"
 
 
-def refute(proven: Preflight, ending: Ending, record: AttemptRecord) -> None:
+def refute(
+    proven: Preflight,
+    ending: Ending,
+    record: AttemptRecord,
+) -> None:
     """Store that the proven configuration does not fit, where its own need is what was refused."""
     proof = proven.proof
     if not proven.fits or not _is_by_the_known_limit(proven, ending):
@@ -35,7 +39,16 @@ def refute(proven: Preflight, ending: Ending, record: AttemptRecord) -> None:
     trial = _refused_trial(proof.trial, ending, record)
     store = Store()
     key = fingerprint({"schema": PROOF_SCHEMA, "facts": proof.facts})
-    store.keep(PROOFS, key, replace(proof, when=now, trial=trial, certificate=None))
+    store.keep(
+        PROOFS,
+        key,
+        replace(
+            proof,
+            when=now,
+            trial=trial,
+            certificate=None,
+        ),
+    )
     conditions = circumstances(proven.job, trial.measurement.versions)
     store.append(conditions, [trial], when=now)
 

@@ -141,10 +141,10 @@ def missing_bytes(
     free = numbers.get("free_bytes")
     if requested is not None and free is not None and requested > free:
         return int(requested - free)
-    held = peak_bytes or limit_bytes
+    used_bytes = peak_bytes or limit_bytes
     if requested is None:
-        return round(UNKNOWN_REQUEST_SHARE * held)
-    needed = held + int(requested)
+        return round(UNKNOWN_REQUEST_SHARE * used_bytes)
+    needed = used_bytes + int(requested)
     return needed - limit_bytes if needed > limit_bytes else int(requested)
 
 

@@ -14,7 +14,12 @@ from autotune.prediction.tracer import Tracer, TracerPool
 from autotune.probe.spawn import DECIDING_PACKAGES, ENGINE_PACKAGES
 
 
-def open_step_models(task: Task, trainer: Trainer, *, traces: bool = True) -> StepModels:
+def open_step_models(
+    task: Task,
+    trainer: Trainer,
+    *,
+    traces: bool = True,
+) -> StepModels:
     """Return the step models of this trainer in the job's training environment. `traces`: False if
     nothing is to be traced there.
     """

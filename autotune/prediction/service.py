@@ -409,8 +409,10 @@ class PredictionService:
             key = self._key(candidate, request)
             members = families.setdefault(key, [])
             members.append(Member(candidate, request))
-        largest_first = sorted(families, key=lambda key: len(families[key]), reverse=True)
-        return {key: families[key] for key in largest_first}
+        largest_first = {}
+        for key in sorted(families, key=lambda key: len(families[key]), reverse=True):
+            largest_first[key] = families[key]
+        return largest_first
 
     def _key(self, candidate: Candidate, request: Request) -> str:
         allocator = candidate.settings.get(ALLOCATOR)
@@ -489,7 +491,10 @@ class PredictionService:
 
 
 def open_prediction_service(
-    job: Job, trainer: Trainer, *, traces: bool = True
+    job: Job,
+    trainer: Trainer,
+    *,
+    traces: bool = True,
 ) -> PredictionService:
     """Return the service for one job, with the trace cache of this machine. `traces`: False if
     nothing is to be traced.

@@ -232,7 +232,8 @@ def _model(request: Request) -> Mapping[str, object]:
     dropped = {"name", "layers", "config"}
     if not request.get("trust_remote_code"):
         dropped.add("folder")
-    shape: dict[str, object] = {**_without(model, dropped), "config": _config(model["config"])}
+    shape: dict[str, object] = {**_without(model, dropped)}
+    shape["config"] = _config(model["config"])
     if model["config"].get("model_type") in ROTARY_FAMILIES:
         shape["attn_implementation"] = model.get("attn_implementation") or "sdpa"
     return shape

@@ -376,7 +376,10 @@ def _table(
 ) -> PackedColumns:
     """Return a column for each place of the rows."""
     matrix = np.array(list(rows), dtype=np.int64).reshape(-1, width)
-    return {f"{name} {place}": _column(matrix[:, place]) for place in range(width)}
+    columns = {}
+    for place in range(width):
+        columns[f"{name} {place}"] = _column(matrix[:, place])
+    return columns
 
 
 def _tuples(

@@ -44,8 +44,9 @@ class OpenPack:
         self._data = bytearray()
         head_begin = LENGTH_BYTES
         head_end = head_begin + int.from_bytes(self._read(0, LENGTH_BYTES), "little")
+        head = self._read(head_begin, head_end)
         try:
-            self._index = msgspec.msgpack.decode(self._read(head_begin, head_end), type=Index)
+            self._index = msgspec.msgpack.decode(head, type=Index)
         except msgspec.DecodeError as error:
             raise ValueError(f"not a pack of step models: {error}") from error
         self._begin = head_end

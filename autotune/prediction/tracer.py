@@ -180,8 +180,9 @@ class Tracer:
             self._start()
         assert self._spawned is not None
         if self._loaded:
-            events = [message.get("event") for message in self._spawned.wire.take(0)]
-            self._loaded = "lost" not in events  # the fork may have exited while it was idle
+            for message in self._spawned.wire.take(0):
+                if message.get("event") == "lost":  # the fork exited while it was idle
+                    self._loaded = False
         if not self._loaded:
             answer = self._request(
                 {"do": "load", "ranks": 1, "load": {}}, "loaded", IMPORT_TIMEOUT_S
@@ -194,7 +195,8 @@ class Tracer:
 
     def _start(self) -> None:
         self.close()
-        packages = list(dict.fromkeys([*self._supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]))
+        reported = [*self._supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]
+        packages = list(dict.fromkeys(reported))
         self._folder = WorkFolder()
         try:
             self._spawned = spawn(self.python, self._adapter, packages, self._folder, _ENVIRONMENT)
@@ -336,7 +338,8 @@ class TracerPool:
         """
         future = self._submit(specification, first=True)
         if until < math.inf:
-            finished, _ = wait([future], max(0.0, until - time.monotonic()))
+            remaining_seconds = max(0.0, until - time.monotonic())
+            finished, _ = wait([future], remaining_seconds)
             if not finished:
                 raise OutOfTime
         self._requested.pop(fingerprint(specification), None)
@@ -389,7 +392,10 @@ class TracerPool:
         idle = sum(worker.idle for worker in self._workers)
         if len(self._queue) <= idle or len(self._workers) >= self._max_processes:
             return
-        tracer = self._make(self._workers[0].tracer.versions if self._workers else None)
+        versions = None
+        if self._workers:
+            versions = self._workers[0].tracer.versions
+        tracer = self._make(versions)
         _ = tracer.versions  # read here: later only the worker's thread may use the tracer
         worker = _Worker(tracer)
         worker.thread = threading.Thread(

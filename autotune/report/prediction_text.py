@@ -56,11 +56,11 @@ def show_difference(
     """Print how far the prediction for the installed releases is from that of the package."""
     peak = prediction.peak_memory_bytes.value
     difference = peak - shipped.peak_memory_bytes.value
-    more = "less" if difference < 0 else "more"
+    direction = "less" if difference < 0 else "more"
     verdict = "the same verdict" if prediction.fits == shipped.fits else "another verdict"
     print_line(
         console,
-        f"  traced with the installed releases: {format_bytes(abs(difference))} {more}"
+        f"  traced with the installed releases: {format_bytes(abs(difference))} {direction}"
         f" ({abs(difference) / peak:.1%}), {verdict}",
     )
 

@@ -119,7 +119,13 @@ def _gpus_that_divide(trainer: Trainer, task: Task) -> Hardware | None:
 class IllegalFile(IllegalConfiguration):
     """Refusal of the user's file on these GPUs. `fewer_gpus`: those that it is made for."""
 
-    def __init__(self, sentence: str, *, way_out: str, fewer_gpus: Hardware | None) -> None:
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        way_out: str,
+        fewer_gpus: Hardware | None,
+    ) -> None:
         super().__init__(sentence, way_out=way_out)
         self.fewer_gpus = fewer_gpus
 

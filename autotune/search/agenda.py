@@ -362,7 +362,11 @@ def _affordable_part(
 # 5. For Optuna's own samplers.
 
 
-def _open_until_no_gain(tier: Tier, pool: IndexArray, view: TrialView) -> NextProbe | SearchEnd:
+def _open_until_no_gain(
+    tier: Tier,
+    pool: IndexArray,
+    view: TrialView,
+) -> NextProbe | SearchEnd:
     """Return the whole pool, until the last probes brought no improvement."""
     best = 0.0
     without_gain = 0

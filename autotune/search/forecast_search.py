@@ -182,8 +182,10 @@ def _neighbour_tiers(
     """Yield the best of every tier that differs from the chosen one in a single learning knob."""
     chosen = tiers[chosen_tier].learning
     for tier, members in zip(tiers, by_tier, strict=True):
-        differing = [name for name, value in tier.learning.items() if chosen.get(name) != value]
-        if len(differing) == 1:
+        differing = 0
+        for name, value in tier.learning.items():
+            differing += chosen.get(name) != value
+        if differing == 1:
             yield from _fastest_first(members, baseline)[:1]
 
 

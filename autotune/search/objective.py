@@ -45,7 +45,11 @@ LONG_PROBE = ProbePlan(
 )
 
 
-def plan_of(purpose: Purpose, candidate: Candidate, view: TrialView) -> ProbePlan:
+def plan_of(
+    purpose: Purpose,
+    candidate: Candidate,
+    view: TrialView,
+) -> ProbePlan:
     """Return the plan of a probe, with the speed below which it is stopped early."""
     if purpose == "confirm":
         return LONG_PROBE

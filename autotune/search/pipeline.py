@@ -97,7 +97,10 @@ def _with_ways_to_fit(result: SearchAnswer, request: ParsedRequest) -> SearchAns
     counts = recommendation.counts
     if not nothing_fits or not counts.out_of_memory or not is_predicted:
         return result
-    refuted = [trial.candidate.id for trial in recommendation.trials if not trial.verdict.fits]
+    refuted = []
+    for trial in recommendation.trials:
+        if not trial.verdict.fits:
+            refuted.append(trial.candidate.id)
     opened = open_prediction_service(request.job, request.trainer)
     with contextlib.closing(opened) as service:
         baseline = baseline_candidate(request.job, request.trainer)
@@ -226,13 +229,17 @@ class _Searcher:
         ended = answer.proven in ("no better candidate possible", "not proven infeasible")
         if not ended or not answer.counts.out_of_memory:
             return False
-        crashed = [trial for trial in answer.trials if trial.measurement.outcome is Outcome.CRASH]
-        if not crashed:
+        crashes = []
+        for trial in answer.trials:
+            measurement = trial.measurement
+            if measurement.outcome is Outcome.CRASH:
+                crashes.append(measurement)
+        if not crashes:
             return True
-        failure = crashed[-1].measurement.failure
+        failure = crashes[-1].failure
         why = failure.evidence if failure else "no reason was given"
         self._note(
-            f"Learning knobs are not relaxed: {counted(len(crashed), 'probe')} crashed, not for"
+            f"Learning knobs are not relaxed: {counted(len(crashes), 'probe')} crashed, not for"
             f" lack of memory ({why})."
         )
         return False

@@ -296,7 +296,9 @@ class Record:
 
     def earlier(self) -> StoredTrials:
         """Return valid measurements of other studies; none with --fresh."""
-        return StoredTrials(trials=()) if self._job.fresh else self._store.measured(self.here)
+        if self._job.fresh:
+            return StoredTrials(trials=())
+        return self._store.measured(self.here)
 
     def storing_probes(self, listener: Listener) -> Listener:
         """Wrap the listener to store every probe at once, so that a killed search loses none."""

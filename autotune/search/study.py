@@ -135,7 +135,12 @@ class Study:
             self._add_ended(candidate, "search", end)
             self._screened.add(name)
 
-    def _add_ended(self, candidate: Candidate, purpose: Purpose, end: TrialEnd) -> None:
+    def _add_ended(
+        self,
+        candidate: Candidate,
+        purpose: Purpose,
+        end: TrialEnd,
+    ) -> None:
         start = self._sampler.start_attributes(candidate, purpose)
         parameters = self._sampler.parameters
         trial_storage.add_ended(self._study, parameters, candidate, end, start)

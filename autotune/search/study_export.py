@@ -119,7 +119,10 @@ def unpack(
             f"The storage already holds a study {name!r}.",
             way_out="Give this one another name with --study NAME.",
         )
-    trials = [_unpacked_trial(number, trial) for number, trial in enumerate(moved.trials)]
+    trials = []
+    for number, packed in enumerate(moved.trials):
+        trial = _unpacked_trial(number, packed)
+        trials.append(trial)
     study = optuna.create_study(
         study_name=name,
         storage=storage,

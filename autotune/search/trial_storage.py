@@ -70,7 +70,11 @@ class TrialEnd:
 # 1. What is written.
 
 
-def start_attributes(candidate: Candidate, purpose: Purpose, driver: str) -> dict[str, Any]:
+def start_attributes(
+    candidate: Candidate,
+    purpose: Purpose,
+    driver: str,
+) -> dict[str, Any]:
     """Return what is written before the measurement, so that the trial of a killed driver names
     its candidate.
     """
@@ -90,7 +94,11 @@ def measured_end(trial: Trial) -> TrialEnd:
     if measurement.outcome is Outcome.INTERRUPTED:
         return TrialEnd(state=TrialState.FAIL, attributes=attributes)
     constraints = _constraints(measurement)
-    pruned = TrialEnd(state=TrialState.PRUNED, attributes=attributes, constraints=constraints)
+    pruned = TrialEnd(
+        state=TrialState.PRUNED,
+        attributes=attributes,
+        constraints=constraints,
+    )
     if not trial.verdict.fits or speed is None:
         return pruned
     timed = replace(pruned, rates=tuple(speed.rates))
@@ -220,7 +228,11 @@ def read_trial(frozen: FrozenTrial) -> Trial | None:
         ) from error
 
 
-def rebuilt_trial(frozen: FrozenTrial, candidate: Candidate, limit_bytes: int) -> Trial | None:
+def rebuilt_trial(
+    frozen: FrozenTrial,
+    candidate: Candidate,
+    limit_bytes: int,
+) -> Trial | None:
     """Return the trial of a user's own objective; None if it has no result."""
     speed = _rebuilt_speed(frozen)
     excess = frozen.constraints.get(MEMORY, 0.0)
@@ -244,7 +256,11 @@ def rebuilt_trial(frozen: FrozenTrial, candidate: Candidate, limit_bytes: int) -
     measurement = Measurement(
         candidate_id=candidate.id,
         outcome=outcome,
-        memory=Memory(peak_bytes=peak_bytes, limit_bytes=limit_bytes, bound_by="objective"),
+        memory=Memory(
+            peak_bytes=peak_bytes,
+            limit_bytes=limit_bytes,
+            bound_by="objective",
+        ),
         cost=Cost(total_seconds=seconds, load_seconds=0.0),
         worst=speed,
     )

@@ -327,11 +327,10 @@ class TrialView:
 
     def pairs(self, candidate: Candidate, reference: Candidate) -> list[tuple[Speed, Speed]]:
         """Return the speeds of two candidates in the turns in which both were confirmed."""
-        turns = zip(
-            self.rounds.get(candidate.id, ()), self.rounds.get(reference.id, ()), strict=False
-        )
+        turns = self.rounds.get(candidate.id, ())
+        reference_turns = self.rounds.get(reference.id, ())
         pairs = []
-        for trial, reference_trial in turns:
+        for trial, reference_trial in zip(turns, reference_turns, strict=False):
             speed = trial.measurement.ranking_speed
             reference_speed = reference_trial.measurement.ranking_speed
             if speed is not None and reference_speed is not None:

@@ -31,7 +31,9 @@ if __name__ == "__main__":
     # 1. The folder becomes the package `autotune_worker`; the working directory is last on
     # `sys.path`.
     folder = Path(__file__).resolve().parent
-    sys.path[:] = [entry for entry in sys.path if Path(entry or ".").resolve() != folder]
+    for entry in tuple(sys.path):
+        if Path(entry or ".").resolve() == folder:
+            sys.path.remove(entry)
     if os.getcwd() not in sys.path:  # noqa: PTH109
         sys.path.append(os.getcwd())  # noqa: PTH109
     spec = importlib.util.spec_from_file_location(

@@ -55,7 +55,9 @@ def first_with(posed: Posed, **knobs: object) -> Candidate:
 
 
 def first_with_cause(
-    candidates: Iterable[Candidate], machine: Simulated, cause: object
+    candidates: Iterable[Candidate],
+    machine: Simulated,
+    cause: object,
 ) -> Candidate:
     return next(candidate for candidate in candidates if machine.truth(candidate).cause == cause)
 

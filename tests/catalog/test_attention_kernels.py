@@ -25,7 +25,9 @@ GPUS = {gpu.name: gpu for gpu in gpus()}
     ],
 )
 def test_an_implementation_runs_a_kernel_of_its_card(
-    implementation: str | None, capability: str | None, kernel: Kernel
+    implementation: str | None,
+    capability: str | None,
+    kernel: Kernel,
 ) -> None:
     assert kernel_of(implementation, capability) == kernel
 
@@ -48,7 +50,10 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("kernel", "card", "length", "milliseconds"), PUBLISHED)
 def test_published_times_follow_from_the_share(
-    kernel: Kernel, card: str, length: int, milliseconds: float
+    kernel: Kernel,
+    card: str,
+    length: int,
+    milliseconds: float,
 ) -> None:
     gpu = GPUS[card]
     visible_pairs = length * length / 2

@@ -18,7 +18,9 @@ PUBLISHED = [
 
 @pytest.mark.parametrize(("card", "bare", "training"), PUBLISHED)
 def test_public_contexts_are_inside_the_interval(
-    card: str, bare: float, training: float | None
+    card: str,
+    bare: float,
+    training: float | None,
 ) -> None:
     interval = bare_context(GPUS[card])
     assert interval.low <= bare * MIB <= interval.high

@@ -201,9 +201,19 @@ def test_the_same_command_again_is_answered_from_the_record(tmp_path: Path) -> N
     )
     command = (sys.executable, "train.py", "--bs", "{bs}", "--api-key=verysecretvalue")
     flags = ("--speed-pattern", SPEED, "--search", "bs=1,2", "--json")
-    first = run(*flags, cwd=tmp_path, command=command, timeout=300)
+    first = run(
+        *flags,
+        cwd=tmp_path,
+        command=command,
+        timeout=300,
+    )
     assert first.code == 0, first.err
-    second = run(*flags, cwd=tmp_path, command=command, timeout=300)
+    second = run(
+        *flags,
+        cwd=tmp_path,
+        command=command,
+        timeout=300,
+    )
     assert second.document["from_record"] is not None, second.err
 
     # Only the script to train with has the secret, as the user gave it.

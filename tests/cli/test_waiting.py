@@ -32,20 +32,39 @@ def environment(**variables: str) -> dict[str, str]:
 
 def test_reports_reach_those_who_watch_and_nobody_else() -> None:
     received: list[WorkProgress] = []
-    done = WorkProgress(done=1, expected=3, unit="trace")
+    done = WorkProgress(
+        done=1,
+        expected=3,
+        unit="trace",
+    )
     report(done)
     with watched_by(received.append):
         report(done)
     report(done)
     assert received == [done]
     assert str(done) == "1 of 3 traces"
-    assert str(WorkProgress(done=0, expected=1, unit="trace")) == "0 of 1 trace"
+    assert (
+        str(
+            WorkProgress(
+                done=0,
+                expected=1,
+                unit="trace",
+            )
+        )
+        == "0 of 1 trace"
+    )
 
 
 def test_the_line_says_what_and_how_far() -> None:
     with Waiting("predicting 3,024 candidates") as waiting:
         assert waiting.line() == "predicting 3,024 candidates"
-        report(WorkProgress(done=2, expected=5, unit="trace"))
+        report(
+            WorkProgress(
+                done=2,
+                expected=5,
+                unit="trace",
+            )
+        )
         assert waiting.line() == "predicting 3,024 candidates, 2 of 5 traces"
 
 
@@ -72,7 +91,7 @@ def test_a_pipe_gets_whole_lines_at_regular_times() -> None:
         check=True,
     )
     assert done.stdout == "fits\n" and "\x1b" not in done.stderr
-    said = done.stderr.splitlines()
-    assert said and all(
-        line.startswith("tracing the training step, 2 of 5 traces") for line in said
+    printed = done.stderr.splitlines()
+    assert printed and all(
+        line.startswith("tracing the training step, 2 of 5 traces") for line in printed
     )

@@ -36,7 +36,11 @@ AttributeError: 'NoneType' object has no attribute 'group'
 )
 def test_a_remedy_is_a_sentence(change: dict[str, str], sentence: str) -> None:
     advice = Advice(change=change, why="why")
-    diagnosis = Diagnosis(known=False, evidence="line", remedies=(advice,))
+    diagnosis = Diagnosis(
+        known=False,
+        evidence="line",
+        remedies=(advice,),
+    )
     assert sentence in in_words(diagnosis, 100)
 
 
@@ -59,7 +63,11 @@ def test_preflight_says_that_the_run_will_crash() -> None:
     crashed = Measurement(
         candidate_id="a",
         outcome=Outcome.CRASH,
-        memory=Memory(peak_bytes=None, limit_bytes=1, bound_by="nothing"),
+        memory=Memory(
+            peak_bytes=None,
+            limit_bytes=1,
+            bound_by="nothing",
+        ),
         cost=Cost(total_seconds=1.0, load_seconds=0.0),
         failure=failure,
     )

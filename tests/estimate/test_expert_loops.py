@@ -16,7 +16,12 @@ GPUS = {gpu.name: gpu for gpu in gpus()}
 MIXTURE = "Qwen/Qwen3-30B-A3B"  # 48 layers of 128 experts
 
 
-def added(card: str, model: str, *, checkpointing: bool) -> tuple[float, float]:
+def added(
+    card: str,
+    model: str,
+    *,
+    checkpointing: bool,
+) -> tuple[float, float]:
     """Return what the loops add to a forward and a backward pass of two micro-steps."""
     phases: tuple[Phase, ...] = ("forward", "backward")
     seconds = dict.fromkeys(phases, Estimate.exactly(1.0))

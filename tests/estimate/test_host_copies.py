@@ -56,7 +56,9 @@ def test_without_offloading_nothing_is_copied() -> None:
 
 def test_offloaded_state_goes_and_comes_back_around_each_phase_that_uses_it() -> None:
     offloading = composition(
-        ranks=8, sharded_by="fsdp1", offloaded_in_rollout=("weights", "optimizer")
+        ranks=8,
+        sharded_by="fsdp1",
+        offloaded_in_rollout=("weights", "optimizer"),
     )
     rate = efficiency("pageable_copy_gb_per_second").value
     weights = 2 * 28 / 8 / rate
@@ -69,14 +71,23 @@ def test_offloaded_state_goes_and_comes_back_around_each_phase_that_uses_it() ->
 
 
 def test_an_optimizer_that_waits_on_the_host_is_copied_around_its_step() -> None:
-    added = copies(composition(ranks=8, sharded_by="fsdp2", offloads_optimizer=True))
+    added = copies(
+        composition(
+            ranks=8,
+            sharded_by="fsdp2",
+            offloads_optimizer=True,
+        )
+    )
     pinned = 64 * efficiency("host_link_share").value
     assert added["optimizer"] == pytest.approx(2 * 56 / 8 / pinned)
 
 
 def test_half_of_the_copies_of_activations_is_exposed_in_each_pass() -> None:
     saving = composition(
-        micro_batch=1, prompt_length=4096, completion_length=12288, activations_in_flight=5
+        micro_batch=1,
+        prompt_length=4096,
+        completion_length=12288,
+        activations_in_flight=5,
     )
     # 2 micro-steps of 16,384 tokens, 28 layers, 3,584 numbers of 2 bytes
     moved = 2 * 16384 * 28 * 3584 * 2
@@ -142,7 +153,12 @@ def test_graphs_hide_the_launches_of_an_adapter() -> None:
 
 
 def test_a_colocated_engine_states_how_it_launches() -> None:
-    engine = EngineSettings(utilization=0.5, max_model_length=600, max_num_seqs=64, eager=True)
+    engine = EngineSettings(
+        utilization=0.5,
+        max_model_length=600,
+        max_num_seqs=64,
+        eager=True,
+    )
     colocated = composition(engine=engine, syncs_adapter_only=True)
     loaded = generation.load_of(colocated, None, CONFIG, None, 8)
     assert loaded.eager

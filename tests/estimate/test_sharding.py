@@ -49,7 +49,11 @@ INVENTORY = Inventory(
 )
 
 
-def spans_of(trace: Trace, phase: str, step: int | None = None) -> list[range]:
+def spans_of(
+    trace: Trace,
+    phase: str,
+    step: int | None = None,
+) -> list[range]:
     """Return the stretches of events of a phase, in one step or in all."""
     spans = []
     for mark, span in trace.stretches():
@@ -72,7 +76,11 @@ def part_of(trace: Trace, number: int) -> Part:
     return trace.part_names[trace.parts[number]]
 
 
-def sizes_of(trace: Trace, part: Part, numbers: Iterable[int]) -> list[int]:
+def sizes_of(
+    trace: Trace,
+    part: Part,
+    numbers: Iterable[int],
+) -> list[int]:
     """Return the sizes of those of the blocks that belong to a part."""
     return [trace.sizes[number] for number in numbers if part_of(trace, number) == part]
 

@@ -267,7 +267,12 @@ def test_the_short_model_has_all_kinds_of_layers(
 
 
 LAYER = [(100, 0), (8, 0), (100, 0)]
-THREE_LAYERS = LayerRepetition(layers=3, first=1, period=1, copies=3)
+THREE_LAYERS = LayerRepetition(
+    layers=3,
+    first=1,
+    period=1,
+    copies=3,
+)
 
 
 def test_additional_layers_are_one_run() -> None:

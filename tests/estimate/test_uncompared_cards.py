@@ -15,8 +15,16 @@ def exactly(value: float) -> Estimate:
     return Estimate.exactly(value)
 
 
-def interval(value: float, low: float, high: float) -> Estimate:
-    return Estimate(value=value, low=low, high=high)
+def interval(
+    value: float,
+    low: float,
+    high: float,
+) -> Estimate:
+    return Estimate(
+        value=value,
+        low=low,
+        high=high,
+    )
 
 
 # A cycle of 10 s: 6 s of rollout, 4 s of training, 1,000 tokens.
@@ -29,8 +37,16 @@ PREDICTION = Prediction(
     torch_peak_allocated_bytes=exactly(1),
     torch_peak_reserved_bytes=exactly(1),
     phases=(
-        PhasePrediction(name="rollout", peak_bytes=exactly(1), seconds=exactly(6)),
-        PhasePrediction(name="backward", peak_bytes=exactly(1), seconds=exactly(4)),
+        PhasePrediction(
+            name="rollout",
+            peak_bytes=exactly(1),
+            seconds=exactly(6),
+        ),
+        PhasePrediction(
+            name="backward",
+            peak_bytes=exactly(1),
+            seconds=exactly(4),
+        ),
     ),
     tokens_per_second=exactly(100),
 )

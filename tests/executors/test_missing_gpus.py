@@ -22,10 +22,18 @@ class Machine(Playback):
 
 @pytest.mark.parametrize(("count", "device"), [(2, "local"), (0, "cpu")])
 def test_the_way_out_names_what_is_here(
-    monkeypatch: pytest.MonkeyPatch, count: int, device: str
+    monkeypatch: pytest.MonkeyPatch,
+    count: int,
+    device: str,
 ) -> None:
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-    missing = Hardware(kind="cuda", name="B200", count=1, memory_bytes=180 * GIB, here=True)
+    missing = Hardware(
+        kind="cuda",
+        name="B200",
+        count=1,
+        memory_bytes=180 * GIB,
+        here=True,
+    )
     with pytest.raises(HardwareNotHere) as error:
         local_places(missing, 40 * GIB, None, Machine(count))
     assert f"Type --gpus {device}, or --mode predict." in str(error.value)

@@ -163,14 +163,18 @@ def test_a_script_of_a_former_release_is_inspected_without_its_data(
 
 @pytest.mark.parametrize("by", ["file", "flags"])
 def test_a_parser_reads_former_names_and_the_authors_own(
-    by: str, tmp_path: Path, cards: Hardware
+    by: str,
+    tmp_path: Path,
+    cards: Hardware,
 ) -> None:
     recipe = tmp_path / "recipe.yaml"
     recipe.write_text(RECIPE)
-    words = ["--config", str(recipe)]
+    arguments = ["--config", str(recipe)]
     if by == "flags":
-        words = [word for line in RECIPE.split("\n") if line for word in (f"--{line}".split(": "))]
-    inspection = look(tmp_path, PARSER, cards, *words)
+        arguments = [
+            word for line in RECIPE.split("\n") if line for word in (f"--{line}".split(": "))
+        ]
+    inspection = look(tmp_path, PARSER, cards, *arguments)
     assert inspection.model.name == "Qwen/Qwen2.5-3B-Instruct"
     assert inspection.model.dtype == "bfloat16"
     assert inspection.raw["num_generations"] == 4

@@ -13,7 +13,11 @@ from tests.frameworks.test_trl_async import ASYNC, task
 @pytest.mark.parametrize(
     ("completions", "per_micro_step", "steps"), [(128, 30, 4), (128, 64, 2), (8, 30, 1)]
 )
-def test_the_nearest_number_of_full_rows(completions: int, per_micro_step: int, steps: int) -> None:
+def test_the_nearest_number_of_full_rows(
+    completions: int,
+    per_micro_step: int,
+    steps: int,
+) -> None:
     assert nearest_accumulation(completions, per_micro_step) == steps
 
 

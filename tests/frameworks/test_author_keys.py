@@ -10,7 +10,11 @@ from autotune.core.errors import BadInput
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
 
 
-def read(folder: Path, text: str, method: str = "grpo") -> UserConfig:
+def read(
+    folder: Path,
+    text: str,
+    method: str = "grpo",
+) -> UserConfig:
     path = folder / "recipe.yaml"
     path.write_text(text)
     return read_user_config(path, method)
@@ -35,8 +39,8 @@ def test_keys_that_trl_lacks_are_kept_and_listed(tmp_path: Path) -> None:
 def test_the_model_may_have_the_authors_name(name: str, tmp_path: Path) -> None:
     config = read(tmp_path, f"{name}: Qwen/Qwen2.5-3B\nnum_generations: 8\n")
     assert config.model == "Qwen/Qwen2.5-3B"
-    both = read(tmp_path, f"{name}: other\nmodel_name_or_path: Qwen/Qwen2.5-3B\n")
-    assert both.model == "Qwen/Qwen2.5-3B"
+    with_two_names = read(tmp_path, f"{name}: other\nmodel_name_or_path: Qwen/Qwen2.5-3B\n")
+    assert with_two_names.model == "Qwen/Qwen2.5-3B"
 
 
 @pytest.mark.parametrize(
@@ -49,7 +53,11 @@ def test_the_model_may_have_the_authors_name(name: str, tmp_path: Path) -> None:
         ("max_completion_lenght", "max_completion_length"),
     ],
 )
-def test_a_typing_error_is_no_key_of_the_author(typed: str, meant: str, tmp_path: Path) -> None:
+def test_a_typing_error_is_no_key_of_the_author(
+    typed: str,
+    meant: str,
+    tmp_path: Path,
+) -> None:
     with pytest.raises(BadInput, match=f"Unknown key '{typed}'") as refusal:
         read(tmp_path, f"beta: 0.1\n{typed}: 2\n")
     assert f"'{meant}'" in refusal.value.way_out
@@ -76,7 +84,9 @@ def test_a_file_without_any_key_of_trl_is_refused(tmp_path: Path) -> None:
     ("key", "program"), [("finetuning_type: lora", "LLaMA-Factory"), ("sequence_len: 8", "axolotl")]
 )
 def test_a_file_of_another_program_is_not_read_as_trls(
-    key: str, program: str, tmp_path: Path
+    key: str,
+    program: str,
+    tmp_path: Path,
 ) -> None:
     """`finetuning_type: lora` left unread would be full fine-tuning."""
     with pytest.raises(BadInput, match=f"line 2, .* is a setting of {program}"):

@@ -65,7 +65,11 @@ FOLLOWING = {
 """Settings that follow from --gpus, from --model or from the method."""
 
 
-def request_of(folder: Path, text: str, model: str | None = None) -> ParsedRequest:
+def request_of(
+    folder: Path,
+    text: str,
+    model: str | None = None,
+) -> ParsedRequest:
     script = folder / "run.sh"
     script.write_text(f"{text}\n")
     return parse_request(

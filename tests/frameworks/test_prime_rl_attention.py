@@ -24,7 +24,11 @@ PRIME_RL = frameworks.trainer("prime-rl", "grpo")
         ("H100", "flash_attention_2", "flash_attention_2"),
     ],
 )
-def test_auto_is_the_cards_own(gpu: str, stated: str | None, attention: str) -> None:
+def test_auto_is_the_cards_own(
+    gpu: str,
+    stated: str | None,
+    attention: str,
+) -> None:
     settings = {} if stated is None else {ATTENTION: stated}
     _, candidate, task = case_of("prime-rl", settings=settings)
     task = replace(task, hardware=replace(task.hardware, name=gpu))

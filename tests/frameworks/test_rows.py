@@ -107,9 +107,20 @@ def test_without_a_dataset_nothing_is_measured(model: Path) -> None:
 def test_it_is_told_in_lines_and_in_the_document() -> None:
     percentiles = []
     for share, longer in ((50, 50), (75, 25), (90, 10), (100, 0)):
-        percentile = LengthPercentile(share=share, length=share, longer=longer, left_out=1, cut=1)
+        percentile = LengthPercentile(
+            share=share,
+            length=share,
+            longer=longer,
+            left_out=1,
+            cut=1,
+        )
         percentiles.append(percentile)
-    measured = RowLengths(rows=100, looked_at=100, tokens=1000, percentiles=tuple(percentiles))
+    measured = RowLengths(
+        rows=100,
+        looked_at=100,
+        tokens=1000,
+        percentiles=tuple(percentiles),
+    )
     text, row = "\n".join(data_lines(measured)), data_row(measured)
     assert "100 rows" in text and "10.0% of rows" in text
     assert (

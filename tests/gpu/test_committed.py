@@ -28,7 +28,11 @@ RESULTS = ROOT / "benchmarks" / "results" / "first-light"
 FOLDERS = [path.parent for path in sorted(RESULTS.glob(f"*/{FILE}"))]
 
 
-@pytest.fixture(scope="module", params=FOLDERS, ids=lambda folder: folder.name)
+@pytest.fixture(
+    scope="module",
+    params=FOLDERS,
+    ids=lambda folder: folder.name,
+)
 def folder(request: pytest.FixtureRequest) -> Path:
     path: Path = request.param
     return path

@@ -56,7 +56,13 @@ def main() -> None:
     train(folder, step, state, micro, fault)
 
 
-def train(folder: Path, step: int, state: str, micro: int, fault: str) -> None:
+def train(
+    folder: Path,
+    step: int,
+    state: str,
+    micro: int,
+    fault: str,
+) -> None:
     while step < STEPS:
         for start in range(0, GLOBAL_BATCH, micro):
             for sample in range(start, min(start + micro, GLOBAL_BATCH)):
@@ -86,7 +92,12 @@ def evaluate() -> None:
     raise OutOfMemoryError(OUT_OF_MEMORY)
 
 
-def save(folder: Path, step: int, state: str, fault: str) -> None:
+def save(
+    folder: Path,
+    step: int,
+    state: str,
+    fault: str,
+) -> None:
     checkpoint = folder / "out" / f"step_{step}"
     checkpoint.mkdir(parents=True, exist_ok=True)
     is_late = step > FAULT_STEP

@@ -56,7 +56,11 @@ def test_a_whole_checkpoint_has_no_problem(tmp_path: Path) -> None:
     "name", ["model.safetensors", "optimizer.pt", "scheduler.pt", "trainer_state.json"]
 )
 @pytest.mark.parametrize("length", [0, 5, -1])
-def test_a_file_that_was_cut_off_is_named(tmp_path: Path, name: str, length: int) -> None:
+def test_a_file_that_was_cut_off_is_named(
+    tmp_path: Path,
+    name: str,
+    length: int,
+) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-20")
     content = (checkpoint / name).read_bytes()
     (checkpoint / name).write_bytes(content[:length])
@@ -75,7 +79,11 @@ def test_the_newest_whole_one_is_used_and_torn_ones_are_named(tmp_path: Path) ->
     for step in (8, 9, 10):
         write_checkpoint(tmp_path / f"checkpoint-{step}")
     (tmp_path / "checkpoint-10" / "trainer_state.json").unlink()
-    folder = CheckpointFolder(folder=tmp_path, layout=layout_of("trl"), since=0.0)
+    folder = CheckpointFolder(
+        folder=tmp_path,
+        layout=layout_of("trl"),
+        since=0.0,
+    )
     available = folder.find()
     assert available.newest is not None and available.newest.step == 9
     assert [checkpoint.step for checkpoint, _ in available.torn] == [10]
@@ -85,19 +93,29 @@ def test_checkpoints_of_an_earlier_run_are_never_used(tmp_path: Path) -> None:
     checkpoint = write_checkpoint(tmp_path / "checkpoint-20")
     for file in (*checkpoint.iterdir(), checkpoint):
         os.utime(file, (1000, 1000))
-    folder = CheckpointFolder(folder=tmp_path, layout=layout_of("trl"), since=2000.0)
+    folder = CheckpointFolder(
+        folder=tmp_path,
+        layout=layout_of("trl"),
+        since=2000.0,
+    )
     assert folder.find().newest is None
 
 
 @pytest.mark.parametrize("framework", LAYOUTS)
 def test_each_framework_finds_its_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, framework: str
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    framework: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
     method, settings, path = LAYOUTS[framework]
     layout = layout_of(framework, method)
     write_checkpoint(Path(path))
-    folder = CheckpointFolder(folder=layout.folder_of(settings), layout=layout, since=0.0)
+    folder = CheckpointFolder(
+        folder=layout.folder_of(settings),
+        layout=layout,
+        since=0.0,
+    )
     assert [checkpoint.path for checkpoint in folder.listed()] == [Path(path)]
     assert folder.listed()[0].step == 20
     assert layout.settings_for(Path(path), 20), "and goes on from it"
@@ -108,6 +126,10 @@ def test_a_pointer_names_the_checkpoint_that_is_used(tmp_path: Path) -> None:
         write_checkpoint(tmp_path / "_actor" / f"global_step{step}")
     (tmp_path / "_actor" / "latest").write_text("global_step20")
     layout = layout_of("openrlhf")
-    folder = CheckpointFolder(folder=tmp_path, layout=layout, since=0.0)
+    folder = CheckpointFolder(
+        folder=tmp_path,
+        layout=layout,
+        since=0.0,
+    )
     folder.point_to(folder.listed()[1])
     assert (tmp_path / "_actor" / "latest").read_text() == "global_step10"

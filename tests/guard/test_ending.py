@@ -62,7 +62,12 @@ KILLS = HostEvidence(kills=1)
         ),
     ],
 )
-def test_the_reason(end: ProcessEnd, output: str, host: HostEvidence, reason: Reason) -> None:
+def test_the_reason(
+    end: ProcessEnd,
+    output: str,
+    host: HostEvidence,
+    reason: Reason,
+) -> None:
     assert ending_of(end, output, host, stop_requested=False).reason == reason
 
 

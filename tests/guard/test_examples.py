@@ -28,8 +28,8 @@ def _guard_line(name: str) -> list[str]:
     text = (FOLDER / name).read_text().replace("\\\n", " ")
     if name == "job.yaml":
         container = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"][0]
-        words: list[str] = container["command"]
-        return words
+        container_command: list[str] = container["command"]
+        return container_command
     line = re.search(r"autotune guard [^;\n]*", text)
     assert line is not None
     return shlex.split(line[0].replace("${GUARD:-}", ""))
@@ -37,11 +37,11 @@ def _guard_line(name: str) -> list[str]:
 
 @pytest.mark.parametrize("name", FILES)
 def test_its_command_is_one_that_the_program_takes(name: str) -> None:
-    program, guard, *words = _guard_line(name)
+    program, guard, *arguments = _guard_line(name)
     assert (program, guard) == ("autotune", "guard")
     command = autotune_command.get_command(click.Context(autotune_command), guard)
     assert command is not None
-    context = command.make_context("guard", list(words))
+    context = command.make_context("guard", list(arguments))
     assert context.params["config"] in ("train.yaml", "$config")
     assert context.params["early"]
 

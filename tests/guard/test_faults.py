@@ -51,7 +51,7 @@ def test_a_killed_command_is_restarted_unchanged(tmp_path: Path, run: int) -> No
     code, messages = guarded.end()
     assert code == 0, messages
     guarded.assert_complete()
-    assert [words[0] for words in guarded.attempts] == ["8", "8"]
+    assert [arguments[0] for arguments in guarded.attempts] == ["8", "8"]
     assert guarded.document["attempts"][0]["end"]["reason"] == "machine"
     guarded.wait_until_gone()
 
@@ -118,7 +118,10 @@ def test_the_disk_of_our_own_output_is_full(tmp_path: Path, run: int) -> None:
     guarded.end()
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(
-            guarded.resume().command, env=guarded.environment, stdout=full, timeout=100
+            guarded.resume().command,
+            env=guarded.environment,
+            stdout=full,
+            timeout=100,
         )
     guarded.end()
     assert done.returncode == 0
@@ -126,11 +129,15 @@ def test_the_disk_of_our_own_output_is_full(tmp_path: Path, run: int) -> None:
 
 
 @pytest.mark.parametrize("fault", ["load", "first step", "later step", "evaluate", "saving"])
-def test_out_of_memory_anywhere_is_restarted_smaller(tmp_path: Path, run: int, fault: str) -> None:
+def test_out_of_memory_anywhere_is_restarted_smaller(
+    tmp_path: Path,
+    run: int,
+    fault: str,
+) -> None:
     guarded = GuardedRun(tmp_path, FAULT=fault)
     code, messages = guarded.end()
     assert code == 0, messages
-    assert [words[0] for words in guarded.attempts] == ["8", "4"]
+    assert [arguments[0] for arguments in guarded.attempts] == ["8", "4"]
     assert guarded.document["attempts"][0]["end"]["reason"] == "memory"
     guarded.assert_complete()
 
@@ -139,7 +146,7 @@ def test_memory_that_runs_out_each_time_ends_with_code_3(tmp_path: Path, run: in
     guarded = GuardedRun(tmp_path, "--restarts", "9", FAULT="load", FAULT_TIMES="99")
     code, messages = guarded.end()
     assert code == 3, messages
-    assert [words[0] for words in guarded.attempts] == ["8", "4", "2"], "none of them twice"
+    assert [arguments[0] for arguments in guarded.attempts] == ["8", "4", "2"], "none of them twice"
     assert guarded.document["status"] == "nothing_fits"
 
 

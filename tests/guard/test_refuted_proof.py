@@ -34,7 +34,14 @@ def proven(kind: DeviceKind = "cuda") -> Preflight:
     task = case.job.task
     job = replace(case.job, task=replace(task, hardware=replace(task.hardware, kind=kind)))
     trial = next(trial for trial in case.answer.trials if trial.verdict.fits)
-    proof = Proof(schema=1, when="", where="", facts=FACTS, trial=trial, certificate={})
+    proof = Proof(
+        schema=1,
+        when="",
+        where="",
+        facts=FACTS,
+        trial=trial,
+        certificate={},
+    )
     return Preflight(
         job=job,
         candidate=trial.candidate,
@@ -57,7 +64,12 @@ def ended(output: str, **end: int) -> tuple[Ending, AttemptRecord]:
         diagnosis=diagnosis,
     )
     record = AttemptRecord(
-        number=1, config=None, command=[], began=0.0, from_step=None, checkpoint=None
+        number=1,
+        config=None,
+        command=[],
+        began=0.0,
+        from_step=None,
+        checkpoint=None,
     )
     record.last_step = 800
     return ending, record

@@ -58,16 +58,18 @@ def _project(folder: Path) -> Path:
     rows = []
     for row in range(2 * STEPS * PROMPTS_PER_STEP):
         is_long = row >= (LONG_FROM_STEP - 1) * PROMPTS_PER_STEP
-        words = [("one", "plus", "two")[(row + place) % 3] for place in range(80 if is_long else 4)]
-        rows.append(json.dumps({"prompt": " ".join(words)}) + "\n")
+        prompt_words = [
+            ("one", "plus", "two")[(row + place) % 3] for place in range(80 if is_long else 4)
+        ]
+        rows.append(json.dumps({"prompt": " ".join(prompt_words)}) + "\n")
     (folder / "prompts" / "train.jsonl").write_text("".join(rows))
     (folder / "rewards.py").write_text(REWARDS)
     return config
 
 
-def _run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def _run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        words,
+        arguments,
         cwd=folder,
         env=environment(PYTHONPATH=str(ROOT), **variables),
         capture_output=True,

@@ -110,7 +110,12 @@ def test_memory_watch_saves_and_stops_after_the_requested_step(
         disable_tqdm=True,
     )
     rows = [{"x": torch.ones(1)} for _ in range(100)]
-    trainer = Trainer(model=Model(), args=arguments, train_dataset=rows, callbacks=[MemoryWatch()])
+    trainer = Trainer(
+        model=Model(),
+        args=arguments,
+        train_dataset=rows,
+        callbacks=[MemoryWatch()],
+    )
     trainer.train()
     assert trainer.state.global_step == 4
     assert (tmp_path / "out" / "checkpoint-4" / "trainer_state.json").is_file()

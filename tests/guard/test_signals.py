@@ -31,7 +31,12 @@ def _guarded(folder: Path, program: str, *options: str) -> list[str]:
 @pytest.mark.parametrize("code", [0, 1, 7, 130])
 def test_the_exit_code_is_the_commands(tmp_path: Path, code: int) -> None:
     command = _guarded(tmp_path, f"raise SystemExit({code})")
-    done = subprocess.run(command, env=_environment(), capture_output=True, timeout=100)
+    done = subprocess.run(
+        command,
+        env=_environment(),
+        capture_output=True,
+        timeout=100,
+    )
     assert done.returncode == code
 
 

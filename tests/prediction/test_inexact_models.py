@@ -66,5 +66,6 @@ def test_the_model_of_a_screening_serves_one_candidate_only_if_exact(
     surveys = Surveys(Tracers(regular=True))  # type: ignore[arg-type]
     points = [Point(1, 64, 64, 4), Point(8, 512, 512, 4)]
     model = SimpleNamespace(operations_error=operations_error)
-    surveys.families["family"] = SimpleNamespace(points=points, model=model)  # type: ignore[assignment]
+    family = SimpleNamespace(points=points, model=model)
+    surveys.families["family"] = family  # type: ignore[assignment]
     assert surveys.covers("family", Point(2, 128, 128, 4)) is serves

@@ -25,7 +25,11 @@ def one_model() -> StepModel:
 
 
 def through_file(model: StepModel) -> StepModel:
-    surveyed = SurveyedModel(model=model, points=tuple(SPACE), versions={"trl": "1.16.0"})
+    surveyed = SurveyedModel(
+        model=model,
+        points=tuple(SPACE),
+        versions={"trl": "1.16.0"},
+    )
     again = unpacked(packed(surveyed))
     assert again.points == tuple(SPACE) and again.versions == {"trl": "1.16.0"}
     return again.model
@@ -43,21 +47,45 @@ def test_what_sharding_needs_is_kept(model: StepModel) -> None:
     """Missing layers and allocations, uses with and without a gradient, and modules of no
     parameter.
     """
-    embedding = Parameter(count=10, size=40, trains=True, layer=None, number=0)
-    tied = Parameter(count=10, size=20, trains=False, layer=3, number=None, group=1)
+    embedding = Parameter(
+        count=10,
+        size=40,
+        trains=True,
+        layer=None,
+        number=0,
+    )
+    tied = Parameter(
+        count=10,
+        size=20,
+        trains=False,
+        layer=3,
+        number=None,
+        group=1,
+    )
     usage = ModuleUse(
         parameters=(embedding, tied),
         modules=((), (0, 1), ()),
         uses=((0, 0, 1), (4, 5, 0, 2), (9, 5, 1, -1)),
         keeps_recomputed=True,
     )
-    trace = replace(model.trace, usage=usage, streams={7: 1, 9: 2}, returns={7: 11}, emptied=(3,))
+    trace = replace(
+        model.trace,
+        usage=usage,
+        streams={7: 1, 9: 2},
+        returns={7: 11},
+        emptied=(3,),
+    )
     sharded = replace(model, stretched=replace(model.stretched, trace=trace))
     assert through_file(sharded).trace == trace
 
 
 def test_the_work_is_the_same(model: StepModel) -> None:
-    work = Work(phase="forward", flops={"bfloat16": 1e12}, moved_bytes=3e9, kernels=12)
+    work = Work(
+        phase="forward",
+        flops={"bfloat16": 1e12},
+        moved_bytes=3e9,
+        kernels=12,
+    )
 
     def worked(point: object, layers: int | None) -> object:
         return replace(step(point, layers or LAYERS), work=(work,))  # type: ignore[arg-type]
@@ -69,7 +97,13 @@ def test_the_work_is_the_same(model: StepModel) -> None:
 
 
 def test_other_content_is_refused(model: StepModel) -> None:
-    content = packed(SurveyedModel(model=model, points=tuple(SPACE), versions={}))
+    content = packed(
+        SurveyedModel(
+            model=model,
+            points=tuple(SPACE),
+            versions={},
+        )
+    )
     document = msgspec.msgpack.decode(lzma.decompress(content))
     later = lzma.compress(msgspec.msgpack.encode({**document, "format": 2}))
     for damaged in (content[:100], b"no file of this kind", later):

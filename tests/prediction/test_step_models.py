@@ -16,7 +16,12 @@ from autotune.prediction.step_model_pack import OpenPack, pack
 from autotune.prediction.step_models import StepModels, pack_name, shipped_name
 from tests.estimate.test_step_model import SPACE, step
 
-POINT = Point(micro_batch=2, prompt=64, completion=512, micro_steps=4)
+POINT = Point(
+    micro_batch=2,
+    prompt=64,
+    completion=512,
+    micro_steps=4,
+)
 RELEASES = {
     "trl": "1.16.0",
     "transformers": "5.17.0",
@@ -70,7 +75,13 @@ def models(folder: Path, versions: Mapping[str, str] = RELEASES) -> StepModels:
 
 
 def ship(folder: Path, model: StepModel) -> None:
-    document = encoded(SurveyedModel(model=model, points=tuple(SPACE), versions=RELEASES))
+    document = encoded(
+        SurveyedModel(
+            model=model,
+            points=tuple(SPACE),
+            versions=RELEASES,
+        )
+    )
     content = pack({"another": b"...", shipped_name(request(), "trl.step_trace"): document})
     (folder / "shipped").mkdir()
     (folder / "shipped" / pack_name(request(), "trl.step_trace")).write_bytes(content)
@@ -152,7 +163,10 @@ def test_the_engine_is_that_of_the_environment(tmp_path: Path, model: StepModel)
     ],
 )
 def test_a_shipped_model_serves_its_releases_and_those_who_cannot_trace(
-    versions: dict[str, str], serves: bool, tmp_path: Path, model: StepModel
+    versions: dict[str, str],
+    serves: bool,
+    tmp_path: Path,
+    model: StepModel,
 ) -> None:
     ship(tmp_path, model)
     stored = models(tmp_path, versions).model_of(request(), [POINT])
@@ -180,15 +194,19 @@ def test_a_refused_family_is_remembered(tmp_path: Path) -> None:
 @pytest.mark.parametrize("adapter", [{"lora_r": 16}, None])
 @pytest.mark.parametrize("method", ["grpo", "dpo"])
 def test_a_survey_covers_its_point(
-    batch: int, completion: int, steps: int, adapter: Any, method: str
+    batch: int,
+    completion: int,
+    steps: int,
+    adapter: Any,
+    method: str,
 ) -> None:
-    asked = request(
+    point_request = request(
         adapter=adapter,
         method=method,
         settings={"per_device_train_batch_size": batch, "gradient_accumulation_steps": steps},
         lengths={"prompt": 64, "completion": completion},
     )
-    points = points_around(asked)
+    points = points_around(point_request)
     assert covered(points, [Point(batch, 64, completion, steps)])
     course = {min(4, point.micro_steps) for point in points}
     assert course == {min(4, steps)}, "one class of micro-steps"
@@ -202,8 +220,8 @@ def test_steps_with_other_workspaces_are_other_families() -> None:
     def tokens(completion: int, **changes: Any) -> int | None:
         lengths = {"prompt": 23, "completion": completion}
         settings = {"per_device_train_batch_size": 1}
-        asked = request(lengths=lengths, settings=settings, **{"adapter": None, **changes})
-        return step_class(asked).tokens
+        point_request = request(lengths=lengths, settings=settings, **{"adapter": None, **changes})
+        return step_class(point_request).tokens
 
     assert [tokens(1000), tokens(1001), tokens(3049), tokens(3050)] == [0, 1, 1, 2]
     assert tokens(500, method="dpo") == 1

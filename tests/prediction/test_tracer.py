@@ -188,7 +188,11 @@ def test_requests_versions_and_code_change_the_key(tmp_path: Path) -> None:
     changed_adapter = tmp_path / "other.py"
     changed_adapter.write_text("one = 2")
 
-    def key(request: dict[str, Any], torch: str = "2.13.0", file: Path = adapter) -> str:
+    def key(
+        request: dict[str, Any],
+        torch: str = "2.13.0",
+        file: Path = adapter,
+    ) -> str:
         return key_of(request, {"torch": torch}, str(file))
 
     base = key(spec())

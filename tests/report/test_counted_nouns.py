@@ -19,7 +19,12 @@ from tests.report.answers import Answered, answered
 
 def _shown(case: Answered, answer: Recommendation) -> str:
     page = io.StringIO()
-    console = Console(file=page, width=200, markup=False, highlight=False)
+    console = Console(
+        file=page,
+        width=200,
+        markup=False,
+        highlight=False,
+    )
     show_answer(console, case.job, answer, [])
     return page.getvalue()
 
@@ -36,7 +41,9 @@ def _printed(case: Answered, event: Event) -> str:
     [(1, 1, "1 probe of 1 candidate in"), (2, 8, "2 probes of 8 candidates in")],
 )
 def test_the_answer_counts_probes_and_candidates(
-    probed: int, candidates: int, sentence: str
+    probed: int,
+    candidates: int,
+    sentence: str,
 ) -> None:
     case = answered(900)
     counts = replace(case.answer.counts, probed=probed, candidates=candidates)
@@ -45,9 +52,9 @@ def test_the_answer_counts_probes_and_candidates(
 
 def test_one_crash_among_the_probes_is_one_probe() -> None:
     case = answered(50)
-    first, *others = case.answer.trials
+    first, *later = case.answer.trials
     crash = replace(first, measurement=replace(first.measurement, outcome=Outcome.CRASH))
-    answer = replace(case.answer, trials=(crash, *others))
+    answer = replace(case.answer, trials=(crash, *later))
     assert "1 probe crashed, which" in _shown(case, answer)
 
 
@@ -58,11 +65,21 @@ def test_one_crash_among_the_probes_is_one_probe() -> None:
 def test_the_best_so_far_counts_the_probes(probed: int, beginning: str) -> None:
     case = answered(900)
     counts = replace(case.answer.counts, probed=probed)
-    answer = replace(case.answer, counts=counts, certificate=None, interrupted=True)
+    answer = replace(
+        case.answer,
+        counts=counts,
+        certificate=None,
+        interrupted=True,
+    )
     assert head_lines(case.job, answer)[0].startswith(beginning)
 
 
 def test_the_progress_counts_candidates_and_probes() -> None:
     case = answered(900)
-    event = CandidatesPruned(candidates=1, resumed_trials=0, max_probes=1, budget_seconds=60.0)
+    event = CandidatesPruned(
+        candidates=1,
+        resumed_trials=0,
+        max_probes=1,
+        budget_seconds=60.0,
+    )
     assert "1 candidate; at most 1 probe in" in _printed(case, event)

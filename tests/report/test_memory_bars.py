@@ -19,7 +19,14 @@ FORWARD = {"weights": WEIGHTS, "logits": 5 * GIB, "fragmentation": 5 * GIB}
 
 def drawn(prediction: Prediction) -> list[str]:
     stream = io.StringIO()
-    show_memory(Console(file=stream, width=100, highlight=False), prediction)
+    show_memory(
+        Console(
+            file=stream,
+            width=100,
+            highlight=False,
+        ),
+        prediction,
+    )
     return stream.getvalue().splitlines()
 
 
@@ -34,7 +41,10 @@ def with_phases(backward: dict[str, int]) -> Prediction:
         )
         phases.append(phase)
     return replace(
-        PREDICTION, phases=tuple(phases), peak_memory_bytes=gib(20), breakdown=dict(backward)
+        PREDICTION,
+        phases=tuple(phases),
+        peak_memory_bytes=gib(20),
+        breakdown=dict(backward),
     )
 
 
@@ -49,8 +59,8 @@ def test_a_phase_has_its_live_memory_and_its_high_water_mark() -> None:
 
 
 def test_logits_are_a_part_or_are_said_to_be_elsewhere() -> None:
-    beside = drawn(with_phases(BACKWARD))
-    assert "  logits: none at this peak, 5 GiB at that of forward" in beside
+    with_rollout = drawn(with_phases(BACKWARD))
+    assert "  logits: none at this peak, 5 GiB at that of forward" in with_rollout
     at_peak = drawn(with_phases({**BACKWARD, "activations": 8 * GIB, "logits": 2 * GIB}))
     logits = [line for line in at_peak if "logits" in line]
     assert len(logits) == 1 and logits[0].endswith(" 2 GiB") and "█" in logits[0]

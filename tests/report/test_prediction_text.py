@@ -25,7 +25,11 @@ TRACED = replace(
 
 
 def candidate(sharding: str | None, *, bf16: bool = True) -> Candidate:
-    return Candidate(knobs={"sharding": sharding}, settings={"bf16": bf16}, load={})
+    return Candidate(
+        knobs={"sharding": sharding},
+        settings={"bf16": bf16},
+        load={},
+    )
 
 
 def test_precisions_are_those_that_the_trainer_stated() -> None:
@@ -45,7 +49,11 @@ def test_sharding_that_trains_on_masters_says_so(sharding: str) -> None:
 def test_each_note_and_assumption_is_printed_once(tmp_path: Path) -> None:
     stream = io.StringIO()
     show_basis(
-        Console(file=stream, width=300, highlight=False),
+        Console(
+            file=stream,
+            width=300,
+            highlight=False,
+        ),
         toy_job(tmp_path, toy_space(), 2**30, mode="predict"),
         candidate("ddp"),
         replace(TRACED, assumptions=("random weights", "padded rows")),

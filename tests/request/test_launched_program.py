@@ -32,7 +32,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def program(text: str) -> LaunchedProgram | None:
-    return program_of(FileChoice(flag="--from-command", path="run.sh", text=text))
+    return program_of(
+        FileChoice(
+            flag="--from-command",
+            path="run.sh",
+            text=text,
+        )
+    )
 
 
 LAUNCHES = (

@@ -34,7 +34,14 @@ def verl_launch(
     gpus: int = 8,
     more: str = "",
 ) -> str:
-    return dedent(VERL.format(module=module, prompts=prompts, gpus=gpus, more=more))
+    return dedent(
+        VERL.format(
+            module=module,
+            prompts=prompts,
+            gpus=gpus,
+            more=more,
+        )
+    )
 
 
 def predicted(
@@ -47,7 +54,12 @@ def predicted(
     script = folder / "run.sh"
     script.write_text(text)
     return parse_request(
-        Flags(from_command=str(script), gpus=gpus, mode="predict", model=model),
+        Flags(
+            from_command=str(script),
+            gpus=gpus,
+            mode="predict",
+            model=model,
+        ),
     )
 
 
@@ -130,7 +142,13 @@ def test_of_two_equal_keys_the_last_counts_as_in_pyyaml(tmp_path: Path) -> None:
         "model_name_or_path: Qwen/Qwen2.5-0.5B\nnum_generations: 4\nmodel_revision: null\n"
         "per_device_train_batch_size: 4\nnum_generations: 8\n"
     )
-    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict"))
+    request = parse_request(
+        Flags(
+            config=str(file),
+            gpus="8xH100",
+            mode="predict",
+        )
+    )
     assert candidate_of_job(request).settings["num_generations"] == 8
     assert any("line 5 counts" in line for line in request.assumed)
 
@@ -142,7 +160,14 @@ def test_rows_beyond_the_positions_need_an_engine_to_be_refused(tmp_path: Path) 
         "model_name_or_path: Qwen/Qwen2.5-Math-7B-Instruct\nmax_length: 32768\n"
         "per_device_train_batch_size: 1\n"
     )
-    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
+    request = parse_request(
+        Flags(
+            config=str(file),
+            gpus="8xH100",
+            mode="predict",
+            method="sft",
+        )
+    )
     assert candidate_of_job(request).settings["max_length"] == 32768
 
 
@@ -153,10 +178,10 @@ def test_a_variable_without_a_value_is_known_inside_other_texts(tmp_path: Path) 
         CMD="trl grpo --model_name_or_path Qwen/Qwen2.5-0.5B $ARGS"
         srun bash -c "$CMD"
     """
-    words = commands_of(dedent(script))[-1].words
-    lacking = {word.text: word.missing for word in words if word.missing}
+    command_words = commands_of(dedent(script))[-1].words
+    lacking = {word.text: word.missing for word in command_words if word.missing}
     assert lacking == {"--num_generations": ("GROUP",)}
-    assert not any(word.unset for word in words)
+    assert not any(word.unset for word in command_words)
     with pytest.raises(BadInput, match=r"num_generations has no value. Not set: \$GROUP"):
         predicted(tmp_path, dedent(script))
 
@@ -195,7 +220,11 @@ def test_a_model_that_is_not_read_is_said_at_the_top(tmp_path: Path) -> None:
         ('{"stage": 3}', "zero3"),
     ],
 )
-def test_a_deepspeed_file_of_ms_swift_is_read(zero: str, name: str, tmp_path: Path) -> None:
+def test_a_deepspeed_file_of_ms_swift_is_read(
+    zero: str,
+    name: str,
+    tmp_path: Path,
+) -> None:
     (tmp_path / "ds.json").write_text(f'{{"zero_optimization": {zero}}}')
     text = "swift sft --model Qwen/Qwen2.5-7B-Instruct --tuner_type full --deepspeed ds.json\n"
     request = predicted(tmp_path, text)
@@ -223,7 +252,13 @@ def test_the_numbers_of_gpus_that_divide_a_batch_are_a_way_out(tmp_path: Path) -
         "per_device_train_batch_size: 4\n"
     )
     with pytest.raises(BadInput, match="--gpus 7xH100"):
-        parse_request(Flags(config=str(file), gpus="8xH100", mode="predict"))
+        parse_request(
+            Flags(
+                config=str(file),
+                gpus="8xH100",
+                mode="predict",
+            )
+        )
 
 
 def test_trl_launches_say_their_number_of_processes(tmp_path: Path) -> None:
@@ -243,5 +278,12 @@ def test_an_authors_rank_without_use_peft_is_said_at_the_top(tmp_path: Path) -> 
         "model_id: Qwen/Qwen2.5-0.5B\nlora_r: 16\nper_device_train_batch_size: 1\n"
         "my_reward: 3\nmax_length: 512\n"
     )
-    request = parse_request(Flags(config=str(file), gpus="8xH100", mode="predict", method="sft"))
+    request = parse_request(
+        Flags(
+            config=str(file),
+            gpus="8xH100",
+            mode="predict",
+            method="sft",
+        )
+    )
     assert any("lora_r=16 is stated without use_peft" in line for line in request.assumed)

@@ -77,9 +77,9 @@ def test_without_a_default_it_is_an_error_that_names_the_variable(
         == f"Give it: MICRO=VALUE autotune ..., or --hold {MICRO_BATCH}=VALUE."
     )
 
-    given = request_of(tmp_path, text, hold=(f"{MICRO_BATCH}=2",))
+    request = request_of(tmp_path, text, hold=(f"{MICRO_BATCH}=2",))
     monkeypatch.setenv("MICRO", "2")
-    assert settings_of(given)[MICRO_BATCH] == settings_of(request_of(tmp_path, text))[MICRO_BATCH]
+    assert settings_of(request)[MICRO_BATCH] == settings_of(request_of(tmp_path, text))[MICRO_BATCH]
 
 
 def test_a_word_that_vanishes_names_its_variable(tmp_path: Path) -> None:
@@ -116,7 +116,12 @@ def test_a_product_with_an_unset_factor_is_no_number(tmp_path: Path) -> None:
 def test_a_shell_script_behind_script_is_a_launch_script(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{VERL} {MICRO_BATCH}=$1\n")
-    flags = Flags(script=str(script), arguments=("4",), gpus="8xA100-80G", mode="predict")
+    flags = Flags(
+        script=str(script),
+        arguments=("4",),
+        gpus="8xA100-80G",
+        mode="predict",
+    )
     assert settings_of(parse_request(flags))[MICRO_BATCH] == 4
 
 

@@ -119,7 +119,11 @@ def test_as_many_gpus_as_the_message_names(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match=r"the policy has 8.*give as many GPUs"):
         predicted(tmp_path, text)
     script = tmp_path / "run.sh"
-    flags = Flags(from_command=str(script), gpus="8xA100-80G", mode="predict")
+    flags = Flags(
+        from_command=str(script),
+        gpus="8xA100-80G",
+        mode="predict",
+    )
     assert candidate_of_job(parse_request(flags)).settings["vllm.num_engines"] == 8
 
 

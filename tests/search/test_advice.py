@@ -40,8 +40,8 @@ def changes(
         whole_space=space,
     )  # type: ignore[arg-type]
     knobs = {**trainer.baseline(space, job.task), **settings}
-    asked = trainer.complete(knobs, job.task)  # type: ignore[arg-type]
-    ways = ways_to_fit(request, asked, Oracle(machine=machine))  # type: ignore[arg-type]
+    candidate = trainer.complete(knobs, job.task)  # type: ignore[arg-type]
+    ways = ways_to_fit(request, candidate, Oracle(machine=machine))  # type: ignore[arg-type]
     return [dict(way.change) for way in ways]
 
 
@@ -58,7 +58,9 @@ ENGINE = {"use_vllm": True, "share": 0.45}
     ],
 )
 def test_a_share_above_the_choices_is_lowered_no_further_than_it_has_to_be(
-    limit: int, share: float, tmp_path: Path
+    limit: int,
+    share: float,
+    tmp_path: Path,
 ) -> None:
     assert {"share": share} in changes(tmp_path, limit, ENGINE)
 
@@ -91,7 +93,13 @@ def test_every_neutral_kind_is_tried(tmp_path: Path) -> None:
             return super().speed(candidate) * (0.1 if slow else 1.0)
 
     knobs = [
-        Knob(name=name, choices=(True,), effect="neutral", memory="unclear", says="a remedy")
+        Knob(
+            name=name,
+            choices=(True,),
+            effect="neutral",
+            memory="unclear",
+            says="a remedy",
+        )
         for name in REMEDIES
     ]
     machine = Remedied(limit_bytes=300 * MIB)

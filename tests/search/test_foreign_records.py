@@ -40,7 +40,11 @@ def job(tmp_path: Path) -> Job:
     return job
 
 
-def _write(job: Job, key: str, text: str) -> None:
+def _write(
+    job: Job,
+    key: str,
+    text: str,
+) -> None:
     with sqlite3.connect(job.storage.removeprefix("sqlite:///")) as connection:
         written = connection.execute(
             "UPDATE trial_user_attributes SET value_json = ? WHERE key = ?", (text, key)
@@ -57,7 +61,11 @@ def _write(job: Job, key: str, text: str) -> None:
         (CANDIDATE, "[]"),
     ],
 )
-def test_a_record_of_another_version_is_said_to_be_one(job: Job, key: str, text: str) -> None:
+def test_a_record_of_another_version_is_said_to_be_one(
+    job: Job,
+    key: str,
+    text: str,
+) -> None:
     _write(job, key, text)
     with pytest.raises(StudyMismatch, match=r"written by another version.*--fresh"):
         _opened(job)

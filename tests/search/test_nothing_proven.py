@@ -25,7 +25,10 @@ VERSIONS = {"torch": "2.9.0"}
 
 def _two_candidates(tmp_path: Path) -> Job:
     space = toy_space(
-        use_vllm=(False,), batch=(4,), num_generations=(8,), max_completion_length=(64,)
+        use_vllm=(False,),
+        batch=(4,),
+        num_generations=(8,),
+        max_completion_length=(64,),
     )
     return toy_job(tmp_path, space, TOO_SMALL)
 
@@ -61,7 +64,10 @@ def _search(job: Job, outcome_with_checkpointing: Outcome) -> Recommendation:
     ],
 )
 def test_only_errors_of_memory_prove_that_nothing_fits(
-    tmp_path: Path, outcome: Outcome, proven: str, status: str
+    tmp_path: Path,
+    outcome: Outcome,
+    proven: str,
+    status: str,
 ) -> None:
     job = _two_candidates(tmp_path)
     answer = _search(job, outcome)
@@ -77,7 +83,12 @@ def test_only_errors_of_memory_prove_that_nothing_fits(
 def test_a_winner_without_confirmation_is_confirmed_by_the_next_run(tmp_path: Path) -> None:
     job = _two_candidates(tmp_path)
     proof = _search(job, Outcome.OOM_BACKWARD)
-    unconfirmed = replace(proof, winner=proof.trials[0], proven="budget spent", certificate=None)
+    unconfirmed = replace(
+        proof,
+        winner=proof.trials[0],
+        proven="budget spent",
+        certificate=None,
+    )
     record = Record(job, VERSIONS)
     record.keep_answer(unconfirmed)
     assert record.answer() is None

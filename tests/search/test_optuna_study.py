@@ -136,7 +136,9 @@ def test_an_objective_of_ones_own_needs_only_values_and_constraints(tmp_path: Pa
         return machine.speed(candidate)
 
     study = optuna.create_study(
-        direction="maximize", sampler=sampler, pruner=SlowProbePruner(sampler)
+        direction="maximize",
+        sampler=sampler,
+        pruner=SlowProbePruner(sampler),
     )
     study.optimize(objective, n_trials=60, callbacks=[StopAtEnd(sampler)])
     assert study.best_value == pytest.approx(fastest_that_fits(machine, sampler))
@@ -151,14 +153,22 @@ def test_the_pruner_decides_as_the_worker_does(tmp_path: Path) -> None:
     """
     sampler = toy_sampler(tmp_path)
     pruner = SlowProbePruner(sampler)
-    study = optuna.create_study(direction="maximize", sampler=sampler, pruner=pruner)
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=sampler,
+        pruner=pruner,
+    )
     same_tier = []
     for candidate in sampler.parameters.candidates:
         knobs = candidate.knobs
         if knobs["num_generations"] == 8 and knobs["max_completion_length"] == 64:
             same_tier.append(candidate)
 
-    def trial_of(candidate: Candidate, rates: list[float], state: TrialState) -> None:
+    def trial_of(
+        candidate: Candidate,
+        rates: list[float],
+        state: TrialState,
+    ) -> None:
         study.add_trial(
             optuna.trial.create_trial(
                 state=state,

@@ -19,7 +19,11 @@ from tests.inline_executor import InlineExecutor
 from tests.search.test_choice import Noisy, Sharded, _space
 from tests.simulated import MIB, toy_job
 
-SPREAD = RunSpread(deviation=0.05, freedom=4.0, repeats=0)
+SPREAD = RunSpread(
+    deviation=0.05,
+    freedom=4.0,
+    repeats=0,
+)
 
 
 def speed_of(rate: float) -> Speed:
@@ -69,7 +73,11 @@ class Slowing(Noisy):
         return replace(measurement, worst=replace(measurement.worst, cycle_seconds=cycles))
 
 
-def searched(folder: Path, machine: Noisy, seconds: float = 600.0) -> Recommendation:
+def searched(
+    folder: Path,
+    machine: Noisy,
+    seconds: float = 600.0,
+) -> Recommendation:
     job = toy_job(folder, _space("zero2", "ddp"), 900 * MIB, storage="memory://")
     trainer = Sharded()
     return run_search(
@@ -82,7 +90,11 @@ def searched(folder: Path, machine: Noisy, seconds: float = 600.0) -> Recommenda
 
 
 def test_a_small_gain_is_found_on_a_machine_that_slows_down_by_more(tmp_path: Path) -> None:
-    machine = Slowing(limit_bytes=900 * MIB, gains={"ddp": 1.2}, noise=0.01)
+    machine = Slowing(
+        limit_bytes=900 * MIB,
+        gains={"ddp": 1.2},
+        noise=0.01,
+    )
     answer = searched(tmp_path, machine)
     assert answer.winner is not None
     assert answer.winner.candidate.knobs["sharding"] == "ddp"
@@ -97,7 +109,11 @@ def test_a_small_gain_is_found_on_a_machine_that_slows_down_by_more(tmp_path: Pa
 def test_equals_on_a_machine_that_slows_down_keep_the_baseline(tmp_path: Path) -> None:
     keeping = 0
     for seed in range(10):
-        machine = Slowing(limit_bytes=900 * MIB, noise=0.02, dice=random.Random(seed))
+        machine = Slowing(
+            limit_bytes=900 * MIB,
+            noise=0.02,
+            dice=random.Random(seed),
+        )
         answer = searched(tmp_path, machine)
         assert answer.winner is not None
         keeping += answer.winner.candidate.knobs["sharding"] == "zero2"

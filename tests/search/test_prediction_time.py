@@ -48,8 +48,17 @@ def traced_job(tmp_path: Path, budget_seconds: float) -> Job:
         "max_prompt_length": (64,),
         "max_completion_length": (64,),
     }
-    model = Model(name="synthetic/model", config=CONFIG, folder=None, origin="made up")
-    workload = Workload(model=model, python=Path(sys.executable), global_batch=16)
+    model = Model(
+        name="synthetic/model",
+        config=CONFIG,
+        folder=None,
+        origin="made up",
+    )
+    workload = Workload(
+        model=model,
+        python=Path(sys.executable),
+        global_batch=16,
+    )
     gpu = hardware("A100-40G")
     return toy_job(
         tmp_path,

@@ -19,7 +19,11 @@ TIMEOUT_SECONDS = 120
 def _start(url: str, barrier: Barrier) -> None:
     barrier.wait(TIMEOUT_SECONDS)
     storage = open_storage(url)
-    optuna.create_study(study_name="shared", storage=storage, load_if_exists=True)
+    optuna.create_study(
+        study_name="shared",
+        storage=storage,
+        load_if_exists=True,
+    )
     Claims(storage.engine, "shared").leave()  # type: ignore[union-attr]
 
 

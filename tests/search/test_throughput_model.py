@@ -226,10 +226,15 @@ def scattering(trial: Trial, scatter: float) -> Trial:
 
 
 def test_a_speed_without_phases_is_an_error_of_all_phases() -> None:
-    whole = measured(CANDIDATES[0], **dict.fromkeys(SECONDS, 2.0))
-    assert whole.measurement.worst is not None
-    bare = replace(whole.measurement, worst=replace(whole.measurement.worst, phase_seconds={}))
-    assert rates(replace(whole, measurement=bare)) == pytest.approx(rates(whole), rel=1e-6)
+    without_phases = measured(CANDIDATES[0], **dict.fromkeys(SECONDS, 2.0))
+    assert without_phases.measurement.worst is not None
+    bare = replace(
+        without_phases.measurement,
+        worst=replace(without_phases.measurement.worst, phase_seconds={}),
+    )
+    assert rates(replace(without_phases, measurement=bare)) == pytest.approx(
+        rates(without_phases), rel=1e-6
+    )
 
 
 def test_candidates_that_are_predicted_equal_may_still_differ() -> None:

@@ -126,9 +126,9 @@ def test_a_study_with_other_values_of_a_parameter_is_refused_with_a_way_out(tmp_
     request = asked(study)
     study.tell(request, machine.measure(request.candidate, SHORT_PROBE))
     knobs = {**request.candidate.knobs, "batch": 1024}
-    other = ToyTrainer().complete(knobs, job.task)
+    candidate = ToyTrainer().complete(knobs, job.task)
     with pytest.raises(StudyMismatch, match="batch"):
-        open_study(replace(job, resume=True), legal_candidates(job, ToyTrainer()), other)
+        open_study(replace(job, resume=True), legal_candidates(job, ToyTrainer()), candidate)
 
 
 def test_a_trial_of_a_users_own_objective_is_read_by_value_and_constraints(tmp_path: Path) -> None:

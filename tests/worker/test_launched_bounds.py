@@ -56,7 +56,10 @@ sys.stderr.write(f"{grown // 1024}")
 
 def test_a_line_without_an_end_does_not_fill_the_memory() -> None:
     result = subprocess.run(
-        [sys.executable, "-c", PROGRAM], capture_output=True, text=True, timeout=120
+        [sys.executable, "-c", PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=120,
     )
     assert result.returncode == 0, result.stderr
     assert int(result.stderr) < 150, "MiB; the line itself has 300"

@@ -195,12 +195,17 @@ class ThroughputModel:
         stopped = speed.cut_short and len(speed.rates) == 1
         cycle_seconds = self._tokens[row] / speed.tokens_per_second
         # A user's own objective need not report phases: each is off by as much.
-        predicted = {group: float(seconds[row]) for group, seconds in self._seconds.items()}
+        predicted = {}
+        for group, seconds in self._seconds.items():
+            predicted[group] = float(seconds[row])
         parts = _split(speed) or predicted
         total = sum(parts.values())
+        scaled = {}
+        for group, part in parts.items():
+            scaled[group] = part / total * cycle_seconds
         return _Cycle(
             row=row,
-            seconds={group: part / total * cycle_seconds for group, part in parts.items()},
+            seconds=scaled,
             deviation=SINGLE_CYCLE_DEVIATION if stopped else 0.0,
         )
 
@@ -327,7 +332,9 @@ class CycleModel:
             if speed.tokens_per_second > 0:
                 log_speed = math.log(speed.tokens_per_second)
                 logs_by_row.setdefault(row, []).append(log_speed)
-        measured = {row: statistics.fmean(logs) for row, logs in logs_by_row.items()}
+        measured = {}
+        for row, logs in logs_by_row.items():
+            measured[row] = statistics.fmean(logs)
 
         prior = self._centred_prior(measured)
         rows = np.array(list(measured), dtype=np.int64)

@@ -152,8 +152,10 @@ def _log_probabilities(
 def _token_by_token(logits: Any, labels: Any) -> Any:
     next_tokens = torch.roll(labels, -1, 1).reshape(-1)
     log_probabilities = []
-    for row, label in zip(logits.reshape(-1, logits.shape[-1]), next_tokens, strict=True):
-        chosen = torch.log_softmax(row.float(), dim=-1).gather(-1, label[None])
+    rows = logits.reshape(-1, logits.shape[-1])
+    for row, label in zip(rows, next_tokens, strict=True):
+        of_row = torch.log_softmax(row.float(), dim=-1)
+        chosen = of_row.gather(-1, label[None])
         log_probabilities.append(chosen.squeeze(-1))
     return torch.stack(log_probabilities)
 
@@ -197,7 +199,9 @@ def _entropy(logits: Any, options: LossOptions) -> Any:
     with torch.set_grad_enabled(torch.is_grad_enabled() and not options.get("entropy_frozen")):
         if widened:
             shares = torch.softmax(logits.float(), dim=-1)
-            return torch.logsumexp(logits.float(), dim=-1) - torch.sum(shares * logits, dim=-1)
+            normaliser = torch.logsumexp(logits.float(), dim=-1)
+            expected = torch.sum(shares * logits, dim=-1)
+            return normaliser - expected
         return ENTROPIES[kind](logits, chunk)
 
 

@@ -323,7 +323,8 @@ def _is_cacheable(func: Any, args: Sequence[Any]) -> bool:
     if getattr(func, "namespace", None) not in ("aten", "prims") or func in _UNCACHED:
         return False
     if func is aten.index.Tensor:  # only with a mask the length of the result depends on data
-        return all(index.dtype not in (torch.bool, torch.uint8) for index in tensors_in(args[1]))
+        masks = (torch.bool, torch.uint8)
+        return all(index.dtype not in masks for index in tensors_in(args[1]))
     if any(tag.name in _UNCACHED_TAGS for tag in func.tags):
         return False
     is_view = getattr(func, "is_view", None)  # older releases of torch lack it: nothing is cached

@@ -369,7 +369,10 @@ class _ByLength(TorchFunctionMode):  # type: ignore[misc]
             if isinstance(lengths, list) and kwargs.get("dim") == 2:
                 return _split_by_length(tokens, lengths)
         if function is torch.cat and kwargs.get("dim") == 1:
-            rows = [pieces.reshape(1, -1, *pieces.shape[2:]) for pieces in args[0]]
+            rows = []
+            for pieces in args[0]:
+                row = pieces.reshape(1, -1, *pieces.shape[2:])
+                rows.append(row)
             return torch.cat(rows, dim=1)
         return function(*args, **kwargs)
 

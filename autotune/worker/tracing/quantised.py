@@ -320,7 +320,8 @@ class _Product8(torch.autograd.Function):  # type: ignore[misc]
             out.add_(bias)
         # As in bitsandbytes, the input is saved outside the graph.
         ctx.values = flat if ctx.needs_input_grad[0] else None
-        return out.to(values.dtype).reshape(*values.shape[:-1], weight.shape[0])
+        shape = (*values.shape[:-1], weight.shape[0])
+        return out.to(values.dtype).reshape(shape)
 
     @staticmethod
     def backward(ctx: Any, gradient: Any) -> Any:
