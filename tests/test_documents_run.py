@@ -320,6 +320,12 @@ OTHER_TESTS = {
     "autotune rehearse --gpus 2xA100-40G -- torchrun --nproc-per-node 2 train.py": (
         "emulator/test_rehearsal.py::test_a_command_that_fits_ends_with_its_peaks_by_phase"
     ),
+    "autotune rehearse --gpus L4 --limit 4GiB --vary micro=1,4,16 -- python loop.py --micro 1": (
+        "emulator/test_rehearsal.py::test_several_values_end_with_a_table"
+    ),
+    "autotune rehearse --gpus L4 --limit 20GiB --vary micro=1,2,4 -- python train.py --micro 1": (
+        "emulator/test_rehearsal.py::test_several_values_end_with_a_table"
+    ),
     "autotune rehearse --gpus 4xA100-80G -- torchrun --nproc-per-node 4 train.py": (
         "emulator/test_rehearsal.py::test_each_rank_of_a_launcher_is_told_in_the_document"
     ),

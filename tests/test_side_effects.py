@@ -48,7 +48,7 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
         monkeypatch.setenv(name, value)
     program = tmp_path / "python"
     program.write_text(
-        '#!/bin/sh\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\":'
+        '#!/bin/sh\nread request\necho "{\\"wandb\\": \\"$WANDB_MODE\\", \\"uri\\":'
         ' \\"$MLFLOW_TRACKING_URI\\"}"\n'
     )
     program.chmod(0o755)

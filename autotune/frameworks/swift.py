@@ -253,23 +253,13 @@ class Swift(TransformersTrainer):
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
 
-    def _reference(
-        self,
-        settings: Settings,
-        task: Task,
-        kind: str,
-    ) -> tuple[OtherModel, ...]:
+    def _reference(self, settings: Settings, task: Task, kind: str) -> tuple[OtherModel, ...]:
         """Return the reference model; with an adapter, it is the policy without it."""
         if not self.online or settings.get("tuner_type") != "full" or not settings.get("beta"):
             return ()
         model = task.workload.model.name
-        return (
-            OtherModel(
-                role="reference",
-                model=model,
-                replicated=kind != "zero3",
-            ),
-        )
+        reference = OtherModel(role="reference", model=model, replicated=kind != "zero3")
+        return (reference,)
 
     def _generation(self, settings: Settings, task: Task) -> SpecFields:
         """Return what generates: nothing in SFT, the trainer, an engine, or a server."""

@@ -141,6 +141,7 @@ def test_only_what_works_is_offered(tmp_path: Path) -> None:
         "solve",
         "rehearse",
         "preflight",
+        "guard",
         "diagnose",
         "report",
         "dashboard",

@@ -1,80 +1,62 @@
-"""Several values of one argument in a rehearsal."""
+"""`rehearse --vary`: where the value goes in the command, and the table of all values."""
 
 from __future__ import annotations
 
 import pytest
 
-from autotune.cli.rehearse import _exit_of_runs
 from autotune.cli.varied_runs import table, variation
 from autotune.core.errors import BadInput
-from autotune.core.units import GIB
 
 
 @pytest.mark.parametrize(
-    ("command", "with_4"),
+    ("command", "changed"),
     [
-        ("train.py --micro 1 --lr 2", "train.py --micro 4 --lr 2"),
-        ("train.py --micro=1", "train.py --micro=4"),
-        ("train.py micro=1", "train.py micro=4"),
-        ("train.py +micro=1", "train.py +micro=4"),
-        ("train.py --batch 8 --per-device {micro}x8", "train.py --batch 8 --per-device 4x8"),
-        ("train.py --micro 1 --micro 2", "train.py --micro 1 --micro 4"),
+        ("train.py --micro 1", "train.py --micro 4"),
+        ("train.py --micro=1 --lr 2", "train.py --micro=4 --lr 2"),
+        ("train.py trainer=x micro=1", "train.py trainer=x micro=4"),
+        (
+            "train.py --micro_batch 1 --micro 1 --micro 2",
+            "train.py --micro_batch 1 --micro 1 --micro 4",
+        ),
+        ("train.py --bs {micro} --rows={micro}00", "train.py --bs 4 --rows=400"),
+        ("train.py --micro {micro}", "train.py --micro 4"),
     ],
 )
-def test_the_argument_takes_the_value(command: str, with_4: str) -> None:
-    (arguments,) = variation("micro=4").commands(command.split())
-    assert " ".join(arguments) == with_4
+def test_the_value_goes_where_the_command_has_the_argument(command: str, changed: str) -> None:
+    """The last one counts, as in argparse; a placeholder counts before any argument."""
+    assert variation("micro=4").commands(command.split()) == [tuple(changed.split())]
 
 
 def test_dashes_and_underscores_are_equal() -> None:
-    commands = variation("max-length=1,2").commands(["t.py", "--max_length", "9"])
-    assert [arguments[-1] for arguments in commands] == ["1", "2"]
+    commands = variation("micro-batch=2").commands(["train.py", "--micro_batch", "1"])
+    assert commands == [("train.py", "--micro_batch", "2")]
 
 
-def test_a_command_without_the_argument_is_refused_with_the_form() -> None:
-    with pytest.raises(BadInput, match="no argument micro") as refused:
-        variation("micro=1,2").commands(["train.py", "--micros", "1"])
-    assert "{micro}" in str(refused.value)
-
-
-@pytest.mark.parametrize("text", ["micro", "micro=", "=1", "micro=,"])
-def test_a_variation_without_name_or_values_is_refused(text: str) -> None:
-    with pytest.raises(BadInput, match="form"):
+@pytest.mark.parametrize("text", ["micro", "=1", "micro=", "micro=,"])
+def test_another_form_is_refused(text: str) -> None:
+    with pytest.raises(BadInput, match="NAME=VALUE"):
         variation(text)
 
 
-def test_the_table_has_the_highest_peak_of_all_processes() -> None:
-    def process(peak: int, backward: int) -> dict[str, object]:
+def test_a_command_without_the_argument_is_refused_with_the_way_out() -> None:
+    with pytest.raises(BadInput, match="no argument micro") as refused:
+        variation("micro=1").commands(["train.py", "--micro_batch", "1"])
+    assert "{micro}" in str(refused.value.way_out)
+
+
+def test_the_table_has_the_highest_peak_of_any_process() -> None:
+    def process(peak: int, **phases: int) -> dict[str, object]:
         return {
-            "peak_bytes": peak * GIB,
-            "torch_allocated_bytes": None,
-            "torch_reserved_bytes": peak * GIB,
-            "phase_peak_bytes": {"backward": backward * GIB},
+            "peak_bytes": peak,
+            "torch_allocated_bytes": 2**30,
+            "torch_reserved_bytes": None,
+            "phase_peak_bytes": phases,
         }
 
-    lines = table(
-        "micro",
-        {
-            "1": {"status": "fits", "processes": [process(3, 2), process(4, 1)]},
-            "16": {"status": "out_of_memory", "processes": []},
-        },
-    )
-    assert [line.split() for line in lines] == [
-        ["micro", "ended", "peak", "allocated", "reserved", "backward"],
-        ["1", "fits", "4", "GiB", "-", "4", "GiB", "2", "GiB"],
-        ["16", "out", "of", "memory", "-", "-", "-", "-"],
+    fits = {"status": "fits", "processes": [process(2**31), process(3 * 2**30, forward=2**30)]}
+    ended = {"status": "out_of_memory", "processes": [process(2**30)]}
+    assert table("micro", {"1": fits, "16": ended}) == [
+        "micro  ended          peak   allocated  reserved  forward",
+        "1      fits           3 GiB  1 GiB      -         1 GiB",
+        "16     out of memory  1 GiB  1 GiB      -         -",
     ]
-
-
-@pytest.mark.parametrize(
-    ("statuses", "code"),
-    [
-        (["fits", "out_of_memory"], 0),
-        (["out_of_memory", "out_of_memory"], 3),
-        (["fits", "failed"], 1),
-    ],
-)
-def test_the_exit_code_is_that_of_the_best_run_unless_one_failed(
-    statuses: list[str], code: int
-) -> None:
-    assert _exit_of_runs(statuses) == code

@@ -92,6 +92,8 @@ def test_completions_change_nothing_in_the_engines_cache() -> None:
     """The engine allocates its cache once while it starts, by its share of the GPU."""
     lines = [
         "Traceback (most recent call last):",
+        '  File "/v/site-packages/trl/trainer/grpo_trainer.py", line 700, in __init__',
+        "    self.llm = LLM(",
         (
             '  File "/v/site-packages/vllm/v1/worker/gpu_model_runner.py", line 4101, in'
             " _allocate_kv_cache_tensors"

@@ -181,3 +181,19 @@ def test_each_rank_of_a_launcher_is_told_in_the_document(python: str, tmp_path: 
     assert sorted(
         (row["rank"], row["card"]) for row in document["processes"] if row["rank"] is not None
     ) >= [(0, 0), (1, 1)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_several_values_end_with_a_table(python: str, tmp_path: Path) -> None:
+    """Rows of 1 MiB and a copy of them: 2 MiB a row; `--limit` is what each card offers."""
+    (tmp_path / "loop.py").write_text(
+        "import sys, torch; torch.zeros(int(sys.argv[2]), 1 << 18, device='cuda').clone()"
+    )
+    loop = [python, str(tmp_path / "loop.py"), "--micro", "1"]
+    ran = rehearse("--gpus", "L4", "--limit", "4GiB", "--vary", "micro=256,1024,4096", "--", *loop)
+    assert ran.returncode == 0, ran.stdout + ran.stderr  # that of the best run
+    rows = {line.split("  ")[0]: line for line in ran.stdout.splitlines()[-8:]}
+    assert "fits" in rows["256"] and "512 MiB" in rows["256"]
+    assert "fits" in rows["1024"] and "2 GiB" in rows["1024"]
+    assert "out of memory" in rows["4096"]

@@ -163,7 +163,7 @@ def _converse(
     """Return the worker's answer, after the configs that it asks for; None without an answer."""
     assert process.stdin is not None and process.stdout is not None
     answer = None
-    with process, contextlib.suppress(BrokenPipeError):
+    with contextlib.suppress(BrokenPipeError), process:  # closing its stdin may break as well
         process.stdin.write(json.dumps(request) + "\n")
         process.stdin.flush()
         for line in process.stdout:

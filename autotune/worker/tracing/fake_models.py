@@ -141,7 +141,12 @@ def materialise(model: Any) -> None:
 
 
 def _empty_on_cpu(tensor: Any) -> Any:
-    empty = torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device="cpu")
+    empty = torch.empty_strided(
+        tensor.size(),
+        tensor.stride(),
+        dtype=tensor.dtype,
+        device="cpu",
+    )
     if isinstance(tensor, torch.nn.Parameter):
         return torch.nn.Parameter(empty, requires_grad=tensor.requires_grad)
     return empty
