@@ -5,6 +5,7 @@ all of them.
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -87,8 +88,8 @@ class Kept:
     def __init__(self, tracers: TracerPool) -> None:
         self._tracers = tracers
 
-    def trace(self, specification: Mapping[str, Any]) -> Any:
-        return self._tracers.trace(specification)
+    def trace(self, specification: Mapping[str, Any], until: float = math.inf) -> Any:
+        return self._tracers.trace(specification, until=until)
 
     def expect(self, specifications: Any) -> None:
         self._tracers.expect(specifications)

@@ -13,6 +13,12 @@ from tree_sitter import Language, Node, Parser
 from autotune.core.errors import BadInput
 from autotune.core.shell_quotes import NotClosed, bracket_end, double_quote_end, quote_end
 
+LONG_TEXT = 2**14
+"""Characters from which a quote or bracket that is never closed is looked for first: the parser
+takes seconds over one. An apostrophe in a here-document opens no quote, so scripts with one
+are parsed first.
+"""
+
 
 @cache
 def _parser() -> Parser:
@@ -24,6 +30,8 @@ class ParsedScript:
 
     def __init__(self, text: str) -> None:
         self.text = _with_unix_lines(text)
+        if len(self.text) > LONG_TEXT and "<<" not in self.text:
+            _refuse_open_quotes(self.text)
         encoded = self.text.encode("utf-8", "replace")
         self._byte_offsets: list[int] | None = None
         if not self.text.isascii():
