@@ -49,6 +49,8 @@ SHARED: dict[str, dict[str, object]] = {
     },
     "openrlhf-7b": {
         "train.colocate_all": False,
+        # Policy and engines are all 12 GPUs: the reference can only share the policy's.
+        "train.colocate_actor_ref": True,
         "actor.num_gpus_per_node": 8,
         "vllm.num_engines": 1,
         "vllm.tensor_parallel_size": 4,
