@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from autotune.core.prediction import PhasePrediction, Prediction
 from autotune.core.units import format_bytes
+from autotune.report.job_text import print_line
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -45,18 +46,18 @@ def show_memory(console: Console, prediction: Prediction) -> None:
     heading = (
         f"memory by phase: {LIVE} in use, {KEPT} kept in torch's cache, {UNSURE} possibly more"
     )
-    console.print(heading, soft_wrap=True)
+    print_line(console, heading)
     if phases:
         picture.print_columns("in use", "peak")
     picture.print_bars(phases)
 
     peak = prediction.peak_phase
     place = f" ({peak.name})" if peak else ""
-    console.print(f"memory by part, at the peak{place}", soft_wrap=True)
+    print_line(console, f"memory by part, at the peak{place}")
     picture.print_bars(parts)
     logits = _logits_elsewhere(prediction)
     if logits is not None:
-        console.print(f"  {logits}", soft_wrap=True)
+        print_line(console, f"  {logits}")
     console.print()
 
 
