@@ -80,14 +80,14 @@ def test_a_search_ends_within_its_step() -> None:
     command = search.command(
         "python",
         out=Path("/out"),
-        work=Path("/work"),
+        work=Path("/searches"),
         seconds=175,
         scale=1,
     )
     values = dict(itertools.pairwise(command))
     assert values["--budget"] == "155s"
     assert values["--memory-limit"] == "40G"
-    assert values["--out"] == "/work/search"
+    assert values["--out"] == "/searches/search"
 
 
 def test_on_a_smaller_card_the_search_has_all_of_it() -> None:

@@ -85,6 +85,26 @@ def test_a_terminal_stays_a_terminal(tmp_path: Path) -> None:
     assert b"[True, True, True] typed 77\r\n" in shown
 
 
+def _after_signal(
+    tmp_path: Path,
+    program: str,
+    number: int,
+    seconds: float = 60,
+) -> tuple[str, int]:
+    """Signal the guard once the program is ready. Return what was printed, and the exit code."""
+    with subprocess.Popen(
+        _guarded(tmp_path, program),
+        env=_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        _wait_for(tmp_path / "ready")
+        process.send_signal(number)
+        stdout, _ = process.communicate(timeout=seconds)
+    return stdout, process.returncode
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])
 def test_a_signal_reaches_the_command(tmp_path: Path, number: int) -> None:
     program = (
@@ -95,18 +115,9 @@ def test_a_signal_reaches_the_command(tmp_path: Path, number: int) -> None:
         f"pathlib.Path({str(tmp_path / 'ready')!r}).touch()\n"
         "time.sleep(60)"
     )
-    with subprocess.Popen(
-        _guarded(tmp_path, program),
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        _wait_for(tmp_path / "ready")
-        process.send_signal(number)
-        stdout, _ = process.communicate(timeout=60)
+    stdout, code = _after_signal(tmp_path, program, number)
     assert stdout == f"received {int(number)}\n"
-    assert process.returncode == 5
+    assert code == 5
 
 
 def test_an_interrupt_reaches_every_process_of_the_command(tmp_path: Path) -> None:
@@ -117,16 +128,7 @@ def test_an_interrupt_reaches_every_process_of_the_command(tmp_path: Path) -> No
         "try: sleep.wait()\n"
         "except KeyboardInterrupt: sleep.wait(); print('both have ended', flush=True)"
     )
-    with subprocess.Popen(
-        _guarded(tmp_path, program),
-        env=_environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as process:
-        _wait_for(tmp_path / "ready")
-        process.send_signal(signal.SIGINT)
-        stdout, _ = process.communicate(timeout=50)
+    stdout, _ = _after_signal(tmp_path, program, signal.SIGINT, seconds=50)
     assert stdout == "both have ended\n", "`sleep` alone would take a minute"
 
 
