@@ -239,9 +239,11 @@ def _refuse_impossible_values(request: ParsedRequest, legal: Collection[Candidat
         possible.update(candidate.knobs.items())
     for name, values in request.flag_choices.items():
         for value in values:
+            if (name, value) in possible:
+                continue
             # A setting that does not matter here may have its default.
             is_default = any(candidate.settings.get(name) == value for candidate in legal)
-            if (name, value) not in possible and not is_default:
+            if not is_default:
                 _refuse_impossible(request, name, value, some_are_legal=bool(legal))
 
 
