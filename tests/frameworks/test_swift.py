@@ -208,7 +208,8 @@ def test_real_steps_of_sft_on_a_cpu(tiny_model: Path) -> None:
     finally:
         executor.close()
     assert measurement.outcome == "ok", measurement.failure
-    assert set(measurement.worst.cycle_loss_tokens) == {2 * 64}
+    # ms-swift accumulates up to a batch of 16 rows where nothing is stated.
+    assert set(measurement.worst.cycle_loss_tokens) == {16 * 64}
     assert measurement.memory.peak_bytes > 200 * 2**20
     assert measurement.effective["max_length"] == 64 and len(measurement.effective) > 5
     assert [memory.rank for memory in measurement.memory.models] == [0]

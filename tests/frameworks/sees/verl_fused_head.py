@@ -13,6 +13,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.utils.experimental.torch_functional import FusedLinearForPPO
 
 from autotune.worker.stand_in.losses import HEADS, TOKENS
+from autotune.worker.tracing.annotators import NullAnnotator
 
 ROWS, HIDDEN, WORDS = 3 * TOKENS, 64, 8192
 
@@ -50,7 +51,7 @@ def verl_head(hidden: Any, weight: Any) -> Any:
 
 
 def stand_in(hidden: Any, weight: Any) -> Any:
-    return HEADS["tokens"].apply(hidden, weight, TOKENS)
+    return HEADS["tokens"].apply(hidden, weight, TOKENS, NullAnnotator())
 
 
 if __name__ == "__main__":
