@@ -55,7 +55,7 @@ _DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})
 
 
 def _kernel(name_parts: list[str]) -> list[str]:
-    """Return the words of a name that say which shape it is: `llama-3-8b`."""
+    """Return the words of a name that define its shape: `llama-3-8b`."""
     return [word for word in name_parts if word not in _DECORATIONS]
 
 
@@ -64,7 +64,7 @@ _OTHER_SHAPES = frozenset({"vl", "omni", "audio", "vision", "moe", "mini", "next
 
 
 def _contains(name_parts: list[str], part: list[str]) -> bool:
-    """Return True if the words contain the part, in its order. Words in between may say what a
+    """Return True if the words contain the part, in its order. Words in between may name what a
     model was trained for, such as `coder`, but not that its shape is another.
     """
     position = 0

@@ -1,7 +1,7 @@
 """Lookup of `--model`: a local folder, a hub id or a short name.
 
 The config.json of a hub id is fetched if nothing here has it, unless the network is absent or
---offline was given. Then the nearest known shape is assumed by the name, and the answer says so.
+--offline was given. Then the nearest known shape is assumed by the name, and the answer reports it.
 """
 
 from __future__ import annotations

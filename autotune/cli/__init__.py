@@ -146,7 +146,7 @@ def _end(code: int) -> NoReturn:
 
 
 class PipeOutput:
-    """Text stream that discards its output once nobody reads it. The command goes on and keeps
+    """Text stream that discards its output once its reader is gone. The command goes on and keeps
     its exit code.
     """
 

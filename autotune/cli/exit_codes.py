@@ -86,7 +86,7 @@ def _report(
 
 
 def _sentence(text: str) -> str:
-    """Return the text with a full stop at its end: another sentence follows."""
+    """Return the text with a full stop at its end, for another sentence behind it."""
     text = text.rstrip()
     return text if text.endswith((".", "!", "?")) else f"{text}."
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from autotune.core.prediction import Prediction
 
 EXIT_CODES = {True: DONE, False: NOTHING_FITS, None: UNDECIDED}
-"""Whether the configuration fits -> exit code."""
+"""Exit code: does the configuration fit?"""
 
 
 @click.command(

@@ -60,7 +60,7 @@ class Waiting:
             self._start()
 
     def stop(self) -> None:
-        """Remove the line: output follows."""
+        """Remove the line before other output."""
         if self._live is not None:
             self._live.stop()
             self._live = None

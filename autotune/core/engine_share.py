@@ -8,7 +8,7 @@
     engine = s · L = S · C,  therefore  S = s · L / C  and  s = S · C / L
 
 Under a limit, a share within autotune is one of the limit: what fits there has to fit a GPU of that
-size. vLLM knows of no limit and multiplies its share by all memory that CUDA reports, also in the
+size. vLLM has no limit and multiplies its share by all memory that CUDA reports, also in the
 training that a written file starts. A probe therefore scales the share that it passes on, a written
 file has the scaled share, and the share of the user's file is scaled up.
 

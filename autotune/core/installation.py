@@ -1,4 +1,4 @@
-"""Where this installation came from, for commands that add to it."""
+"""Origin of this installation, for commands that add to it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of other programs without the codes that a terminal would obey.
+"""Text of other programs without codes that control a terminal.
 
 A program's output can move the cursor, rename the window or write the clipboard (OSC 52) of
 whoever prints it later, in a terminal or on a page.

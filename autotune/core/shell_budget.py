@@ -1,4 +1,4 @@
-"""What the reading of a script may cost, whatever the script says: a script of few lines can double
+"""Limits of the reading of a script: a script of few lines can double
 a variable until no memory is left.
 """
 
@@ -16,7 +16,7 @@ MAX_NESTING = 50  # calls of functions, and substitutions inside others
 
 @dataclass
 class Budget:
-    """What the reading of a script may cost, whatever the script says."""
+    """Limits of the reading of one script."""
 
     text: int = MAX_TEXT
     words: int = MAX_EXPANDED_WORDS

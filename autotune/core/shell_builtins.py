@@ -183,7 +183,7 @@ def _test(shell: ShellState, call: BuiltInCall) -> Truth:
 
 
 def _read_lines(shell: ShellState, call: BuiltInCall) -> Truth:
-    """`mapfile` and `readarray`: lines that only a run knows."""
+    """`mapfile` and `readarray`: lines that only a run has."""
     name = call.words[-1].text
     if NAME.fullmatch(name):
         shell.variables[name] = [unknown_word(call.words[0].line)]

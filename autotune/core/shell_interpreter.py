@@ -1,7 +1,8 @@
-"""Statements of a shell script, followed as bash follows them: conditions, loops, functions.
+"""Statements of a shell script, interpreted as bash runs them: conditions, loops, functions.
 
 
-A statement that a run may reach or not is followed as well; its commands are marked as uncertain.
+A statement that a run may reach or not is interpreted as well; its commands are marked as
+uncertain.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ MAX_TURNS = 1000  # of one loop; a loop that a condition ends has far fewer
 
 
 class Interpreter(ShellState):
-    """Follows the nodes of a script."""
+    """Interpreter of the nodes of a script."""
 
     def run_script(self) -> None:
         with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
@@ -68,7 +69,7 @@ class Interpreter(ShellState):
         certain: bool,
         redirects: Sequence[Node] = (),
     ) -> Truth:
-        """Follow one statement; return its result."""
+        """Interpret one statement; return its result."""
         self.budget.spend(steps=1)
         match node.type:
             case "comment" | "heredoc_redirect" | "file_redirect":
@@ -159,7 +160,7 @@ class Interpreter(ShellState):
         return None if may_be_over else True
 
     def _uncertain(self, nodes: Sequence[Node]) -> Truth:
-        """Follow what a run may reach or not; what would end the script there does not."""
+        """Interpret what a run may reach or not; what would end the script there does not."""
         with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
             self.run_all(nodes, certain=False)
         return None
@@ -223,7 +224,7 @@ class Interpreter(ShellState):
             self.commands[place] = replace(self.commands[place], certain=False)
 
     def _turn(self, body: Sequence[Node], certain: bool) -> bool:
-        """Follow one turn of a loop; return True if it ends the loop."""
+        """Interpret one turn of a loop; return True if it ends the loop."""
         try:
             self.run_all(body, certain=certain)
         except LoopEnd as end:
@@ -370,7 +371,7 @@ class Interpreter(ShellState):
         text: str,
         certain: bool,
     ) -> Truth:
-        """Follow commands in a text, at the place of the command that runs it."""
+        """Interpret commands in a text, at the place of the command that runs it."""
         if self.budget.nesting <= 0:
             return None
         nested = Interpreter(

@@ -1,4 +1,4 @@
-"""Ends of quotes and brackets in the text of a shell script, words that braces stand for, and texts
+"""Ends of quotes and brackets in the text of a shell script, words that braces expand to, and texts
 without what a pattern matches.
 """
 

@@ -1,6 +1,6 @@
 """Commands that a run of a shell script would reach, with their words. Nothing is executed.
 
-tree-sitter parses bash; this module follows the tree as bash would: assignments, `if`, `case`,
+tree-sitter parses bash; this module interprets the tree as bash would: assignments, `if`, `case`,
 loops, functions, `shift`, `set --`, `getopts`, here-documents into `read`. A command is `certain`
 unless a condition decides about it that only a run can decide: the output of another program, or a
 file that is not there.

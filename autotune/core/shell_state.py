@@ -1,4 +1,4 @@
-"""State of a followed shell script: variables, functions, and the commands reached so far."""
+"""State of an interpreted shell script: variables, functions, and the commands reached so far."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@
     negation     ! negation | ( disjunction ) | primary
     primary      OPERATOR operand | operand OPERATOR operand | operand
 
-A result is None where only a run can know it.
+A result is None where only a run has it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ MAX_MATCHED = 1000  # characters that `=~` looks at
 
 
 def test_outcome(tokens: Sequence[Token]) -> bool | None:
-    """Return the result of a test, None where only a run can know it."""
+    """Return the result of a test, None where only a run has it."""
     if not tokens:
         return False
     reader = _Reader(tokens)

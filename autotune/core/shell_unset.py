@@ -1,4 +1,4 @@
-"""Marks in an expanded text where a variable has no value: they tell which word lacks it.
+"""Marks in an expanded text where a variable has no value: they mark the word that lacks it.
 
 A mark is the name between two characters of Unicode's private area. It travels with the text
 through assigned variables, `ARGS="--lr $LR --beta 0"`, until words are made of it.

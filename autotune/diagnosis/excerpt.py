@@ -105,7 +105,7 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
 
 
 def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:
-    """Return the finding with the cause that statements and mentioned functions tell."""
+    """Return the finding with the cause that statements and mentioned functions show."""
     has_no_purpose = finding.row in _ROWS_WITHOUT_PURPOSE
     if finding.cause != "unknown_memory" or has_no_purpose:
         return finding

@@ -139,7 +139,7 @@ def _empty_heap(
     pools: int,
     capacity: int | None,
 ) -> Heap:
-    """Return arrays for so many blocks, none of which exists yet."""
+    """Return arrays for this number of blocks, none of which exists yet."""
     blocks = np.zeros((block_count, BLOCK_COLUMNS), dtype=np.int64)
     lists = np.zeros((POOLS + pools, max(block_count, pools)), dtype=np.int64)
     lists[TOTALS, SPARES] = block_count

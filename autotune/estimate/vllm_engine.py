@@ -139,7 +139,7 @@ class VllmEngine:
 
     @cached_property
     def returned(self) -> int:
-        """What sleep mode's allocator gives back after loading."""
+        """Memory that sleep mode's allocator gives back after loading."""
         if not self.settings.sleep:
             return 0
         if self.blocks.left_bytes:

@@ -232,7 +232,7 @@ class Trainer(Protocol):
         """Return the first framework rule that the candidate breaks; None: legal. Uses no GPU."""
 
     def notes(self, space: SearchSpace, task: Task) -> tuple[str, ...]:
-        """Return what a reader of measured memory must know of the framework."""
+        """Return notes on the framework for a reader of measured memory."""
         return ()
 
     def baseline(self, space: SearchSpace, task: Task) -> Knobs:

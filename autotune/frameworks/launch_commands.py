@@ -244,7 +244,7 @@ def _taken_for_granted(
     training: _Training,
     stated: Mapping[str, StatedSetting],
 ) -> Iterator[str]:
-    """Yield what is not said by the script, and is assumed of its one training."""
+    """Yield what the script does not state, and is assumed of its one training."""
     kind = training.kind
     place = f"line {training.command.line}"
     setting = stated.get(kind.chosen_by or "")

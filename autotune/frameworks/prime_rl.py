@@ -44,7 +44,7 @@ SERVER_GPUS = "deployment.num_infer_gpus"
 ATTENTION = f"{MODEL}.attn"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
-"""What `attn=auto` is by compute capability, times 10; elsewhere flash_attention_2
+"""`attn=auto` by compute capability, times 10; elsewhere flash_attention_2
 (`resolve_auto_attn` in `trainer/model.py`).
 """
 

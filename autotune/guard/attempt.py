@@ -1,6 +1,6 @@
-"""One start of the command: its processes, its streams, and the signals that reach it.
+"""Start of the command: its processes, its streams, and the signals that reach it.
 
-guard -> keeper (`worker/keeper.py`) -> command. Whichever of the three dies first, the others end
+guard -> keeper (`worker/keeper.py`) -> command. Whichever of the three ends first, the others end
 what is left.
 """
 
@@ -39,7 +39,7 @@ KILLED = signal.SIGKILL
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEnd:
-    """How the command ended: by a signal, or with an exit code."""
+    """End of the command: by a signal, or with an exit code."""
 
     signal: int | None = None
     exit: int | None = None

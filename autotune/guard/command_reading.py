@@ -27,7 +27,7 @@ def known_training(
     request: Flags,
     out: Path,
 ) -> KnownTraining | None:
-    """Return the training of a framework; None for a command that autotune does not know.
+    """Return the training of a framework; None for another command.
 
     A configuration that is given has to be readable; a command alone may be anybody's.
     """

@@ -1,4 +1,4 @@
-"""Why a training ended, and what follows from it.
+"""Cause of a training's end, and what to do about it.
 
 The output is diagnosed like any log. The exit status, the kernel's counter of processes that it
 ended, and what the guard itself asked for add what no log says.
@@ -42,7 +42,7 @@ class Reason(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class HostEvidence:
-    """What the machine says about host memory during one attempt."""
+    """Evidence of the machine about host memory during one attempt."""
 
     kills: int = 0  # processes that the kernel ended for want of memory
     was_short: bool = False
@@ -114,7 +114,7 @@ def _names_a_killed_process(diagnosis: Diagnosis) -> bool:
 
 
 def _of_a_killed_process(ending: Ending, host: HostEvidence) -> Ending:
-    """A killed process is out of host memory only if the machine was; else somebody ended it."""
+    """A killed process is out of host memory only if the machine was; else it was ended from outside."""
     diagnosis = ending.diagnosis
     if host.kills or host.was_short:
         evidence = "the kernel ended a process for want of host memory"

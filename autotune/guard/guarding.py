@@ -79,7 +79,7 @@ class Guarded:
 
 @dataclass
 class RunGuard:
-    """One guarded run."""
+    """Guarded run."""
 
     training: Training
     options: GuardOptions
@@ -347,7 +347,7 @@ class _Watch:
         self.record.total_steps = progress.total
 
     def _look(self, look: Look, progress: StepProgress) -> None:
-        """Follow the trend of the peak; warn, or ask the trainer to save."""
+        """Watch the trend of the peak; warn, or ask the trainer to save."""
         if progress.step is None:
             return
         self._trend.add(progress.step, look)
@@ -370,7 +370,7 @@ class _Watch:
         self._saved_at_request = max(steps, default=-1)
 
     def _after_checkpoint(self, checkpoint: Checkpoint) -> None:
-        """End an attempt that was asked to save once its next checkpoint is whole."""
+        """End an attempt that is to save once its next checkpoint is whole."""
         is_asked = self.save.is_made and self.requested is None
         if not is_asked or checkpoint.step <= self._saved_at_request:
             return

@@ -1,4 +1,4 @@
-"""What happened in a guarded run: guard.json, and what is printed.
+"""Events of a guarded run: guard.json, and the printed blocks.
 
 The file is replaced after each event, so that a guard that was killed leaves what it knew.
 """
@@ -39,7 +39,7 @@ SENTENCES: Mapping[Reason, str] = {
 
 @dataclass(kw_only=True)
 class AttemptRecord:
-    """One attempt, as in guard.json."""
+    """Attempt, as in guard.json."""
 
     number: int
     config: str | None
@@ -97,7 +97,7 @@ class AttemptRecord:
 
 @dataclass(kw_only=True)
 class History:
-    """All attempts of one guarded run."""
+    """Attempts of one guarded run."""
 
     out: Path
     config: str | None
@@ -248,5 +248,5 @@ def summary(history: History) -> str:
 
 
 def indented(lines: Sequence[str]) -> str:
-    """Return a block of the guard's own lines, told apart from the command's output."""
+    """Return a block of the guard's own lines, distinct from the command's output."""
     return "\n".join(f"autotune guard: {line}" for line in lines)

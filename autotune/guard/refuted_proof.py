@@ -55,7 +55,7 @@ def refute(
 
 def _is_by_the_known_limit(proven: Preflight, ending: Ending) -> bool:
     """Return False for memory of other processes, and on a CPU for a limit that only the command's
-    shell knows (`ulimit`).
+    shell has (`ulimit`).
     """
     if ending.cause == OF_OTHERS:
         return False

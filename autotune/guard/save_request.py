@@ -60,7 +60,7 @@ class SaveRequest:
 
 
 def requested_step() -> int | None:
-    """Return the step after which this process's guard asks to save; None: it does not ask."""
+    """Return the step after which this process's guard requests a save; None without a request."""
     folder = os.environ.get(GUARD_VARIABLE)
     if folder is None:
         return None
@@ -71,7 +71,7 @@ def requested_step() -> int | None:
 
 
 def note_obeyed(step: int) -> None:
-    """Tell the guard that this trainer saved and stopped."""
+    """Report to the guard that this trainer saved and stopped."""
     folder = os.environ.get(GUARD_VARIABLE)
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -54,7 +54,7 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What the runs so far have shown."""
+    """Evidence of the runs so far."""
 
     diagnosis: Diagnosis
     peak_bytes: int | None  # seen from outside

@@ -143,7 +143,7 @@ class Streams:
 
 
 def _is_written(target: int, piece: bytes) -> bool:
-    """Write all of it; return False if nobody reads any more. A full disk drops the output."""
+    """Write all of it; return False if the reader is gone. A full disk drops the output."""
     view = memoryview(piece)
     while view:
         try:

@@ -1,4 +1,4 @@
-"""What is guarded: a training whose framework autotune knows, or a command of the user's own.
+"""Guarded trainings: of a supported framework, or a command of the user's own.
 
 Both give the words of the next start, and the next smaller configuration.
 """
@@ -33,7 +33,7 @@ YAML_ENDINGS = (".yaml", ".yml")
 
 @dataclass(frozen=True, kw_only=True)
 class Start:
-    """What one attempt starts."""
+    """Start of one attempt."""
 
     command_words: tuple[str, ...]
     file: Path | None  # configuration that it reads
@@ -49,7 +49,7 @@ class ChangedText:
 
 
 class Training(Protocol):
-    """What is guarded, in one configuration."""
+    """Guarded training in one configuration."""
 
     @property
     def key(self) -> str:
@@ -57,7 +57,7 @@ class Training(Protocol):
 
     @property
     def limits(self) -> str:
-        """What a restart does not continue; empty: nothing."""
+        """Parts that a restart does not continue; empty: none."""
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
         """Return where this run's checkpoints are; None: unknown."""

@@ -113,7 +113,7 @@ class MemoryWatcher:
         )
 
     def host_evidence(self) -> HostEvidence:
-        """Return what the machine says about host memory in this attempt."""
+        """Return the machine's evidence about host memory in this attempt."""
         return HostEvidence(
             kills=max(0, self._host.kills() - self._kills),
             was_short=self._host.was_short(self._most_used),

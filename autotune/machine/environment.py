@@ -73,7 +73,7 @@ def refuse_missing(
     doing: str,
 ) -> None:
     """Raise an error with the command that installs what is missing. `requirements`: of packages
-    that pip knows by another name or version.
+    that pip lists under another name or version.
     """
     missing = []
     for package, is_installed in installed(python, packages).items():

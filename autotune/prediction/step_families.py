@@ -1,4 +1,4 @@
-"""Families of steps: requests whose traces are equal but for the point, whatever else they say.
+"""Families of steps: requests whose traces are equal but for the point.
 
 `family_key` of screening groups the candidates of one job. The key here also holds between jobs:
 it leaves out what no allocation depends on, so that one step model serves a fine-tune of the same
@@ -119,7 +119,7 @@ completion tokens, from which the loss works in pieces.
 """
 
 BEYOND, BELOW = 4, 16
-"""How far outside of its range a model is used, as factors of each coordinate: its formulas are
+"""Largest extrapolation of a model, as factors of each coordinate: its formulas are
 exact sums of products, and hold at the corner of the range.
 """
 

@@ -51,7 +51,7 @@ class SurveyedModel:
 
 @dataclass(frozen=True, kw_only=True)
 class _Document:
-    """What a file holds."""
+    """Content of a file."""
 
     format: int
     points: tuple[Point, ...]

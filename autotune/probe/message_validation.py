@@ -148,7 +148,7 @@ def rank_result(message: Message) -> RankResult:
 
 def _as_text(value: Any) -> Any:
     """Replace lone surrogates (undecodable bytes in JSON) by `?`: UTF-8 cannot encode them. Codes
-    that a terminal would obey are removed.
+    that control a terminal are removed.
     """
     if isinstance(value, str):
         return without_terminal_codes(value.encode("utf-8", "replace").decode())

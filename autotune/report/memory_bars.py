@@ -27,7 +27,7 @@ LOGITS = "logits"
 
 @dataclass(frozen=True, kw_only=True)
 class Bar:
-    """One row: its size, the part of it that is in use, and the upper end of its interval."""
+    """Row of the bars: its size, the part of it in use, and the upper end of its interval."""
 
     label: str
     live: float

@@ -83,7 +83,7 @@ class ParsedRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Sources:
-    """What a request reads outside of its flags."""
+    """Inputs of a request outside of its flags."""
 
     hardware: Hardware
     trainer: Trainer

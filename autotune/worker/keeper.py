@@ -62,7 +62,7 @@ def main() -> None:
 
 
 def _start(command_words: list[str], handlers: Mapping[int, object]) -> subprocess.Popen[bytes]:
-    """Start the command in a process group of its own, which dies with this process."""
+    """Start the command in a process group of its own, which ends with this process."""
     keeper = os.getpid()
 
     def prepare() -> None:

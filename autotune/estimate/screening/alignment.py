@@ -118,7 +118,7 @@ def _least_costs(costs: Integers) -> tuple[Integers, Integers]:
 
 
 def _cheapest_places(match: Integers, added: Integers) -> list[int]:
-    """Follow the least costs back from the end: j(n) first."""
+    """Trace the least costs back from the end: j(n) first."""
     places: list[int] = []
     rows, columns = match.shape
     d = columns - 1

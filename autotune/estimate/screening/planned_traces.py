@@ -1,4 +1,4 @@
-"""The short traces that a survey asks for: at which points, in how many layers."""
+"""Short traces of a survey: at which points, in how many layers."""
 
 from __future__ import annotations
 

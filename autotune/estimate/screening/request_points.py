@@ -98,7 +98,7 @@ def request_at(
 
 
 def _group_size(requested: int, batch: int) -> int:
-    """Return the group size asked for if it divides the batch, else the smallest divisor."""
+    """Return the requested group size if it divides the batch, else the smallest divisor."""
     if batch % requested:
         for size in range(2, batch + 1):
             if batch % size == 0:

@@ -297,7 +297,7 @@ class _TraceWriter:
 
         A GPU's streams run side by side. A block that is freed while another stream may still
         read it waits: the allocator uses it again only after the process has waited for that
-        stream. `returns` = {4: 9} says that the block of allocation 4 waits until allocation 9 is
+        stream. `returns` = {4: 9} means that the block of allocation 4 waits until allocation 9 is
         made; the number of allocations, that it waits until the end. The full model's pairs follow
         from the longer model's by the rules for what events free (`references`). So far only
         `sharding` writes such pairs, into the full trace; those of the worker would pass here.

@@ -160,7 +160,7 @@ def _converse(
     request: Mapping[str, Any],
     model: str | None,
 ) -> Any:
-    """Return the worker's answer, after the configs that it asks for; None without an answer."""
+    """Return the worker's answer, after the configs that it requests; None without an answer."""
     assert process.stdin is not None and process.stdout is not None
     answer = None
     with contextlib.suppress(BrokenPipeError), process:  # closing its stdin may break as well

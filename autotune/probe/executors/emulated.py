@@ -40,7 +40,7 @@ TIMED_CYCLES = 1
 
 
 class EmulatedExecutor(LocalExecutor):
-    """One local slot, whose processes see the emulated GPUs and no others."""
+    """Local slot whose processes see the emulated GPUs and no others."""
 
     def __init__(
         self,

@@ -50,7 +50,7 @@ class Numbered(Generic[Stored]):
 
 @dataclass(frozen=True, kw_only=True)
 class SharedValues:
-    """What several candidates have in common, each stored once."""
+    """Values that several candidates share, each stored once."""
 
     texts: Numbered[str] = field(default_factory=Numbered)
     phases: Numbered[tuple[int, ...]] = field(default_factory=Numbered)

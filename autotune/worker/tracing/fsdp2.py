@@ -147,7 +147,7 @@ def _streams_in_order() -> Callable[[], int]:
     default.
 
     FSDP2 enters its streams on every device. Those of the CPU do nothing, so that a fake CPU rank
-    tells on which one a CUDA rank requests each block.
+    shows on which one a CUDA rank requests each block.
     """
     numbers = {id(torch.cpu.current_stream()): 0}
     streams: list[Any] = []  # an id is another object's once its own is freed

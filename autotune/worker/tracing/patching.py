@@ -17,7 +17,7 @@ _P = ParamSpec("_P")
 def all_entered(
     managers: Callable[_P, Iterator[AbstractContextManager[Any]]],
 ) -> Callable[_P, AbstractContextManager[None]]:
-    """Make a generator of context managers one manager: it enters each before it asks for the
+    """Make a generator of context managers one manager: it enters each before it requests the
     next.
     """
 

@@ -96,7 +96,7 @@ class _AbsentModule(types.ModuleType):
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Last finder of modules: asked for what nothing else has found."""
+    """Last finder of modules: for what no other finder has."""
 
     def __init__(
         self,

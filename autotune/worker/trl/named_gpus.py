@@ -1,6 +1,6 @@
 """The GPUs of the request, as the user's own code sees them on a machine without any.
 
-A script that asks for a GPU before it chooses a precision trains there otherwise than here. Only
+A script that looks for a GPU before it chooses a precision trains there otherwise than here. Only
 calls by the user's files are answered so: libraries see the real machine.
 """
 

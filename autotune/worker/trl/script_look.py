@@ -10,7 +10,7 @@ The request, one line:
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
 With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
-packages. A config is asked for by one line, {"config_of": name}, and answered by one, the config or
+packages. A config is requested by one line, {"config_of": name}, and answered by one, the config or
 null.
 
 The answer:
@@ -306,7 +306,7 @@ def _adapter(arguments: Settings) -> Result | None:
 
 
 def _data(captured: CapturedTrainer, absent: AbsentParts) -> Result:
-    """Return the number of rows, and the length of prompts; None if only the trainer can know."""
+    """Return the number of rows, and the length of prompts; None if only the trainer has them."""
     source = captured.arguments.get("train_dataset")
     result: Result = {"rows": None, "prompts": None}
     if "dataset" in absent.names:

@@ -242,7 +242,7 @@ class StepTimer:
         seconds: float,
         tokens: int,
     ) -> None:
-        """Stop the loop if the rule says so.
+        """Stop the loop if the rule ends it.
 
         All ranks use the same figures, so all of them stop, or none.
         """

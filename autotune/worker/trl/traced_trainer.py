@@ -197,7 +197,7 @@ def models_of(trainer: Any) -> list[Any]:
 
 
 def _with_rows(output: Any, rows: int) -> Any:
-    """Return a tensor like this output, of a batch with so many rows."""
+    """Return a tensor like this output, of a batch with this number of rows."""
     if output is None or output.dim() == 0:
         return output
     return output.new_empty((rows, *output.shape[1:]))
