@@ -271,7 +271,7 @@ class _QuantisedLoading:
         self.free(joined)
 
     def quantise(self, matrices: Iterable[int]) -> None:
-        """Read and pack matrices of these sizes in elements; write their statistics back in the end."""
+        """Read and pack matrices of these sizes; write their statistics back in the end."""
         read: int | None = None
         packed: int | None = None
         statistics: list[tuple[int, int]] = []  # in 8 bits, and the matrix's elements

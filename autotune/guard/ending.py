@@ -114,7 +114,7 @@ def _names_a_killed_process(diagnosis: Diagnosis) -> bool:
 
 
 def _of_a_killed_process(ending: Ending, host: HostEvidence) -> Ending:
-    """A killed process is out of host memory only if the machine was; else it was ended from outside."""
+    """A killed process is out of host memory only if the machine was; else others ended it."""
     diagnosis = ending.diagnosis
     if host.kills or host.was_short:
         evidence = "the kernel ended a process for want of host memory"
