@@ -1,0 +1,190 @@
+"""Choose public launches by a written rule: `python benchmarks/launch_choice.py RULE CLONES OUT`.
+
+`RULE` is a file such as results/launches/third-rule.yaml, whose head has the rule in words.
+`CLONES` is a folder with git repositories (see launch_files.py). `OUT` becomes one JSON line for
+each chosen launch, in the order of their hashes: those at even places are for development, the
+others are held back. Nothing of the launches' text goes into the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+import subprocess
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+Rule = Mapping[str, Any]
+
+SUFFIXES = {
+    "shell": (".sh", ".bash", ".slurm", ".sbatch"),
+    "yaml": (".yaml", ".yml"),
+    "toml": (".toml",),
+    "python": (".py",),
+}
+MOST_CHARACTERS = 200_000
+FIRST_ALONE = frozenset({"python"})  # kinds of which one file of a repository is chosen
+
+
+@dataclass
+class Chosen:
+    """A launch by its place, without its text."""
+
+    repository: str
+    commit: str
+    path: str
+    kind: str
+    license: str
+    held_back: bool = False
+
+
+class Clone:
+    """Git repository at its newest commit, read without a work tree."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "repo" if (folder / "repo").is_dir() else folder
+        self.commit = self._git("rev-parse", "HEAD").strip()
+
+    def paths(self) -> list[str]:
+        return self._git("ls-tree", "-r", "--name-only", "-z", self.commit).split("\0")
+
+    def texts(self, paths: list[str]) -> dict[str, str]:
+        """Return the text of each file, read by one process."""
+        request = "".join(f"{self.commit}:{path}\n" for path in paths)
+        output = subprocess.run(
+            ["git", "-C", str(self.folder), "cat-file", "--batch"],
+            input=request.encode(),
+            capture_output=True,
+        ).stdout
+        texts: dict[str, str] = {}
+        position = 0
+        for path in paths:
+            end = output.index(b"\n", position)
+            head = output[position:end].split()
+            position = end + 1
+            if head[-1] == b"missing":
+                continue
+            size = int(head[-1])
+            texts[path] = output[position : position + size].decode(errors="replace")
+            position += size + 1
+        return texts
+
+    def license(self) -> str:
+        for name in self._git("ls-tree", "--name-only", self.commit).splitlines():
+            if name.lower().startswith(("license", "licence")):
+                return " ".join(self._git("show", f"{self.commit}:{name}").split())[:40]
+        return "none stated"
+
+    def _git(self, *arguments: str) -> str:
+        command = ["git", "-C", str(self.folder), *arguments]
+        return subprocess.run(command, capture_output=True).stdout.decode(errors="replace")
+
+
+def clone_of(clones: Path, repository: str) -> Clone | None:
+    folder = clones / repository.replace("/", "+")
+    return Clone(folder) if folder.is_dir() else None
+
+
+def launches_in(clone: Clone, rule: Rule) -> dict[str, list[tuple[str, str]]]:
+    """Return kind -> path and text of each launch, by path."""
+    suffixes = tuple(suffix for group in SUFFIXES.values() for suffix in group)
+    paths = [path for path in clone.paths() if path.endswith(suffixes) and "\n" not in path]
+    launches: dict[str, list[tuple[str, str]]] = {}
+    for path, text in sorted(clone.texts(paths).items()):
+        for kind in SUFFIXES:
+            if path.endswith(SUFFIXES[kind]) and _is_launch(kind, text, rule):
+                launches.setdefault(kind, []).append((path, text))
+    return launches
+
+
+def _is_launch(kind: str, text: str, rule: Rule) -> bool:
+    if kind not in rule or len(text) >= MOST_CHARACTERS:
+        return False
+    patterns = rule[kind] if isinstance(rule[kind], list) else [rule[kind]]
+    if kind == "python" and rule["python_without"] in text:
+        return False
+    return all(re.search(pattern, text) for pattern in patterns)
+
+
+def upstream_names(clones: Path, rule: Rule) -> set[str]:
+    """Return the names of launches that upstream has: forks have copies of them."""
+    names: set[str] = set()
+    for repository in rule["upstream"]:
+        clone = clone_of(clones, repository)
+        if clone is None:
+            continue
+        for launches in launches_in(clone, rule).values():
+            names.update(Path(path).name for path, _ in launches)
+    return names
+
+
+def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chosen]:
+    """Yield the launches of each repository; `former`: texts of former sets."""
+    copies = upstream_names(clones, rule)
+    seen = set(former)
+    for repositories in rule["repositories"].values():
+        for repository in repositories:
+            clone = clone_of(clones, repository)
+            if clone is None:
+                continue
+            for kind, launches in launches_in(clone, rule).items():
+                own = []
+                for path, text in launches:
+                    is_left_out = any(part in path.lower() for part in rule["without"])
+                    if not is_left_out and Path(path).name not in copies and text not in seen:
+                        own.append((path, text))
+                places = {0} if kind in FIRST_ALONE else {0, len(own) // 2}
+                for place in sorted(places):
+                    if place >= len(own) or own[place][1] in seen:
+                        continue
+                    seen.add(own[place][1])
+                    yield Chosen(repository, clone.commit, own[place][0], kind, clone.license())
+
+
+def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
+    """Return the set in the order of hashes, every second launch held back."""
+
+    def order(launch: Chosen) -> str:
+        name = f"third/{launch.repository}/{launch.path}"
+        return hashlib.sha256(name.encode()).hexdigest()
+
+    ordered = sorted(launches, key=order)[: rule["at_most"]]
+    for place, launch in enumerate(ordered):
+        launch.held_back = bool(place % 2)
+    return ordered
+
+
+def former_texts(clones: Path, folder: Path) -> set[str]:
+    texts: set[str] = set()
+    for name in ("trl.jsonl", "second.jsonl"):
+        for line in (folder / name).read_text().splitlines():
+            row = json.loads(line)
+            clone = clone_of(clones, row["repository"])
+            if clone is not None:
+                texts.update(clone.texts([row["path"]]).values())
+    return texts
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("rule", type=Path)
+    parser.add_argument("clones", type=Path)
+    parser.add_argument("out", type=Path)
+    options = parser.parse_args()
+    rule = yaml.safe_load(options.rule.read_text())
+    former = former_texts(options.clones, options.rule.parent)
+    launches = halves(list(chosen_launches(options.clones, rule, former)), rule)
+    lines = [json.dumps(asdict(launch), ensure_ascii=False) for launch in launches]
+    options.out.write_text("\n".join([*lines, ""]))
+    print(Counter((launch.kind, launch.held_back) for launch in launches))
+
+
+if __name__ == "__main__":
+    main()
