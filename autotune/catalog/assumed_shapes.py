@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune import catalog
 from autotune.catalog import KnownModel
@@ -20,13 +20,46 @@ def assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
     """Return the shape of the catalogued model whose name these parts contain, the longest first:
     `someone/Qwen2.5-7B-mine` has that of Qwen2.5-7B, and so has a folder that is not here.
     """
-    name = _words("-".join(parts))
+    closest = _closest(_words("-".join(parts)))
+    if closest is None:
+        return None
+    return _assumed(full_name, closest, "by the name")
+
+
+def model_named_by(texts: Mapping[str, str]) -> Model | None:
+    """Return the shape that a launch speaks of where it names no model that is here; `texts`: place
+    -> text, such as the name of its run. None: none of them has one, or they have several.
+    """
+    found: dict[str, tuple[str, KnownModel]] = {}
+    for place, text in texts.items():
+        closest = _closest(_words(text.replace("/", "-")))
+        if closest is not None:
+            found.setdefault(" ".join(_kernel(_words_of(closest))), (place, closest))
+    if len(found) != 1:
+        return None
+    ((place, closest),) = found.values()
+    return _assumed(closest.ids[0], closest, f"by {place}")
+
+
+def _assumed(name: str, closest: KnownModel, reason: str) -> Model:
+    return Model(
+        name=name,
+        config=closest.config,
+        folder=None,
+        origin=f"shape of {closest.ids[0]} assumed {reason}; --model names another",
+        is_assumed=True,
+    )
+
+
+def _closest(name: list[str]) -> KnownModel | None:
+    """Return the model whose words the name has, the most of them; else that of its family and
+    size."""
     if any(_QUANTISED.fullmatch(word) for word in name):
         return None
     closest: KnownModel | None = None
     best_rank = (1, 0, 0)
     for model in catalog.models():
-        known_words = _words(model.ids[0].split("/", 1)[1])
+        known_words = _words_of(model)
         kernel = _kernel(known_words)
         if not _contains(name, kernel):
             continue
@@ -34,20 +67,76 @@ def assumed_model(full_name: str, parts: Sequence[str]) -> Model | None:
         rank = (len(kernel), shared_words - len(known_words), shared_words)
         if rank > best_rank:
             best_rank, closest = rank, model
-    if closest is None:
+    return closest or _of_fine_tune(name) or _of_family(name)
+
+
+FINE_TUNES = {
+    "deepscale-r1-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepscaler-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepcoder-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    "deepcoder-14b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
+    "skywork-or-1-7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
+    "skywork-or-1-32b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    "openthinker-7b": "Qwen/Qwen2.5-7B-Instruct",
+    "openthinker-32b": "Qwen/Qwen2.5-32B-Instruct",
+    "zephyr-7b": "mistralai/Mistral-7B-v0.1",
+    "tulu-3-8b": "meta-llama/Llama-3.1-8B",
+    "openhermes-2.5-mistral-7b": "mistralai/Mistral-7B-v0.1",
+}
+"""Words of well-known models that are not catalogued -> the model that each was made from, as its
+page on the hub says.
+"""
+
+
+def _of_fine_tune(name: list[str]) -> KnownModel | None:
+    for words, base in FINE_TUNES.items():
+        if _contains(name, _words(words)):
+            return next((model for model in catalog.models() if base in model.ids), None)
+    return None
+
+
+def _of_family(name: list[str]) -> KnownModel | None:
+    """Return the newest plain model of the same family and size: `Qwen1.5B-L28` is like
+    Qwen2.5-1.5B."""
+    kinds = _OTHER_SHAPES & {*name}
+    sizes = {word for word in name if _SIZE.fullmatch(word)}
+    if len(sizes) != 1:
         return None
-    return Model(
-        name=full_name,
-        config=closest.config,
-        folder=None,
-        origin=f"shape of {closest.ids[0]} assumed by the name; --model names another",
-        is_assumed=True,
-    )
+    best: KnownModel | None = None
+    best_rank: tuple[int, list[str]] = (0, [])
+    for model in catalog.models():
+        known_words = _words_of(model)
+        is_alike = known_words[0] in name and sizes <= {*known_words}
+        is_alike = is_alike and _release(name, known_words[0]) in (None, *known_words)
+        if not is_alike or _OTHER_SHAPES & {*known_words} != kinds:
+            continue
+        rank = (-len(known_words), known_words)
+        if best is None or rank > best_rank:
+            best_rank, best = rank, model
+    return best
+
+
+def _release(name: list[str], family: str) -> str | None:
+    """Return the number behind the family's name: Qwen1.5-7B is not like Qwen2.5-7B."""
+    following = name[name.index(family) + 1 :]
+    return following[0] if following and _NUMBER.fullmatch(following[0]) else None
+
+
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+_SIZE = re.compile(r"\d+(?:\.\d+)?b")
+_POINT = re.compile(r"([a-z]{3,}\d)_(\d)(?=[-_]|$)")
+"""Number of a release with an underscore for its point: `qwen2_5`."""
+
+
+def _words_of(model: KnownModel) -> list[str]:
+    return _words(model.ids[0].split("/", 1)[1])
 
 
 def _words(name: str) -> list[str]:
-    """Return the words of a short name: `qwen2.5-7b-it` has three."""
-    return [word for word in re.split(r"[-_]+", name.lower()) if word]
+    """Return the words of a short name, a family apart from its number: `qwen2.5-7b` has three."""
+    text = _POINT.sub(r"\1.\2", name.lower())
+    text = re.sub(r"(?<![a-z])([a-z]{3,})(?=\d)", r"\1-", text)
+    return [word for word in re.split(r"[-_\s]+", text) if word]
 
 
 _DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})

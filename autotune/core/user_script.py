@@ -39,6 +39,15 @@ class SharedSetting:
 
 
 @dataclass(frozen=True, kw_only=True)
+class NamedConfig:
+    """Configuration file that a command names for Hydra."""
+
+    name: str
+    folder: str  # empty: not stated
+    line: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class LaunchScript:
     """Script with its one training command."""
 
@@ -56,6 +65,9 @@ class LaunchScript:
     shared: tuple[SharedSetting, ...] = ()
     # Setting -> its flag, where the command has flags of an earlier release
     former: Mapping[str, str] = field(default_factory=dict)
+    is_former: bool = False  # True: it has names of an earlier release
+    config_name: NamedConfig | None = None
+    in_copy: bool = False  # beside the configuration files of a copy of the framework
     assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
 
 

@@ -11,7 +11,7 @@ import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -25,6 +25,7 @@ from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Field, as_word
 from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
+from autotune.frameworks.copied_defaults import ConfigFolder, named_config
 from autotune.frameworks.unset_variables import without_value
 
 MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
@@ -74,12 +75,16 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     reads_launcher: bool = False  # True: options of `accelerate launch` are settings too
     has_switches: bool = False  # True: a boolean option has no value, and is present or absent
     files: FileRules | None = None  # settings in TOML files after `@`
+    config_files: ConfigFolder | None = None  # Hydra's, in a copy of the framework
     adapter: str | None = None  # setting of an adapter's rank
     tuner: str | None = None  # setting that names the kind of tuning
     former: dict[str, str] = {}
     """Flag of earlier releases -> setting; of several for one setting, the first is the usual
     one.
     """
+
+    former_defaults: dict[str, bool | int] = {}
+    """Setting -> its default in the releases with former names, where it is another one."""
 
     follows_hardware: tuple[str, ...] = ()
     sections: tuple[str, ...] = ()
@@ -129,6 +134,7 @@ class _Training:
     method: str  # ANY: a setting names it
     start: int  # number of its first argument among the command's words
     is_copy: bool = False  # True: an entry point of another name, with the framework's settings
+    repeats: int = 1  # times that a loop starts it
 
     @property
     def launcher(self) -> Sequence[Word]:
@@ -163,10 +169,13 @@ def find_launch(
     command = training.command
     _refuse_sharding_of_the_launcher(path, training)
     if kind.files is not None:
-        stated, shared = settings_of(path, kind.files, training.arguments)
+        by_own_name, shared = settings_of(path, kind.files, training.arguments)
+        stated = {kind.former.get(name, name): value for name, value in by_own_name.items()}
+        is_former_file = not kind.former.keys().isdisjoint(by_own_name)
     else:
         stated = dict(_stated(training))
         shared = ()
+        is_former_file = False
     _refuse_other_steps(path, kind, stated)
 
     # With a name of an earlier release among these, added ones must be of that release too.
@@ -186,6 +195,8 @@ def find_launch(
         in_files=kind.files is not None,
         shared=shared,
         former=former_flags,
+        is_former=bool(former_flags) or is_former_file,
+        config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=tuple(_taken_for_granted(training, stated)),
     )
 
@@ -224,8 +235,9 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
             trainings.append(training)
     if not trainings:
         raise _nothing_known(path, commands)
-    if len(trainings) == 1:
-        return trainings[0]
+    lines_of_all = {training.command.line for training in trainings}
+    if len(lines_of_all) == 1:
+        return replace(trainings[0], repeats=len(trainings))
     for training in trainings:
         if not training.command.certain:
             raise BadInput(
@@ -253,6 +265,8 @@ def _taken_for_granted(
             f"{kind.chosen_by}={setting.text} (line {setting.line}) trains the models of"
             f" {kind.method_otherwise}"
         )
+    if training.repeats > 1:
+        yield f"the first of {training.repeats} trainings that a loop starts ({place})"
     if not training.command.certain:
         yield f"{place} runs: whether it does depends on what only a run of the script knows"
     if training.is_copy:

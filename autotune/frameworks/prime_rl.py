@@ -20,11 +20,14 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import yaml
+
 from autotune.core.composition import SplitEngines
 from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
+from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
@@ -41,6 +44,7 @@ LONGEST_ROW = "orchestrator.seq_len"
 LONGEST_COMPLETION = "orchestrator.train.sampling.max_completion_tokens"
 TRAINING_GPUS = "deployment.num_train_gpus"
 SERVER_GPUS = "deployment.num_infer_gpus"
+FORMER_GPUS = {SERVER_GPUS: "inference_gpu_ids", TRAINING_GPUS: "trainer_gpu_ids"}
 ATTENTION = f"{MODEL}.attn"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
@@ -61,6 +65,18 @@ class PrimeRl(StandIn):
         if knobs.get(CHECKPOINTING) is False and not is_held:
             completed = {OFFLOADING: False, **knobs}
         return replace(super().complete(completed, task), knobs=knobs)
+
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        """Return the launch with the number of GPUs that earlier releases list one by one."""
+        stated = dict(launch.stated)
+        assumed = []
+        for name, listed in FORMER_GPUS.items():
+            setting = stated.get(listed)
+            gpus = yaml.safe_load(setting.text) if setting is not None and setting.text else None
+            if setting is not None and isinstance(gpus, list) and name not in stated:
+                stated[name] = replace(setting, text=str(len(gpus)))
+                assumed.append(f"{name}={len(gpus)}, of {listed} (line {setting.line})")
+        return replace(launch, stated=stated, assumed=(*launch.assumed, *assumed))
 
     def derived(self, values: Values, task: Task) -> Settings:
         gpus = task.hardware.count

@@ -65,6 +65,8 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     unmodelled: tuple[KnobValue, ...] | None = None
     """Values that the stand-in step does not model; None: all but `modelled`."""
 
+    methods: tuple[str, ...] = ()  # to which it applies; empty: all
+
     def models(self, value: KnobValue) -> bool:
         if self.unmodelled is not None:
             return value not in self.unmodelled
@@ -75,9 +77,12 @@ def refuse_untraced(
     rows: Iterable[Untraced],
     settings: Settings,
     framework: str,
+    method: str,
 ) -> None:
     """Refuse settings that change the step's memory without a counterpart in the stand-in step."""
     for row in rows:
+        if row.methods and method not in row.methods:
+            continue
         for name in row.settings:
             value = settings.get(name)
             if not row.models(value):

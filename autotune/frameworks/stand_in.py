@@ -149,7 +149,7 @@ class StandIn(Launched):
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
         settings = self._stated(knobs, task)
         values = self.values(settings)
-        refuse_untraced(self.facts.untraced, settings, self.name)
+        refuse_untraced(self.facts.untraced, settings, self.name, self.method)
 
         # --global-batch is a number of completions.
         batch = self.facts.step_batch

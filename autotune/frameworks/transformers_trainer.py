@@ -81,7 +81,7 @@ class TransformersTrainer(Launched):
         return fields | dict(super().fields())
 
     def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        refuse_untraced(self.facts.untraced, task.workload.held_values, self.name)
+        refuse_untraced(self.facts.untraced, task.workload.held_values, self.name, self.method)
         # 1. Stated settings, then defaults and derived ones.
         implied = self.facts.implied[task.workload.tuning]
         stated = {**implied, **self.held_settings(task), **knobs}

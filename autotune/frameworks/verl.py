@@ -112,7 +112,11 @@ class Verl(StandIn):
         longest = sum(self.lengths(values)) or 1
         sequence = max(1, values.count(SEQUENCE_PARALLEL))
         prompts = values.count(PROMPTS)
+        launch = task.workload.launch
+        in_copy = launch is not None and launch.in_copy
         mini_prompts = values.count(MINI_PROMPTS)
+        if in_copy:  # earlier releases divide the batch into mini-batches of at most this size
+            mini_prompts = min(mini_prompts, prompts)
         generations = values.count(f"{ROLLOUT}.n")
         budget = values.count(TOKEN_BUDGET)
         micro_batch = _rows(values, task, MICRO_BATCH)
@@ -153,6 +157,7 @@ class Verl(StandIn):
             "accumulation": max(1, mini_batch // rows),
             "generation_batch": prompts * generations,
             "ranks": ranks,
+            "in_copy": int(in_copy),
             "serves": serves,
             "uses": uses,
             "mini": mini_batch,

@@ -11,6 +11,7 @@ from typing import Any
 
 from autotune import frameworks
 from autotune.catalog import model_lookup, space_files
+from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput, CannotPredict, IllegalConfiguration
 from autotune.core.files import sqlite_url
@@ -302,6 +303,9 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
     if file is not None and file.made_model is not None:
         return file.made_model
     name = flags.model.name or (None if file is None else file.model)
+    hinted = _hinted_model(flags, file)
+    if name is None and hinted is not None:
+        return hinted
     if name is None:
         reason = "" if file is None else file.why_no_model
         raise BadInput(
@@ -311,6 +315,8 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
     try:
         model = model_lookup.find_model(name, is_of_script=flags.model.name is None)
     except BadInput as error:
+        if hinted is not None:
+            return hinted
         if file is None or flags.model.name or not file.why_no_model:
             raise
         raise BadInput(f"{file.why_no_model} {error.what}", way_out=error.way_out) from error
@@ -324,6 +330,13 @@ def _model(flags: FlagValues, file: UserFile | None) -> Model:
             ),
         )
     return model
+
+
+def _hinted_model(flags: FlagValues, file: UserFile | None) -> Model | None:
+    """Return the shape that the file speaks of elsewhere, as in the name of its run."""
+    if file is None or flags.model.name is not None:
+        return None
+    return model_named_by(file.model_hints)
 
 
 # Merged settings, and the space around them.

@@ -168,6 +168,9 @@ class UserFile:
     method: str | None = None
     model: str | None = None  # name; None: the file names none
     why_no_model: str = ""  # reason for it, or for one that is not found; empty: none
+    model_hints: Mapping[str, str] = field(default_factory=dict)
+    """Place -> text that may say the model's shape where its name doesn't: the name of the run."""
+
     made_model: Model | None = None  # of a training script, which names it or makes it itself
     tuning: Tuning | None = None  # None: it follows from the settings
     weights: Weights | None = None

@@ -433,7 +433,8 @@ def _refuse_misread(
     for key, setting in accepted.items():
         if setting.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
             choices.append(key)
-    if difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
+    is_longer = any(name.endswith(f"_{key}") or name == f"{key}s" for key in choices)
+    if not is_longer and difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
         raise _error_at(document, name, UnknownName("key", name, choices))
     if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
         hidden = sorted(DECISIVE.intersection(value))[0]

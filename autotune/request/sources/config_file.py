@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from autotune.core.yaml_document import Document, read_document
@@ -20,7 +22,25 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
         config=config,
         origins=origins_of(config, document, method),
         model=config.model,
+        model_hints=_model_hints(document),
     )
+
+
+MODEL_KEY = re.compile(r"(?:^|_)(?:model|base|run|exp|experiment|output|hub)(?:_|$)")
+"""Keys of an author's own whose text often says which model is trained."""
+
+
+def _model_hints(document: Document) -> dict[str, str]:
+    """Return texts of the file that may say its model where TRL's own key does not."""
+    hints: dict[str, str] = {}
+    for key, value in document.content.items():
+        inner = value.items() if isinstance(value, Mapping) else [("", value)]
+        for part, text in inner:
+            if isinstance(text, str) and MODEL_KEY.search(str(key)):
+                name = f"{key}.{part}" if part else str(key)
+                hints[f"{name} ({document.where((key,))})"] = text
+    hints["the file's name"] = document.path.stem
+    return hints
 
 
 def origins_of(

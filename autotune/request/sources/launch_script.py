@@ -17,13 +17,19 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.job import Tuning
-from autotune.core.shell_script import commands_of
+from autotune.core.shell_script import UNKNOWN, commands_of
 from autotune.core.space import KnobValue, setting_text
 from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
+from autotune.frameworks.copied_defaults import (
+    CopiedDefault,
+    copied_defaults,
+    copied_file,
+    named_file,
+)
 from autotune.frameworks.launch_commands import (
     LaunchKind,
     find_launch,
@@ -81,6 +87,10 @@ OF_SCHEDULER = frozenset(
 """Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
 
 
+BOOLEANS = {"1": True, "0": False, "t": True, "f": False, "T": True, "F": False}
+"""Words for true and false that transformers' argument parser takes, besides YAML's."""
+
+
 OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path|_name)$")
 """Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
 
@@ -99,6 +109,8 @@ def read_launch_script(
     kind = kind_of(launch.framework)
     trainer = frameworks.trainer(launch.framework, launch.method)
     launch = trainer.in_own_terms(launch)
+    if kind.config_files is not None:
+        launch = replace(launch, in_copy=copied_file(launch, kind.config_files) is not None)
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
@@ -115,6 +127,7 @@ def read_launch_script(
         method=launch.method,
         model=config.model or _model(launch, kind),
         why_no_model=_why_no_model(launch, kind),
+        model_hints=_model_hints(launch),
         tuning=tuning,
         config=config,
         origins=origins,
@@ -138,6 +151,23 @@ def _why_no_model(launch: LaunchScript, kind: LaunchKind) -> str:
     if stated is None or not stated.unset:
         return ""
     return f"{launch.path}, line {stated.line}: {kind.model} needs {variables(stated)}, not set."
+
+
+NAME_OF_RUN = re.compile(
+    r"(?:^|[._])(?:experiment_name|exp_name|run_name|wandb_name|project_name|output_dir"
+    r"|default_local_dir|ckpt_path|save_path|hub_model_id)$"
+)
+"""Settings whose text often says which model is trained."""
+
+
+def _model_hints(launch: LaunchScript) -> dict[str, str]:
+    """Return the texts of a launch that may say its model: names of the run, then its own name."""
+    hints: dict[str, str] = {}
+    for name, stated in launch.stated.items():
+        if NAME_OF_RUN.search(name) and stated.text:
+            hints[f"{name} (line {stated.line})"] = stated.text.replace(UNKNOWN, "-")
+    hints["the script's name"] = Path(launch.path).stem
+    return hints
 
 
 def _origin(launch: LaunchScript, stated: StatedSetting) -> Origin:
@@ -167,15 +197,88 @@ def _framework_config(
             f"{launch.path}: {'; '.join(split.outputs.values())}.",
             way_out=f"Write its value, or give it: {names}.",
         )
+    copied = _copied(launch, kind, fields, stated_by_flags)
+    former = _former_defaults(launch, kind, stated_by_flags)
     config = UserConfig(
         path=Path(launch.path),
-        settings=split.settings,
+        settings={**former, **{name: copied[name].value for name in copied}, **split.settings},
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
-        assumed=tuple(_assumed(launch, split, trainer, stated_by_flags)),
+        assumed=(
+            *_assumed(launch, split, trainer, stated_by_flags),
+            *_about_copy(launch, kind, trainer, copied),
+            *(
+                f"{name}={setting_text(former[name])}, as in releases with these names"
+                for name in former
+            ),
+        ),
     )
     origins = {name: _origin(launch, launch.stated[name]) for name in split.settings}
+    for name in former:
+        origins[name] = Origin(source=Source.FILE, place=launch.path, line=launch.line)
+    for name, default in copied.items():
+        place = os.path.relpath(default.file)
+        origins[name] = Origin(source=Source.FILE, place=place, line=default.line)
     return config, origins
+
+
+def _former_defaults(
+    launch: LaunchScript, kind: LaunchKind, stated_by_flags: frozenset[str]
+) -> dict[str, KnobValue]:
+    """Return the defaults of an earlier release, if the launch has its names."""
+    if not launch.is_former:
+        return {}
+    defaults: dict[str, KnobValue] = {}
+    for name, value in kind.former_defaults.items():
+        if name not in launch.stated and name not in stated_by_flags:
+            defaults[name] = value
+    return defaults
+
+
+def _copied(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
+) -> dict[str, CopiedDefault]:
+    """Return what the configuration files of a copy state, and neither command nor flags do."""
+    if kind.config_files is None:
+        return {}
+    unread = {*stated_by_flags, *kind.follows_hardware, kind.model, kind.adapter}
+    copied = copied_defaults(launch, kind.config_files, fields, kind.former)
+    defaults = {}
+    for name, default in copied.items():
+        if name not in unread and not name.startswith(kind.kept):
+            defaults[name] = default
+    return defaults
+
+
+def _about_copy(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+    copied: Mapping[str, CopiedDefault],
+) -> Iterator[str]:
+    """Yield the copy's defaults that decide memory, and a configuration file that is not here."""
+    by_file: dict[Path, list[str]] = {}
+    for name, default in copied.items():
+        if name in trainer.decides_memory:
+            by_file.setdefault(default.file, []).append(f"{name}={setting_text(default.value)}")
+    for file, settings in by_file.items():
+        yield (
+            f"{os.path.relpath(file)} is the configuration of this copy of {launch.framework}:"
+            f" {', '.join(settings)}"
+        )
+    named = launch.config_name
+    if named is None or kind.config_files is None:
+        return
+    if named.name.removesuffix(".yaml") + ".yaml" in kind.config_files.names:
+        return
+    if named_file(launch, named, kind.config_files) is None:
+        yield (
+            f"no setting of {named.name} (--config-name, line {named.line}), whose file is not"
+            " here: give them with --set NAME=VALUE, or run where it is"
+        )
 
 
 def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
@@ -240,6 +343,8 @@ def _split(
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
+        elif not is_known(stated) and _has_default(fields[name]):
+            split.lacking.append(name)
         elif not is_known(stated):
             split.outputs[name] = (
                 f"line {stated.line}: {name} is the output of a command, which is not run"
@@ -271,10 +376,11 @@ def _assumed(
         stated = launch.stated[name]
         default = trainer.fields()[name].default
         value = name if default is None else f"{name}={setting_text(default)}"
-        yield (
-            f"{value} (the default of {launch.framework}): line {stated.line} needs"
-            f" {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
-        )
+        if stated.unset:
+            reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
+        else:
+            reason = f"has the output of a command, which is not run. Give it: --set {name}=VALUE"
+        yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
     fields = trainer.fields()
     for name, default in trainer.assumed_defaults.items():
         if name in fields and name not in split.settings and name not in stated_by_flags:
@@ -399,6 +505,8 @@ def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
     kinds = () if setting is None else setting.kinds
     if "list" in kinds:
         return [yaml.safe_load(word) for word in stated.text.split()]
+    if "bool" in kinds and not {"int", "float"} & {*kinds} and stated.text in BOOLEANS:
+        return BOOLEANS[stated.text]
     try:
         value: object = yaml.safe_load(stated.text)
     except yaml.YAMLError:

@@ -52,7 +52,8 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     programs: list[LaunchedProgram] = []
     for command in commands:
         programs += _programs_in(command, choice)
-    if len(programs) > 1:
+    in_one_line = len({program.line for program in programs}) == 1  # of a loop
+    if len(programs) > 1 and not in_one_line:
         lines = " and ".join(str(program.line) for program in programs)
         raise BadInput(
             f"{choice.path} starts {len(programs)} trainings, in lines {lines}.",

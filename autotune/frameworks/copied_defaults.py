@@ -1,0 +1,211 @@
+"""Defaults of the copy of a framework that a launch script stands in.
+
+Many projects keep a copy of verl or SkyRL of another release, whose configuration files have other
+defaults: `ppo_micro_batch_size: 64`, or no gradient checkpointing. What such a file states and the
+command does not is the copy's default, not today's. A file that Hydra is given by `--config-name`
+counts above it.
+
+Files with a `defaults` list are composed as Hydra does: entries in their order, then the file's own
+settings. Values that refer to others (`${...}`) are left to the table of the release, which has
+their rules.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from autotune.core.shell_words import Word
+from autotune.core.space import KnobValue
+from autotune.core.user_script import LaunchScript, NamedConfig
+from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.base import KINDS, Field
+
+FOLDERS_ABOVE = 6  # folders above the script in which a copy is looked for
+MOST_FILES = 100  # of one composition
+PER_GPU = "_per_gpu"
+OPTIONS = {
+    "--config-name": "name",
+    "-cn": "name",
+    "--config-path": "folder",
+    "-cp": "folder",
+    "--config-dir": "folder",
+    "-cd": "folder",
+}
+"""Options of Hydra's command line -> what they name."""
+
+
+class ConfigFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Configuration files in a copy of a framework."""
+
+    folders: tuple[str, ...]  # relative to a folder at or above the script
+    names: tuple[str, ...]  # of the entry point's file, the whole one first
+
+
+@dataclass(frozen=True, kw_only=True)
+class CopiedDefault:
+    """Setting of a copy's configuration file."""
+
+    value: KnobValue
+    file: Path
+    line: int | None
+
+
+def copied_defaults(
+    launch: LaunchScript,
+    place: ConfigFolder,
+    fields: Mapping[str, Field],
+    former: Mapping[str, str],
+) -> dict[str, CopiedDefault]:
+    """Return settings that the command does not state, and whose default is not the release's."""
+    stated = set(launch.stated)
+    defaults: dict[str, CopiedDefault] = {}
+    for file in _files(launch, place):
+        for full_name, default in _composed(file):
+            name = former.get(full_name, full_name)
+            if name in stated or f"{name}{PER_GPU}" in stated or name not in fields:
+                continue
+            value = _typed(default.value, fields[name])
+            if value is not None and value != fields[name].default:
+                defaults[name] = CopiedDefault(value=value, file=default.file, line=default.line)
+            else:
+                defaults.pop(name, None)
+    return defaults
+
+
+def _files(launch: LaunchScript, place: ConfigFolder) -> Iterator[Path]:
+    """Yield the copy's file, then the one that the command names."""
+    base = copied_file(launch, place)
+    if base is not None:
+        yield base
+    if launch.config_name is not None:
+        named = named_file(launch, launch.config_name, place)
+        if named is not None and named != base:
+            yield named
+
+
+def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
+    """Return the copy's configuration file; None: the script stands in no copy."""
+    return _first(_candidates(launch, place.folders, place.names))
+
+
+def named_file(launch: LaunchScript, named: NamedConfig, place: ConfigFolder) -> Path | None:
+    """Return the file behind --config-name; None: it is not here."""
+    name = named.name.removesuffix(".yaml") + ".yaml"
+    folders = [*place.folders]
+    if named.folder:
+        folders.insert(0, named.folder)
+    return _first(_candidates(launch, folders, [name]))
+
+
+def named_config(arguments: Sequence[Word]) -> NamedConfig | None:
+    """Return what a command says of its configuration file: `--config-name NAME`."""
+    stated: dict[str, Word] = {}
+    for word, following in itertools.pairwise([*arguments, None]):
+        option, equals, _ = word.text.partition("=") if word is not None else ("", "", "")
+        if option in OPTIONS and word is not None:
+            value = word if equals else following
+            if value is not None:
+                stated[OPTIONS[option]] = value
+    name = stated.get("name")
+    if name is None:
+        return None
+    folder = _value(stated["folder"]) if "folder" in stated else ""
+    return NamedConfig(name=_value(name), folder=folder, line=name.line)
+
+
+def _value(word: Word) -> str:
+    text = word.text
+    if text.partition("=")[0] in OPTIONS:
+        text = text.partition("=")[2]
+    return text.strip("'\"")
+
+
+def _candidates(
+    launch: LaunchScript,
+    folders: Sequence[str],
+    names: Sequence[str],
+) -> Iterator[Path]:
+    script = Path.cwd() / launch.path
+    roots = [Path.cwd(), *script.parents[:FOLDERS_ABOVE]]
+    for root in roots:
+        for folder in folders:
+            for name in names:
+                yield root / folder / name
+
+
+def _first(paths: Iterator[Path]) -> Path | None:
+    return next((path for path in paths if path.is_file()), None)
+
+
+def _composed(file: Path) -> list[tuple[str, CopiedDefault]]:
+    """Return the plain settings of a file and of those in its `defaults`, later ones above."""
+    settings: list[tuple[str, CopiedDefault]] = []
+    _compose(file, "", settings, set())
+    return settings
+
+
+def _compose(
+    file: Path,
+    package: str,
+    settings: list[tuple[str, CopiedDefault]],
+    read: set[tuple[Path, str]],
+) -> None:
+    if (file, package) in read or len(read) >= MOST_FILES or not file.is_file():
+        return
+    read.add((file, package))
+    document = read_document(file, last_counts=True)
+
+    # 1. The files below it, which are relative to the folder of the entry point's file.
+    entries = document.content.get("defaults")
+    for entry in entries if isinstance(entries, list) else []:
+        for part, inner in _entry(entry):
+            below = f"{package}.{inner}" if package and inner else package or inner
+            _compose(file.parent / f"{part}.yaml", below, settings, read)
+
+    # 2. Its own settings.
+    for path, value in _leaves(document.content, ()):
+        if path[0] == "defaults":
+            continue
+        name = ".".join(path)
+        full_name = f"{package}.{name}" if package else name
+        default = CopiedDefault(value=value, file=file, line=_line(document, path))
+        settings.append((full_name, default))
+
+
+def _entry(entry: object) -> Iterator[tuple[str, str]]:
+    """Yield the file and the package of an entry: `actor@actor_rollout_ref.actor: dp_actor`."""
+    if isinstance(entry, str) and entry != "_self_":
+        group, _, package = entry.partition("@")
+        yield group, package
+    if isinstance(entry, dict):
+        for key, name in entry.items():
+            group, _, package = str(key).removeprefix("override ").partition("@")
+            if isinstance(name, str) and name != "null":
+                yield f"{group}/{name}", package or group.replace("/", ".")
+
+
+def _leaves(content: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], KnobValue]]:
+    if isinstance(content, dict):
+        for key, value in content.items():
+            yield from _leaves(value, (*path, str(key)))
+    elif isinstance(content, bool | int | float | str) and "${" not in str(content):
+        yield path, content
+
+
+def _line(document: Document, path: tuple[str, ...]) -> int | None:
+    place = document.places.get(path)
+    return None if place is None else place[0]
+
+
+def _typed(value: KnobValue, field: Field) -> KnobValue:
+    """Return the value in a type of the setting; None: it has another one."""
+    if KINDS[type(value)] in field.kinds:
+        return value
+    if isinstance(value, int) and not isinstance(value, bool) and "float" in field.kinds:
+        return float(value)
+    return None
