@@ -358,6 +358,8 @@ def without_side_effects(
         return dict(environment)
     variables = {name: value for name, value in environment.items() if name not in _DROPPED}
     variables |= _OFF
+    # Scripts look for a key; a disabled tracker does not use it.
+    variables.setdefault("WANDB_API_KEY", "0" * 40)
     scratch = folder or Path(tempfile.gettempdir()) / "autotune-trackers"
     for name, part in _LOCAL.items():
         variables[name] = str(scratch / part)

@@ -276,7 +276,7 @@ def test_open_reasoner_zero_is_recognised() -> None:
     [
         ("python train.py\n", "starts no training"),
         (
-            "for n in 1 2; do\n  swift sft --model m\ndone\n",
+            "for n in 1 2; do\n  swift sft --model m\n  swift pt --model m\ndone\n",
             "line 2: the training command is in a loop",
         ),
         ("trl grpo --a 1\ntrl sft --b 2\n", "starts 2 trainings, in lines 1 and 2"),

@@ -343,7 +343,7 @@ def _split(
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
-        elif not is_known(stated) and _has_default(fields[name]):
+        elif not is_known(stated) and _has_default(fields[name]) and not _is_number(fields[name]):
             split.lacking.append(name)
         elif not is_known(stated):
             split.outputs[name] = (
@@ -358,6 +358,10 @@ def _split(
 
 def _is_readable(stated: StatedSetting, setting: Field | None) -> bool:
     return is_known(stated) and not lacks_value(stated, setting)
+
+
+def _is_number(setting: Field) -> bool:
+    return not {"int", "float"}.isdisjoint(setting.kinds)
 
 
 def _has_default(setting: Field) -> bool:

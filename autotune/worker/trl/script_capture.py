@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import functools
+import importlib
 import inspect
 import sys
 import traceback
@@ -158,6 +159,22 @@ def _with_place(trainer: CapturedTrainer) -> str:
     return f"{trainer.trainer_class.__name__} at line {place.line} of {Path(place.file).name}"
 
 
+def _enter_package(path: Path, main: types.ModuleType) -> None:
+    """Make a file with relative imports a module of its package, as `python -m` does."""
+    tree = ast.parse(path.read_bytes())
+    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+        return
+    names: list[str] = []
+    folder = path.resolve().parent
+    while (folder / "__init__.py").is_file():
+        names.insert(0, folder.name)
+        folder = folder.parent
+    if names:
+        sys.path.insert(0, str(folder))
+        main.__package__ = ".".join(names)
+        importlib.import_module(main.__package__)
+
+
 def _run(
     script: str,
     arguments: Sequence[str],
@@ -172,6 +189,7 @@ def _run(
     sys.path.insert(0, str(folder))
     sys.modules["__main__"] = main
     try:
+        _enter_package(path, main)
         # Annotations are the script's own: this file's `from __future__` must not apply to it.
         code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
         exec(code, main.__dict__)

@@ -1,0 +1,216 @@
+"""Launches of copies and of earlier releases: their own defaults, and models named elsewhere.
+
+Expected values are those of the files written here, or of the releases that the comments name.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.catalog.assumed_shapes import assumed_model
+from autotune.core.errors import BadInput
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
+
+VERL = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+    " actor_rollout_ref.rollout.n=8 data.train_batch_size=64"
+    " actor_rollout_ref.actor.ppo_mini_batch_size=64"
+)
+MODEL = " actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+CHECKPOINTING = "actor_rollout_ref.model.enable_gradient_checkpointing"
+MICRO_BATCH = "actor_rollout_ref.actor.ppo_micro_batch_size"
+COPY = """
+actor_rollout_ref:
+  model: {enable_gradient_checkpointing: False, path: ~/models/other}
+  actor: {ppo_micro_batch_size: 64, entropy_coeff: 0.001}
+  rollout: {log_prob_micro_batch_size: 128, gpu_memory_utilization: 0.4}
+"""
+
+
+def request_of(folder: Path, text: str, **flags: Any) -> ParsedRequest:
+    script = folder / "scripts" / "run.sh"
+    script.parent.mkdir(exist_ok=True)
+    script.write_text(text)
+    flags = {"gpus": "8xA100-80G", "mode": "predict", **flags}
+    return parse_request(Flags(from_command=str(script), **flags))
+
+
+def settings_of(request: ParsedRequest) -> dict[str, object]:
+    return dict(candidate_of_job(request).settings)
+
+
+def write_config(folder: Path, name: str, text: str) -> Path:
+    path = folder / "verl" / "trainer" / "config" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+# Configuration files of a copy.
+
+
+def test_a_copys_defaults_count_below_the_command(tmp_path: Path) -> None:
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    share = "actor_rollout_ref.rollout.gpu_memory_utilization"
+    request = request_of(tmp_path, f"{VERL}{MODEL} {share}=0.6\n")
+    settings = settings_of(request)
+    assert settings[CHECKPOINTING] is False, "today's default is true"
+    assert settings[MICRO_BATCH] == 64
+    assert settings[share] == 0.6, "the command's"
+    (line,) = [line for line in request.assumed if "ppo_trainer.yaml" in line]
+    assert f"{CHECKPOINTING}=false" in line
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+def test_a_flag_wins_over_a_copys_default(tmp_path: Path) -> None:
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    request = request_of(tmp_path, f"{VERL}{MODEL}\n", set=(f"{CHECKPOINTING}=true",))
+    assert settings_of(request)[CHECKPOINTING] is True
+
+
+def test_an_older_total_batch_gives_way_to_a_stated_one_per_gpu(tmp_path: Path) -> None:
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    settings = settings_of(request_of(tmp_path, f"{VERL}{MODEL} {MICRO_BATCH}_per_gpu=2\n"))
+    assert settings.get(MICRO_BATCH) is None
+    assert settings[f"{MICRO_BATCH}_per_gpu"] == 2
+
+
+def test_files_of_a_defaults_list_are_composed(tmp_path: Path) -> None:
+    write_config(
+        tmp_path,
+        "ppo_trainer.yaml",
+        "defaults:\n  - model@actor_rollout_ref.model: hf\n  - _self_\n"
+        "actor_rollout_ref:\n  rollout: {enforce_eager: True, log_prob_micro_batch_size: 16}\n"
+        "  actor: {ppo_micro_batch_size: 16}\n",
+    )
+    write_config(tmp_path, "model/hf.yaml", "enable_gradient_checkpointing: False\n")
+    settings = settings_of(request_of(tmp_path, f"{VERL}{MODEL}\n"))
+    assert settings[CHECKPOINTING] is False
+    assert settings["actor_rollout_ref.rollout.enforce_eager"] is True
+
+
+def test_a_named_configuration_counts_above_the_copys(tmp_path: Path) -> None:
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    write_config(tmp_path, "short.yaml", "data: {max_prompt_length: 96}\n")
+    settings = settings_of(request_of(tmp_path, f"{VERL}{MODEL} --config-name=short\n"))
+    assert settings["data.max_prompt_length"] == 96
+
+
+def test_a_named_configuration_that_is_not_here_is_said_at_the_top(tmp_path: Path) -> None:
+    scored = "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
+    text = f"{VERL}{MODEL} {MICRO_BATCH}_per_gpu=2 {scored} --config-name absent\n"
+    (line,) = [line for line in request_of(tmp_path, text).assumed if "absent" in line]
+    assert "--config-name, line 1" in line
+
+
+# Earlier releases.
+
+
+def test_flags_of_an_earlier_openrlhf_bring_its_micro_batches(tmp_path: Path) -> None:
+    """OpenRLHF 0.8: `--micro_train_batch_size` is 4 and `--micro_rollout_batch_size` is 8."""
+    text = (
+        "python3 -m openrlhf.cli.train_ppo_ray --pretrain Qwen/Qwen2.5-0.5B-Instruct"
+        " --advantage_estimator group_norm --n_samples_per_prompt 8 --colocate_all_models"
+        " --vllm_num_engines 8 --vllm_tensor_parallel_size 1 --train_batch_size 128"
+        " --rollout_batch_size 128 --prompt_max_len 512 --generate_max_len 512"
+        " --actor_num_gpus_per_node 8 --ref_num_gpus_per_node 8\n"
+    )
+    settings = settings_of(request_of(tmp_path, text))
+    assert settings["train.micro_batch_size"] == 4
+    assert settings["rollout.micro_batch_size"] == 8
+
+
+def test_unknown_and_former_keys_of_prime_rl(tmp_path: Path) -> None:
+    config = tmp_path / "rl.toml"
+    config.write_text(
+        "inference_gpu_ids = [0, 1, 2, 3, 4, 5]\ntrainer_gpu_ids = [6, 7]\n"
+        '[model]\nname = "Qwen/Qwen2.5-0.5B-Instruct"\n'
+        "[orchestrator]\nbatch_size = 128\nrollouts_per_example = 8\nfrobnicate = 3\n"
+        "[trainer.model.ac]\n"
+    )
+    request = request_of(tmp_path, f"uv run rl @ {config}\n")
+    settings = settings_of(request)
+    assert settings["orchestrator.group_size"] == 8
+    assert settings["deployment.num_train_gpus"] == 2
+    assert settings["trainer.model.ac"] is True
+    assert settings["trainer.model.ac_offloading"] is False, "as before 0.6"
+    assert any("orchestrator.frobnicate" in line for line in request.assumed)
+
+
+# Models named elsewhere.
+
+
+def test_the_name_of_a_run_says_the_shape_of_a_model_that_is_not_here(tmp_path: Path) -> None:
+    text = (
+        f"{VERL} actor_rollout_ref.model.path=$BASE_MODEL {MICRO_BATCH}_per_gpu=2"
+        " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
+        " trainer.experiment_name=grpo_qwen2.5_3b_x\n"
+    )
+    model = request_of(tmp_path, text).job.task.workload.model
+    assert model.config["hidden_size"] == 2048, "Qwen2.5-3B"
+    assert "trainer.experiment_name" in model.origin and "--model" in model.origin
+    with pytest.raises(BadInput, match="BASE_MODEL"):
+        request_of(tmp_path, text.strip() + " trainer.project_name=from_qwen2.5_7b\n")
+
+
+@pytest.mark.parametrize(
+    ("name", "shape"),
+    [
+        ("Qwen1.5B-L28-90K", "Qwen/Qwen2.5-1.5B"),
+        ("qwen2_5_7b_sft", "Qwen/Qwen2.5-7B"),
+        ("llama3.2-3b-mine", "meta-llama/Llama-3.2-3B"),
+        ("DeepScaleR-1.5B-Preview", "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B"),
+        ("Qwen1.5-7B", None),  # of another release, with as many heads of keys as of queries
+        ("33b_coder", None),
+    ],
+)
+def test_shapes_by_name(name: str, shape: str | None) -> None:
+    model = assumed_model(name, [name])
+    if shape is None:
+        assert model is None
+    else:
+        assert model is not None
+        assert f"shape of {shape} assumed" in model.origin
+
+
+# Scripts.
+
+
+def test_a_check_that_ends_the_script_is_passed(tmp_path: Path) -> None:
+    text = (
+        'if [ -z "$1" ]; then echo usage; exit 1; fi\n'
+        f"{VERL}{MODEL} {MICRO_BATCH}_per_gpu=2"
+        " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2\n"
+    )
+    assert settings_of(request_of(tmp_path, text))[f"{MICRO_BATCH}_per_gpu"] == 2
+    with pytest.raises(BadInput, match="starts no training"):
+        request_of(tmp_path, f"exit 0\n{text}")
+
+
+def test_the_first_training_of_a_loop_is_read(tmp_path: Path) -> None:
+    text = (
+        f"for rate in 1e-6 7e-7; do\n  {VERL}{MODEL} {MICRO_BATCH}_per_gpu=2"
+        " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
+        " actor_rollout_ref.actor.optim.lr=$rate\ndone\n"
+    )
+    request = request_of(tmp_path, text)
+    assert any("the first of 2 trainings" in line for line in request.assumed)
+
+
+def test_ligers_chunk_of_swifts_sft(tmp_path: Path) -> None:
+    """2 rows of 2,250 tokens: 152,064 / 3,584 = 42.4 -> 43 parts of 105 tokens -> 128."""
+    text = (
+        "swift sft --model Qwen/Qwen2.5-7B-Instruct --dataset x --use_liger_kernel true"
+        " --max_length 2250 --per_device_train_batch_size 2\n"
+    )
+    request = request_of(tmp_path, text)
+    candidate = candidate_of_job(request)
+    task = request.job.task
+    spec = request.trainer.step(candidate.settings, task)
+    assert spec.loss == "logprobs_fused"
+    assert spec.loss_options["chunk"] == 128
