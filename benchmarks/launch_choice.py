@@ -14,7 +14,7 @@ import json
 import re
 import subprocess
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,16 @@ SUFFIXES = {
     "python": (".py",),
 }
 MOST_CHARACTERS = 200_000
-FIRST_ALONE = frozenset({"python"})  # kinds of which one file of a repository is chosen
+UPSTREAM = (
+    "volcengine/verl",
+    "modelscope/ms-swift",
+    "OpenRLHF/OpenRLHF",
+    "NovaSky-AI/SkyRL",
+    "PrimeIntellect-ai/prime-rl",
+    "huggingface/open-r1",
+    "huggingface/trl",
+)
+"""Repositories whose launches forks have copies of."""
 
 
 @dataclass
@@ -116,7 +125,7 @@ def _is_launch(kind: str, text: str, rule: Rule) -> bool:
 def upstream_names(clones: Path, rule: Rule) -> set[str]:
     """Return the names of launches that upstream has: forks have copies of them."""
     names: set[str] = set()
-    for repository in rule["upstream"]:
+    for repository in UPSTREAM:
         clone = clone_of(clones, repository)
         if clone is None:
             continue
@@ -129,7 +138,8 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
     """Yield the launches of each repository; `former`: texts of former sets."""
     copies = upstream_names(clones, rule)
     seen = set(former)
-    for repositories in rule["repositories"].values():
+    by_part = rule["repositories"]
+    for repositories in by_part.values() if isinstance(by_part, dict) else [by_part]:
         for repository in repositories:
             clone = clone_of(clones, repository)
             if clone is None:
@@ -140,7 +150,8 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
                     is_left_out = any(part in path.lower() for part in rule["without"])
                     if not is_left_out and Path(path).name not in copies and text not in seen:
                         own.append((path, text))
-                places = {0} if kind in FIRST_ALONE else {0, len(own) // 2}
+                first_alone = kind in rule.get("first_alone", ())
+                places = {0} if first_alone else {0, len(own) // 2}
                 for place in sorted(places):
                     if place >= len(own) or own[place][1] in seen:
                         continue
@@ -152,7 +163,7 @@ def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
     """Return the set in the order of hashes, every second launch held back."""
 
     def order(launch: Chosen) -> str:
-        name = f"third/{launch.repository}/{launch.path}"
+        name = f"{rule.get('order_prefix', '')}{launch.repository}/{launch.path}"
         return hashlib.sha256(name.encode()).hexdigest()
 
     ordered = sorted(launches, key=order)[: rule["at_most"]]
@@ -161,9 +172,10 @@ def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
     return ordered
 
 
-def former_texts(clones: Path, folder: Path) -> set[str]:
+def former_texts(clones: Path, folder: Path, names: Sequence[str]) -> set[str]:
+    """Return the texts of the launches in these files of former sets."""
     texts: set[str] = set()
-    for name in ("trl.jsonl", "second.jsonl"):
+    for name in names:
         for line in (folder / name).read_text().splitlines():
             row = json.loads(line)
             clone = clone_of(clones, row["repository"])
@@ -179,7 +191,7 @@ def main() -> None:
     parser.add_argument("out", type=Path)
     options = parser.parse_args()
     rule = yaml.safe_load(options.rule.read_text())
-    former = former_texts(options.clones, options.rule.parent)
+    former = former_texts(options.clones, options.rule.parent, rule.get("former", ()))
     launches = halves(list(chosen_launches(options.clones, rule, former)), rule)
     lines = [json.dumps(asdict(launch), ensure_ascii=False) for launch in launches]
     options.out.write_text("\n".join([*lines, ""]))

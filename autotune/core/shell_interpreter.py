@@ -361,9 +361,14 @@ class Interpreter(ShellState):
         return None if self.in_condition else True
 
     def _evaluate(self, command_words: Sequence[Word], certain: bool) -> Truth:
-        """`eval TEXT`: the commands of the text, at the place of this command."""
+        """`eval TEXT`: the commands of the text, at the place of this command. Parts that only a
+        run can yield stay parts of its words, such as a date in the name of a run.
+        """
         text = " ".join(word.text for word in command_words[1:])
-        return None if UNKNOWN in text else self._follow_text(command_words, text, certain)
+        program = text.split(maxsplit=1)[:1]
+        if UNKNOWN in "".join(program):
+            return None
+        return self._follow_text(command_words, text, certain)
 
     def _follow_text(
         self,

@@ -294,7 +294,10 @@ def _rows(
     if per_gpu:
         return per_gpu
     groups = _ranks(values, task) // max(1, values.count(SEQUENCE_PARALLEL))
-    return values.count(name) // max(1, groups)
+    total = values.count(name)
+    if task.workload.launch is not None and total:  # of a script for fewer GPUs: one row each
+        return max(1, total // max(1, groups))
+    return total // max(1, groups)
 
 
 def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:

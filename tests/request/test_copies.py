@@ -214,3 +214,16 @@ def test_ligers_chunk_of_swifts_sft(tmp_path: Path) -> None:
     spec = request.trainer.step(candidate.settings, task)
     assert spec.loss == "logprobs_fused"
     assert spec.loss_options["chunk"] == 128
+
+
+def test_a_command_in_a_variable_with_the_date_in_it_is_read(tmp_path: Path) -> None:
+    text = (
+        'NAME="run-$(date +%s)"\n'
+        f'COMMAND="{VERL}{MODEL} {MICRO_BATCH}=4 trainer.experiment_name=$NAME'
+        ' actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"\n'
+        "eval $COMMAND\n"
+    )
+    request = request_of(tmp_path, text)
+    assert settings_of(request)[MICRO_BATCH] == 4
+    spec = request.trainer.step(candidate_of_job(request).settings, request.job.task)
+    assert spec.micro_batch == 1, "4 rows of a script for four GPUs, on eight"
