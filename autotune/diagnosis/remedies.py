@@ -21,7 +21,7 @@ from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.framework_facts import FrameworkFacts
-from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
+from autotune.frameworks.launch_kinds import LaunchKind, kind_of, launch_kinds
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService

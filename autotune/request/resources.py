@@ -8,8 +8,6 @@ import shlex
 from collections.abc import Iterable
 from pathlib import Path
 
-from packaging.requirements import Requirement
-
 from autotune.core.errors import BadInput, HardwareNotHere, MissingExtra, TrainingEnvironmentError
 from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
@@ -149,6 +147,8 @@ def refuse_other_versions(
     reader: SourceReader | None = None,
 ) -> None:
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
+    from packaging.requirements import Requirement
+
     required: dict[str, str] = {}
     for requirement in requirements:
         if not requirement.startswith("git+"):

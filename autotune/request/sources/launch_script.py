@@ -25,12 +25,11 @@ from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.launch_commands import (
-    LaunchKind,
     find_launch,
     is_known,
-    kind_of,
     stated_value,
 )
+from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
