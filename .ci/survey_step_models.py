@@ -27,7 +27,7 @@ from autotune.estimate.screening.request_points import Request
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.service import PredictionService
 from autotune.prediction.step_model_file import SurveyedModel, encoded, packed, unpacked
-from autotune.prediction.step_model_pack import pack
+from autotune.prediction.step_model_pack import OpenPack, pack
 from autotune.prediction.step_models import SHIPPED, StepModels, pack_name, shipped_name
 from autotune.prediction.surveys import Surveys
 from autotune.prediction.tracer import TracerPool
@@ -119,7 +119,6 @@ FURTHER = (
     "Llama-3.2-3B",
     "Qwen2.5-14B",
     "Qwen2.5-32B",
-    "Gemma-3-1b-it",
     "SmolLM2-1.7B",
     "SmolLM3-3B",
     "Phi-4",
@@ -231,15 +230,30 @@ def write_packs() -> None:
     """Pack what was surveyed, each pack in the order of its surveys: the most usual come first."""
     SHIPPED.mkdir(exist_ok=True)
     for folder in SURVEYED.iterdir():
-        documents = {}
-        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns):
-            content = file.read_bytes()
-            if content:
-                documents[file.name] = encoded(unpacked(content))
-        if documents:
-            write_atomically(SHIPPED / folder.name, pack(documents))
+        file = SHIPPED / folder.name
+        shipped = _documents_of_pack(file)
+        documents = {**shipped, **_surveyed_documents(folder)}
+        if documents != shipped:
+            write_atomically(file, pack(documents))
     files = list(SHIPPED.glob("*"))
     print(f"{len(files)} packs, {sum(file.stat().st_size for file in files):,} bytes")
+
+
+def _documents_of_pack(file: Path) -> dict[str, bytes]:
+    """Return what the package ships already, in its order."""
+    if not file.exists():
+        return {}
+    shipped = OpenPack(file.read_bytes())
+    return {name: shipped.document(name) or b"" for name in shipped.names}
+
+
+def _surveyed_documents(folder: Path) -> dict[str, bytes]:
+    documents = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        content = file.read_bytes()
+        if content:
+            documents[file.name] = encoded(unpacked(content))
+    return documents
 
 
 def main(names: Sequence[str]) -> None:
