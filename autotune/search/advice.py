@@ -104,7 +104,7 @@ class _Adviser:
         ways = self._fitting_ways(kind, fixed)
         if kind.learning:
             return next(ways, None)
-        return min(ways, key=self._slowness, default=None)
+        return min(ways, key=_cheapness_of, default=None)
 
     def _fitting_ways(self, kind: AdviceKind, fixed: KnobValues) -> Iterator[WayToFit]:
         """Yield the changes that surely fit, mildest first; where memory falls from one to the
@@ -254,13 +254,7 @@ class _Adviser:
         """Sort key: relief of the sync if that is the peak, effect on learning, speed. Ways that
         are alike stay in the order of the kinds.
         """
-        return not self._relieves_sync(way), way.learning, self._slowness(way)
-
-    def _slowness(self, way: WayToFit) -> float:
-        """Return the negative ratio of speeds; an unknown speed comes last."""
-        if way.speed_ratio is None:
-            return math.inf
-        return -round(way.speed_ratio, SPEED_DIGITS)
+        return not self._relieves_sync(way), *_cheapness_of(way)
 
     def _relieves_sync(self, way: WayToFit) -> bool:
         peak_phase = self.prediction.peak_phase
@@ -272,3 +266,14 @@ class _Adviser:
         changed = self._changed(way.change)
         after = trainer.compose(changed, task)
         return after.syncs_adapter_only and not before.syncs_adapter_only
+
+
+def _cheapness_of(way: WayToFit) -> tuple[bool, float]:
+    return cheapness(way.speed_ratio, learning=way.learning)
+
+
+def cheapness(speed_ratio: float | None, *, learning: bool) -> tuple[bool, float]:
+    """Sort key of changes that fit: neutral ones first, then by speed; an unknown speed last."""
+    if speed_ratio is None:
+        return learning, math.inf
+    return learning, -round(speed_ratio, SPEED_DIGITS)
