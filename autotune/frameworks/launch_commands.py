@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import difflib
 import itertools
 import re
 import shlex
@@ -557,23 +556,3 @@ def _argument(
     if isinstance(value, bool) and kind_of(launch.framework).has_switches:
         return f"--{flag}" if value else ""
     return f"--{flag} {word}"
-
-
-def unified_diff(
-    before: str,
-    after: str,
-    name: str,
-) -> str:
-    """Return a diff for `patch -p1`; empty without a change."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        f"a/{name}",
-        f"b/{name}",
-    )
-    diff = ""
-    for line in lines:
-        diff += line
-        if not line.endswith("\n"):
-            diff += "\n\\ No newline at end of file\n"
-    return diff

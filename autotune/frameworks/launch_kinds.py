@@ -8,7 +8,6 @@ from functools import cache
 import msgspec
 
 from autotune.core.yaml_document import packaged_table
-from autotune.frameworks.configuration_files import FileRules
 
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -17,6 +16,21 @@ class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     parts: tuple[str, ...]  # parts of its module's name
     because: str
     instead: str
+
+
+class FileRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Form of the files that a framework reads: a part of a row of `launch_commands.yaml`."""
+
+    parts: dict[str, dict[str, bool | int]]  # optional table -> settings that its presence states
+    shared: dict[str, tuple[str, ...]]
+    """Setting -> those that have its value unless they are stated."""
+
+    turned_on_by: dict[str, str] = {}  # part -> another one that turns it on unless it is left out
+    same: dict[str, str] = {}  # setting -> another one that has its value where it is not stated
+    values: dict[str, tuple[bool | int | str, ...]] = {}  # setting -> values that can be read
+    refused: tuple[str, ...] = ()  # settings and tables that can't be read, whatever their value
+    strict: str = ""  # prefix below which every setting has to be known
+    harmless: tuple[str, ...] = ()  # settings below it without an effect on memory
 
 
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):

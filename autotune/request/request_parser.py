@@ -15,7 +15,6 @@ from autotune.core.job import Job, Mode
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
-from autotune.request.command_job import parse_command_request
 from autotune.request.flags import Flags, PredictOptions, option_name, typed
 from autotune.request.job_builder import ParsedRequest, build_request
 from autotune.request.measured_data import with_longest_prompt
@@ -69,6 +68,8 @@ class RequestSources:
     def parse(self, *, limit_prompts: bool = False) -> ParsedRequest:
         """Merge the sources into a job."""
         if self.values.command is not None:
+            from autotune.request.command_job import parse_command_request  # with NVML and ctypes
+
             return parse_command_request(self.values, self.values.command)
         request = build_request(self.values, self.reader)
         return with_longest_prompt(request) if limit_prompts else request

@@ -4,6 +4,7 @@ and the storage.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
@@ -18,6 +19,8 @@ from autotune.machine import environment, hardware_detection
 from autotune.machine.nvml import devices_here
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import HardwareChoice, MemoryLimit
+
+REQUIRED_NAME = re.compile(r"[\w.-]+")  # of the package at the beginning of a requirement
 
 # Hardware.
 
@@ -147,12 +150,11 @@ def refuse_other_versions(
     reader: SourceReader | None = None,
 ) -> None:
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
-    from packaging.requirements import Requirement
-
     required: dict[str, str] = {}
     for requirement in requirements:
-        if not requirement.startswith("git+"):
-            required[Requirement(requirement).name] = requirement
+        name = REQUIRED_NAME.match(requirement)
+        if name and not requirement.startswith("git+"):
+            required[name[0]] = requirement
     if not required:
         return
     reader = reader or SourceReader()
@@ -160,6 +162,8 @@ def refuse_other_versions(
     for name, version in versions.items():
         if version is None:
             continue
+        from packaging.requirements import Requirement  # takes longer to load than the answer
+
         requirement = required[name]
         specifier = Requirement(requirement).specifier
         if not specifier.contains(version, prereleases=True):
