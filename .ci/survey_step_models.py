@@ -115,7 +115,7 @@ USUAL = (
     "Qwen3-1.7B",
 )
 # Not here, since a survey finds no exact model: Gemma 3, whose attention window lies within the
-# lengths of a survey, and mixtures of experts, whose loops depend on the tokens of each expert.
+# lengths of a survey, and Qwen3-30B-A3B.
 FURTHER = (
     "Mistral-7B-v0.3",
     "Llama-3.2-3B",

@@ -90,7 +90,7 @@ def autotune_command(context: click.Context) -> None:
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the program `autotune`."""
-    # An answer allocates much and drops no cycles: the collector took a tenth of its time.
+    # An answer allocates much and drops few cycles: the collector took a tenth of its time.
     gc.set_threshold(OBJECTS_BETWEEN_COLLECTIONS)
     command_line = list(sys.argv[1:] if arguments is None else arguments)
     _open_closed_streams()

@@ -21,6 +21,11 @@ def test_layers_without_positions_are_a_pattern() -> None:
     assert repetition_of(config) == LayerRepetition(layers=12, first=4, period=4, copies=6)
 
 
+def test_a_list_that_is_not_as_long_as_the_model_says_nothing() -> None:
+    config = {"model_type": "unknown", "num_hidden_layers": 6, "no_rope_layers": [1, 0]}
+    assert repetition_of(config) == LayerRepetition(layers=3, first=1, period=1, copies=3)
+
+
 def test_the_lowest_layer_of_each_kind_is_outside_of_the_group() -> None:
     """It frees in the backward pass what layers of its kind share. Two kinds alternate."""
     config = {

@@ -71,9 +71,12 @@ def _layer_kinds(config: Mapping[str, object]) -> list[object]:
 def _lists_by_layer(text: Mapping[str, object]) -> list[Sequence[object]]:
     """Return the lists of the configuration that say what each layer is."""
     lists = []
+    count = text.get("num_hidden_layers")
     for name in LISTS_BY_LAYER:
         values = text.get(name)
-        if isinstance(values, Sequence) and values and not isinstance(values, str):
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            continue
+        if values and count in (None, len(values)):
             lists.append(values)
     return lists
 
