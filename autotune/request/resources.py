@@ -152,9 +152,9 @@ def refuse_other_versions(
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
     required: dict[str, str] = {}
     for requirement in requirements:
-        name = REQUIRED_NAME.match(requirement)
-        if name and not requirement.startswith("git+"):
-            required[name[0]] = requirement
+        match = REQUIRED_NAME.match(requirement)
+        if match and not requirement.startswith("git+"):
+            required[match[0]] = requirement
     if not required:
         return
     reader = reader or SourceReader()
