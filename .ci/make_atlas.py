@@ -15,10 +15,10 @@ from pathlib import Path
 
 from autotune.api import PredictAnswer, predict_flags
 from autotune.core.errors import AutotuneError
+from autotune.core.space import as_flags
 from autotune.core.units import format_bytes
 from autotune.report.html.map_page import render_map
 from autotune.request.flags import flags_of
-from autotune.search.advice import as_flags
 from autotune.search.predicted_space import predict_space
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"

@@ -27,7 +27,7 @@ from autotune.estimate.screening.request_points import Request
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.service import PredictionService
 from autotune.prediction.step_model_file import SurveyedModel, encoded, packed, unpacked
-from autotune.prediction.step_model_pack import pack
+from autotune.prediction.step_model_pack import OpenPack, pack
 from autotune.prediction.step_models import SHIPPED, StepModels, pack_name, shipped_name
 from autotune.prediction.surveys import Surveys
 from autotune.prediction.tracer import TracerPool
@@ -114,20 +114,26 @@ USUAL = (
     "Qwen3-0.6B",
     "Qwen3-1.7B",
 )
+# Not here, since a survey finds no exact model: Gemma 3, whose attention window lies within the
+# lengths of a survey, and Qwen3-30B-A3B.
 FURTHER = (
     "Mistral-7B-v0.3",
     "Llama-3.2-3B",
     "Qwen2.5-14B",
     "Qwen2.5-32B",
-    "Gemma-3-1b-it",
     "SmolLM2-1.7B",
     "SmolLM3-3B",
     "Phi-4",
     "Qwen3-14B",
     "Qwen3-32B",
-    "Qwen3-30B-A3B",
     "Llama-3.1-70B",
     "Qwen2.5-72B",
+    "DeepSeek-R1-Distill-Qwen-1.5B",
+    "OLMo-2-1124-7B",
+    "Mistral-Small-24B-Base-2501",
+    "SmolLM2-360M",
+    "SmolLM2-135M",
+    "Phi-4-mini-instruct",
 )
 
 
@@ -231,15 +237,30 @@ def write_packs() -> None:
     """Pack what was surveyed, each pack in the order of its surveys: the most usual come first."""
     SHIPPED.mkdir(exist_ok=True)
     for folder in SURVEYED.iterdir():
-        documents = {}
-        for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns):
-            content = file.read_bytes()
-            if content:
-                documents[file.name] = encoded(unpacked(content))
-        if documents:
-            write_atomically(SHIPPED / folder.name, pack(documents))
+        file = SHIPPED / folder.name
+        shipped = _documents_of_pack(file)
+        documents = {**shipped, **_surveyed_documents(folder)}
+        if documents != shipped:
+            write_atomically(file, pack(documents))
     files = list(SHIPPED.glob("*"))
     print(f"{len(files)} packs, {sum(file.stat().st_size for file in files):,} bytes")
+
+
+def _documents_of_pack(file: Path) -> dict[str, bytes]:
+    """Return what the package ships already, in its order."""
+    if not file.exists():
+        return {}
+    shipped = OpenPack(file.read_bytes())
+    return {name: shipped.document(name) or b"" for name in shipped.names}
+
+
+def _surveyed_documents(folder: Path) -> dict[str, bytes]:
+    documents = {}
+    for file in sorted(folder.iterdir(), key=lambda file: file.stat().st_mtime_ns):
+        content = file.read_bytes()
+        if content:
+            documents[file.name] = encoded(unpacked(content))
+    return documents
 
 
 def main(names: Sequence[str]) -> None:

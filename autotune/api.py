@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from autotune.request.job_builder import ParsedRequest
     from autotune.request.request_parser import RequestSources
 
+MAP_FILE = "map.html"
+
 
 @dataclass(
     frozen=True,
@@ -209,6 +211,7 @@ def _forecast(
         answer,
         chosen,
         warnings=request.notes,
+        commands=_map_command(request, sources),
         confirm_with=shlex.join(without_secret_arguments(sources.command_line(mode="probe"))),
     )
     return RunAnswer(
@@ -278,7 +281,10 @@ def _write_answer(
         None if winner is None else winner.candidate,
         head_lines(job, answer),
         warnings=(*request.notes, answer.fault) if answer.fault else request.notes,
-        commands=_next_commands(job.out, answer, sources),
+        commands={
+            **_next_commands(job.out, answer, sources),
+            **_map_command(request, sources),
+        },
         confirm_with=confirm_with,
     )
 
@@ -332,6 +338,17 @@ def _next_commands(
     return commands
 
 
+def _map_command(request: ParsedRequest, sources: RequestSources) -> dict[str, str]:
+    """Return the command that writes the map of the space beside the report, by its name there;
+    none where nothing is predicted.
+    """
+    job = request.job
+    if job.task.hardware.kind != "cuda" or not request.trainer.trace_adapter:
+        return {}
+    line = without_secret_arguments(sources.map_command_line(job.out / MAP_FILE))
+    return {MAP_FILE: shlex.join(line)}
+
+
 # Predict.
 
 
@@ -359,7 +376,6 @@ def predict_flags(
     from autotune.request.explanation import origins
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import read_sources
-    from autotune.search.advice import ways_to_fit
 
     # 1. One prediction for each combination of unknown values.
     possible, notes = _legal_variants(read_sources(flags, mode="predict"))
@@ -387,11 +403,14 @@ def predict_flags(
         # 3. Changes that make it fit.
         ways: tuple[WayToFit, ...] = ()
         if not prediction.fits:
+            from autotune.search.advice import ways_to_fit
+
             ways = ways_to_fit(
                 request,
                 candidate,
                 service.of(request.job),
                 prediction=worst_variant.prediction,
+                listener=listener,
             )
     document = prediction_document(
         request.job,

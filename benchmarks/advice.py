@@ -26,12 +26,12 @@ from autotune.core.answer import WayToFit
 from autotune.core.errors import AutotuneError
 from autotune.core.files import write_atomically
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate, KnobValue
+from autotune.core.space import Candidate, KnobValue, as_flags
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
-from autotune.search.advice import as_flags, ways_to_fit
+from autotune.search.advice import ways_to_fit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advice.json"
 SEED = 7

@@ -33,7 +33,7 @@ sys.path.insert(0, str(ROOT))
 import machine  # noqa: E402
 
 from autotune.core.units import format_bytes  # noqa: E402
-from autotune.frameworks.launch_commands import launch_kinds  # noqa: E402
+from autotune.frameworks.launch_kinds import launch_kinds  # noqa: E402
 from autotune.request.assignments import parse_value  # noqa: E402
 
 FOLDER = ROOT / "benchmarks" / "results" / "launches"

@@ -65,6 +65,17 @@ FAMILIES: Sequence[Family] = (
     ("Qwen2.5-7B", "2xA100-40G", LORA, ZERO3),
     ("Llama-3.1-8B", "2xA100-80G", LORA, KEPT),
     ("Llama-3.1-8B", "4xH100", FULL, {**ZERO3, **VLLM}),
+    ("Llama-3.2-1B", "2xA100-40G", FULL, ZERO2),
+    ("Llama-3.2-1B", "A100-40G", {**LORA, **SFT}, KEPT),
+    ("Qwen3-0.6B", "2xA100-40G", FULL, ZERO3),
+    ("Qwen3-0.6B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-0.5B", "2xH100", {**LORA, **SFT}, ZERO2),
+    ("SmolLM2-1.7B", "A100-40G", LORA, {}),
+    ("SmolLM2-1.7B", "2xH100", LORA, {**ZERO3, **VLLM}),
+    ("SmolLM3-3B", "A100-40G", LORA, VLLM),
+    ("Mistral-7B-v0.3", "2xA100-40G", LORA, KEPT),
+    ("Phi-4", "2xH100", LORA, {}),
+    ("Qwen2.5-14B", "2xH100", LORA, ZERO3),
 )
 
 

@@ -11,9 +11,7 @@ import itertools
 import os
 import re
 import tempfile
-import urllib.error
 import urllib.parse
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
 
@@ -303,9 +301,11 @@ def fetched_config(hub_id: str, file: str = "config.json") -> bytes | None:
     endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
     if _is_offline() or not endpoint.startswith(("http://", "https://")):
         return None
+    from urllib.request import Request, urlopen  # with ssl, longer to load than many answers take
+
     url = f"{endpoint}/{urllib.parse.quote(hub_id)}/resolve/main/{file}"
     try:
-        with urllib.request.urlopen(urllib.request.Request(url), timeout=FETCH_TIMEOUT_S) as answer:
+        with urlopen(Request(url), timeout=FETCH_TIMEOUT_S) as answer:
             text: bytes = answer.read(MAX_FETCHED_BYTES + 1)
     except (OSError, ValueError):  # no network, no such model, a gated one
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
 import msgspec
@@ -39,7 +40,12 @@ def load_space(name_or_path: str) -> SearchSpace:
         return read_space(Path(name_or_path))
     if name_or_path not in names():
         raise UnknownName("search space", name_or_path, names(), listing="autotune show spaces")
-    return read_space(folder() / f"{name_or_path}.yaml")
+    return _read_shipped(folder() / f"{name_or_path}.yaml")
+
+
+@cache
+def _read_shipped(path: Path) -> SearchSpace:
+    return read_space(path)
 
 
 def read_space(path: Path) -> SearchSpace:

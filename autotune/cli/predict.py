@@ -152,13 +152,16 @@ class _PredictionDisplay:
         self._waiting = waiting
         self._started: JobStarted | None = None
         self._shipped: Prediction | None = None
+        self._advice_notes: list[str] = []
 
     def __call__(self, event: Event) -> None:
-        from autotune.core.events import CandidatePredicted, JobStarted, ShippedPredicted
+        from autotune.core.events import CandidatePredicted, JobStarted, Note, ShippedPredicted
         from autotune.report.prediction_text import show_difference, show_shipped, show_verdict
 
         if isinstance(event, JobStarted):
             self._started = event
+        elif isinstance(event, Note):
+            self._advice_notes.append(event.text)
         elif isinstance(event, ShippedPredicted):
             self._shipped = event.prediction
             self._waiting.stop()
@@ -178,7 +181,7 @@ class _PredictionDisplay:
 
         assert self._started is not None
         if not answer.prediction.fits:
-            show_ways(self._output, answer.ways)
+            show_ways(self._output, answer.ways, self._advice_notes)
         self._output.print()
         show_evidence(self._output, answer.prediction)
         self._output.print()

@@ -33,6 +33,14 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
+def as_flags(change: Mapping[str, KnobValue], flag: str = "--set") -> str:
+    """Return a change as flags of `predict`, or with `--hold` of `run`."""
+    texts = []
+    for name, value in change.items():
+        texts.append(f"{flag} {name}={setting_text(value)}")
+    return " ".join(texts)
+
+
 def fingerprint(values: Mapping[str, object]) -> str:
     """Return a short hash of a mapping, independent of the key order."""
     canonical = json.dumps(values, sort_keys=True, default=str)

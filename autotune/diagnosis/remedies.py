@@ -7,6 +7,7 @@ Nothing is measured here, and what can't be predicted stays None.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
@@ -21,7 +22,7 @@ from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.failures.table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.framework_facts import FrameworkFacts
-from autotune.frameworks.launch_commands import LaunchKind, kind_of, launch_kinds
+from autotune.frameworks.launch_kinds import LaunchKind, kind_of, launch_kinds
 
 if TYPE_CHECKING:
     from autotune.prediction.service import PredictionService
@@ -318,8 +319,29 @@ def with_effects(
         effect = _effect(advice, failed, request, candidate, service)
         with_effect = dataclasses.replace(advice, predicted=effect)
         remedies.append(with_effect)
+    if diagnosis.is_memory:
+        remedies = ranked(remedies)
     configured = _figures(failed)
     return dataclasses.replace(diagnosis, remedies=tuple(remedies), configured=configured)
+
+
+def ranked(remedies: Iterable[Advice]) -> list[Advice]:
+    """Return those that surely fit first, ranked like the advice of `predict`; the others keep
+    their order.
+    """
+    from autotune.search.advice import cheapness
+
+    fitting = []
+    not_fitting = []
+    for advice in remedies:
+        effect = advice.predicted
+        if effect is None or not effect["fits"]:
+            not_fitting.append(advice)
+            continue
+        key = cheapness(effect["speed_ratio"], learning=effect["changes_what_is_learned"])
+        fitting.append((key, advice))
+    fitting.sort(key=operator.itemgetter(0))
+    return [*(advice for _, advice in fitting), *not_fitting]
 
 
 def _effect(

@@ -19,34 +19,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from autotune.core.errors import BadInput
 from autotune.core.files import read_toml
 from autotune.core.shell_script import UNKNOWN, Word
 from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, SharedSetting, StatedSetting
+from autotune.frameworks.launch_kinds import FileRules
 
 Tree = Mapping[str, Any]
 """Nested settings, as in a TOML file."""
 
 ABSENT = "None"  # word for a part that is left out
 FILE_SIGN = "@"
-
-
-class FileRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Form of the files that a framework reads: a part of a row of `launch_commands.yaml`."""
-
-    parts: dict[str, dict[str, bool | int]]  # optional table -> settings that its presence states
-    shared: dict[str, tuple[str, ...]]
-    """Setting -> those that have its value unless they are stated."""
-
-    turned_on_by: dict[str, str] = {}  # part -> another one that turns it on unless it is left out
-    same: dict[str, str] = {}  # setting -> another one that has its value where it is not stated
-    values: dict[str, tuple[bool | int | str, ...]] = {}  # setting -> values that can be read
-    refused: tuple[str, ...] = ()  # settings and tables that can't be read, whatever their value
-    strict: str = ""  # prefix below which every setting has to be known
-    harmless: tuple[str, ...] = ()  # settings below it without an effect on memory
 
 
 @dataclass(frozen=True, kw_only=True)

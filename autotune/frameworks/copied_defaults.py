@@ -17,13 +17,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import msgspec
-
 from autotune.core.shell_words import Word
 from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, NamedConfig
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.base import KINDS, Field
+from autotune.frameworks.launch_kinds import ConfigFolder
 
 FOLDERS_ABOVE = 6  # folders above the script in which a copy is looked for
 MOST_FILES = 100  # of one composition
@@ -37,13 +36,6 @@ OPTIONS = {
     "-cd": "folder",
 }
 """Options of Hydra's command line -> what they name."""
-
-
-class ConfigFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Configuration files in a copy of a framework."""
-
-    folders: tuple[str, ...]  # relative to a folder at or above the script
-    names: tuple[str, ...]  # of the entry point's file, the whole one first
 
 
 @dataclass(frozen=True, kw_only=True)

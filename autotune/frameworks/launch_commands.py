@@ -6,26 +6,23 @@ from __future__ import annotations
 
 import collections
 import contextlib
-import difflib
 import itertools
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 
-import msgspec
 import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, StatedSetting
-from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import Field, as_word
-from autotune.frameworks.configuration_files import FILE_SIGN, FileRules, settings_of
-from autotune.frameworks.copied_defaults import ConfigFolder, named_config
+from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
+from autotune.frameworks.copied_defaults import named_config
+from autotune.frameworks.launch_kinds import LaunchKind, NotRead, kind_of, launch_kinds
 from autotune.frameworks.unset_variables import without_value
 
 MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
@@ -35,94 +32,6 @@ OTHER_PROGRAMS = (
     " COMMAND."
 )
 MEASURED_INSTEAD = "The command itself is measured: --framework command -- COMMAND."
-
-
-class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Entry point of a framework that is not read."""
-
-    parts: tuple[str, ...]  # parts of its module's name
-    because: str
-    instead: str
-
-
-class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
-    """Command of a framework: a row of `launch_commands.yaml`."""
-
-    framework: str
-    only_logs: bool = False  # True: its logs are read, and autotune starts no training of it
-
-    # Recognition of the command.
-    modules: dict[str, tuple[str, ...]] = {}  # method -> modules or files that run it
-    commands: dict[str, tuple[str, ...]] = {}  # method -> pairs of words that run it
-    packages: tuple[str, ...] = ()
-    """Beginnings of the modules of a training, for the error about another one."""
-
-    marks: tuple[str, ...] = ()
-    """Beginnings of settings by which a copy of its entry point under another name is known."""
-
-    not_read: tuple[NotRead, ...] = ()
-    chosen_by: str | None = None  # setting that names the method
-    methods: dict[str, str] = {}
-    method_default: str | None = None
-    method_otherwise: str | None = None
-    """Method of names that are in neither list, as copies of the framework have; None: refused."""
-
-    not_modelled: tuple[str, ...] = ()  # names of methods that are refused
-
-    # Settings.
-    model: str = ""  # setting with the model's name or folder
-    dotted: bool = False
-    reads_launcher: bool = False  # True: options of `accelerate launch` are settings too
-    has_switches: bool = False  # True: a boolean option has no value, and is present or absent
-    files: FileRules | None = None  # settings in TOML files after `@`
-    config_files: ConfigFolder | None = None  # Hydra's, in a copy of the framework
-    adapter: str | None = None  # setting of an adapter's rank
-    tuner: str | None = None  # setting that names the kind of tuning
-    former: dict[str, str] = {}
-    """Flag of earlier releases -> setting; of several for one setting, the first is the usual
-    one.
-    """
-
-    former_defaults: dict[str, bool | int] = {}
-    """Setting -> its default in the releases with former names, where it is another one."""
-
-    follows_hardware: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()
-    """Prefixes of settings that the framework's table lists completely: another one below them is
-    not known to the release.
-    """
-
-    modelled: dict[str, tuple[str, ...]] = {}
-    """Setting outside of the table that would change the step -> values with which it does not."""
-
-    kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
-
-    # Logs.
-    in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
-    methods_in_logs: dict[str, tuple[str, ...]] = {}
-    """Method -> lower-case words of its logs; none: one method's remedies."""
-
-    past_methods: dict[str, dict[str, str | None]] = {}
-    """Method that only logs of earlier releases have -> setting of a remedy -> the method's own;
-    null: there is none."""
-
-    remedies: dict[str, str | None] = {}
-    """Setting of a remedy -> the framework's own; null: there is none."""
-
-    remedy_values: dict[str, str] = {}
-    """Setting of a remedy -> direction or value, where it differs."""
-
-    remedy_reasons: dict[str, str] = {}  # setting of a remedy -> its reason, where it differs
-
-    @property
-    def former_flags(self) -> dict[str, str]:
-        """Setting -> its flag in earlier releases."""
-        return {name: flag for flag, name in reversed(self.former.items())}
-
-    @property
-    def entry_points(self) -> list[str]:
-        """Modules, files and words that start a training."""
-        return list(itertools.chain(*self.modules.values(), *self.commands.values()))
 
 
 @dataclass(frozen=True)
@@ -144,15 +53,6 @@ class _Training:
     @property
     def arguments(self) -> Sequence[Word]:
         return self.command.words[self.start :]
-
-
-@cache
-def launch_kinds() -> tuple[LaunchKind, ...]:
-    return packaged_table("autotune.frameworks", "launch_commands.yaml", tuple[LaunchKind, ...])
-
-
-def kind_of(framework: str) -> LaunchKind:
-    return next(kind for kind in launch_kinds() if kind.framework == framework)
 
 
 # Recognition of the training command.
@@ -666,23 +566,3 @@ def _argument(
     if isinstance(value, bool) and kind_of(launch.framework).has_switches:
         return f"--{flag}" if value else ""
     return f"--{flag} {word}"
-
-
-def unified_diff(
-    before: str,
-    after: str,
-    name: str,
-) -> str:
-    """Return a diff for `patch -p1`; empty without a change."""
-    lines = difflib.unified_diff(
-        before.splitlines(keepends=True),
-        after.splitlines(keepends=True),
-        f"a/{name}",
-        f"b/{name}",
-    )
-    diff = ""
-    for line in lines:
-        diff += line
-        if not line.endswith("\n"):
-            diff += "\n\\ No newline at end of file\n"
-    return diff

@@ -11,6 +11,7 @@ import bisect
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from autotune.estimate.model_shape import text_config
 from autotune.estimate.screening import Point, point_of, traced_request
 from autotune.estimate.screening.request_points import (
     MICRO_STEP_CLASSES,
@@ -185,6 +186,21 @@ def points_around(request: Request, earlier: Sequence[Point] = ()) -> list[Point
             usual *= 2
         highest.append(usual)
     return [lowest, corners.middle, Point(*highest)]
+
+
+def crosses_window(request: Request, points: Sequence[Point]) -> bool:
+    """Return True if the attention window of the model's layers lies within these points' lengths:
+    caches and masks grow up to it, and no sum of products does.
+    """
+    config = text_config(request["model"]["config"])
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        return False
+    fit_prompts, fit_rows = set(), set()
+    for point in points:
+        fit_prompts.add(point.prompt <= window)
+        fit_rows.add(point.prompt + point.completion <= window)
+    return len(fit_prompts) > 1 or len(fit_rows) > 1
 
 
 def _corners(request: Request) -> Corners:

@@ -25,7 +25,13 @@ from autotune.estimate.screening import (
     survey,
     traced_request,
 )
-from autotune.prediction.step_families import StepClass, covered, points_around, step_class
+from autotune.prediction.step_families import (
+    StepClass,
+    covered,
+    crosses_window,
+    points_around,
+    step_class,
+)
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.tracer import TracerPool
@@ -90,6 +96,8 @@ class Surveys:
             return None
         earlier = stored.surveyed_points(request)
         points = points_around(request, earlier)
+        if crosses_window(request, points):
+            return None
         try:
             surveyed = self._survey(request, points, repetition)
             if _serves_single_candidates(surveyed.model):

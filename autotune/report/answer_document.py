@@ -95,13 +95,12 @@ def document(
     confirm_with: str = "",
     file: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return recommendation.json. `commands` belong to a measured or emulated answer,
-    `confirm_with` to an emulated or predicted one.
-    """
+    """Return recommendation.json. `confirm_with` belongs to an emulated or predicted answer."""
     if isinstance(answer, Recommendation):
         fields = _measured_fields(job, answer, commands, confirm_with)
     else:
         fields = _predicted_fields(answer, confirm_with)
+        fields["commands"] = dict(commands)
     winner = answer.winner
     figures = fields.pop("winner")
     learned = {}

@@ -10,13 +10,12 @@ from autotune.core.answer import WayToFit
 from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
-from autotune.core.space import Candidate, KnobValue, setting_text
+from autotune.core.space import Candidate, KnobValue, as_flags, setting_text
 from autotune.core.units import format_bytes
 from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.job_text import describe_job, print_line, show_notes
 from autotune.report.memory_bars import show_memory
 from autotune.report.verdict_text import margin_text, rate_text, size_text, verdict_text
-from autotune.search.advice import as_flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -65,13 +64,19 @@ def show_difference(
     )
 
 
-def show_ways(console: Console, ways: Sequence[WayToFit]) -> None:
-    """Print the changes that make the candidate of `predict` fit."""
-    if not ways:
+def show_ways(
+    console: Console,
+    ways: Sequence[WayToFit],
+    notes: Sequence[str] = (),
+) -> None:
+    """Print the changes that make the candidate of `predict` fit, and notes on others."""
+    if ways:
+        console.print("Changes that make it fit, the cheapest first:")
+        _list_ways(console, ways, flag="--set")
+    else:
         console.print("No change of one or two settings makes it surely fit.")
-        return
-    console.print("Changes that make it fit, the cheapest first:")
-    _list_ways(console, ways, flag="--set")
+    for note in notes:
+        print_line(console, note)
 
 
 def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:

@@ -17,13 +17,30 @@ def verdict_text(prediction: Prediction) -> str:
         return f"does not fit: {need}; {margin_text(prediction)}"
     speed = f"; {rate_text(prediction.ranking_rate)}"
     if prediction.fits is None:
-        return f"can't be decided: {need}{speed}"
+        return f"can't be decided: {_undecided_need_text(prediction)}{speed}"
     return f"fits: {need}; {margin_text(prediction)}{speed}"
 
 
 def need_text(prediction: Prediction) -> str:
     """Return the peak and the limit that decides: `22.7 GiB (20.5 to 23.9) of 40 GiB`."""
     return f"{size_text(prediction.peak_memory_bytes)} of {deciding_limit_text(prediction)}"
+
+
+def _undecided_need_text(prediction: Prediction) -> str:
+    """Return what decides: where torch's cache alone exceeds the limit, the memory in use. Before
+    memory runs out, the cache is emptied.
+    """
+    peak = prediction.peak_memory_bytes
+    limit_bytes = prediction.deciding_limit.value
+    reserved = prediction.torch_peak_reserved_bytes
+    cache_bytes = reserved.value - prediction.torch_peak_allocated_bytes.value
+    only_cache_exceeds = peak.value > limit_bytes >= peak.value - cache_bytes
+    if not only_cache_exceeds:
+        return need_text(prediction)
+    least = format_bytes(peak.low)
+    limit = deciding_limit_text(prediction)
+    cached = format_bytes(peak.value)
+    return f"at least {least} of {limit}; without a limit torch's cache makes it {cached}"
 
 
 def deciding_limit_text(prediction: Prediction) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 
 from autotune.core.space import Candidate
 from autotune.frameworks.base import Field
-from autotune.frameworks.launch_commands import launch_kinds
+from autotune.frameworks.launch_kinds import launch_kinds
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.origins import Source
 

@@ -44,10 +44,7 @@ from autotune.request.searched_space import accepted_settings, named_choices, sp
 from autotune.request.sources import length_sources
 from autotune.request.sources.config_file import read_config_file
 from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
-from autotune.request.sources.launch_script import read_launch_script
-from autotune.request.sources.launched_program import program_of, read_launched_program
 from autotune.request.sources.reader import SourceReader
-from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import (
     FlagValues,
     LengthChoice,
@@ -228,15 +225,11 @@ def _read_sources(flags: FlagValues, reader: SourceReader) -> Sources:
     # 1. A script names framework and method itself.
     file: UserFile | None = None
     is_predicted = flags.hardware.mode == "predict" or not hardware.here
-    inspection = (python, hardware, training.method, is_predicted)
-    if choice is not None and choice.flag == "--from-command":
-        program = reader.once(program_of, choice)
-        if program is None:
-            file = reader.once(read_launch_script, choice, flags.settings.stated_by_flags)
-        else:
-            file = reader.once(read_launched_program, program, *inspection)
-    elif choice is not None and choice.flag == "--script":
-        file = reader.once(read_training_script, choice, *inspection)
+    if choice is not None and choice.flag != "--config":
+        from autotune.request.sources.scripts import read_script  # with parsers of shell and Python
+
+        inspection = (python, hardware, training.method, is_predicted)
+        file = read_script(choice, reader, flags.settings.stated_by_flags, inspection)
 
     # 2. The trainer, and its space.
     space = None if training.space is None else space_files.load_space(training.space)

@@ -12,7 +12,6 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.machine.hardware_detection import gpu_of
-from autotune.probe.device_report import gpu_notes
 from autotune.request.origins import HeldSetting
 from autotune.request.precedence import ChosenTuning
 from autotune.request.values import FlagValues
@@ -135,6 +134,8 @@ def job_notes(
     if job.mode != "predict":
         yield from trainer.notes(job.space, job.task)
     if job.mode == "probe":
+        from autotune.probe.device_report import gpu_notes
+
         yield from gpu_notes(hardware, job.memory_limit_bytes)
 
 

@@ -15,8 +15,7 @@ from autotune.core.job import Job, Mode
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
-from autotune.request.command_job import parse_command_request
-from autotune.request.flags import Flags, option_name, typed
+from autotune.request.flags import Flags, PredictOptions, option_name, typed
 from autotune.request.job_builder import ParsedRequest, build_request
 from autotune.request.measured_data import with_longest_prompt
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
@@ -69,6 +68,8 @@ class RequestSources:
     def parse(self, *, limit_prompts: bool = False) -> ParsedRequest:
         """Merge the sources into a job."""
         if self.values.command is not None:
+            from autotune.request.command_job import parse_command_request  # with NVML and ctypes
+
             return parse_command_request(self.values, self.values.command)
         request = build_request(self.values, self.reader)
         return with_longest_prompt(request) if limit_prompts else request
@@ -77,6 +78,16 @@ class RequestSources:
         """Return the words of `autotune run` for this request, in this mode."""
         flags = self.flags if mode is None else self.flags.replace(mode=mode)
         return ["autotune", "run", *typed(flags)]
+
+    def map_command_line(self, page: Path) -> list[str]:
+        """Return the words of `autotune predict` that write the map of this request's space."""
+        options = {name: getattr(self.flags, name) for name in PredictOptions.__annotations__}
+        own_flags = Flags(**options)
+        without_program = own_flags.replace(arguments=())
+        line = ["autotune", "predict", *typed(without_program), "--map", str(page)]
+        if own_flags.arguments:
+            line += ["--", *own_flags.arguments]
+        return line
 
     # Variations.
 

@@ -4,11 +4,10 @@ and the storage.
 
 from __future__ import annotations
 
+import re
 import shlex
 from collections.abc import Iterable
 from pathlib import Path
-
-from packaging.requirements import Requirement
 
 from autotune.core.errors import BadInput, HardwareNotHere, MissingExtra, TrainingEnvironmentError
 from autotune.core.job import Hardware, Mode
@@ -20,6 +19,8 @@ from autotune.machine import environment, hardware_detection
 from autotune.machine.nvml import devices_here
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import HardwareChoice, MemoryLimit
+
+REQUIRED_NAME = re.compile(r"[\w.-]+")  # of the package at the beginning of a requirement
 
 # Hardware.
 
@@ -151,8 +152,9 @@ def refuse_other_versions(
     """Check the versions that a framework's adapter supports; `git+` requirements have none."""
     required: dict[str, str] = {}
     for requirement in requirements:
-        if not requirement.startswith("git+"):
-            required[Requirement(requirement).name] = requirement
+        match = REQUIRED_NAME.match(requirement)
+        if match and not requirement.startswith("git+"):
+            required[match[0]] = requirement
     if not required:
         return
     reader = reader or SourceReader()
@@ -160,6 +162,8 @@ def refuse_other_versions(
     for name, version in versions.items():
         if version is None:
             continue
+        from packaging.requirements import Requirement  # takes longer to load than the answer
+
         requirement = required[name]
         specifier = Requirement(requirement).specifier
         if not specifier.contains(version, prereleases=True):

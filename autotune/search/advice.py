@@ -10,7 +10,6 @@ other. Nothing depends on the time that a prediction takes, so that the answer i
 from __future__ import annotations
 
 import bisect
-import contextlib
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -18,9 +17,16 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from autotune.core.answer import WayToFit
-from autotune.core.errors import AutotuneError, CannotPredict, ProbeError
+from autotune.core.errors import (
+    AutotuneError,
+    CannotPredict,
+    MissingExtra,
+    ProbeError,
+    TrainingEnvironmentError,
+)
+from autotune.core.events import Listener, Note, ignore_events
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate, setting_text
+from autotune.core.space import Candidate
 from autotune.search.change_kinds import AdviceKind, KnobValues, kinds_of
 
 if TYPE_CHECKING:
@@ -40,13 +46,15 @@ def ways_to_fit(
     *,
     refuted: Iterable[str] = (),
     prediction: Prediction | None = None,
+    listener: Listener = ignore_events,
 ) -> tuple[WayToFit, ...]:
     """Return changes of one kind, or else of two, that surely make the candidate fit; neutral ones
     first, then by speed. If weight sync is the peak, transfer of the adapter alone precedes them.
     Empty if there is no candidate or no prediction.
 
     `refuted`: ids of candidates that a measurement showed not to fit. `prediction`: the
-    candidate's, where it is known.
+    candidate's, where it is known. `listener`: gets a note that names the changes whose step could
+    not be traced here.
     """
     if candidate is None:
         return ()
@@ -58,6 +66,7 @@ def ways_to_fit(
     adviser = _Adviser(request, service, candidate, prediction, refuted_ids)
     kinds = kinds_of(request.whole_space, candidate)
     ways = adviser.single_ways(kinds) or adviser.paired_ways(kinds)
+    adviser.note_untraced(listener)
     ranked = sorted(ways, key=adviser.rank)
     return tuple(ranked[:MAX_WAYS])
 
@@ -74,6 +83,8 @@ class _Adviser:
     # By candidate id, as far as they were needed.
     _predictions: dict[str, Prediction | None] = field(default_factory=dict)
     _peaks: dict[str, float | None] = field(default_factory=dict)
+    # By setting, why no change of it could be traced.
+    _untraced: dict[str, AutotuneError] = field(default_factory=dict)
 
     # 1. Ways of one kind.
 
@@ -93,7 +104,7 @@ class _Adviser:
         ways = self._fitting_ways(kind, fixed)
         if kind.learning:
             return next(ways, None)
-        return min(ways, key=self._slowness, default=None)
+        return min(ways, key=_cheapness_of, default=None)
 
     def _fitting_ways(self, kind: AdviceKind, fixed: KnobValues) -> Iterator[WayToFit]:
         """Yield the changes that surely fit, mildest first; where memory falls from one to the
@@ -200,9 +211,21 @@ class _Adviser:
         changed = self._changed(change)
         if changed.id not in answers:
             answers[changed.id] = None
-            with contextlib.suppress(AutotuneError):  # the other changes remain possible
+            try:
                 answers[changed.id] = answer(changed)
+            except (MissingExtra, TrainingEnvironmentError) as error:
+                self._untraced.update(dict.fromkeys(change, error))
+            except AutotuneError:  # the other changes remain possible
+                pass
         return answers[changed.id]
+
+    def note_untraced(self, listener: Listener) -> None:
+        """Name the settings whose changes the package has no step model of, and that nothing
+        here can trace.
+        """
+        for error in list(self._untraced.values())[:1]:
+            names = ", ".join(self._untraced)
+            listener(Note(text=f"Changes of {names} were not predicted. {error}"))
 
     def _is_possible(self, change: KnobValues) -> bool:
         """Return True if the change is one, legal, and was not measured not to fit."""
@@ -231,13 +254,7 @@ class _Adviser:
         """Sort key: relief of the sync if that is the peak, effect on learning, speed. Ways that
         are alike stay in the order of the kinds.
         """
-        return not self._relieves_sync(way), way.learning, self._slowness(way)
-
-    def _slowness(self, way: WayToFit) -> float:
-        """Return the negative ratio of speeds; an unknown speed comes last."""
-        if way.speed_ratio is None:
-            return math.inf
-        return -round(way.speed_ratio, SPEED_DIGITS)
+        return not self._relieves_sync(way), *_cheapness_of(way)
 
     def _relieves_sync(self, way: WayToFit) -> bool:
         peak_phase = self.prediction.peak_phase
@@ -251,7 +268,12 @@ class _Adviser:
         return after.syncs_adapter_only and not before.syncs_adapter_only
 
 
-def as_flags(change: KnobValues, flag: str = "--set") -> str:
-    """Return the change as flags of `predict`, or with `--hold` of `run`."""
-    texts = [f"{flag} {name}={setting_text(value)}" for name, value in change.items()]
-    return " ".join(texts)
+def _cheapness_of(way: WayToFit) -> tuple[bool, float]:
+    return cheapness(way.speed_ratio, learning=way.learning)
+
+
+def cheapness(speed_ratio: float | None, *, learning: bool) -> tuple[bool, float]:
+    """Sort key of changes that fit: neutral ones first, then by speed; an unknown speed last."""
+    if speed_ratio is None:
+        return learning, math.inf
+    return learning, -round(speed_ratio, SPEED_DIGITS)

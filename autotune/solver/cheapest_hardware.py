@@ -16,7 +16,7 @@ from autotune.core.errors import BadInput
 from autotune.core.events import JobStarted, Listener, Predicting
 from autotune.core.job import Hardware, Job
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import KnobValue
+from autotune.core.space import KnobValue, as_flags
 from autotune.core.units import format_seconds
 from autotune.core.yaml_document import Document, read_document
 from autotune.estimate.throughput.uncompared_cards import is_compared
@@ -26,7 +26,7 @@ from autotune.report.document_rows import interval, job_row, prediction_row
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.notes import SEVERAL_GPUS
 from autotune.request.request_parser import RequestSources
-from autotune.search.advice import as_flags, ways_to_fit
+from autotune.search.advice import ways_to_fit
 from autotune.solver.largest_value import SCHEMA, SolverAttempt, margin_text
 
 PRICES_EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."

@@ -8,7 +8,7 @@ from autotune import frameworks
 from autotune.diagnosis import diagnose
 from autotune.diagnosis.remedies import DEFAULT_REMEDY_METHOD, LogFramework
 from autotune.failures.table import BY_CAUSE, BY_ROW
-from autotune.frameworks.launch_commands import LaunchKind, launch_kinds
+from autotune.frameworks.launch_kinds import LaunchKind, launch_kinds
 
 OUT_OF_MEMORY = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.32 GiB. GPU 0 has a total"

@@ -239,13 +239,13 @@ def test_a_repetition_of_other_events_elsewhere_grows_as_a_whole() -> None:
     [
         ({"num_hidden_layers": 28}, 3, 1),
         ({"num_hidden_layers": 3}, None, None),
-        ({"num_hidden_layers": 12, "layer_types": ["sliding", "full"] * 6}, 4, 2),
+        ({"num_hidden_layers": 12, "layer_types": ["sliding", "full"] * 6}, 6, 2),
         (
             {
                 "num_hidden_layers": 26,
                 "layer_types": [*["sliding"] * 5, "full"] * 4 + ["sliding"] * 2,
             },
-            8,
+            14,
             6,
         ),
         ({"num_hidden_layers": 5, "layer_types": ["a", "b", "b", "a", "c"]}, None, None),

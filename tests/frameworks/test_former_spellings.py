@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.frameworks.launch_commands import changed_script, launch_kinds
+from autotune.frameworks.launch_commands import changed_script
+from autotune.frameworks.launch_kinds import launch_kinds
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request

@@ -17,6 +17,7 @@ import yaml
 from autotune import frameworks
 from autotune.core.errors import BadInput
 from autotune.core.shell_script import commands_of
+from autotune.core.text_diff import unified_diff
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 from autotune.frameworks.launch_commands import (
@@ -25,7 +26,6 @@ from autotune.frameworks.launch_commands import (
     find_launch,
     kind_of,
     stated_value,
-    unified_diff,
 )
 from autotune.request import request_parser
 from autotune.request.flags import Flags

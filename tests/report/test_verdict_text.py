@@ -85,3 +85,16 @@ def test_live_memory_is_the_peak_without_the_cache_of_earlier_phases() -> None:
     assert phase.live_bytes == 15 * GIB
     row = prediction_row(replace(PREDICTION, phases=(phase,)))["phases"][0]
     assert row["live_bytes"] == 15 * GIB and row["peak_bytes"]["value"] == 44 * GIB
+
+
+def test_a_cache_that_grows_beyond_the_limit_is_no_headline() -> None:
+    """38.6 GiB are in use; torch keeps 193 GiB more only where nothing stops it."""
+    prediction = replace(
+        on_an_a100(None, gib(232, 38.9, 477)),
+        torch_peak_allocated_bytes=gib(38.6),
+        torch_peak_reserved_bytes=gib(231.5, 38.6, 476),
+    )
+    assert verdict_text(prediction).startswith(
+        "can't be decided: at least 38.9 GiB of the 39.5 GiB that CUDA offers of 40 GiB;"
+        " without a limit torch's cache makes it 232 GiB; "
+    )

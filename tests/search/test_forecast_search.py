@@ -15,9 +15,9 @@ from autotune.core.errors import ProbeError
 from autotune.core.job import Job, Task
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, as_flags
 from autotune.request.job_builder import ParsedRequest
-from autotune.search.advice import as_flags, ways_to_fit
+from autotune.search.advice import ways_to_fit
 from autotune.search.forecast_search import forecast
 from autotune.search.loop import baseline_candidate, legal_candidates
 from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space

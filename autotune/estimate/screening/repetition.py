@@ -9,7 +9,10 @@ from autotune.core.errors import BadInput
 from autotune.estimate.model_shape import shape, text_config
 
 MAX_PERIOD = 8  # longest pattern of layers: Gemma 3 repeats after six
-MAX_HEAD = 4  # most layers before the pattern begins
+MAX_HEAD = 4  # most layers before the pattern begins, or further ones where kinds alternate
+
+LISTS_BY_LAYER = ("layer_types", "no_rope_layers")
+"""Entries of a configuration with a value for each layer."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +33,10 @@ def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
     """Return the shortest model that determines this one; None without a pattern of layers."""
     kinds = _layer_kinds(config)
     for period in range(1, MAX_PERIOD + 1):
-        for head in range(1, MAX_HEAD + 1):
+        # The lowest layer of a kind is the last one that uses what the kind shares, its attention
+        # mask or rotary table, and frees it in the backward pass: it is not in the group.
+        least = 1 if period == 1 else period
+        for head in range(least, least + MAX_HEAD):
             if not _repeats(kinds, head, period):
                 continue
             # The short model: the head, the group, one layer after it, and what remains when the
@@ -51,19 +57,28 @@ def repetition_of(config: Mapping[str, object]) -> LayerRepetition | None:
 def _layer_kinds(config: Mapping[str, object]) -> list[object]:
     """Return an entry for each layer; equal entries are equal layers."""
     text = text_config(config)
-    types = text.get("layer_types")
-    if not isinstance(types, Sequence) or isinstance(types, str):
-        types = ()
+    stated = _lists_by_layer(text)
     try:
-        layers = shape(config).layers
+        layers: Sequence[object] = shape(config).layers
     except BadInput:  # unknown architecture: the traces will show whether its layers are alike
         count = text.get("num_hidden_layers")
-        if types or not isinstance(count, int):
-            return list(types)
+        if stated or not isinstance(count, int):
+            return list(zip(*stated, strict=True))
         return [None] * count
-    if types:
-        return list(zip(layers, types, strict=True))
-    return list(layers)
+    return list(zip(layers, *stated, strict=True))
+
+
+def _lists_by_layer(text: Mapping[str, object]) -> list[Sequence[object]]:
+    """Return the lists of the configuration that say what each layer is."""
+    lists = []
+    count = text.get("num_hidden_layers")
+    for name in LISTS_BY_LAYER:
+        values = text.get(name)
+        if not isinstance(values, Sequence) or isinstance(values, str):
+            continue
+        if values and count in (None, len(values)):
+            lists.append(values)
+    return lists
 
 
 def _repeats(

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from autotune.core.space import KnobValue
-from autotune.frameworks.launch_commands import unified_diff
+from autotune.core.text_diff import unified_diff
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -31,12 +31,11 @@ from autotune.frameworks.copied_defaults import (
     named_file,
 )
 from autotune.frameworks.launch_commands import (
-    LaunchKind,
     find_launch,
     is_known,
-    kind_of,
     stated_value,
 )
+from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document

@@ -25,7 +25,7 @@ from tests.report.html.maps import small_space, write_page
 
 pytestmark = [pytest.mark.slow, needs_browser]
 
-POINTS = 10
+POINTS = 20
 
 
 def _shown(page: Page) -> dict[str, Any]:

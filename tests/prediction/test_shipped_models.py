@@ -1,0 +1,63 @@
+"""Step models of the package: they answer for the models that docs/predictions.md lists."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from autotune.core.errors import CannotPredict
+from autotune.prediction.service import open_prediction_service
+from autotune.request.flags import flags_of
+from autotune.request.job_builder import candidate_of_job
+from autotune.request.request_parser import read_sources
+from tests.test_documents import ROOT
+
+
+def listed_models() -> list[str]:
+    page = (ROOT / "docs" / "predictions.md").read_text()
+    _, _, table = page.partition("| models | families |\n|---|---|\n")
+    rows, _, _ = table.partition("\n\n")
+    names: list[str] = []
+    for row in rows.splitlines():
+        _, models, *_ = row.split("|")
+        names += re.findall(r"[\w.-]+", models)
+    return names
+
+
+def answers(model: str, **flags: str) -> bool:
+    """Return True if the package predicts the usual configuration of a model."""
+    options = {"model": model, "gpus": "2xA100-40G", **flags}
+    request = read_sources(flags_of(options), mode="predict").parse(limit_prompts=True)
+    service = open_prediction_service(request.job, request.trainer, traces=False)
+    try:
+        service.predict(candidate_of_job(request))
+    except CannotPredict:
+        return False
+    return True
+
+
+def test_the_page_lists_models() -> None:
+    assert len(listed_models()) >= 19
+
+
+@pytest.mark.parametrize("model", listed_models())
+def test_a_listed_model_is_answered_by_the_package(model: str) -> None:
+    assert answers(model)
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        "Qwen2.5-Coder-7B-Instruct",
+        "DeepSeek-R1-Distill-Qwen-7B",
+        "DeepSeek-R1-Distill-Llama-8B",
+        "Llama-3.3-70B-Instruct",
+    ],
+)
+def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
+    assert answers(model)
+
+
+def test_another_shape_is_not() -> None:
+    assert not answers("gemma-2b")
