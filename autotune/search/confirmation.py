@@ -25,10 +25,11 @@ from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView, speed_of
 
 MAX_FINALISTS = 3
-# Expected logarithmic improvement over the leader from which a candidate is a finalist too
-MIN_EXPECTED_GAIN = 0.004
+# Expected logarithmic improvement over the leader from which a candidate is measured, and from which
+# a measured one is a finalist too
+MIN_EXPECTED_GAIN = 0.003
 # Pairs of the baseline and the fastest candidate, as long as they do not decide between them
-MAX_CONFIRMED_PAIRS = 4
+MAX_CONFIRMED_PAIRS = 8
 # A probe that was faster than every confirmation by more than the noise, within these bounds, is
 # confirmed too.
 MIN_CLOSE_SHARE = 0.01
