@@ -22,8 +22,8 @@ from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
-# Expected logarithmic improvement over the leader from which a candidate is measured, and from which
-# a measured one is a finalist too
+# Expected logarithmic improvement over the leader from which a candidate is measured, and over the
+# best from which a measured one is confirmed
 MIN_EXPECTED_GAIN = 0.003
 # Pairs of the baseline and the fastest candidate, as long as they do not decide between them
 MAX_CONFIRMED_PAIRS = 8

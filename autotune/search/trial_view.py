@@ -311,7 +311,7 @@ class TrialView:
 
     def belief(self, trial: Trial) -> tuple[float, float]:
         """Return mean and standard deviation of a measured candidate's log speed: the estimate from
-        all probes, and the candidate's confirmations, each with its own precision.
+        all probes, and the candidate's confirmations, each by its precision.
         """
         row = self.table.row_by_id[trial.candidate.id]
         mean = float(self.estimates.speed.mean[row])
@@ -320,10 +320,15 @@ class TrialView:
         confirmed_speed = speed_of(self.evidence(trial))
         if not runs or confirmed_speed <= 0:
             return mean, deviation
-        precision = 1 / deviation**2
-        confirmed_precision = runs / self.estimates.speed.noise**2
+        log_speed = math.log(confirmed_speed)
+        noise = self.estimates.speed.noise
+        # An estimate that its confirmations contradict counts less: the probe was lucky.
+        usual_difference = 2 * math.hypot(deviation, noise)
+        excess = max(0.0, abs(log_speed - mean) - usual_difference)
+        precision = 1 / (deviation**2 + excess**2)
+        confirmed_precision = runs / noise**2
         total = precision + confirmed_precision
-        weighted = mean * precision + math.log(confirmed_speed) * confirmed_precision
+        weighted = mean * precision + log_speed * confirmed_precision
         return weighted / total, total**-0.5
 
     def evidence(self, trial: Trial) -> Trial:
