@@ -14,12 +14,15 @@ MEDIAN_AFTER_10, WORST_TENTH_AFTER_10 = 0.97, 0.92
 OOMS, FASTER, LATE, OWN_MS = 1, 0.5, 3, 100
 BEHIND_GP, MISLED, NOTICED_WITHIN, MOST_STUDIES = 0.95, 0.9, 3, 0.9
 SECOND_PROBES = 5
+PREDICTED_ORDER, LEVEL = "predicted order", 1.1
+MOST_BELOW, MOST_BELOW_WORSE = 0.05, 0.15
 ENOUGH = 10
 """Studies that a median takes."""
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Searcher's studies in figures."""
+    """Searcher's studies in figures; what it recommends where anything fits."""
+    shares = [result.share for result in results if result.feasible] or [0.0]
     return {
         "studies": len(results),
         **{f"share_after_{count}": _middle(_shares_after(results, count)) for count in AFTER},
@@ -34,9 +37,9 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "confirmations": _middle(_column(results, "confirmations")),
         "probes_beyond_97": _finite(_middle(map(_probes_beyond_97, results))),
         "loads": _middle(_column(results, "loads")),
-        "mean_recommended": _mean(_column(results, "share")),
-        "worst_tenth_recommended": _tenth(_column(results, "share")),
-        "recommended_below_95": _rate(result.share < 0.95 for result in results),
+        "mean_recommended": _mean(shares),
+        "worst_tenth_recommended": _tenth(shares),
+        "recommended_below_95": _rate(share < 0.95 for share in shares),
         "runs_out_later": _share(
             sum(result.runs_out_later is True for result in results),
             sum(result.runs_out_later is not None for result in results),
@@ -173,6 +176,48 @@ def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
+def bars_of_rivals(
+    results: Sequence[Result],
+    most_below: float,
+    *,
+    in_seconds: bool,
+) -> list[dict[str, Any]]:
+    """Return the bars against all rivals: share recommended, and seconds to 95 % of the optimum."""
+    by_name = grouped(
+        [result for result in results if result.feasible], lambda result: result.searcher
+    )
+    autotunes = by_name.get(OURS, [])
+    means = {}
+    for name, its in by_name.items():
+        if name not in (OURS, SECOND, *ABLATIONS) and len(its) >= ENOUGH:
+            means[name] = _mean(_column(its, "share"))
+    if not autotunes or not means:
+        return []
+    best = max(means, key=lambda name: means[name])
+    rows = [
+        _bar(
+            f"mean share recommended, over that of the best rival ({best})",
+            _mean(_column(autotunes, "share")) / means[best],
+            ">=",
+            1.0,
+        ),
+        _bar(
+            "studies that recommend less than 95% of the optimum",
+            _rate(result.share < 0.95 for result in autotunes),
+            "<=",
+            most_below,
+        ),
+    ]
+    if in_seconds and PREDICTED_ORDER in by_name:
+        seconds = []
+        for name in (OURS, PREDICTED_ORDER):
+            seconds.append(_middle(map(_or_never, _column(by_name[name], "seconds_to_95"))))
+        rows.append(
+            _bar("seconds to 95%, over those in predicted order", _ratio(*seconds), "<=", LEVEL)
+        )
+    return rows
+
+
 def _ratio(autotunes: float, rivals: float) -> float:
     """Return the ratio of seconds; a case that nobody solves counts as equal."""
     return NEVER if autotunes == NEVER else 0.0 if rivals == NEVER else autotunes / rivals
@@ -271,6 +316,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("worst_tenth_after_10", "worst tenth"),
     ("share_after_20", "after 20"),
     ("share_recommended", "in the end"),
+    ("mean_recommended", "mean in the end"),
     ("worst_tenth_recommended", "worst tenth in the end"),
     ("recommended_below_95", "below 95%"),
     ("runs_out_later", "out of memory later"),

@@ -81,7 +81,7 @@ def acquisition_values(
         lead = estimates.speed.mean - fastest + 1.0
         deviation = estimates.speed.deviation
     improvement = expected_improvement(lead[pool], EXPLORED_SHARE * deviation[pool], 0.0)
-    gain = improvement * _weights_of_fitting(estimates.fits[pool], view.completed)
+    gain = improvement * weights_of_fitting(estimates.fits[pool], view.completed)
     if not view.problem.surrogate.options.value_per_second:
         return gain
     seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
@@ -89,7 +89,7 @@ def acquisition_values(
     return np.asarray(gain / cost)
 
 
-def _weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
+def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
     """Return P^c. Until an out-of-memory error shows where the limit is, a candidate that is likely
     to fit counts as one that fits.
     """

@@ -320,7 +320,7 @@ class CycleModel:
         guess = middle + SPEED_PER_DOUBLING * table.steps
         self._prior = np.where(self._predicted, logs, guess)
         kernels = Kernels(table)
-        self._regression = Regression(kernels, width, SPEED_NOISE)
+        self._regression = Regression(kernels, width, SPEED_NOISE, SPEED_STRUCTURES)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
