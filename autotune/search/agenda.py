@@ -298,34 +298,11 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     if not view.problem.uses_surrogate:
         return _open_until_no_gain(tier, pool, view)
     contenders = view.contenders(tier)
-    best = speed_of(contenders[0])
-    faster = _faster_in_earlier_study(pool, best, view)
-    if faster is not None:
-        return _probe("search", faster, view)
     leader = view.leader(contenders)
     pool = pool[promising(view.estimates, pool, leader)]
     if not len(pool):
         return None
     return NextProbe(purpose="search", pool=pool)
-
-
-def _faster_in_earlier_study(
-    pool: IndexArray,
-    best: float,
-    view: TrialView,
-) -> Candidate | None:
-    """Return the fastest candidate that fitted in an earlier study, if it was faster than the
-    best here.
-    """
-    faster: Candidate | None = None
-    open_rows = set(pool.tolist())
-    for trial in view.problem.earlier:
-        row = view.table.row_by_id.get(trial.candidate.id)
-        is_open = row in open_rows
-        if is_open and trial.verdict.fits and speed_of(trial) > best:
-            faster = trial.candidate
-            best = speed_of(trial)
-    return faster
 
 
 def promising(
