@@ -33,7 +33,16 @@ import msgspec  # noqa: E402
 from machine import facts  # noqa: E402
 from search_cases import CASES  # noqa: E402
 from search_cost import five_thousand  # noqa: E402
-from search_report import bars, bars_of_worse, grouped, markdown, summary  # noqa: E402
+from search_report import (  # noqa: E402
+    MOST_BELOW,
+    MOST_BELOW_WORSE,
+    bars,
+    bars_of_rivals,
+    bars_of_worse,
+    grouped,
+    markdown,
+    summary,
+)
 from search_rivals import RIVALS  # noqa: E402
 from search_setups import INDEPENDENT, WORSE, distance, names, setup  # noqa: E402
 from search_studies import OURS, SEARCHERS, SECOND, Result, study  # noqa: E402
@@ -215,7 +224,10 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
         **_common(results, seeds),
         "studies": len(everything),
         "not_run": [case.name for case in CASES if case.name not in names()],
-        "bars": bars(results, cost, everything),
+        "bars": [
+            *bars(results, cost, everything),
+            *bars_of_rivals(results, MOST_BELOW, in_seconds=True),
+        ],
         "bars_by_setup": {
             name: bars(some) for name, some in grouped(results, lambda result: result.setup).items()
         },
@@ -230,12 +242,14 @@ def _worse_document(
     about: str,
 ) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
+    predictions_are_right = about is INDEPENDENT_ABOUT
+    rival_bars = bars_of_rivals(results, MOST_BELOW_WORSE, in_seconds=predictions_are_right)
     return {
         "about": about,
         **_common(results, seeds),
         "studies": len(results),
         "not_run": [case.name for case in CASES if not any(case.name in name for name in by_setup)],
-        "bars": bars_of_worse(results),
+        "bars": [*bars_of_worse(results), *rival_bars],
         "bars_by_setup": {name: bars_of_worse(some) for name, some in by_setup.items()},
         "of_autotune": list(map(asdict, _autotunes(results))),
     }

@@ -14,12 +14,15 @@ MEDIAN_AFTER_10, WORST_TENTH_AFTER_10 = 0.97, 0.92
 OOMS, FASTER, LATE, OWN_MS = 1, 0.5, 3, 100
 BEHIND_GP, MISLED, NOTICED_WITHIN, MOST_STUDIES = 0.95, 0.9, 3, 0.9
 SECOND_PROBES = 5
-ENOUGH = 10
+PREDICTED_ORDER, LEVEL = "predicted order", 1.1
+MOST_BELOW, MOST_BELOW_WORSE = 0.05, 0.15
+ENOUGH = 9
 """Studies that a median takes."""
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Searcher's studies in figures."""
+    """Searcher's studies in figures; what it recommends where anything fits."""
+    shares = [result.share for result in results if result.feasible] or [0.0]
     return {
         "studies": len(results),
         **{f"share_after_{count}": _middle(_shares_after(results, count)) for count in AFTER},
@@ -34,9 +37,9 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "confirmations": _middle(_column(results, "confirmations")),
         "probes_beyond_97": _finite(_middle(map(_probes_beyond_97, results))),
         "loads": _middle(_column(results, "loads")),
-        "mean_recommended": _mean(_column(results, "share")),
-        "worst_tenth_recommended": _tenth(_column(results, "share")),
-        "recommended_below_95": _rate(result.share < 0.95 for result in results),
+        "mean_recommended": _mean(shares),
+        "worst_tenth_recommended": _tenth(shares),
+        "recommended_below_95": _rate(share < 0.95 for share in shares),
         "runs_out_later": _share(
             sum(result.runs_out_later is True for result in results),
             sum(result.runs_out_later is not None for result in results),
@@ -173,6 +176,49 @@ def bars_of_worse(results: Sequence[Result]) -> list[dict[str, Any]]:
     return rows
 
 
+def bars_of_rivals(
+    results: Sequence[Result],
+    most_below: float,
+    *,
+    in_seconds: bool,
+) -> list[dict[str, Any]]:
+    """Return the bars against rivals: share recommended, and seconds to 95 % of the optimum. Each
+    is compared on the simulated studies that both have.
+    """
+    by_name: dict[str, dict[tuple[str, int], Result]] = {}
+    for result in results:
+        if result.feasible and not result.setup.startswith("table_"):
+            by_name.setdefault(result.searcher, {})[result.setup, result.seed] = result
+    autotunes = by_name.get(OURS, {})
+    ratios = {}
+    for name, studies in by_name.items():
+        shared = autotunes.keys() & studies.keys()
+        if name not in (OURS, SECOND, *ABLATIONS) and len(shared) >= ENOUGH:
+            mean = _mean(autotunes[key].share for key in shared)
+            ratios[name] = mean / _mean(studies[key].share for key in shared)
+    if not ratios:
+        return []
+    best = min(ratios, key=lambda name: ratios[name])
+    rows = [
+        _bar(f"mean share recommended, over that of {best}", ratios[best], ">=", 1.0),
+        _bar(
+            "studies that recommend less than 95% of the optimum",
+            _rate(result.share < 0.95 for result in autotunes.values()),
+            "<=",
+            most_below,
+        ),
+    ]
+    in_order = by_name.get(PREDICTED_ORDER)
+    if in_seconds and in_order:
+        ratio = _ratio(_seconds_to_95(autotunes.values()), _seconds_to_95(in_order.values()))
+        rows.append(_bar("seconds to 95%, over those in predicted order", ratio, "<=", LEVEL))
+    return rows
+
+
+def _seconds_to_95(results: Iterable[Result]) -> float:
+    return _middle(_or_never(result.seconds_to_95) for result in results)
+
+
 def _ratio(autotunes: float, rivals: float) -> float:
     """Return the ratio of seconds; a case that nobody solves counts as equal."""
     return NEVER if autotunes == NEVER else 0.0 if rivals == NEVER else autotunes / rivals
@@ -271,6 +317,7 @@ COLUMNS: tuple[tuple[str, str], ...] = (
     ("worst_tenth_after_10", "worst tenth"),
     ("share_after_20", "after 20"),
     ("share_recommended", "in the end"),
+    ("mean_recommended", "mean in the end"),
     ("worst_tenth_recommended", "worst tenth in the end"),
     ("recommended_below_95", "below 95%"),
     ("runs_out_later", "out of memory later"),

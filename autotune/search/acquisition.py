@@ -2,14 +2,15 @@
 
 A pure function of the trials. For a candidate i and the leader of its tier:
 
-    EI         expected improvement of the logarithmic speed over the leader, E[max(0, lead_i)]
-    P          chance of fitting
+    EI         expected improvement of the logarithmic speed over the leader, E[max(0, lead_i)],
+               with EXPLORED_SHARE of the lead's deviation
+    P          chance of fitting; 1 from LIKELY_CHANCE on, before any out-of-memory error
     c          exponent of the chance; it rises with the number of out-of-memory errors
     seconds    probe_i + load_i (0 if the load is live) + (1 - P) · load_i (to load again after an
                out-of-memory error)
     value      EI · P^c / seconds^COST_EXPONENT
 
-Of candidates with nearly the highest value, the simplest is measured.
+Of candidates with the highest value, the simplest is measured.
 
 Example: candidates A and B have EI = 0.04 and 0.06, P = 1, and their probes take 50 s. A's load is
 live, B's takes 150 s. The values are 0.04 / √50 = 0.0057 and 0.06 / √200 = 0.0042: A is measured.
@@ -25,13 +26,15 @@ import numpy as np
 from autotune.catalog import complexity
 from autotune.core.answer import Trial
 from autotune.core.space import Candidate
+from autotune.search.predicted_order import LIKELY_CHANCE
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
-# Difference of acquisition values, as a share, below which the simpler candidate is measured
-EQUAL_VALUE_SHARE = 0.05
+# Share of an estimate's standard deviation that counts: the predicted order is followed unless
+# another candidate is clearly less certain
+EXPLORED_SHARE = 0.5
 # Exponent of the chance of fitting before the first out-of-memory error, after one, and after more.
 # An error costs more than its seconds; the first one is the price of locating the limit.
 OOM_EXPONENTS = (1.5, 3.0, 5.0)
@@ -48,21 +51,17 @@ def most_valuable(
     pool: IndexArray,
     live: Collection[str],
 ) -> int:
-    """Return the row with the highest acquisition value; of nearly equal ones that of the
-    simplest candidate. `live`: keys of the loads that are ready; if empty, the load of the last
+    """Return the row with the highest acquisition value; of equal ones that of the simplest
+    candidate. `live`: keys of the loads that are ready; if empty, the load of the last
     probe.
     """
     values = acquisition_values(view, pool, live)
-    threshold = (1 - EQUAL_VALUE_SHARE) * values.max()
+    equals = pool[np.isclose(values, values.max())]
 
-    def simplicity(place: int) -> tuple[tuple[int, ...], float]:
-        row = int(pool[place])
-        candidate = view.table.candidates[row]
-        return complexity(candidate), -values[place]
+    def simplicity(row: int) -> tuple[int, ...]:
+        return complexity(view.table.candidates[row])
 
-    equals = np.flatnonzero(values >= threshold)
-    best = min(equals, key=simplicity)
-    return int(pool[best])
+    return int(min(equals, key=simplicity))
 
 
 def acquisition_values(
@@ -77,14 +76,12 @@ def acquisition_values(
     if contenders:
         leader = view.leader(contenders)
         lead, deviation = estimates.speed.lead_over(leader)
-        improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
     else:
-        mean = estimates.speed.mean[pool]
-        deviation = estimates.speed.deviation[pool]
-        best = float(np.max(mean)) - 1.0
-        improvement = expected_improvement(mean, deviation, best)
-    exponent = _oom_exponent(view.completed)
-    gain = improvement * estimates.fits[pool] ** exponent
+        fastest = estimates.speed.mean[pool].max()
+        lead = estimates.speed.mean - fastest + 1.0
+        deviation = estimates.speed.deviation
+    improvement = expected_improvement(lead[pool], EXPLORED_SHARE * deviation[pool], 0.0)
+    gain = improvement * weights_of_fitting(estimates.fits[pool], view.completed)
     if not view.problem.surrogate.options.value_per_second:
         return gain
     seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
@@ -92,10 +89,15 @@ def acquisition_values(
     return np.asarray(gain / cost)
 
 
-def _oom_exponent(trials: Sequence[Trial]) -> float:
+def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
+    """Return P^c. Until an out-of-memory error shows where the limit is, a candidate that is likely
+    to fit counts as one that fits.
+    """
     errors = sum(trial.measurement.outcome.is_out_of_memory for trial in trials)
+    if not errors:
+        chances = np.where(chances >= LIKELY_CHANCE, 1.0, chances)
     place = min(errors, len(OOM_EXPONENTS) - 1)
-    return OOM_EXPONENTS[place]
+    return np.asarray(chances ** OOM_EXPONENTS[place])
 
 
 def _seconds_to_measure(

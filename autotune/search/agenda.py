@@ -4,8 +4,8 @@ Idea. The answer is the fastest candidate of the first tier in which any fits (`
 are ordered by preference, speeds are compared within one). So the search has two questions: which
 tier is that, and which is its fastest candidate. For both, the surrogate has an estimate of every
 candidate: its chance of fitting, and its speed with a standard deviation. Each measurement corrects
-all estimates. The search ends when no candidate is likely enough to fit and to be faster. Without
-further state, a killed study continues at the same point.
+all estimates. The search ends when no candidate is expected to add MIN_EXPECTED_GAIN to the speed.
+Without further state, a killed study continues at the same point.
 
 `next_step` decides in this order; the purpose of a probe is in brackets:
 
@@ -48,17 +48,17 @@ from autotune.core.answer import Proven, Purpose
 from autotune.core.measurement import Outcome
 from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
+from autotune.search.acquisition import OOM_EXPONENTS
 from autotune.search.affordable import affordable
-from autotune.search.confirmation import next_confirmation
+from autotune.search.confirmation import MIN_EXPECTED_GAIN, next_confirmation
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
-from autotune.search.surrogate.gaussian_process import normal_cdf
+from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.surrogate.implications import ran_out
 from autotune.search.trial_view import Tier, TrialView, speed_of
 
-MIN_CHANCE = 0.1  # Smallest chance of fitting and improving at which a candidate stays of interest
 SAFE_CHANCE = 0.95  # Chance of fitting from which a candidate is safe to begin with
 # A tier is skipped for now if all its candidates are below this chance of fitting.
 PLAUSIBLE_CHANCE = 0.25  # while nothing has fitted
@@ -298,10 +298,6 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     if not view.problem.uses_surrogate:
         return _open_until_no_gain(tier, pool, view)
     contenders = view.contenders(tier)
-    best = speed_of(contenders[0])
-    faster = _faster_in_earlier_study(pool, best, view)
-    if faster is not None:
-        return _probe("search", faster, view)
     leader = view.leader(contenders)
     pool = pool[promising(view.estimates, pool, leader)]
     if not len(pool):
@@ -309,37 +305,18 @@ def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     return NextProbe(purpose="search", pool=pool)
 
 
-def _faster_in_earlier_study(
-    pool: IndexArray,
-    best: float,
-    view: TrialView,
-) -> Candidate | None:
-    """Return the fastest candidate that fitted in an earlier study, if it was faster than the
-    best here.
-    """
-    faster: Candidate | None = None
-    open_rows = set(pool.tolist())
-    for trial in view.problem.earlier:
-        row = view.table.row_by_id.get(trial.candidate.id)
-        is_open = row in open_rows
-        if is_open and trial.verdict.fits and speed_of(trial) > best:
-            faster = trial.candidate
-            best = speed_of(trial)
-    return faster
-
-
 def promising(
     estimates: Estimates,
     pool: IndexArray,
     leader: int,
 ) -> BoolArray:
-    """Return True for members of the pool with P(fits) · P(lead over the leader > MIN_GAIN) >=
-    MIN_CHANCE. The lead's deviation excludes the error that both have in common.
+    """Return True for members of the pool with P(fits)^c · E[max(0, lead over the leader)] >=
+    MIN_EXPECTED_GAIN. The lead's deviation excludes the error that both have in common.
     """
     lead, deviation = estimates.speed.lead_over(leader)
-    beyond_gain = lead[pool] - math.log1p(MIN_GAIN)
-    chance_of_gain = normal_cdf(beyond_gain / deviation[pool])
-    return estimates.fits[pool] * chance_of_gain >= MIN_CHANCE
+    improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
+    weight = estimates.fits[pool] ** OOM_EXPONENTS[0]
+    return weight * improvement >= MIN_EXPECTED_GAIN
 
 
 # 4. The budget.

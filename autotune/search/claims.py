@@ -18,7 +18,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from sqlalchemy import (
     Column,
@@ -35,9 +35,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.exc import IntegrityError
 
-from autotune.search.database_retry import with_shared_tables
-
-Result = TypeVar("Result")
+from autotune.search.database_retry import RetryPolicy, with_shared_tables
 
 MAX_SILENCE_SECONDS = 60.0  # Silence after which a driver of another machine counts as terminated
 HEARTBEAT_SECONDS = 5.0
@@ -73,13 +71,13 @@ class Claims:
         study: str,
         *,
         now: Callable[[], float] = time.monotonic,
-        retry: Callable[[Callable[[], object]], object] = lambda call: call(),
+        retry: RetryPolicy | None = None,
     ) -> None:
-        """Register this driver. `retry` repeats calls that a lost database interrupted."""
+        """Register this driver. `retry` repeats calls while the database is locked or away."""
         self._engine = engine
         self._study = study
         self._now = now
-        self._retry = retry
+        self._do = retry or _patience_with(engine)
         self.driver = uuid.uuid4().hex
         self._last_beats: dict[str, tuple[int, float]] = {}
         """Heartbeat counter of each other driver, and when it was first seen."""
@@ -220,17 +218,21 @@ class Claims:
 
         return self._do(read)
 
-    def _do(self, call: Callable[[], Result]) -> Result:
-        return self._retry(call)  # type: ignore[return-value]
-
 
 def delete_claims(engine: Engine, study: str) -> None:
-    _make_tables(engine)
-    with engine.begin() as connection:
-        claims = delete(_CLAIMS).where(_CLAIMS.c.study == study)
-        drivers = delete(_DRIVERS).where(_DRIVERS.c.study == study)
-        connection.execute(claims)
-        connection.execute(drivers)
+    def delete_both() -> None:
+        _make_tables(engine)
+        with engine.begin() as connection:
+            claims = delete(_CLAIMS).where(_CLAIMS.c.study == study)
+            drivers = delete(_DRIVERS).where(_DRIVERS.c.study == study)
+            connection.execute(claims)
+            connection.execute(drivers)
+
+    _patience_with(engine)(delete_both)
+
+
+def _patience_with(engine: Engine) -> RetryPolicy:
+    return RetryPolicy(url=engine.url.render_as_string(hide_password=False))
 
 
 def _make_tables(engine: Engine) -> None:

@@ -5,14 +5,12 @@ turns, find the one that is fast. `next_confirmation` decides in this order:
 
     1. the baseline and its fastest rival, while their measurements do not decide between them
     2. the simplest candidate that is as fast as the fastest: it would be the recommendation
-    3. each finalist once, grouped by load
+    3. any other candidate once that may still be faster than the best
 
 The first confirmation of the leader always takes place, further ones while time allows.
 """
 
 from __future__ import annotations
-
-import math
 
 import numpy as np
 
@@ -22,17 +20,13 @@ from autotune.core.space import Candidate
 from autotune.search.predicted_order import unconfirmed_choice
 from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
-from autotune.search.trial_view import TrialView, speed_of
+from autotune.search.trial_view import TrialView
 
-MAX_FINALISTS = 3
-# Expected logarithmic improvement over the leader from which a candidate is a finalist too
-MIN_EXPECTED_GAIN = 0.004
+# Expected logarithmic improvement over the leader from which a candidate is measured, and over the
+# best from which a measured one is confirmed
+MIN_EXPECTED_GAIN = 0.003
 # Pairs of the baseline and the fastest candidate, as long as they do not decide between them
-MAX_CONFIRMED_PAIRS = 4
-# A probe that was faster than every confirmation by more than the noise, within these bounds, is
-# confirmed too.
-MIN_CLOSE_SHARE = 0.01
-MAX_CLOSE_SHARE = 0.05
+MAX_CONFIRMED_PAIRS = 8
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
 # Confirmations after the first take at most this share of the seconds that the search took.
 MAX_TIME_SHARE = 0.5
@@ -46,8 +40,6 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
         return None
     if view.problem.predicted_rates:
         return unconfirmed_choice(view)
-    finalists = _finalists(view)
-
     rival = _unclear_rival(view, seconds)
     if rival is not None:
         return rival
@@ -56,56 +48,36 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
     if simpler is not None and _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
         return simpler
 
-    any_confirmed = bool(view.confirmed_among(finalists))
-    if any_confirmed and not _affordable(view, seconds, MAX_TIME_SHARE):
+    if view.rounds and not _affordable(view, seconds, MAX_TIME_SHARE):
         return None
-    first_load = finalists[0].candidate.load_key
-
-    def order(trial: Trial) -> tuple[bool, str]:
-        load = trial.candidate.load_key
-        return load != first_load, load
-
-    for trial in sorted(finalists, key=order):
-        if not view.is_confirmed(trial.candidate):
-            return trial.candidate
-    return None
+    return _finalist(view)
 
 
-def _finalists(view: TrialView) -> list[Trial]:
-    """Return the trials worth confirming, most promising first.
-
-    Trials are ranked by estimated speed: one lucky probe moves an estimate less than a measurement.
+def _finalist(view: TrialView) -> Candidate | None:
+    """Return the unconfirmed contender with the highest expected improvement over the best; the
+    fastest by estimate is confirmed first.
     """
     tier = view.tier_of_choice()
     contenders = [] if tier is None else view.contenders(tier)
-    finalists = _most_promising(contenders, view)
+    open_contenders = []
+    for trial in contenders:
+        if not view.is_confirmed(trial.candidate):
+            open_contenders.append(trial)
+    if len(open_contenders) == len(contenders):
+        fastest = max(contenders, key=view.log_speed)
+        return fastest.candidate
+    best = view.best()
+    if best is None or not open_contenders:
+        return None
 
-    # A probe that was faster than every confirmation was lucky, or the confirmations were unlucky.
-    confirmed = view.confirmed_among(contenders)
-    confirmed_speeds = map(speed_of, confirmed)
-    fastest_confirmed = max(confirmed_speeds, default=math.inf)
-    threshold = (1 + _close_share(view)) * fastest_confirmed
-    for trial in contenders[:MAX_FINALISTS]:
-        if speed_of(trial) > threshold and trial not in finalists:
-            finalists.append(trial)
-    return finalists
-
-
-def _most_promising(contenders: list[Trial], view: TrialView) -> list[Trial]:
-    """Return up to MAX_FINALISTS contenders by expected improvement over the leader."""
-    rows = view.table.rows_of(trial.candidate for trial in contenders)
-    leader = view.leader(contenders)
-    lead, deviation = view.estimates.speed.lead_over(leader)
-    improvement = expected_improvement(lead[rows], deviation[rows], 0.0)
-    leading_place = lead[rows].argmax()
-    improvement[leading_place] = math.inf  # The leader is always a finalist
-
-    finalists = []
-    fastest_first = np.argsort(-improvement, kind="stable")
-    for place in fastest_first[:MAX_FINALISTS]:
-        if improvement[place] > MIN_EXPECTED_GAIN:
-            finalists.append(contenders[place])
-    return finalists
+    mean, deviation = view.belief(best)
+    beliefs = np.array([view.belief(trial) for trial in open_contenders])
+    lead = beliefs[:, 0] - mean
+    improvement = expected_improvement(lead, np.hypot(beliefs[:, 1], deviation), 0.0)
+    place = int(improvement.argmax())
+    if improvement[place] < MIN_EXPECTED_GAIN:
+        return None
+    return open_contenders[place].candidate
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
@@ -179,8 +151,3 @@ def _affordable(
 
 def _seconds_of(trial: Trial) -> float:
     return trial.measurement.cost.total_seconds
-
-
-def _close_share(view: TrialView) -> float:
-    share = max(MIN_CLOSE_SHARE, view.estimates.speed.noise)
-    return min(MAX_CLOSE_SHARE, share)

@@ -61,8 +61,13 @@ PERMANENT_MESSAGES = (
     *FULL_DISK_MESSAGES,
 )
 """Parts of error messages that waiting does not change."""
-# Of tables, types and rows that another process made after this one looked for them
-CREATED_MEANWHILE_MESSAGES = ("already exists", "unique constraint", "duplicate key")
+# Of tables, types and rows that another process made after this one looked for them, or is making
+CREATED_MEANWHILE_MESSAGES = (
+    "already exists",
+    "unique constraint",
+    "duplicate key",
+    "database is locked",
+)
 # SQLite's messages also for a disk that is full
 POSSIBLY_FULL_DISK_MESSAGES = ("disk i/o error", "unable to open database file")
 

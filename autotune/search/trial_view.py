@@ -18,6 +18,7 @@ States of a candidate, of which the first that applies counts:
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -293,18 +294,42 @@ class TrialView:
         return None
 
     def best(self) -> Trial | None:
-        """Return the incumbent: the fastest of the tier of choice, by confirmation if there is
-        any.
+        """Return the incumbent: the fastest of the tier of choice by everything measured, confirmed
+        if any is.
         """
         tier = self.tier_of_choice()
         if tier is None:
             return None
         contenders = self.contenders(tier)
-        confirmed = self.confirmed_among(contenders)
+        confirmed = [trial for trial in contenders if self.is_confirmed(trial.candidate)]
         if not confirmed:
             return contenders[0]
-        fastest = max(confirmed, key=speed_of)
-        return self.measured[fastest.candidate.id]
+        return max(confirmed, key=self.log_speed)
+
+    def log_speed(self, trial: Trial) -> float:
+        return self.belief(trial)[0]
+
+    def belief(self, trial: Trial) -> tuple[float, float]:
+        """Return mean and standard deviation of a measured candidate's log speed: the estimate from
+        all probes, and the candidate's confirmations, each by its precision.
+        """
+        row = self.table.row_by_id[trial.candidate.id]
+        mean = float(self.estimates.speed.mean[row])
+        deviation = float(self.estimates.speed.deviation[row])
+        runs = self.confirmation_count(trial.candidate)
+        confirmed_speed = speed_of(self.evidence(trial))
+        if not runs or confirmed_speed <= 0:
+            return mean, deviation
+        log_speed = math.log(confirmed_speed)
+        noise = self.estimates.speed.noise
+        # An estimate that its confirmations contradict counts less: the probe was lucky.
+        usual_difference = 2 * math.hypot(deviation, noise)
+        excess = max(0.0, abs(log_speed - mean) - usual_difference)
+        precision = 1 / (deviation**2 + excess**2)
+        confirmed_precision = runs / noise**2
+        total = precision + confirmed_precision
+        weighted = mean * precision + log_speed * confirmed_precision
+        return weighted / total, total**-0.5
 
     def evidence(self, trial: Trial) -> Trial:
         """Return the candidate's pooled confirmations; without any, its probe."""

@@ -52,7 +52,7 @@ def test_what_may_be_a_little_faster_is_worth_a_probe_only_where_it_surely_fits(
 
 def test_a_great_gain_is_worth_a_risk() -> None:
     assert is_promising(believed([2 * BEST], 0.05, [0.2])) == [True]
-    assert is_promising(believed([2 * BEST], 0.05, [0.05])) == [False]
+    assert is_promising(believed([2 * BEST], 0.05, [0.02])) == [False]
 
 
 @pytest.mark.parametrize("fits", [0.0, 0.01])

@@ -238,9 +238,9 @@ def test_a_speed_without_phases_is_an_error_of_all_phases() -> None:
 
 
 def test_candidates_that_are_predicted_equal_may_still_differ() -> None:
-    """Their errors have most in common, and something of their own: 2 to 10 % of the speed."""
+    """Their errors have most in common, and something of their own: 2 to 20 % of the speed."""
     predictions = list(map(predicted, CANDIDATES))
     first, second = share(0.1), share(0.2)
     posterior = ThroughputModel(TABLE, predictions).posterior([measured(first)], NOBODY)
     _, deviation = posterior.lead_over(TABLE.row_by_id[first.id])
-    assert 0.02 < deviation[TABLE.row_by_id[second.id]] < 0.1
+    assert 0.02 < deviation[TABLE.row_by_id[second.id]] < 0.2

@@ -45,8 +45,8 @@ KERNEL_STRUCTURES: tuple[Shares, ...] = (
     (0.2, 0.55, 0.15, 0.1),
     (0.15, 0.3, 0.4, 0.15),
 )
-# Factors on the prior's standard deviation, which may be too wide or too narrow
-SCALES = (0.6, 1.0, 1.8)
+# Factors on the prior's standard deviation, which may be too narrow
+SCALES = (1.0, 1.8)
 # Lower bound of the standard deviation of a difference between two candidates
 MIN_LEAD_DEVIATION = 1e-3
 MIN_RELATIVE_WEIGHT = 0.02  # Models with a smaller likelihood relative to the best one are dropped

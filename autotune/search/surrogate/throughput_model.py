@@ -58,11 +58,12 @@ MIN_PHASE_WIDTH = 0.15
 MAX_WIDTH = 1.0
 # Standard deviation of the logarithmic error that all phases of a machine have in common
 LEVEL_DEVIATION = 0.5
-# Shares of the prior variance: most of a phase's error is common to all candidates.
+# Shares of the prior variance. Either a phase's error is nearly the same for all candidates, or it
+# depends on their settings, or each candidate has one of its own: a study's residuals decide.
 SPEED_STRUCTURES: tuple[Shares, ...] = (
     (0.9, 0.08, 0.015, 0.005),
-    (0.7, 0.25, 0.04, 0.01),
     (0.4, 0.45, 0.12, 0.03),
+    (0.3, 0.25, 0.1, 0.35),
 )
 # Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its
 # load (a cache that holds one sequence at a time, for example), without evidence about other loads.
@@ -319,7 +320,7 @@ class CycleModel:
         guess = middle + SPEED_PER_DOUBLING * table.steps
         self._prior = np.where(self._predicted, logs, guess)
         kernels = Kernels(table)
-        self._regression = Regression(kernels, width, SPEED_NOISE)
+        self._regression = Regression(kernels, width, SPEED_NOISE, SPEED_STRUCTURES)
 
     def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
         """Return the posterior of log(tokens per second)."""
