@@ -105,6 +105,7 @@ MOST_FRAMES = 80  # innermost frames that are kept
 MOST_SOURCES = 4096  # processes that are distinguished
 _MOST_TEXT = 4096
 _MOST_NOISE = 40  # foreign lines inside a traceback after which it is dropped
+_MARKS = re.compile(r"\s*[~^]*\^[~^]*\Z")  # under the part of a source line that was running
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
 _FRAME_IN_NOTEBOOK = re.compile(r"(?:File )?(/\S{1,1000}?\.py)(?::\d+, in | in )([\w.<>]{1,200})")
@@ -174,6 +175,7 @@ class _Open:
 
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
+    source_line: str = ""  # of the innermost frame so far, as it is printed
     text: str = ""
     has_header: bool = True
     remote: str = ""  # Ray's header of a remote exception, whose traceback comes next
@@ -353,8 +355,12 @@ class Tracebacks:
         frame = _frame(text)
         if frame is not None:
             open_.frames.append(frame)
+        elif open_.frames and ";" in open_.source_line and _MARKS.match(text):
+            place, _, _ = open_.frames[-1].partition(" ")
+            open_.frames[-1] = f"{place} {_marked_statement(open_.source_line, text)}"
         elif not text or text.startswith((" ", "\t", "--", *_BOX)):
             if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
+                open_.source_line = text
                 open_.frames[-1] += f" {text.strip(' │')[:300]}"
         elif _REMOTE.search(text) is not None:
             # An exception that crossed several actors: the innermost one's places follow the last
@@ -415,6 +421,14 @@ class Tracebacks:
                 has_traceback=True,
                 is_whole=open_.has_header,
             )
+
+
+def _marked_statement(line: str, marks: str) -> str:
+    """Return the statement above the marks, of a line that has several."""
+    first = len(marks) - len(marks.lstrip())
+    begin = line.rfind(";", 0, first) + 1
+    end = line.find(";", len(marks))
+    return line[begin : end if end >= 0 else None].strip()
 
 
 def _frame(text: str) -> str | None:

@@ -221,7 +221,7 @@ class Fsdp1(Rewriter):
             self.limiter.record_event()
 
         # 2. Widen.
-        root_first = [shards[-1], *shards[:-1]]
+        root_first = [*shards[-1:], *shards[:-1]]
         for layer, unit, number in root_first:
             if unit.is_widened:
                 self.book.allocate(unit.master_shard_bytes, "weights")
