@@ -69,6 +69,12 @@ def kernel_of(implementation: str | None, compute_capability: str | None) -> Ker
     return "flash_attention_2"
 
 
+def is_measured(kernel: Kernel, compute_capability: str | None) -> bool:
+    """Return True if a row states the kernel's share on cards of this capability."""
+    capability = float(compute_capability or 0)
+    return any(row.kernel == kernel and not row.distance(capability) for row in attention_rows())
+
+
 def attention_share(kernel: Kernel, compute_capability: str | None) -> Estimate:
     """Return the share of the dense peak that a kernel reaches on a card; of other cards a wider
     interval around that of the nearest one.

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +42,11 @@ from autotune.estimate.throughput.rollout_simulation import (
     rollout_seconds,
     split_engines,
 )
-from autotune.estimate.throughput.uncompared_cards import widened
+from autotune.estimate.throughput.uncompared_cards import (
+    commonest_dtype,
+    uncompared_parts,
+    widened,
+)
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
@@ -87,8 +90,9 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         tokens_per_second=tokens_per_second(longest.seconds, composition),
         pipeline=longest.pipeline,
     )
+    uncompared = tuple(uncompared_parts(rank.trace, composition.attention, gpu))
     if lengths is None or composition.generation == "none":
-        return widened(prediction, gpu)
+        return widened(prediction, uncompared)
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
@@ -104,7 +108,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
-    return widened(at_lengths, gpu)
+    return widened(at_lengths, uncompared)
 
 
 def _count(value: object) -> int:
@@ -461,15 +465,10 @@ def _gathered_bytes(trace: Trace) -> float:
     """Return the bytes of all weights in the precision of their products: float32 weights under
     mixed precision are cast before they are gathered, quantised ones are not.
     """
-    products: dict[str, float] = defaultdict(float)
-    for work in trace.work:
-        for dtype, flops in work.flops.items():
-            if not dtype.startswith(ATTENTION):
-                products[dtype] += flops
     weight_bytes = trace.inventory.weight_bytes
-    if not products:
+    commonest = commonest_dtype(trace)
+    if commonest is None:
         return weight_bytes
-    commonest = max(products, key=lambda dtype: products[dtype])
     bytes_per_weight = weight_bytes / max(1, trace.inventory.parameters)
     return weight_bytes * min(1.0, dtype_bytes(commonest) / bytes_per_weight)
 
