@@ -55,7 +55,9 @@ class PredictedOffer(SolverAttempt):
 
     @property
     def speed_is_compared(self) -> bool:
-        return self.prediction is not None and not self.prediction.speed_never_compared
+        if self.prediction is None:
+            return False
+        return not self.prediction.speed_never_compared
 
     @property
     def step_cost(self) -> Estimate | None:
