@@ -148,6 +148,7 @@ def cycle(
         trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
+    repeats["score"] = counts.scored * composition.scorings
     repeats["optimizer"] = float(counts.optimizer_steps)
     for work in trace.work:
         if work.phase not in ("load", "reward"):
@@ -397,6 +398,8 @@ def _with_exchanges(
     with_exchanges = dict(seconds)
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in seconds:
         with_exchanges["optimizer"] = seconds["optimizer"].scaled(1 / composition.ranks)
+    if "score" in seconds and composition.sharded_by in SHARDS_WEIGHTS:
+        with_exchanges["score"] = _with_gathers(seconds["score"], trace, composition, counts, gpu)
     sent = exchanged_bytes(trace, composition, counts)
     spent = link_seconds(sent, gpu) if sent else None
     if spent is None or "backward" not in seconds:
@@ -413,19 +416,54 @@ def _with_exchanges(
         high=max(value, share.high * spent.high),
     )
     # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights are trained).
-    waits = adapter_waits = Estimate.exactly(0)
+    waits = Estimate.exactly(0)
     if composition.sharded_by in SHARDS_WEIGHTS:
         inventory = trace.inventory
         exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
-        count = counts.micro_steps * (len(inventory.layer_bytes) + 1) * exchanged
-        waits = efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
+        waits = _layer_waits(trace, counts.micro_steps * exchanged)
     # 3. The same of units of adapters.
-    has_adapter = composition["policy"].adapter_rank is not None
-    if composition.sharded_by == "fsdp1" and has_adapter and trace.usage is not None:
-        count = counts.micro_steps * _adapter_units(trace.usage) * 3
-        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+    adapter_waits = _adapter_waits(trace, composition, counts.micro_steps * 3)
     with_exchanges["backward"] = independent(cover, exposed, waits, adapter_waits)
     return with_exchanges
+
+
+def _with_gathers(
+    score: Estimate,
+    trace: Trace,
+    composition: Composition,
+    counts: CycleTime,
+    gpu: Gpu,
+) -> Estimate:
+    """Return the scoring with one gather of each unit in each of its passes."""
+    passes = counts.scored * composition.scorings
+    ranks = composition.ranks
+    spent = link_seconds(passes * _gathered_bytes(trace) * (ranks - 1) / ranks, gpu)
+    if spent is None or ranks == 1:
+        return score
+    share = efficiency("exposed_exchange_share")
+    exposed = Estimate(
+        value=share.value * spent.value,
+        low=share.low * spent.low,
+        high=share.high * spent.high,
+    )
+    waits = _layer_waits(trace, passes)
+    adapter_waits = _adapter_waits(trace, composition, passes)
+    return independent(score, exposed, waits, adapter_waits)
+
+
+def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
+    """Return the waits of each layer, and of the rest of the model, in these exchanges."""
+    count = exchanges * (len(trace.inventory.layer_bytes) + 1)
+    return efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
+
+
+def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> Estimate:
+    """Return the waits of an adapter's units, which FSDP1 alone has."""
+    has_adapter = composition["policy"].adapter_rank is not None
+    if composition.sharded_by != "fsdp1" or not has_adapter or trace.usage is None:
+        return Estimate.exactly(0)
+    count = exchanges * _adapter_units(trace.usage)
+    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
 
 
 def _adapter_units(usage: ModuleUse) -> int:

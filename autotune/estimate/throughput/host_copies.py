@@ -59,7 +59,8 @@ def with_host_copies(
     offloaded = composition.offloaded_in_rollout
     weights = _state_seconds(THERE_AND_BACK * _weight_bytes(composition, inventory), gpu)
     if "weights" in offloaded:
-        copies |= {"score": weights, "optimizer": weights, "sync": weights}
+        scored = weights.scaled(composition.scorings)
+        copies |= {"score": scored, "optimizer": weights, "sync": weights}
     if "optimizer" in offloaded:
         state = _state_seconds(THERE_AND_BACK * _optimizer_bytes(composition, inventory), gpu)
         copies["optimizer"] = copies.get("optimizer", Estimate.exactly(0)) + state
