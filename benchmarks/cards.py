@@ -12,8 +12,13 @@ here:
 
 - `get_response_lengths` asked the device for every position, one synchronisation per token
   (`trainer/utils.py`; replaced in June 2026 by the lengths that the packer knows).
-- After each step the weights went through a file, and counted as time of the step
-  (`trainer/rl/train.py`). An adapter is next to nothing; whole weights are gathered by one rank.
+- Between two steps the weights went through a file (`trainer/rl/train.py`). The table's tokens per
+  second contain it: whole weights of 30B take 17 s of 21. The seconds of a step, in the files
+  behind the table, do not. Rows without them are compared with the file in the prediction: an
+  adapter is next to nothing, whole weights are gathered by one rank.
+
+Tokens per second of row 015 are no rate: they spread by 18 % over the run's steps, as a mean over
+a slow first step does, and are two thirds of what its step's 9.2 s (spread 0.9 %) stand for.
 
 Each row is predicted a second time as if its card had no rows ("card held back"): with the interval
 of a card that was never compared, and without the one constant that comes from a card's own rows,
@@ -116,7 +121,7 @@ def compared(row: Row) -> dict[str, Any]:
         return {**line, "error": str(error)}
     spent = seconds(row, prediction, parameters)
     unseen = seconds(row, predicted_without_rows(row, prediction), parameters)
-    measured = row["gpus"] * row["seq_len"] / row["tokens_per_second"]
+    measured = measured_seconds(row)
     return {
         **line,
         "measured": round(measured, 3),
@@ -127,6 +132,13 @@ def compared(row: Row) -> dict[str, Any]:
         "high_by_card": round(unseen.high, 3),
         "ratio": round(spent.value / measured, 3),
     }
+
+
+def measured_seconds(row: Row) -> float:
+    """Return the seconds of a micro-batch."""
+    if "step_seconds" in row:
+        return float(row["step_seconds"] / row["micro_batches"])
+    return float(row["gpus"] * row["seq_len"] / row["tokens_per_second"])
 
 
 def predicted(row: Row) -> tuple[Prediction, int]:
@@ -197,7 +209,7 @@ def seconds(
     step = Estimate.exactly(0)
     for phase in ("forward", "backward", "optimizer"):
         step = step + prediction.seconds_by_phase[phase]
-    if row["tuning"] == "full":
+    if row["tuning"] == "full" and "step_seconds" not in row:
         saved = 2 * parameters
         step = step + Estimate(
             value=saved / FILE_RATE.value,

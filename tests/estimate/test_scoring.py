@@ -8,11 +8,12 @@ import pytest
 
 from autotune.catalog import efficiency
 from autotune.core.composition import Composition
+from autotune.core.trace import ModuleUse, Parameter, Trace
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 from tests.estimate.synthetic import gpu_of
-from tests.estimate.test_throughput import seconds, trace
+from tests.estimate.test_throughput import composition, seconds, trace
 
 
 def test_a_reference_scores_the_batch_once_more() -> None:
@@ -37,6 +38,32 @@ def test_a_pass_over_sharded_weights_gathers_each_unit_once(scorings: int) -> No
     waits = 5 * efficiency("sharded_unit_milliseconds").value / 1000
     assert sharded.value - plain.value == pytest.approx(scorings * (sent + waits), rel=1e-6)
     assert sharded.low <= sharded.value <= sharded.high
+
+
+def test_units_that_are_cast_wait_longer() -> None:
+    """Eight matrices of an adapter, one pass: FSDP1 casts float32 shards for products in half
+    precision.
+    """
+    frozen = Parameter(count=9, size=18, trains=False, layer=0, number=None)
+    used = ModuleUse(
+        parameters=(frozen, *[replace(frozen, trains=True)] * 8),
+        modules=tuple((index,) for index in range(9)),
+        uses=(),
+    )
+    policy = replace(composition()["policy"], adapter_rank=16)
+
+    def score(traced: Trace, dtype: str) -> float:
+        resident = replace(policy, dtype=dtype)
+        changes = {"residents": (resident,), "ranks": 2, "generation_batch": 32}
+        return seconds(traced, sharded_by="fsdp1", **changes)["score"].value
+
+    adapted = replace(trace(), usage=used)
+    for dtype, name in (
+        ("bfloat16", "adapter_unit_milliseconds"),
+        ("float32", "adapter_unit_mixed_milliseconds"),
+    ):
+        waits = score(adapted, dtype) - score(trace(), dtype)
+        assert waits == pytest.approx(8 * efficiency(name).value / 1000)
 
 
 def composed(use_kl_loss: bool) -> Composition:

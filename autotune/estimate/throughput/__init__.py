@@ -25,6 +25,7 @@ from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
+    HALVES,
     MICRO,
     MILLI,
     compute_seconds,
@@ -459,11 +460,14 @@ def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
 
 def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> Estimate:
     """Return the waits of an adapter's units, which FSDP1 alone has."""
-    has_adapter = composition["policy"].adapter_rank is not None
+    policy = composition["policy"]
+    has_adapter = policy.adapter_rank is not None
     if composition.sharded_by != "fsdp1" or not has_adapter or trace.usage is None:
         return Estimate.exactly(0)
     count = exchanges * _adapter_units(trace.usage)
-    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+    casts = policy.dtype == "float32" and commonest_dtype(trace) in HALVES
+    name = "adapter_unit_mixed_milliseconds" if casts else "adapter_unit_milliseconds"
+    return efficiency(name).scaled(count * MILLI)
 
 
 def _adapter_units(usage: ModuleUse) -> int:
