@@ -60,7 +60,7 @@ def main() -> int:
     stated = json.loads(ROWS.read_text())
     lines = []
     for row in stated["rows"]:
-        lines.append(kept(row, options.keep))
+        lines.append(stored_row(row, options.keep))
         print(readable_line(lines[-1]), flush=True)
     document = {
         "schema": 1,
@@ -75,7 +75,7 @@ def main() -> int:
     return 0
 
 
-def kept(row: Row, keep: Path | None) -> dict[str, Any]:
+def stored_row(row: Row, keep: Path | None) -> dict[str, Any]:
     """Return the compared row, from the folder of earlier ones if it is there."""
     if keep is None:
         return compared(row)

@@ -53,8 +53,8 @@ def test_kernels_and_cards_with_rows_are_compared(gpu: str, attention: str | Non
 def test_every_card_without_rows_is_named() -> None:
     """The page of `speed_rows` is what a card was compared with."""
     for name, gpu in GPUS.items():
-        named = f"a {name}" in parts(name)
-        assert named == (gpu.speed_rows is None)
+        is_listed = f"a {name}" in parts(name)
+        assert is_listed == (gpu.speed_rows is None)
 
 
 def test_a_kernel_of_other_cards_is_named_where_the_step_runs_it() -> None:
