@@ -12,6 +12,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.trace import Trace, Work
 from autotune.estimate.throughput.uncompared_cards import (
     commonest_dtype,
+    uncompared_cards,
     uncompared_parts,
     widened,
 )
@@ -47,14 +48,15 @@ def parts(gpu: str, attention: str | None = None, trace: Trace | None = None) ->
     ],
 )
 def test_kernels_and_cards_with_rows_are_compared(gpu: str, attention: str | None) -> None:
+    assert uncompared_cards(GPUS[gpu]) == ()
     assert parts(gpu, attention) == []
 
 
 def test_every_card_without_rows_is_named() -> None:
     """The page of `speed_rows` is what a card was compared with."""
     for name, gpu in GPUS.items():
-        is_listed = f"a {name}" in parts(name)
-        assert is_listed == (gpu.speed_rows is None)
+        expected = () if gpu.speed_rows else (f"a {name}",)
+        assert uncompared_cards(gpu) == expected
 
 
 def test_a_kernel_of_other_cards_is_named_where_the_step_runs_it() -> None:
@@ -80,7 +82,7 @@ def test_a_step_without_products_names_none() -> None:
 
 
 def test_what_was_never_compared_is_in_the_answer() -> None:
-    prediction: Prediction = widened(PREDICTION, ("flex_attention on a A100-80G",))
+    prediction: Prediction = widened(PREDICTION, (), ("flex_attention on a A100-80G",))
     assert prediction.speed_never_compared == ("flex_attention on a A100-80G",)
     [sentence] = prediction.assumptions
     assert "flex_attention on a A100-80G was never compared" in sentence

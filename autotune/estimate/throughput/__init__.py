@@ -45,6 +45,7 @@ from autotune.estimate.throughput.rollout_simulation import (
 )
 from autotune.estimate.throughput.uncompared_cards import (
     commonest_dtype,
+    uncompared_cards,
     uncompared_parts,
     widened,
 )
@@ -91,9 +92,10 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         tokens_per_second=tokens_per_second(longest.seconds, composition),
         pipeline=longest.pipeline,
     )
-    uncompared = tuple(uncompared_parts(rank.trace, composition.attention, gpu))
+    cards = uncompared_cards(gpu)
+    parts = tuple(uncompared_parts(rank.trace, composition.attention, gpu))
     if lengths is None or composition.generation == "none":
-        return widened(prediction, uncompared)
+        return widened(prediction, cards, parts)
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
@@ -109,7 +111,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
-    return widened(at_lengths, uncompared)
+    return widened(at_lengths, cards, parts)
 
 
 def _count(value: object) -> int:

@@ -32,10 +32,14 @@ def is_compared(gpu: Gpu) -> bool:
     return gpu.speed_rows is not None
 
 
+def uncompared_cards(gpu: Gpu) -> tuple[str, ...]:
+    return () if is_compared(gpu) else (f"a {gpu.name}",)
+
+
 def uncompared_parts(trace: Trace, attention: str | None, gpu: Gpu) -> Iterator[str]:
-    """Yield what of a step was never compared on this card. `attention`: its implementation."""
-    if not is_compared(gpu):
-        yield f"a {gpu.name}"
+    """Yield kernels and precisions of a step that were never compared. `attention`: its
+    implementation.
+    """
     kernel = kernel_of(attention, gpu.compute_capability)
     keys = [key for work in trace.work for key in work.flops]
     has_attention = any(key.startswith(ATTENTION) for key in keys)
@@ -56,8 +60,15 @@ def commonest_dtype(trace: Trace) -> str | None:
     return max(products, key=lambda dtype: products[dtype], default=None)
 
 
-def widened(prediction: Prediction, uncompared: Sequence[str]) -> Prediction:
-    """Return the prediction with the speed that is known if these parts were never compared."""
+def widened(
+    prediction: Prediction,
+    cards: Sequence[str],
+    parts: Sequence[str] = (),
+) -> Prediction:
+    """Return the prediction with the speed that is known if these cards and parts of the step were
+    never compared. Notes of the request name the card.
+    """
+    uncompared = (*cards, *parts)
     if not uncompared:
         return prediction
     seconds = {}
@@ -72,8 +83,8 @@ def widened(prediction: Prediction, uncompared: Sequence[str]) -> Prediction:
     return dataclasses.replace(
         prediction,
         phases=tuple(phases),
-        speed_never_compared=tuple(uncompared),
-        assumptions=(*prediction.assumptions, *map(never_compared, uncompared)),
+        speed_never_compared=uncompared,
+        assumptions=(*prediction.assumptions, *map(never_compared, parts)),
         tokens_per_second=_rate(prediction.tokens_per_second, seconds, slower),
         tokens_per_second_at_lengths=_rate(
             prediction.tokens_per_second_at_lengths,
