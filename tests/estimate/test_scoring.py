@@ -9,10 +9,12 @@ import pytest
 from autotune.catalog import efficiency
 from autotune.core.composition import Composition
 from autotune.core.trace import ModuleUse, Parameter, Trace
+from autotune.estimate.sharding import Sharding, apply
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 from tests.estimate.synthetic import gpu_of
+from tests.estimate.test_sharding import with_adapters
 from tests.estimate.test_throughput import composition, seconds, trace
 
 
@@ -64,6 +66,16 @@ def test_units_that_are_cast_wait_longer() -> None:
     ):
         waits = score(adapted, dtype) - score(trace(), dtype)
         assert waits == pytest.approx(8 * efficiency(name).value / 1000)
+
+
+def test_a_sharded_step_knows_its_units() -> None:
+    """FSDP1 makes a unit of each matrix of an adapter; a sharded trace has no modules."""
+    step = with_adapters()
+    assert step.usage is not None
+    matrices = sum(parameter.trains for parameter in step.usage.parameters)
+    sharded = apply(step, Sharding(kind="fsdp1", ranks=4)).trace
+    assert sharded.usage is None
+    assert sharded.adapter_units == matrices > 0
 
 
 def composed(use_kl_loss: bool) -> Composition:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
 from autotune.estimate.sharding.module_uses import UseKind
@@ -200,6 +200,9 @@ class Fsdp1(Rewriter):
             elif backward and layer >= 0 and layer not in turned:
                 return True
         return False
+
+    def rewritten(self) -> Trace:
+        return replace(super().rewritten(), adapter_units=len(self.module_units))
 
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""

@@ -464,9 +464,12 @@ def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> 
     """Return the waits of an adapter's units, which FSDP1 alone has."""
     policy = composition["policy"]
     has_adapter = policy.adapter_rank is not None
-    if composition.sharded_by != "fsdp1" or not has_adapter or trace.usage is None:
+    if composition.sharded_by != "fsdp1" or not has_adapter:
         return Estimate.exactly(0)
-    count = exchanges * _adapter_units(trace.usage)
+    units = trace.adapter_units
+    if trace.usage is not None:  # of one rank's step, before it is sharded
+        units = _adapter_units(trace.usage)
+    count = exchanges * units
     casts = policy.dtype == "float32" and commonest_dtype(trace) in HALVES
     name = "adapter_unit_mixed_milliseconds" if casts else "adapter_unit_milliseconds"
     return efficiency(name).scaled(count * MILLI)
