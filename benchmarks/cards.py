@@ -326,6 +326,7 @@ def page(document: Mapping[str, Any]) -> str:
             " but its data sheet."
         ),
         f"Bars missed: {', '.join(missed) or 'none'}.",
+        *document.get("notes", ()),
         "",
         (
             "| row | card | model | tuning | tokens | attention | held back | predicted |"
