@@ -8,7 +8,7 @@ import pytest
 
 from autotune.catalog import efficiency
 from autotune.core.composition import Composition
-from autotune.core.trace import ModuleUse, Parameter, Trace
+from autotune.core.trace import Trace
 from autotune.estimate.sharding import Sharding, apply
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
@@ -42,30 +42,17 @@ def test_a_pass_over_sharded_weights_gathers_each_unit_once(scorings: int) -> No
     assert sharded.low <= sharded.value <= sharded.high
 
 
-def test_units_that_are_cast_wait_longer() -> None:
-    """Eight matrices of an adapter, one pass: FSDP1 casts float32 shards for products in half
-    precision.
-    """
-    frozen = Parameter(count=9, size=18, trains=False, layer=0, number=None)
-    used = ModuleUse(
-        parameters=(frozen, *[replace(frozen, trains=True)] * 8),
-        modules=tuple((index,) for index in range(9)),
-        uses=(),
-    )
+def test_a_pass_gathers_each_matrix_of_an_adapter_under_fsdp1() -> None:
+    """Eight matrices, one pass."""
+    step = replace(trace(), adapter_units=8)
     policy = replace(composition()["policy"], adapter_rank=16)
 
-    def score(traced: Trace, dtype: str) -> float:
-        resident = replace(policy, dtype=dtype)
-        changes = {"residents": (resident,), "ranks": 2, "generation_batch": 32}
+    def score(traced: Trace) -> float:
+        changes = {"residents": (policy,), "ranks": 2, "generation_batch": 32}
         return seconds(traced, sharded_by="fsdp1", **changes)["score"].value
 
-    adapted = replace(trace(), usage=used)
-    for dtype, name in (
-        ("bfloat16", "adapter_unit_milliseconds"),
-        ("float32", "adapter_unit_mixed_milliseconds"),
-    ):
-        waits = score(adapted, dtype) - score(trace(), dtype)
-        assert waits == pytest.approx(8 * efficiency(name).value / 1000)
+    wait = efficiency("adapter_unit_milliseconds").value / 1000
+    assert score(step) - score(trace()) == pytest.approx(8 * wait)
 
 
 def test_a_sharded_step_knows_its_units() -> None:

@@ -25,7 +25,6 @@ from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
-    HALVES,
     MICRO,
     MILLI,
     compute_seconds,
@@ -462,17 +461,14 @@ def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
 
 def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> Estimate:
     """Return the waits of an adapter's units, which FSDP1 alone has."""
-    policy = composition["policy"]
-    has_adapter = policy.adapter_rank is not None
+    has_adapter = composition["policy"].adapter_rank is not None
     if composition.sharded_by != "fsdp1" or not has_adapter:
         return Estimate.exactly(0)
     units = trace.adapter_units
     if trace.usage is not None:  # of one rank's step, before it is sharded
         units = _adapter_units(trace.usage)
     count = exchanges * units
-    casts = policy.dtype == "float32" and commonest_dtype(trace) in HALVES
-    name = "adapter_unit_mixed_milliseconds" if casts else "adapter_unit_milliseconds"
-    return efficiency(name).scaled(count * MILLI)
+    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
 
 
 def _adapter_units(usage: ModuleUse) -> int:
