@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards \
+.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
@@ -59,6 +59,7 @@ help:
 	@echo "make sweep-demo    measure the demo's whole space, three times each (long)"
 	@echo "make bench-foresight  predicted memory against what was publicly measured, row by row"
 	@echo "make bench-cards    predicted training seconds on H100, H200, B200 and A6000, and prime-rl's measured ones"
+	@echo "make bench-verl-logs  predicted seconds of verl's phases, and those of its public logs"
 	@echo "make bench-fakegpu  predicted and emulated peaks beside those that FakeGPU's page lists, measured and its own"
 	@echo "make bench-speed   predicted training speed against what was publicly measured, row by row"
 	@echo "make bench-rollout  simulated rollouts against vLLM on this machine's CPU"
@@ -132,6 +133,9 @@ bench-foresight: $(READY) $(FORESIGHT_OVERLAYS:%=$(OVERLAYS)/foresight-%/.ready)
 
 bench-cards: $(READY)
 	$(BIN)/python benchmarks/cards.py
+
+bench-verl-logs: $(READY)
+	$(BIN)/python benchmarks/verl_logs.py
 
 bench-fakegpu: $(READY) $(OVERLAYS)/foresight-tf-5.12/.ready $(OVERLAYS)/cuda/.ready
 	$(BIN)/python benchmarks/fakegpu.py --environments $(OVERLAYS) --python $(OVERLAYS)/cuda/bin/python

@@ -69,17 +69,30 @@ def kernel_of(implementation: str | None, compute_capability: str | None) -> Ker
     return "flash_attention_2"
 
 
+def is_measured(kernel: Kernel, compute_capability: str | None) -> bool:
+    """Return True if a row states the kernel's share on cards of this capability."""
+    return compute_capability in _nearest(kernel, compute_capability).capabilities
+
+
 def attention_share(kernel: Kernel, compute_capability: str | None) -> Estimate:
     """Return the share of the dense peak that a kernel reaches on a card; of other cards a wider
     interval around that of the nearest one.
     """
-    capability = float(compute_capability or 0)
-    rows = [row for row in attention_rows() if row.kernel == kernel]
-    nearest = min(rows, key=lambda row: row.distance(capability))
-    if nearest.distance(capability) == 0:
+    nearest = _nearest(kernel, compute_capability)
+    if is_measured(kernel, compute_capability):
         return nearest
     return Estimate(
         value=nearest.value,
         low=nearest.low / UNKNOWN_CARD_FACTOR,
         high=min(1.0, nearest.high * UNKNOWN_CARD_FACTOR),
     )
+
+
+def _nearest(kernel: Kernel, compute_capability: str | None) -> AttentionRow:
+    """Return the kernel's row for the nearest capability."""
+    capability = float(compute_capability or 0)
+    rows = []
+    for row in attention_rows():
+        if row.kernel == kernel:
+            rows.append(row)
+    return min(rows, key=lambda row: row.distance(capability))

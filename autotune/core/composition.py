@@ -129,6 +129,7 @@ class StepShape:
     # Saved activations that stay on the device, the others are on the host; None: all
     activations_in_flight: int | None = None
     compiles_layers: bool = False  # torch.compile fuses the operations of a layer between products
+    scorings: int = 1  # times that a batch is scored: 2 with the log-probabilities of a reference
     fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
     syncs_adapter_only: bool = False  # False: full weights with the adapter merged
     first_sync_is_whole: bool = False  # before adapters alone, base weights are sent once

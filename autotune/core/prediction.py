@@ -136,6 +136,14 @@ class PipelineTimes:
     training: Estimate  # with the transfer of new weights
 
 
+def never_compared(part: str) -> str:
+    """Return the sentence about a card, a kernel or a precision without a measured run."""
+    return (
+        f"the speed of {part} was never compared with a measured run: read its interval, and"
+        " compare settings, not cards"
+    )
+
+
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
     """Prediction for one candidate on one kind of hardware."""
@@ -163,6 +171,8 @@ class Prediction:
     tokens_per_second: Estimate | None = None  # loss tokens at the longest lengths
     # Loss tokens at the lengths given; None: none given, or no rollout
     tokens_per_second_at_lengths: Estimate | None = None
+    # Cards, kernels and precisions whose speed no measured run was ever compared with
+    speed_never_compared: tuple[str, ...] = ()
     # Seconds of those phases, per generation cycle
     seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)
     # At the lengths by which candidates are ranked; at the last ones, if they change

@@ -125,7 +125,8 @@ class Trace:
     high_extra_bytes: int = 0  # possible increase that depends on data (expert imbalance)
     derived_error_bytes: int = 0  # possible increase of a trace that screening derives from others
     effective: Mapping[str, object] = field(default_factory=dict)  # reported by the trainer
-    usage: ModuleUse | None = None  # None: not required by the sharding
+    usage: ModuleUse | None = None  # None: not required by the sharding, or already applied
+    adapter_units: int = 0  # matrices of an adapter that FSDP1 made units of their own
     seconds: float = 0.0  # duration of tracing
 
     @property

@@ -104,13 +104,16 @@ HEADER = "Traceback (most recent call last)"
 MOST_FRAMES = 80  # innermost frames that are kept
 MOST_SOURCES = 4096  # processes that are distinguished
 _MOST_TEXT = 4096
+_MOST_SOURCE = 1000
 _MOST_NOISE = 40  # foreign lines inside a traceback after which it is dropped
+_MARKS = re.compile(r"\s*[~^]*\^[~^]*\Z")  # under the part of a source line that was running
 
 _FRAME = re.compile(r'[\s>]*File "([^"]{1,1000})", line \d+, in (\S{1,200})')
 _FRAME_IN_NOTEBOOK = re.compile(r"(?:File )?(/\S{1,1000}?\.py)(?::\d+, in | in )([\w.<>]{1,200})")
 _FRAME_IN_BOX = re.compile(r"[│|] (\S{1,1000}?):\d+ in (\S{1,200})")
 _FRAMES = (_FRAME, _FRAME_IN_NOTEBOOK, _FRAME_IN_BOX)
 _BOX = ("│", "╭", "╰")
+_INSIDE = (" ", "\t", "--", *_BOX)  # starts of a traceback's lines between two frames
 _MOST_WRAPPED = 20  # lines over which the exception of a box is wrapped at most
 _THROWN = re.compile(
     r"(?:(?:[A-Za-z_]\w{0,80}\.){1,12}[A-Za-z_]|[A-Z])\w{0,120}(?:\(\w{1,120}\))?(?=:(?:\s|$)|$)"
@@ -174,6 +177,7 @@ class _Open:
 
     chain: list[LoggedException] = field(default_factory=list)
     frames: deque[str] = field(default_factory=lambda: deque(maxlen=MOST_FRAMES))
+    source_line: str = ""  # of the innermost frame so far, as it is printed
     text: str = ""
     has_header: bool = True
     remote: str = ""  # Ray's header of a remote exception, whose traceback comes next
@@ -198,6 +202,27 @@ class _Open:
         self.frames.clear()
         self.continuation.clear()
         self.in_more = self.complete = False
+
+    def add_source(self, text: str) -> None:
+        """Add a source line to the innermost frame, but not the marks below it."""
+        if not self.frames or not text.strip(" ~^\t│-"):
+            return
+        frame = self.frames.pop()
+        if len(frame) < _MOST_SOURCE:
+            self.source_line = text
+            source = text.strip(" │")
+            frame += f" {source[:300]}"
+        self.frames.append(frame)
+
+    def keep_marked_statement(self, marks: str) -> None:
+        """Keep the statement above the marks, of the innermost frame's several ones."""
+        indent = len(marks) - len(marks.lstrip())
+        before = self.source_line[:indent]
+        begin = before.rfind(";") + 1
+        statement, _, _ = self.source_line[begin:].partition(";")
+        frame = self.frames.pop()
+        place, _, _ = frame.partition(" ")
+        self.frames.append(f"{place} {statement.strip()}")
 
     def goes_on_with(self, line: LogLine, text: str) -> bool:
         """Return True if a line without indentation may belong to the exception's text."""
@@ -353,9 +378,11 @@ class Tracebacks:
         frame = _frame(text)
         if frame is not None:
             open_.frames.append(frame)
-        elif not text or text.startswith((" ", "\t", "--", *_BOX)):
-            if open_.frames and text.strip(" ~^\t│-") and len(open_.frames[-1]) < 1000:
-                open_.frames[-1] += f" {text.strip(' │')[:300]}"
+            open_.source_line = ""
+        elif ";" in open_.source_line and _MARKS.match(text):
+            open_.keep_marked_statement(text)
+        elif not text or text.startswith(_INSIDE):
+            open_.add_source(text)
         elif _REMOTE.search(text) is not None:
             # An exception that crossed several actors: the innermost one's places follow the last
             # of these words.

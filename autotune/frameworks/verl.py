@@ -47,6 +47,8 @@ ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
 MODEL = "actor_rollout_ref.model"
+KL_TERMS = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
+"""Either needs the log-probabilities of a reference."""
 FSDP = f"{ACTOR}.fsdp_config"
 
 PROMPTS = "data.train_batch_size"
@@ -181,6 +183,7 @@ class Verl(StandIn):
             "shard_ranks": max(0, values.count(f"{FSDP}.fsdp_size")),
             "held_dtype": dtype_of(values, f"{FSDP}.model_dtype"),
             "mixed": sharded_by == "fsdp2",
+            "scorings": 2 if any(map(values.is_on, KL_TERMS)) else 1,
             **_losses(values),
             **self._generation(values),
             **self._sync(values, sharded_by),

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from autotune.core.dataset import TokenLengths
 from autotune.core.job import Hardware, Job
+from autotune.core.prediction import never_compared
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
 from autotune.frameworks.base import Trainer
@@ -127,10 +128,7 @@ def job_notes(
         yield SEVERAL_GPUS
     gpu = gpu_of(hardware)
     if gpu is not None and gpu.tflops and gpu.speed_rows is None:
-        yield (
-            f"the speed of a {gpu.name} was never compared with a measured run: read its interval,"
-            " and compare settings, not cards"
-        )
+        yield never_compared(f"a {gpu.name}")
     if job.mode != "predict":
         yield from trainer.notes(job.space, job.task)
     if job.mode == "probe":

@@ -19,7 +19,6 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import KnobValue, as_flags
 from autotune.core.units import format_seconds
 from autotune.core.yaml_document import Document, read_document
-from autotune.estimate.throughput.uncompared_cards import is_compared
 from autotune.machine import hardware_detection
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.report.document_rows import interval, job_row, prediction_row
@@ -56,8 +55,9 @@ class PredictedOffer(SolverAttempt):
 
     @property
     def speed_is_compared(self) -> bool:
-        gpu = hardware_detection.gpu_of(self.offer.hardware)
-        return gpu is not None and is_compared(gpu)
+        if self.prediction is None:
+            return False
+        return not self.prediction.speed_never_compared
 
     @property
     def step_cost(self) -> Estimate | None:

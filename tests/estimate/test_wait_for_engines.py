@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune import catalog
 from autotune.core.composition import EngineSettings, SplitEngines
+from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
 from autotune.estimate.throughput.generation import GenerationLoad
@@ -60,3 +63,28 @@ def test_a_wait_has_an_interval_whatever_the_error_of_the_training() -> None:
     wait = phases["rollout"]
     assert wait.value == pytest.approx(generated.value * 0.1)
     assert wait.low <= wait.value <= wait.high
+
+
+@pytest.mark.parametrize("sequences", [8, 31, 32])
+def test_a_rate_that_one_long_completion_hides_is_that_of_the_mean_length(sequences: int) -> None:
+    """Of 201 completions 200 have 1 to 20 tokens and one 4,000, and a batch of 1,000 surely has
+    one of those: a load and its threefold end with it, so that their difference is next to 0.
+
+    The mean is 30 tokens: an engine of 8 places that is always full needs sequences / 8 * 30
+    passes, at most 120.
+    """
+    lengths = TokenLengths(source="by hand", sample=(*sorted([*range(1, 21)] * 10), 4000))
+    load = replace(
+        LOAD,
+        sequences=sequences,
+        prompts=8,
+        prompt_length=16,
+        completion_length=4000,
+        of_batch=1000,
+    )
+    split = replace(SPLIT, overlap="stream", batches_ahead=0.5, at_sync="pause")
+    seconds: dict[Phase, Estimate] = {"forward": Estimate.exactly(1)}
+    _, times = overlapped(seconds, split, load, None, lengths, A100, optimizer_steps=1)
+    alone = rollout_seconds(load, ENGINE, None, lengths, A100)
+    passes = sequences / 8 * 30
+    assert times.generation.value / alone.value == pytest.approx(passes / 4000, rel=0.2)

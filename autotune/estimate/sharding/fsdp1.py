@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
 from autotune.estimate.sharding.module_uses import UseKind
@@ -201,6 +201,9 @@ class Fsdp1(Rewriter):
                 return True
         return False
 
+    def rewritten(self) -> Trace:
+        return replace(super().rewritten(), adapter_units=len(self.module_units))
+
     def loaded(self) -> None:
         """Wrap units from the inside out, the root last; then widen the trainable ones."""
         # 1. Wrap.
@@ -221,7 +224,7 @@ class Fsdp1(Rewriter):
             self.limiter.record_event()
 
         # 2. Widen.
-        root_first = [shards[-1], *shards[:-1]]
+        root_first = [*shards[-1:], *shards[:-1]]
         for layer, unit, number in root_first:
             if unit.is_widened:
                 self.book.allocate(unit.master_shard_bytes, "weights")

@@ -268,6 +268,8 @@ class Writer:
     def empty_cache(self) -> None:
         """Empty the cache before the next allocation."""
         self.emptied.append(len(self.sizes))
+        if not self.marks:  # a trace without a load: its first phase begins here
+            return
         self.marks.append(replace(self.marks[-1], event=len(self.events)))
 
     def delete_event(self, event: int) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -43,7 +42,12 @@ from autotune.estimate.throughput.rollout_simulation import (
     rollout_seconds,
     split_engines,
 )
-from autotune.estimate.throughput.uncompared_cards import widened
+from autotune.estimate.throughput.uncompared_cards import (
+    commonest_dtype,
+    uncompared_cards,
+    uncompared_parts,
+    widened,
+)
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
@@ -87,8 +91,10 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         tokens_per_second=tokens_per_second(longest.seconds, composition),
         pipeline=longest.pipeline,
     )
+    cards = uncompared_cards(gpu)
+    parts = tuple(uncompared_parts(rank.trace, composition.attention, gpu))
     if lengths is None or composition.generation == "none":
-        return widened(prediction, gpu)
+        return widened(prediction, cards, parts)
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
@@ -104,7 +110,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         seconds_at_lengths=seconds,
         pipeline=cycles[-1].pipeline,
     )
-    return widened(at_lengths, gpu)
+    return widened(at_lengths, cards, parts)
 
 
 def _count(value: object) -> int:
@@ -144,6 +150,7 @@ def cycle(
         trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
+    repeats["score"] = counts.scored * composition.scorings
     repeats["optimizer"] = float(counts.optimizer_steps)
     for work in trace.work:
         if work.phase not in ("load", "reward"):
@@ -393,6 +400,8 @@ def _with_exchanges(
     with_exchanges = dict(seconds)
     if composition.sharded_by in SHARDS_OPTIMIZER and "optimizer" in seconds:
         with_exchanges["optimizer"] = seconds["optimizer"].scaled(1 / composition.ranks)
+    if "score" in seconds and composition.sharded_by in SHARDS_WEIGHTS:
+        with_exchanges["score"] = _with_gathers(seconds["score"], trace, composition, counts, gpu)
     sent = exchanged_bytes(trace, composition, counts)
     spent = link_seconds(sent, gpu) if sent else None
     if spent is None or "backward" not in seconds:
@@ -409,19 +418,57 @@ def _with_exchanges(
         high=max(value, share.high * spent.high),
     )
     # 2. Waits: micro-steps · units · (2 gathers + 1 reduction, if the weights are trained).
-    waits = adapter_waits = Estimate.exactly(0)
+    waits = Estimate.exactly(0)
     if composition.sharded_by in SHARDS_WEIGHTS:
         inventory = trace.inventory
         exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
-        count = counts.micro_steps * (len(inventory.layer_bytes) + 1) * exchanged
-        waits = efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
+        waits = _layer_waits(trace, counts.micro_steps * exchanged)
     # 3. The same of units of adapters.
-    has_adapter = composition["policy"].adapter_rank is not None
-    if composition.sharded_by == "fsdp1" and has_adapter and trace.usage is not None:
-        count = counts.micro_steps * _adapter_units(trace.usage) * 3
-        adapter_waits = efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+    adapter_waits = _adapter_waits(trace, composition, counts.micro_steps * 3)
     with_exchanges["backward"] = independent(cover, exposed, waits, adapter_waits)
     return with_exchanges
+
+
+def _with_gathers(
+    score: Estimate,
+    trace: Trace,
+    composition: Composition,
+    counts: CycleTime,
+    gpu: Gpu,
+) -> Estimate:
+    """Return the scoring with one gather of each unit in each of its passes."""
+    passes = counts.scored * composition.scorings
+    ranks = composition.ranks
+    spent = link_seconds(passes * _gathered_bytes(trace) * (ranks - 1) / ranks, gpu)
+    if spent is None or ranks == 1:
+        return score
+    share = efficiency("exposed_exchange_share")
+    exposed = Estimate(
+        value=share.value * spent.value,
+        low=share.low * spent.low,
+        high=share.high * spent.high,
+    )
+    waits = _layer_waits(trace, passes)
+    adapter_waits = _adapter_waits(trace, composition, passes)
+    return independent(score, exposed, waits, adapter_waits)
+
+
+def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
+    """Return the waits of each layer, and of the rest of the model, in these exchanges."""
+    count = exchanges * (len(trace.inventory.layer_bytes) + 1)
+    return efficiency("sharded_unit_milliseconds").scaled(count * MILLI)
+
+
+def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> Estimate:
+    """Return the waits of an adapter's units, which FSDP1 alone has."""
+    has_adapter = composition["policy"].adapter_rank is not None
+    if composition.sharded_by != "fsdp1" or not has_adapter:
+        return Estimate.exactly(0)
+    units = trace.adapter_units
+    if trace.usage is not None:  # of one rank's step, before it is sharded
+        units = _adapter_units(trace.usage)
+    count = exchanges * units
+    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
 
 
 def _adapter_units(usage: ModuleUse) -> int:
@@ -461,15 +508,10 @@ def _gathered_bytes(trace: Trace) -> float:
     """Return the bytes of all weights in the precision of their products: float32 weights under
     mixed precision are cast before they are gathered, quantised ones are not.
     """
-    products: dict[str, float] = defaultdict(float)
-    for work in trace.work:
-        for dtype, flops in work.flops.items():
-            if not dtype.startswith(ATTENTION):
-                products[dtype] += flops
     weight_bytes = trace.inventory.weight_bytes
-    if not products:
+    commonest = commonest_dtype(trace)
+    if commonest is None:
         return weight_bytes
-    commonest = max(products, key=lambda dtype: products[dtype])
     bytes_per_weight = weight_bytes / max(1, trace.inventory.parameters)
     return weight_bytes * min(1.0, dtype_bytes(commonest) / bytes_per_weight)
 

@@ -185,8 +185,17 @@ def one_pass(
         payload = link_seconds(2.0 * count * tokens * shape.hidden * size, gpu)
         exchanges = exchanges if payload is None else exchanges + payload
     if load.eager:  # the host launches the next kernels while the device computes
-        return highest((busy + exchanges, layer_seconds)) + step_seconds
+        launches = layer_seconds + _exchange_launches(load, layers)
+        return highest((busy + exchanges, launches)) + step_seconds
     return busy + layer_seconds + step_seconds + exchanges
+
+
+def _exchange_launches(load: GenerationLoad, layers: int) -> Estimate:
+    """Return what Python takes to launch the exchanges between the engine's ranks."""
+    if load.tensor_parallel == 1:
+        return Estimate.exactly(0)
+    count = EXCHANGES_PER_LAYER * layers
+    return efficiency("engine_eager_exchange_microseconds").scaled(count * MICRO)
 
 
 def _layer_overhead(load: GenerationLoad) -> Estimate:

@@ -127,6 +127,7 @@ def _simulated_seconds(
 
 # Multiples of a load whose difference is free of the first and the last completions
 FEWER, MORE = 1, 3
+LEAST_OF_MEAN = 0.5  # smaller differences, in seconds at the mean length, are the last completion's
 
 
 def split_engines(composition: Composition) -> SplitEngines | None:
@@ -163,16 +164,7 @@ def overlapped(
     if split.overlap != "stream" or not split.batches_ahead or split.at_sync == "drain":
         generated = generation_of(load)
     else:
-        # Loads of which even the smaller fills the engine.
-        sequences = max(load.sequences, split.engine.max_num_seqs)
-        seconds_of_few = generation_of(_multiple(load, FEWER * sequences))
-        seconds_of_many = generation_of(_multiple(load, MORE * sequences))
-        difference = Estimate(
-            value=seconds_of_many.value - seconds_of_few.value,
-            low=seconds_of_many.low - seconds_of_few.low,
-            high=seconds_of_many.high - seconds_of_few.high,
-        )
-        generated = difference.scaled(load.sequences / sequences / (MORE - FEWER))
+        generated = _without_end(load, split, lengths, gpu, generation_of)
         if split.at_sync != "pause":
             generated = generated + _computed_again(load, gpu)
 
@@ -185,6 +177,36 @@ def overlapped(
     sync = seconds.get("sync", Estimate.exactly(0))
     times = PipelineTimes(generation=generated, training=training + sync)
     return {**seconds, "rollout": wait}, times
+
+
+def _without_end(
+    load: GenerationLoad,
+    split: SplitEngines,
+    lengths: TokenLengths | None,
+    gpu: Gpu,
+    generation_of: Callable[[GenerationLoad], Estimate],
+) -> Estimate:
+    """Return r: the difference of two loads of which even the smaller fills the engine.
+
+    Where one completion outlasts all others, both loads end with it, and their difference says
+    nothing: r is then that of completions of the mean length.
+    """
+    sequences = max(load.sequences, split.engine.max_num_seqs)
+    few = generation_of(_multiple(load, FEWER * sequences))
+    many = generation_of(_multiple(load, MORE * sequences))
+    share = load.sequences / sequences / (MORE - FEWER)
+    value = many.value - few.value
+    if lengths is not None:
+        mean = max(1, round(lengths.mean))
+        at_mean = generation.seconds(replace(load, completion_length=mean), gpu)
+        if value * share < LEAST_OF_MEAN * at_mean.value:
+            return at_mean
+    difference = Estimate(
+        value=value,
+        low=max(0.0, min(value, many.low - few.low)),
+        high=max(value, many.high - few.high),
+    )
+    return difference.scaled(share)
 
 
 def _multiple(load: GenerationLoad, sequences: int) -> GenerationLoad:

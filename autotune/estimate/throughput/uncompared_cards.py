@@ -1,7 +1,8 @@
-"""Speed of cards with which no prediction was ever compared.
+"""Speed of what no prediction was ever compared with: cards, attention kernels, precisions.
 
 Seconds follow from a card's peak and the share of it that kernels reach. That share is known of the
-cards with public rows (`speed_rows` in the catalogue). On another card
+cards with public rows (`speed_rows` in the catalogue), of kernels measured on cards of the same
+capability (`attention.yaml`), and of products in half precision. For everything else
 
     seconds = predicted seconds * factor,    low <= factor <= high
 
@@ -11,20 +12,64 @@ so that the interval holds what the neighbours of the card have shown.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 
 from autotune.catalog import Gpu, efficiency
+from autotune.catalog.attention_kernels import is_measured, kernel_of
 from autotune.core.measurement import Phase
-from autotune.core.prediction import Estimate, PipelineTimes, Prediction
+from autotune.core.prediction import (
+    Estimate,
+    PipelineTimes,
+    Prediction,
+    never_compared,
+)
+from autotune.core.trace import Trace
+from autotune.estimate.throughput.generation import ATTENTION, HALVES
 
 
 def is_compared(gpu: Gpu) -> bool:
     return gpu.speed_rows is not None
 
 
-def widened(prediction: Prediction, gpu: Gpu) -> Prediction:
-    """Return the prediction with the speed that is known of this card."""
-    if is_compared(gpu):
+def uncompared_cards(gpu: Gpu) -> tuple[str, ...]:
+    return () if is_compared(gpu) else (f"a {gpu.name}",)
+
+
+def uncompared_parts(trace: Trace, attention: str | None, gpu: Gpu) -> Iterator[str]:
+    """Yield kernels and precisions of a step that were never compared. `attention`: its
+    implementation.
+    """
+    kernel = kernel_of(attention, gpu.compute_capability)
+    keys = [key for work in trace.work for key in work.flops]
+    has_attention = any(key.startswith(ATTENTION) for key in keys)
+    if has_attention and not is_measured(kernel, gpu.compute_capability):
+        yield f"{kernel} on a {gpu.name}"
+    dtype = commonest_dtype(trace)
+    if dtype is not None and dtype not in HALVES:
+        yield f"products in {dtype}"
+
+
+def commonest_dtype(trace: Trace) -> str | None:
+    """Return the precision of most products; None: there are none."""
+    products: dict[str, float] = defaultdict(float)
+    for work in trace.work:
+        for dtype, flops in work.flops.items():
+            if not dtype.startswith(ATTENTION):
+                products[dtype] += flops
+    return max(products, key=lambda dtype: products[dtype], default=None)
+
+
+def widened(
+    prediction: Prediction,
+    cards: Sequence[str],
+    parts: Sequence[str] = (),
+) -> Prediction:
+    """Return the prediction with the speed that is known if these cards and parts of the step were
+    never compared. Notes of the request name the card.
+    """
+    uncompared = (*cards, *parts)
+    if not uncompared:
         return prediction
     seconds = {}
     for phase in prediction.phases:
@@ -38,6 +83,8 @@ def widened(prediction: Prediction, gpu: Gpu) -> Prediction:
     return dataclasses.replace(
         prediction,
         phases=tuple(phases),
+        speed_never_compared=uncompared,
+        assumptions=(*prediction.assumptions, *map(never_compared, parts)),
         tokens_per_second=_rate(prediction.tokens_per_second, seconds, slower),
         tokens_per_second_at_lengths=_rate(
             prediction.tokens_per_second_at_lengths,
