@@ -26,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -253,9 +254,14 @@ def _measure(
     result["optimizer_steps"] = run.steps
     result["memory"] = run.with_borrowed_peaks(recorder.memory())
     run.remember(result["memory"])
-    if not typical or plan.get("soak_seconds"):
+    if plan.get("soak_seconds"):
         return
-    # 2. The lengths that occur.
+    # 2. Other lengths, whose peak may be higher.
+    if plan.get("varied_lengths") and _can_vary(loaded, request, run_class):
+        _run_varied_lengths(loaded, request, recorder, run_class, result)
+    if not typical:
+        return
+    # 3. The lengths that occur.
     run = run_class(
         loaded,
         request,
@@ -268,6 +274,43 @@ def _measure(
     result["typical"] = run.go()
     run.remember({})
     result["loop_seconds"] += run.loop_seconds
+
+
+def _can_vary(loaded: LoadedModel, request: Request, run_class: type[TrainerRun]) -> bool:
+    settings = request["settings"]
+    ends_rows = bool(settings.get("use_vllm")) or loaded.tokenizer.eos_token_id is not None
+    return run_class.has_cycles and ends_rows and rollouts.can_be_drawn(settings)
+
+
+def _run_varied_lengths(
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun],
+    result: Result,
+) -> None:
+    """Run one cycle of each pattern of lengths, and keep the higher peak."""
+    import torch
+
+    process_memory.give_back(torch)  # the first trainer's
+    cycles = {"warmup_cycles": 1, "timed_cycles": len(rollouts.PATTERNS) - 1, "optimizer_steps": 1}
+    plan = {**request["plan"], **cycles, "settling_cycles": 0, "reuse_rollouts": False}
+    run = run_class(
+        loaded,
+        {**request, "plan": plan},
+        recorder,
+        replace(_longest_lengths(request), varied=True),
+        stop_below=None,
+        result={},
+        is_worst_case=False,
+    )
+    run.go()
+    result["loop_seconds"] += run.loop_seconds
+    result["exercised"]["varied_generations"] = run.rollouts.run
+    longest_peak = result["memory"]["peak_bytes"]
+    memory = recorder.memory()
+    memory["peak_bytes"] = max(longest_peak, memory["peak_bytes"])
+    result["memory"] = {**memory, "longest_peak_bytes": longest_peak}
 
 
 def _longest_lengths(request: Request) -> ForcedLengths:

@@ -390,9 +390,11 @@ class TrainerRun(TrainingMethod):
         process_index = trainer.accelerator.process_index
         transformers.set_seed(trainer.args.seed + process_index)
         drawn = self.lengths.drawn
-        draws = None
+        draws: rollouts.LengthDraws | rollouts.VariedLengths | None = None
         seed = int(self.request.get("seed", 42))
-        if drawn:
+        if self.lengths.varied:
+            draws = rollouts.VariedLengths(self.lengths.completion)
+        elif drawn:
             draws = rollouts.LengthDraws(drawn, seed)
         began = time.perf_counter()
         try:
