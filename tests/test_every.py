@@ -10,16 +10,16 @@ from tests.every import for_each
 
 
 def test_each_sample_is_checked_and_each_mistake_is_named() -> None:
-    seen = []
+    checked = []
 
     @for_each(["right", "wrong", "other", "worse"])
     def check(sample: str, limit: int) -> None:
-        seen.append(sample)
+        checked.append(sample)
         assert len(sample) == limit or not sample.startswith("w")
 
     with pytest.raises(AssertionError, match=r"2 of 4:\n'wrong'(.|\n)*'worse'"):
         check(limit=4)
-    assert seen == ["right", "wrong", "other", "worse"]
+    assert checked == ["right", "wrong", "other", "worse"]
     assert list(inspect.signature(check).parameters) == ["limit"]
     check(limit=5)
 

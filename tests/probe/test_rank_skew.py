@@ -26,8 +26,8 @@ def test_a_rank_that_waits_for_the_other_shows_in_the_phases() -> None:
     assert merged is not None
     assert merged.rank_skew == pytest.approx({"rollout": 1.5, "forward": 1.5, "other": 0.0})
     assert (merged.left_out_cycles, merged.steady) == (1, True)
-    alone = merge_speeds([speed(6.0, 4.0)])
-    assert alone is not None and alone.rank_skew == {}
+    of_one_rank = merge_speeds([speed(6.0, 4.0)])
+    assert of_one_rank is not None and of_one_rank.rank_skew == {}
 
 
 def test_the_peak_of_the_longest_lengths_is_told_from_that_of_varied_ones() -> None:

@@ -1,4 +1,4 @@
-"""Headroom, varied lengths and steadiness in the words of the certificate."""
+"""Headroom, varied lengths and steadiness in the phrases of the certificate."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ JOB = replace(CASE.job, memory_limit_bytes=10 * GIB, headroom=default_headroom(1
 
 
 @pytest.mark.parametrize(
-    ("lowest_gib", "words"),
+    ("lowest_gib", "phrases"),
     [(None, "at least 205 MiB, 2% of the limit"), (8, "at least 1 GiB, the spread of its own")],
 )
-def test_the_headroom_is_named_beside_what_is_left(lowest_gib: int | None, words: str) -> None:
+def test_the_headroom_is_named_beside_what_is_left(lowest_gib: int | None, phrases: str) -> None:
     lowest_bytes = None if lowest_gib is None else lowest_gib * GIB
     trial = proof(
         WHOLE,
         peak_bytes=9 * GIB,
         lowest_peak_bytes=lowest_bytes,
     )
-    assert words in certificate_lines(JOB, trial)[0]
+    assert phrases in certificate_lines(JOB, trial)[0]
     row = certificate_row(JOB, trial)
     assert row is not None
     assert row["headroom_bytes"] == (GIB if lowest_gib else round(0.02 * 10 * GIB))
@@ -46,7 +46,7 @@ def test_varied_lengths_are_an_item_where_they_are_part_of_the_probe(
 
 
 @pytest.mark.parametrize(
-    ("timing", "words"),
+    ("timing", "phrases"),
     [
         ({"left_out_cycles": 1, "steady": True}, ["Steady after 1 further warm-up cycle"]),
         ({"left_out_cycles": 4, "steady": False}, ["Not steady", "4 further warm-up cycles"]),
@@ -54,7 +54,9 @@ def test_varied_lengths_are_an_item_where_they_are_part_of_the_probe(
         ({}, []),
     ],
 )
-def test_what_was_left_out_of_the_timing_is_said(timing: dict[str, Any], words: list[str]) -> None:
+def test_what_was_left_out_of_the_timing_is_said(
+    timing: dict[str, Any], phrases: list[str]
+) -> None:
     trial = proof(WHOLE, peak_bytes=800 * MIB)
     worst = trial.measurement.worst
     assert worst is not None
@@ -66,7 +68,7 @@ def test_what_was_left_out_of_the_timing_is_said(timing: dict[str, Any], words: 
     )
     trial = replace(trial, measurement=replace(trial.measurement, worst=timed))
     text = "\n".join(certificate_lines(JOB, trial))
-    for part in words or [""]:
+    for part in phrases or [""]:
         assert part in text
-    if not words:
+    if not phrases:
         assert "teady" not in text and "apart" not in text

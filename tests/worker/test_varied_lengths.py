@@ -66,8 +66,8 @@ def test_one_cycle_of_each_pattern_follows_the_longest(loaded: Any) -> None:
     result = measured(loaded, "lengths")
     import varied_rewards  # type: ignore[import-not-found]
 
-    seen = [sorted(lengths) for lengths in varied_rewards.SEEN]
-    assert seen == [[16] * 4] * 3 + [[2] * 4, [8] * 4, [16] * 4, [2, 8, 16, 16]]
+    generated = [sorted(lengths) for lengths in varied_rewards.SEEN]
+    assert generated == [[16] * 4] * 3 + [[2] * 4, [8] * 4, [16] * 4, [2, 8, 16, 16]]
     assert result["exercised"]["varied_generations"] == 4
     assert result["worst"]["cycle_loss_tokens"] == [4 * 16] * 2
     assert result["optimizer_steps"] == 3

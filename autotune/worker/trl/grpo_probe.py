@@ -293,8 +293,14 @@ def _run_varied_lengths(
     import torch
 
     process_memory.give_back(torch)  # the first trainer's
-    cycles = {"warmup_cycles": 1, "timed_cycles": len(rollouts.PATTERNS) - 1, "optimizer_steps": 1}
-    plan = {**request["plan"], **cycles, "settling_cycles": 0, "reuse_rollouts": False}
+    plan = {
+        **request["plan"],
+        "warmup_cycles": 1,
+        "timed_cycles": len(rollouts.PATTERNS) - 1,
+        "settling_cycles": 0,
+        "optimizer_steps": 1,
+        "reuse_rollouts": False,
+    }
     run = run_class(
         loaded,
         {**request, "plan": plan},

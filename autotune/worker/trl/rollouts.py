@@ -202,9 +202,12 @@ class VariedLengths:
         return list(itertools.islice(lengths, len(prompts)))
 
 
+Draws = LengthDraws | VariedLengths
+
+
 @contextmanager
 def ending_at(
-    draws: LengthDraws | VariedLengths | None,
+    draws: Draws | None,
     trainer: Any,
     model: Any,
 ) -> Iterator[None]:
@@ -228,7 +231,7 @@ def ending_at(
 Generate = Callable[..., Any]
 
 
-def _by_engine(draws: LengthDraws | VariedLengths, generate: Generate) -> Generate:
+def _by_engine(draws: Draws, generate: Generate) -> Generate:
     """Return vLLM's `generate` with a drawn length for each prompt."""
 
     def engine_generate(prompts: Sequence[Any], sampling_params: Any, **options: Any) -> Any:
@@ -242,7 +245,7 @@ def _by_engine(draws: LengthDraws | VariedLengths, generate: Generate) -> Genera
     return engine_generate
 
 
-def _by_model(draws: LengthDraws | VariedLengths, generate: Generate) -> Generate:
+def _by_model(draws: Draws, generate: Generate) -> Generate:
     """Return transformers' `generate` with a drawn length for each row."""
 
     def model_generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:

@@ -390,7 +390,7 @@ class TrainerRun(TrainingMethod):
         process_index = trainer.accelerator.process_index
         transformers.set_seed(trainer.args.seed + process_index)
         drawn = self.lengths.drawn
-        draws: rollouts.LengthDraws | rollouts.VariedLengths | None = None
+        draws: rollouts.Draws | None = None
         seed = int(self.request.get("seed", 42))
         if self.lengths.varied:
             draws = rollouts.VariedLengths(self.lengths.completion)
