@@ -11,12 +11,21 @@ from tests.worker.drive import adapter, events_stage, inside, load_request, meas
 
 MIB = 2**20
 REWARDS = """
+import gc
+
 SEEN = []
 HELD = []
+TRAINERS = []
 
 
 def lengths(completion_ids, **kwargs):
     SEEN.append([len(ids) for ids in completion_ids])
+    return [0.5] * len(completion_ids)
+
+
+def trainers(completion_ids, **kwargs):
+    gc.collect()
+    TRAINERS.append(sum(type(held).__name__ == "GRPOTrainer" for held in gc.get_objects()))
     return [0.5] * len(completion_ids)
 
 
@@ -85,3 +94,11 @@ def test_a_peak_of_short_completions_counts(loaded: Any) -> None:
     measured(loaded, "lengths")  # the first run on a load grows the heap
     memory = measured(loaded, "filled")["memory"]
     assert memory["peak_bytes"] - memory["longest_peak_bytes"] > 60 * MIB
+
+
+@pytest.mark.slow
+def test_no_other_trainer_is_in_memory_meanwhile(loaded: Any) -> None:
+    measured(loaded, "trainers")
+    import varied_rewards  # type: ignore[import-not-found]
+
+    assert varied_rewards.TRAINERS == [1] * 7

@@ -240,20 +240,8 @@ def _measure(
     stop_below = plan.get("stop_below_tokens_per_second")
     # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may
     # slowness end a run.
-    run = run_class(
-        loaded,
-        request,
-        recorder,
-        _longest_lengths(request),
-        stop_below=None if typical else stop_below,
-        result=result,
-        is_worst_case=True,
-    )
-    result["worst"] = run.go()
-    result["loop_seconds"] = run.loop_seconds
-    result["optimizer_steps"] = run.steps
-    result["memory"] = run.with_borrowed_peaks(recorder.memory())
-    run.remember(result["memory"])
+    worst_stop = None if typical else stop_below
+    _run_longest_lengths(loaded, request, recorder, run_class, result, worst_stop)
     if plan.get("soak_seconds"):
         return
     # 2. Other lengths, whose peak may be higher.
@@ -276,7 +264,35 @@ def _measure(
     result["loop_seconds"] += run.loop_seconds
 
 
+def _run_longest_lengths(
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun],
+    result: Result,
+    stop_below: float | None,
+) -> None:
+    """Run at the longest lengths. Nothing of the trainer stays for the runs that follow."""
+    run = run_class(
+        loaded,
+        request,
+        recorder,
+        _longest_lengths(request),
+        stop_below=stop_below,
+        result=result,
+        is_worst_case=True,
+    )
+    result["worst"] = run.go()
+    result["loop_seconds"] = run.loop_seconds
+    result["optimizer_steps"] = run.steps
+    result["memory"] = run.with_borrowed_peaks(recorder.memory())
+    run.remember(result["memory"])
+
+
 def _can_vary(loaded: LoadedModel, request: Request, run_class: type[TrainerRun]) -> bool:
+    """Return True if rows can end early, and a second trainer finds the memory of a first one."""
+    if sharding_of(loaded.request) == "zero3":
+        return False  # as in `release`
     settings = request["settings"]
     ends_rows = bool(settings.get("use_vllm")) or loaded.tokenizer.eos_token_id is not None
     return run_class.has_cycles and ends_rows and rollouts.can_be_drawn(settings)
@@ -312,7 +328,8 @@ def _run_varied_lengths(
     )
     run.go()
     result["loop_seconds"] += run.loop_seconds
-    result["exercised"]["varied_generations"] = run.rollouts.run
+    if run.varied_lengths.generations:  # none where a user's own function generates
+        result["exercised"]["varied_generations"] = run.varied_lengths.generations
     longest_peak = result["memory"]["peak_bytes"]
     memory = recorder.memory()
     memory["peak_bytes"] = max(longest_peak, memory["peak_bytes"])

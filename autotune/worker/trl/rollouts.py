@@ -186,12 +186,12 @@ class VariedLengths:
         self._short = max(1, longest // SHORT_DIVISOR)
         self._half = max(1, longest // 2)
         self._longest = longest
-        self._generations = 0
+        self.generations = 0
 
     def take(self, prompts: Sequence[Any]) -> list[int]:
         """Return a length for each prompt of the next generation."""
-        pattern = PATTERNS[self._generations % len(PATTERNS)]
-        self._generations += 1
+        pattern = PATTERNS[self.generations % len(PATTERNS)]
+        self.generations += 1
         lengths_by_pattern = {
             "short": [self._short],
             "half": [self._half],
