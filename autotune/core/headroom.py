@@ -31,15 +31,14 @@ class RequiredHeadroom:
 class Headroom:
     least_bytes: int = 0
     covers_spread: bool = False  # also as much as the peaks of the same candidate differ
-    stated: bool = False  # by --headroom
+    why: str = "none is required"
 
     def required(self, memory: Memory) -> RequiredHeadroom:
         """Return what this candidate has to leave free."""
         spread = memory.spread_bytes
         if self.covers_spread and spread > self.least_bytes:
             return RequiredHeadroom(bytes=spread, why="the spread of its own peaks")
-        why = "--headroom" if self.stated else f"{DEFAULT_SHARE:.0%} of the limit"
-        return RequiredHeadroom(bytes=self.least_bytes, why=why)
+        return RequiredHeadroom(bytes=self.least_bytes, why=self.why)
 
     def judge(self, verdict: Verdict, memory: Memory) -> Verdict:
         """Return the verdict on recommending what fits by the given verdict."""
@@ -63,4 +62,8 @@ NO_HEADROOM = Headroom()
 
 
 def default_headroom(limit_bytes: int) -> Headroom:
-    return Headroom(least_bytes=round(DEFAULT_SHARE * limit_bytes), covers_spread=True)
+    return Headroom(
+        least_bytes=round(DEFAULT_SHARE * limit_bytes),
+        covers_spread=True,
+        why=f"{DEFAULT_SHARE:.0%} of the limit",
+    )

@@ -123,7 +123,7 @@ def headroom(stated: MemoryLimit | None, limit_bytes: int) -> Headroom:
             f"--headroom {stated.text} leaves nothing of the limit, {format_bytes(limit_bytes)}.",
             way_out="Give less, such as 2%.",
         )
-    return Headroom(least_bytes=least_bytes, stated=True)
+    return Headroom(least_bytes=least_bytes, why="--headroom")
 
 
 # Packages of the training environment.

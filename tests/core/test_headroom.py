@@ -53,7 +53,7 @@ def test_what_leaves_less_is_not_recommended(peak_mib: int, fits: bool) -> None:
 def test_a_stated_headroom_ignores_the_spread() -> None:
     verdict = Verdict(fits=True, why="peak", margin_bytes=0)
     at_the_limit = memory(LIMIT_BYTES, LIMIT_BYTES - GIB)
-    assert Headroom(stated=True).judge(verdict, at_the_limit) is verdict
+    assert Headroom(why="--headroom").judge(verdict, at_the_limit) is verdict
 
 
 @pytest.mark.parametrize(
