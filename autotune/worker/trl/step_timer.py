@@ -139,6 +139,7 @@ class StepTimer:
         self.cycles: list[Result] = []
         self.speed: Result = {"left_out_cycles": 0, "steady": None}
         self._rates: list[float] = []  # tokens per second of each timed unit, over all ranks
+        self._first_rate = 0.0  # of the first timed unit
         self._begin_timing()
 
     # Events of the framework's loop.
