@@ -18,7 +18,12 @@ from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
-LEARNED = {"num_generations": (8,), "max_completion_length": (64,)}
+SMALL = {
+    "num_generations": (8,),
+    "max_completion_length": (64,),
+    "batch": (4, 8),
+    "checkpointing": (True,),
+}
 
 
 def recommended(
@@ -30,7 +35,7 @@ def recommended(
 ) -> Recommendation:
     job = toy_job(
         folder,
-        toy_space(**LEARNED, **choices),
+        toy_space(**{**SMALL, **choices}),
         limit_mib * MIB,
         headroom=headroom,
     )
@@ -82,7 +87,7 @@ def test_a_candidate_whose_peaks_differ_more_than_it_leaves_is_refuted(tmp_path:
             measurement = replace(measurement, memory=memory)
         return measurement
 
-    space = toy_space(**LEARNED, checkpointing=(True,))
+    space = toy_space(**SMALL)
     job = toy_job(tmp_path, space, 900 * MIB, headroom=default_headroom(900 * MIB))
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
