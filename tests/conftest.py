@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,14 +50,24 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     return Together(config, log)
 
 
+@pytest.fixture(scope="session")
+def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Yield folders that do not exist yet.
+
+    `mktemp` for each of thousands of tests would read thousands of names each time.
+    """
+    folder = tmp_path_factory.mktemp("data")
+    return (folder / str(number) for number in itertools.count())
+
+
 @pytest.fixture(autouse=True)
 def _no_test_knows_the_users_store(
-    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+    data_folders: Iterator[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Measurements are kept in the user's data folder; a test has one of its own, and starts
     knowing nothing.
     """
-    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path_factory.mktemp("data")))
+    monkeypatch.setenv("XDG_DATA_HOME", str(next(data_folders)))
     monkeypatch.setenv(
         "HF_HUB_OFFLINE", "1"
     )  # no test asks the hub, but those that name a local one

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from autotune.core.dataset import Images, RowLengths, TokenLengths
+from autotune.core.headroom import NO_HEADROOM, Headroom
 from autotune.core.secrets import without_secret_settings
 from autotune.core.space import KnobValue, SearchSpace, fingerprint
 from autotune.core.user_script import LaunchScript, UserScript
@@ -134,6 +135,7 @@ class Job:
     memory_limit_bytes: int  # per GPU; on a CPU for the process tree
     budget_seconds: float
     max_probes: int
+    headroom: Headroom = NO_HEADROOM  # left free by a recommendation
     mode: Mode
     sampler: SamplerName
     storage: str  # Optuna storage URL

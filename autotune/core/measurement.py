@@ -25,6 +25,8 @@ class ProbePlan:
     optimizer_steps: int = 2  # minimum: Adam's state appears after the first step
     warmup_cycles: int = 1  # generation cycles before the timing
     timed_cycles: int = 3
+    settling_cycles: int = 0  # bound of further warm-up cycles, until the speed is steady
+    varied_lengths: bool = False  # also run completions of other lengths than the longest
     save_checkpoint: bool = False  # save one checkpoint into scratch, to measure its memory
     evaluate: bool = False  # one batch at the longest lengths, if configured
     soak_seconds: float | None = None  # run whole cycles for this long instead of `timed_cycles`
@@ -99,6 +101,10 @@ class Speed:
     borrowed_seconds: float = 0.0  # rollouts reused from an earlier candidate
     runs: int = 1  # runs whose cycles these are; more than one after pooling
     drawn: bool = False  # each completion had a length of its own, drawn from those that occur
+    left_out_cycles: int = 0  # after the planned warm-up, before the speed was steady
+    steady: bool | None = None  # the first two timed cycles are alike; None: not compared
+    # Seconds between the slowest and the fastest rank in each phase; empty for one rank
+    rank_skew: Mapping[str, float] = field(default_factory=dict)
 
     @cached_property
     def tokens_per_second(self) -> float:
@@ -207,6 +213,15 @@ class Memory:
     models: tuple[ModelMemory, ...] = ()
     # Samples, coarser for long probes; exact peaks may exceed them
     timeline: tuple[MemorySample, ...] = ()
+    # Lowest peak of a run at the longest lengths, where several runs or lengths were measured
+    lowest_peak_bytes: int | None = None
+
+    @property
+    def spread_bytes(self) -> int:
+        """Difference between the highest and the lowest peak; 0 where only one is known."""
+        if self.peak_bytes is None or self.lowest_peak_bytes is None:
+            return 0
+        return self.peak_bytes - self.lowest_peak_bytes
 
     def on_first(self, devices: int | None) -> Memory:
         """Return the peaks of the first devices only; all of them for None, and where a device
@@ -256,6 +271,7 @@ class LoopActivity:
     longest_prompt: Count | None = None
     shortest_completion: Count | None = None
     longest_completion: Count | None = None
+    varied_generations: Count | None = None  # with varied lengths; None: not part of the probe
     seconds: Seconds = 0.0  # wall seconds in the training loop, saving and evaluation included
     cycles: tuple[CycleMemory, ...] = ()  # intervals of whole cycles, in order; worst rank
 

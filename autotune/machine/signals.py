@@ -16,6 +16,7 @@ from types import FrameType
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 END_SECONDS = 9.0  # time between the first stop signal and the forced end
+REPEAT_SECONDS = 0.1  # interval at which a signal is repeated until its handler has run
 
 
 @dataclass
@@ -114,8 +115,10 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
     """Watch for stop signals from another thread.
 
     The interpreter writes a signal's number into a pipe at once; its handler runs only when the
-    main thread is back from native code.
+    main thread is back from native code. A signal that arrives just before a blocking call, or in
+    another thread, does not end that call: it is repeated until the handler has run.
     """
+    repeater = _Repeater(main_thread=threading.get_ident())
     read_end, write_end = os.pipe()
     os.set_blocking(write_end, False)
     before = signal.set_wakeup_fd(write_end, warn_on_full_buffer=False)
@@ -123,10 +126,13 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
     def watch() -> None:
         with contextlib.suppress(OSError):
             while received := os.read(read_end, 64):
-                if set(received) & set(STOP_SIGNALS):
+                numbers = set(received) & set(STOP_SIGNALS)
+                if numbers:
+                    deadline = time.monotonic() + END_SECONDS
+                    repeater.repeat(min(numbers), deadline)
                     # Also after the context: what closes at the end of the process may not return
                     # either.
-                    time.sleep(END_SECONDS)
+                    time.sleep(max(0.0, deadline - time.monotonic()))
                     force_end()
                     return
         os.close(read_end)
@@ -139,8 +145,31 @@ def _deadline(force_end: Callable[[], None]) -> Iterator[None]:
     try:
         yield
     finally:
+        repeater.end()
         signal.set_wakeup_fd(before)
         os.close(write_end)
+
+
+class _Repeater:
+    """Repeats a stop signal to the main thread until its handler has run."""
+
+    def __init__(self, main_thread: int) -> None:
+        self._main_thread = main_thread
+        self._lock = threading.Lock()
+        self._ended = False
+
+    def repeat(self, number: int, deadline: float) -> None:
+        while time.monotonic() < deadline:
+            time.sleep(REPEAT_SECONDS)
+            with self._lock:
+                if self._ended or _stop.requested:
+                    return
+                signal.pthread_kill(self._main_thread, number)
+
+    def end(self) -> None:
+        """Send no further signal: from here on, the handlers are those of before."""
+        with self._lock:
+            self._ended = True
 
 
 _at_once = False

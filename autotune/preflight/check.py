@@ -25,6 +25,7 @@ from autotune.api import RunAnswer, run_request
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
+from autotune.core.headroom import NO_HEADROOM
 from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
@@ -194,7 +195,8 @@ def preflight_flags(
             missed = recorded
             listener(Note(text=f"Not on record: {missed}. Measuring its worst case."))
             trial = _measured(request.job, candidate, versions, executor, listener)
-            proof = proofs.keep(trial, certificate_row(request.job, trial) or {})
+            to_the_limit = replace(request.job, headroom=NO_HEADROOM)
+            proof = proofs.keep(trial, certificate_row(to_the_limit, trial) or {})
 
     # 3. The file to train with.
     checked = Preflight(

@@ -288,7 +288,33 @@ def merge_speeds(speeds: Sequence[RankSpeed | None]) -> Speed | None:
         cut_short=any(speed.cut_short for speed in reported),
         borrowed_seconds=slowest.borrowed_seconds,
         drawn=slowest.drawn,
+        left_out_cycles=slowest.left_out_cycles,
+        steady=slowest.steady,
+        rank_skew=_rank_skew(reported),
     )
+
+
+def _rank_skew(speeds: Sequence[RankSpeed]) -> dict[str, float]:
+    """Return by how many seconds the ranks differ in each phase. One that is early waits in a later
+    phase, so the seconds of whole cycles hide it.
+    """
+    skew: dict[str, float] = {}
+    if len(speeds) > 1:
+        for phase in speeds[0].phase_seconds:
+            seconds = [speed.phase_seconds.get(phase, 0.0) for speed in speeds]
+            skew[phase] = max(seconds) - min(seconds)
+    return skew
+
+
+def lowest_peak(peak_bytes: int | None, results: Iterable[RankResult]) -> int | None:
+    """Return the probe's peak without what varied lengths added on a rank; None where none ran."""
+    added = []
+    for result in results:
+        if result.peak_bytes is not None and result.longest_peak_bytes is not None:
+            added.append(result.peak_bytes - result.longest_peak_bytes)
+    if peak_bytes is None or not added:
+        return None
+    return peak_bytes - max(0, *added)
 
 
 def activity_of(results: Sequence[RankResult]) -> LoopActivity | None:

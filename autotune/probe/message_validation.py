@@ -56,6 +56,8 @@ class RankSpeed(msgspec.Struct):
     """Part of `cycle_seconds` measured for an earlier candidate with the same rollouts."""
 
     drawn: bool = False  # each completion had a length of its own
+    left_out_cycles: Count = 0  # after the warm-up, before the speed was steady
+    steady: bool | None = None
 
     def __post_init__(self) -> None:
         if len(self.cycle_seconds) != len(self.cycle_loss_tokens):
@@ -68,6 +70,7 @@ class _Memory(msgspec.Struct):
     """Memory of one rank. CPU: RssAnon + RssShmem. GPU: the rank's share of its device."""
 
     peak_bytes: Count | None = None
+    longest_peak_bytes: Count | None = None  # before completions of varied lengths were run
     phase_peak_bytes: dict[Phase, Count] | None = None
     torch_by_phase: dict[str, TorchMemory] | None = None
     torch_allocated_bytes: Count | None = None

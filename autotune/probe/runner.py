@@ -411,6 +411,7 @@ class _Probe:
                 allocation_retries=worst(results, "allocation_retries"),
                 allocation_failures=worst(results, "allocation_failures"),
                 models=assembly.models_of(results_by_rank(reply)),
+                lowest_peak_bytes=assembly.lowest_peak(peaks.peak_bytes, results),
                 timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
             ),
             cost=Cost(

@@ -163,6 +163,8 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
     peak_bytes: float | None = None
     limit_bytes: float | None = None
     margin_bytes: float | None = None
+    headroom_bytes: float | None = None
+    headroom_why: str | None = None
     peak_by: str | None = None
     devices: tuple[DeviceRow, ...] = ()
     models: tuple[RankModelsRow, ...] = ()
@@ -170,6 +172,9 @@ class CertificateRow(msgspec.Struct, frozen=True, kw_only=True):
     verified_on_several_gpus: bool | None = None
     optimizer_steps: int | None = None
     timed_cycles: float | None = None
+    left_out_cycles: int = 0
+    steady: bool | None = None
+    rank_skew: Mapping[str, float] = {}
     longest_completion_tokens: int | None = None
     torch_allocated_bytes: float | None = None
     torch_reserved_bytes: float | None = None

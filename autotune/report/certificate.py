@@ -12,7 +12,7 @@ from autotune.core.answer import Trial, plain
 from autotune.core.job import Job
 from autotune.core.measurement import DeviceMemory, LoopActivity, Measurement, Speed
 from autotune.core.space import KnobValue
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.frameworks.shares_in_files import for_files
 
 # Optimizer steps: Adam's state is allocated in the first; the second is the first with all of it.
@@ -42,8 +42,17 @@ def items_of(job: Job, proof: Trial) -> tuple[Item, ...]:
         _longest_lengths(job, proof, activity),
         _steps(activity),
         *_rollouts(activity),
+        *_varied_lengths(activity),
         *_saves(activity),
     )
+
+
+def _varied_lengths(activity: LoopActivity) -> tuple[Item, ...]:
+    count = activity.varied_generations
+    if count is None:
+        return ()
+    says = f"{count} generations of short, half as long, longest and mixed completions"
+    return (_item("varied lengths", count, says),)
 
 
 def _steps(activity: LoopActivity) -> Item:
@@ -200,6 +209,7 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
     memory = measured.memory
     hardware = job.task.hardware
     timing = _timing(measured.worst)
+    headroom = job.headroom.required(memory)
     return {
         "trial": proof.number,
         "outcome": str(measured.outcome),
@@ -209,6 +219,8 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         "peak_bytes": memory.peak_bytes,
         "limit_bytes": memory.limit_bytes,
         "margin_bytes": proof.verdict.margin_bytes,
+        "headroom_bytes": headroom.bytes,
+        "headroom_why": headroom.why,
         "peak_by": _peak_by(measured),
         "devices": [_device_row(device) for device in memory.devices],
         "models": [plain(model) for model in memory.models],
@@ -219,6 +231,9 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         ),
         "optimizer_steps": measured.optimizer_steps,
         "timed_cycles": timing["cycles"],
+        "left_out_cycles": timing["left_out_cycles"],
+        "steady": timing["steady"],
+        "rank_skew": timing["rank_skew"],
         "longest_completion_tokens": timing["longest_completion"],
         "torch_allocated_bytes": memory.torch_allocated_bytes,
         "torch_reserved_bytes": memory.torch_reserved_bytes,
@@ -234,12 +249,18 @@ def _timing(worst: Speed | None) -> dict[str, Any]:
     if worst is None:
         return {
             "cycles": 0,
+            "left_out_cycles": 0,
+            "steady": None,
+            "rank_skew": {},
             "longest_completion": None,
             "phase_seconds": {},
             "user_reward_seconds": None,
         }
     return {
         "cycles": len(worst.cycle_seconds),
+        "left_out_cycles": worst.left_out_cycles,
+        "steady": worst.steady,
+        "rank_skew": dict(worst.rank_skew),
         "longest_completion": worst.completion_tokens,
         "phase_seconds": dict(worst.phase_seconds),
         "user_reward_seconds": worst.user_reward_seconds,
@@ -284,13 +305,34 @@ def certificate_lines(job: Job, proof: Trial | None) -> list[str]:
     head = "Emulated" if proof.measurement.emulated else "Certified"
     if not row["complete"]:
         head += " in part"
+    if row["margin_bytes"] is not None and row["headroom_bytes"]:
+        required = format_bytes(row["headroom_bytes"])
+        margin += f" (at least {required}, {row['headroom_why']}, had to be)"
     lines = [
         f"{head}: peak {peak} of {format_bytes(row['limit_bytes'])}{margin}, by {row['peak_by']}."
     ]
     for item in row["items"]:
         lines.append(f"  {item['name']}: {item['state']} ({item['says']})")
+    lines += _steadiness(proof.measurement.worst)
     if row["verified_on_several_gpus"] is False:
         lines.append("  Not verified on several GPUs: this path has run on one at most.")
+    return lines
+
+
+def _steadiness(speed: Speed | None) -> list[str]:
+    """Describe the warm-up that was left out of the timing, and how far the ranks are apart."""
+    if speed is None:
+        return []
+    lines = []
+    left_out = counted(speed.left_out_cycles, "further warm-up cycle")
+    if speed.steady is False:
+        lines.append(f"  Not steady: cycles still differed after {left_out} had been left out.")
+    elif speed.left_out_cycles:
+        lines.append(f"  Steady after {left_out}, left out of the timing.")
+    if speed.rank_skew:
+        phase = max(speed.rank_skew, key=lambda name: speed.rank_skew[name])
+        share = speed.rank_skew[phase] / sum(speed.cycle_seconds)
+        lines.append(f"  Ranks are furthest apart in {phase}: {share:.0%} of the time.")
     return lines
 
 

@@ -410,6 +410,17 @@ class RunOptions(RequestOptions, total=False):
             ),
         ),
     ]
+    headroom: Annotated[
+        str | None,
+        Flag(
+            HARDWARE,
+            metavar="SIZE",
+            help=(
+                "Memory below the limit that the recommendation leaves free. Default: 2% of the"
+                " limit, or the spread of its own peaks if that is more. Examples: 0, 3%, 1G."
+            ),
+        ),
+    ]
     executor: Annotated[
         ExecutorName,
         Flag(

@@ -35,6 +35,7 @@ from autotune.request.precedence import (
 )
 from autotune.request.resources import (
     check_packages,
+    headroom,
     measuring_mode,
     memory_limit,
     target_hardware,
@@ -588,10 +589,12 @@ def build_job(
     """Return the job. The study's default name consists of subject and hardware."""
     search = flags.search
     hardware = flags.hardware
+    limit_bytes = memory_limit(hardware.memory_limit, task.hardware)
     return Job(
         task=task,
         space=space,
-        memory_limit_bytes=memory_limit(hardware.memory_limit, task.hardware),
+        memory_limit_bytes=limit_bytes,
+        headroom=headroom(hardware.headroom, limit_bytes),
         budget_seconds=search.budget_seconds,
         budget_adapts=search.budget_adapts,
         max_probes=search.max_probes,

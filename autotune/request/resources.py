@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from autotune.core.errors import BadInput, HardwareNotHere, MissingExtra, TrainingEnvironmentError
+from autotune.core.headroom import Headroom, default_headroom
 from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.units import format_bytes
@@ -109,6 +110,21 @@ def memory_limit(limit: MemoryLimit | None, hardware: Hardware) -> int:
             way_out=f"Give at most {available}, or leave it out.",
         )
     return limit.size_bytes
+
+
+def headroom(stated: MemoryLimit | None, limit_bytes: int) -> Headroom:
+    """Return the headroom under this limit, as --headroom states it."""
+    if stated is None:
+        return default_headroom(limit_bytes)
+    least_bytes = stated.size_bytes
+    if least_bytes is None:
+        least_bytes = int(stated.share * limit_bytes)
+    if least_bytes >= limit_bytes:
+        raise BadInput(
+            f"--headroom {stated.text} leaves nothing of the limit, {format_bytes(limit_bytes)}.",
+            way_out="Give less, such as 2%.",
+        )
+    return Headroom(least_bytes=least_bytes, why="--headroom")
 
 
 # Packages of the training environment.

@@ -110,6 +110,7 @@ class HardwareChoice:
     address: str | None = None
     slots: int | None = None
     memory_limit: MemoryLimit | None = None  # None: the whole device
+    headroom: MemoryLimit | None = None  # of --headroom; a share is one of the limit
 
 
 @dataclass(frozen=True, kw_only=True)

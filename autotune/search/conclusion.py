@@ -8,6 +8,8 @@ the simplest is taken.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from autotune.catalog import complexity
 from autotune.core.answer import (
     Advantage,
@@ -55,8 +57,12 @@ def conclude(
 
     refuted = []
     for confirmation in view.confirmations.values():
-        if not confirmation.verdict.fits:
-            refuted.append(confirmation)
+        verdict = view.verdict_on(confirmation)
+        if not verdict.fits:
+            refuted.append(replace(confirmation, verdict=verdict))
+    trials = view.all
+    if winner is None:  # also for those that fit and leave too little free, the reason is given
+        trials = tuple(replace(trial, verdict=view.verdict_on(trial)) for trial in view.all)
     probe_seconds = sum(trial.measurement.cost.total_seconds for trial in view.all)
     return Recommendation(
         winner=winner,
@@ -73,7 +79,7 @@ def conclude(
         interrupted=proven is None,
         elapsed_seconds=elapsed_seconds,
         probe_seconds=probe_seconds * job.task.hardware.count,
-        trials=view.all,
+        trials=trials,
         advantage=advantage,
         run_spread=view.run_spread,
     )

@@ -53,7 +53,16 @@ def _pooled_measurement(measurements: Sequence[Measurement]) -> Measurement:
 
 def _highest_memory(memories: Sequence[Memory]) -> Memory:
     highest = max(memories, key=lambda memory: memory.peak_bytes or 0)
-    return replace(highest, phase_peak_bytes=highest_by_phase(memories))
+    peaks = []
+    for memory in memories:
+        for peak in (memory.peak_bytes, memory.lowest_peak_bytes):
+            if peak is not None:
+                peaks.append(peak)
+    return replace(
+        highest,
+        phase_peak_bytes=highest_by_phase(memories),
+        lowest_peak_bytes=min(peaks, default=None),
+    )
 
 
 def _summed_cost(costs: Sequence[Cost]) -> Cost:

@@ -76,6 +76,7 @@ def search_problem(
         table,
         predictions,
         limit_bytes=job.memory_limit_bytes,
+        headroom_bytes=job.headroom.least_bytes,
         options=options,
     )
     return SearchProblem(
@@ -86,6 +87,7 @@ def search_problem(
         predicted_rates=_rates_of(job, predictions),
         earlier=tuple(earlier),
         predictions=predictions,
+        headroom=job.headroom,
     )
 
 

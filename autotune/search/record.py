@@ -374,7 +374,12 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "environment": _environment(),
         "files": files_named(workload.dataset, *strings_in(inputs)),
     }
-    question = {**job.identity, "seed": workload.seed, "sampler": job.sampler}
+    question = {
+        **job.identity,
+        "seed": workload.seed,
+        "sampler": job.sampler,
+        "headroom": plain(job.headroom),
+    }
     return Circumstances(facts=facts, job=question)
 
 

@@ -28,7 +28,8 @@ from functools import cached_property
 import numpy as np
 
 from autotune.core.answer import Trial
-from autotune.core.measurement import Outcome, Speed
+from autotune.core.headroom import NO_HEADROOM, Headroom
+from autotune.core.measurement import Outcome, Speed, Verdict
 from autotune.core.prediction import Prediction
 from autotune.core.run_statistics import RunSpread, learn_run_spread
 from autotune.core.space import Candidate, KnobValue, SearchSpace
@@ -119,6 +120,7 @@ class SearchProblem:
     # measured here
     earlier: tuple[Trial, ...] = ()
     predictions: Mapping[str, Prediction] = field(default_factory=dict)  # By candidate id
+    headroom: Headroom = NO_HEADROOM  # Left free by a recommendation
 
     @cached_property
     def rows(self) -> dict[Tier, IndexArray]:
@@ -270,16 +272,22 @@ class TrialView:
         return trials
 
     def contenders(self, tier: Tier) -> list[Trial]:
-        """Return the tier's trials that fit and that no confirmation refuted, fastest first."""
+        """Return the tier's trials that fit, leave the headroom free and that no confirmation
+        refuted, fastest first.
+        """
         if tier not in self._contenders:
             probed = self.probed_in(tier)
-            fitting = [trial for trial in probed if self._still_fits(trial)]
+            fitting = [trial for trial in probed if self._is_recommendable(trial)]
             fitting.sort(key=speed_of, reverse=True)
             self._contenders[tier] = fitting
         return self._contenders[tier]
 
-    def _still_fits(self, trial: Trial) -> bool:
-        return trial.verdict.fits and self.evidence(trial).verdict.fits
+    def _is_recommendable(self, trial: Trial) -> bool:
+        return self.verdict_on(trial).fits and self.verdict_on(self.evidence(trial)).fits
+
+    def verdict_on(self, trial: Trial) -> Verdict:
+        """Return the verdict on recommending this trial's candidate."""
+        return self.problem.headroom.judge(trial.verdict, trial.measurement.memory)
 
     def same_tier_contenders(self, candidate: Candidate) -> list[Trial]:
         """Return the contenders of this candidate's tier, fastest first."""
@@ -379,7 +387,7 @@ class TrialView:
         if tier is None or baseline is None or baseline.id not in self.problem.tier_of:
             return None
         trial = self.measured.get(baseline.id)
-        if trial is None or not self._still_fits(trial):
+        if trial is None or not self._is_recommendable(trial):
             return None
         for name, value in tier.learning.items():
             if baseline.knobs.get(name) != value:

@@ -16,6 +16,7 @@ from autotune.core.errors import BadInput
 from autotune.core.units import GIB
 from autotune.estimate.model_shape import shape
 from tests.estimate.synthetic import config_of
+from tests.every import for_each
 
 MODELS = {model.ids[0]: model for model in models()}
 IDS = [hub_id for model in models() for hub_id in model.ids]
@@ -146,7 +147,7 @@ def built(known_model: KnownModel) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-@pytest.mark.parametrize("model", COUNTED.values(), ids=COUNTED)
+@for_each(COUNTED.values())
 def test_the_shape_has_as_many_weights_as_its_authors_say(model: KnownModel) -> None:
     assert parameters(dict(model.config)) == pytest.approx(
         model.parameters_billions * 1e9, rel=0.015
@@ -194,13 +195,13 @@ def test_to_the_last_weight(hub_id: str, weights: int) -> None:
     assert built(MODELS[hub_id]) == weights
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@for_each(MODELS.values())
 def test_every_model_has_its_sources(model: KnownModel) -> None:
     assert all(part.startswith("https://") for part in model.source.split("; "))
     assert model.page == f"https://huggingface.co/{model.ids[0]}/blob/main/config.json"
 
 
-@pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
+@for_each(MODELS.values())
 def test_each_model_matches_the_table(model: KnownModel) -> None:
     model_shape = shape(model.config)
     assert 1 < len(model_shape.layers) < 200 and 500 < model_shape.hidden < 20_000
@@ -226,7 +227,7 @@ def short_names() -> list[str]:
     return [hub_id.split("/")[1].lower() for hub_id in IDS]
 
 
-@pytest.mark.parametrize("hub_id", IDS)
+@for_each(IDS)
 def test_every_short_name_means_its_model(
     hub_id: str,
     monkeypatch: pytest.MonkeyPatch,
@@ -263,7 +264,7 @@ def test_transformers_takes_every_config() -> None:
         assert config.max_position_embeddings == model_shape.positions, hub_id
 
 
-@pytest.mark.parametrize("gpu", GPUS.values(), ids=GPUS)
+@for_each(GPUS.values())
 def test_every_gpu_has_a_source_and_a_plausible_size(gpu: Gpu) -> None:
     assert gpu.source.startswith("https://")
     assert 4 * GIB <= gpu.memory_bytes < 300 * GIB
@@ -280,7 +281,7 @@ def test_a_gpu_without_a_source_of_its_speeds_has_none() -> None:
         assert not gpu.tflops and not gpu.bandwidth_gb_per_second
 
 
-@pytest.mark.parametrize("gpu", WITH_SPEEDS.values(), ids=WITH_SPEEDS)
+@for_each(WITH_SPEEDS.values())
 def test_every_other_gpu_has_sourced_and_plausible_speeds(gpu: Gpu) -> None:
     assert gpu.speed_source is not None and gpu.speed_source.startswith("https://")
     assert gpu.bandwidth_gb_per_second is not None and 100 < gpu.bandwidth_gb_per_second <= 8000
@@ -293,7 +294,7 @@ def test_every_other_gpu_has_sourced_and_plausible_speeds(gpu: Gpu) -> None:
     assert {"float32" if gpu.probes else "float16", "float16"} <= set(gpu.tflops)
 
 
-@pytest.mark.parametrize("gpu", PROBED, ids=lambda gpu: gpu.name)
+@for_each(PROBED)
 def test_peaks_are_dense_and_fit_the_generation(gpu: Gpu) -> None:
     """A figure with sparsity, or summed in float16, is twice what its neighbours allow."""
     assert gpu.compute_capability is not None
@@ -314,7 +315,7 @@ def test_peaks_are_dense_and_fit_the_generation(gpu: Gpu) -> None:
         )
 
 
-@pytest.mark.parametrize("gpu", PROBED, ids=lambda gpu: gpu.name)
+@for_each(PROBED)
 def test_float32_peaks_fit_the_number_of_multiprocessors(gpu: Gpu) -> None:
     """64 or 128 lanes of two operations each, at a clock between 1.3 and 2.7 GHz."""
     lanes = 64 if gpu.compute_capability in ("7.0", "7.5", "8.0") else 128

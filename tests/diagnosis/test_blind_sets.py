@@ -15,6 +15,7 @@ import yaml
 
 from autotune.diagnosis import diagnose
 from autotune.failures.table import CAUSES
+from tests.every import for_each
 
 HERE = Path(__file__).parent
 RESULTS = json.loads((HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text())
@@ -184,11 +185,7 @@ SETS = (
         },
     ),
 )
-CASES = [
-    pytest.param(blind_set, label, id=f"{blind_set.name}-{label['name']}")
-    for blind_set in SETS
-    for label in blind_set.labels
-]
+CASES = [(blind_set, label) for blind_set in SETS for label in blind_set.labels]
 of_each = pytest.mark.parametrize("blind_set", SETS, ids=lambda blind_set: blind_set.name)
 
 
@@ -201,8 +198,9 @@ def test_each_log_has_its_label(blind_set: Blind) -> None:
     assert all(label["cause"] is None or label["cause"] in CAUSES for label in blind_set.labels)
 
 
-@pytest.mark.parametrize(("blind_set", "label"), CASES)
-def test_it_is_named_for_what_it_is(blind_set: Blind, label: dict[str, Any]) -> None:
+@for_each(CASES)
+def test_it_is_named_for_what_it_is(case: tuple[Blind, dict[str, Any]]) -> None:
+    blind_set, label = case
     diagnosis = diagnose(blind_set.log(label["name"]))
     if label["name"] in blind_set.mistaken:
         assert diagnosis.cause != label["cause"] and diagnosis.cause in label["also_defensible"]

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
 from autotune.failures.table import CAUSES, MEMORY_CAUSES
+from tests.every import for_each
 
 HERE = Path(__file__).parent
 LABELS: list[dict[str, Any]] = yaml.safe_load((HERE / "labels.yaml").read_text())["logs"]
@@ -63,7 +63,7 @@ def test_there_are_enough_of_each_kind() -> None:
     )
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@for_each(BY_NAME)
 def test_a_label_is_well_formed(name: str) -> None:
     label = BY_NAME[name]
     assert label["cause"] is None or label["cause"] in CAUSES
@@ -78,7 +78,7 @@ def test_a_label_is_well_formed(name: str) -> None:
     )
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@for_each(BY_NAME)
 def test_a_log_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) -> None:
     text = log_of(name)
     assert 0 < len(text.encode()) <= LARGEST_BYTES
@@ -92,7 +92,7 @@ def test_a_log_is_small_and_says_nothing_of_the_machine_that_made_it(name: str) 
     assert host == "localhost" or not re.search(rf"(?<![\w-]){re.escape(host)}(?![\w-])", text)
 
 
-@pytest.mark.parametrize("name", BY_NAME)
+@for_each(BY_NAME)
 def test_it_is_named_for_what_it_is(name: str) -> None:
     label, diagnosis = BY_NAME[name], diagnose(log_of(name))
     if name in MISTAKEN:

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from autotune.diagnosis import diagnose
+from tests.every import for_each
 
 HERE = Path(__file__).parent
 EXCERPTS: list[dict[str, Any]] = [
@@ -41,9 +42,7 @@ UNNAMED = {
 """Excerpts that are known not to be named, each with why."""
 
 
-@pytest.mark.parametrize(
-    "excerpt", EXCERPTS, ids=lambda excerpt: f"{excerpt['source']}: {excerpt['text'][-20:]}"
-)
+@for_each(EXCERPTS)
 def test_an_excerpt_is_named(excerpt: dict[str, Any]) -> None:
     diagnosis = diagnose(excerpt["text"])
     is_right = diagnosis.cause in (excerpt["cause"], *excerpt.get("also", ()))

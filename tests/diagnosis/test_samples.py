@@ -24,6 +24,7 @@ from tests.diagnosis.around import (
     raised,
     sample,
 )
+from tests.every import for_each
 
 BY_ROW_NAME = {
     "actor_not_found": "hang_or_nccl",
@@ -160,7 +161,7 @@ def expected(name: str) -> str:
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("name", [name for name in NAMES if name.partition(".")[0] not in WRAPPERS])
+@for_each(name for name in NAMES if name.partition(".")[0] not in WRAPPERS)
 def test_the_cause_is_found_in_a_whole_log(name: str, shape: str) -> None:
     diagnosis = diagnose(SHAPES[shape](sample(name)))
     assert diagnosis.known, diagnosis

@@ -16,10 +16,9 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-import pytest
-
 from autotune.diagnosis import diagnose
 from autotune.failures.table import CAUSES, MEMORY_CAUSES
+from tests.every import for_each
 
 TEXTS = Path(__file__).parent / "texts"
 PACKAGES = "/venv/lib/python3.11/site-packages/"
@@ -78,7 +77,7 @@ def test_there_are_many_and_each_has_a_cause() -> None:
     assert all(causes <= {*CAUSES, "null"} for causes, _ in CASES.values())
 
 
-@pytest.mark.parametrize("name", CASES)
+@for_each(CASES)
 def test_it_is_named_for_what_it_is(name: str) -> None:
     causes, log = CASES[name]
     diagnosis = diagnose(log)

@@ -9,6 +9,7 @@ import pytest
 from autotune.core.units import GIB, MIB
 from autotune.failures import numbers
 from autotune.failures.table import MEANINGS
+from tests.every import for_each
 from tests.failures.test_table import NAMES, read_log, sample
 
 
@@ -134,7 +135,7 @@ EXPECTED: dict[str, dict[str, int | float]] = {
 }
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_every_number_of_the_message_is_read(name: str) -> None:
     finding = read_log(sample(name))
     assert finding is not None

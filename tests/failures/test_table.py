@@ -19,6 +19,7 @@ from autotune.failures.classify import (
 )
 from autotune.failures.table import CAUSES, FAILURE_ROWS
 from autotune.failures.tracebacks import exceptions_in
+from tests.every import for_each
 
 SAMPLES = Path(__file__).parent / "samples"
 NAMES = sorted(file.stem for file in SAMPLES.iterdir())
@@ -71,7 +72,7 @@ def test_each_row_has_a_sample_and_each_sample_a_row() -> None:
     assert len(ROW) == len(FAILURE_ROWS)
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_each_sample_says_what_it_is_and_where_it_comes_from(name: str) -> None:
     first, _, text = (SAMPLES / f"{name}.txt").read_text().partition("\n")
     assert any(re.fullmatch(f"# {origin}", first) for origin in ORIGINS), (
@@ -80,7 +81,7 @@ def test_each_sample_says_what_it_is_and_where_it_comes_from(name: str) -> None:
     assert text.strip()
 
 
-@pytest.mark.parametrize("name", NAMES)
+@for_each(NAMES)
 def test_each_sample_is_decided_by_its_own_row(name: str) -> None:
     row = ROW[name.partition(".")[0]]
     finding = read_log(sample(name))

@@ -51,7 +51,14 @@ def task_of(
     )
 
 
-@pytest.mark.parametrize("framework", ["trl", "swift", "unsloth"])
+@pytest.mark.parametrize(
+    "framework",
+    [
+        "trl",
+        pytest.param("swift", marks=pytest.mark.slow),
+        pytest.param("unsloth", marks=pytest.mark.slow),
+    ],
+)
 def test_what_a_limit_drops_is_counted(
     framework: str,
     model: Path,
@@ -76,6 +83,7 @@ def test_what_a_limit_drops_is_counted(
     assert (at[100].length, at[100].longer, at[100].cut) == (lengths[-1], 0, 0)
 
 
+@pytest.mark.slow
 def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None:
     conversation = [
         {"role": "user", "content": "word " * 5},

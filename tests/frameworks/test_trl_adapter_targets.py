@@ -72,12 +72,14 @@ def test_it_is_written_and_said(tmp_path: Path) -> None:
     assert "adapter on all-linear layers" in request.assumed
 
 
+@pytest.mark.slow
 def test_the_table_is_pefts() -> None:
     constants = pytest.importorskip("peft.utils.constants")
     peft_types = set(constants.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING)
     assert peft_types - {"mixtral"} == types_known_to_peft()
 
 
+@pytest.mark.slow
 def test_peft_refuses_mixtral_by_default() -> None:
     peft, transformers = pytest.importorskip("peft"), pytest.importorskip("transformers")
     sizes = {

@@ -52,12 +52,14 @@ def installed(listings: dict[str, dict[str, Any]]) -> dict[str, Any]:
     return listings["grpo"]
 
 
+@pytest.mark.slow
 def test_every_key_of_the_installed_trl_is_listed(installed: dict[str, Any]) -> None:
     missing = set(installed["fields"]) - set(fields())
     assert not missing, f"run {SCRIPT.name} for TRL {installed['versions']} and merge it in"
     assert set(installed["accelerate"]) <= accelerate_options()
 
 
+@pytest.mark.slow
 def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any]) -> None:
     if installed["versions"][0] not in _field_list("grpo").versions:
         pytest.skip(f"TRL {installed['versions'][0]} is between the listed versions")
@@ -69,6 +71,7 @@ def test_nothing_is_listed_that_the_installed_trl_lacks(installed: dict[str, Any
     assert expected == set(installed["fields"])
 
 
+@pytest.mark.slow
 def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(
     installed: dict[str, Any],
 ) -> None:
@@ -84,6 +87,7 @@ def test_the_newest_versions_kinds_and_defaults_are_the_listed_ones(
         assert list(listed.choices) == facts.get("choices", []), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", OTHER_METHODS)
 def test_the_other_methods_lists_are_the_installed_trls(
     method: str, listings: dict[str, dict[str, Any]]
@@ -109,6 +113,7 @@ def test_enumerations_have_their_choices() -> None:
     assert all(fields()[name].choices for name in ENUMERATIONS)
 
 
+@pytest.mark.slow
 def test_the_losses_are_those_that_trl_computes() -> None:
     """GRPOConfig takes any word for a loss; the trainer's code knows these."""
     import inspect

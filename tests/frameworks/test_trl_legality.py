@@ -103,7 +103,12 @@ def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
 
 @pytest.mark.parametrize(
     ("name", "ranks"),
-    [*(("demo", ranks) for ranks in WORLDS), ("grpo", 1), ("grpo", 8), ("grpo-wide", 6)],
+    [
+        *(("demo", ranks) for ranks in WORLDS),
+        ("grpo", 1),
+        pytest.param("grpo", 8, marks=pytest.mark.slow),
+        pytest.param("grpo-wide", 6, marks=pytest.mark.slow),
+    ],
 )
 def test_every_legal_candidate_constructs(name: str, ranks: int) -> None:
     """The shipped spaces at each world size: legal ones construct, and what only our own rules

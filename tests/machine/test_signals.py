@@ -57,6 +57,23 @@ with interruptible():
 """
 
 
+MISSED = """
+import signal, threading, time
+from autotune.cli.exit_codes import interruptible
+def send():
+    time.sleep(0.5)
+    signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
+try:
+    with interruptible():
+        threading.Thread(target=send).start()
+        print("ready", flush=True)
+        time.sleep(60)
+except KeyboardInterrupt:
+    raise SystemExit(7)
+"""
+"""The signal arrives in another thread, so the main thread's sleep goes on."""
+
+
 def _unignored() -> None:
     """Undo what a shell does for its background jobs, which may be what runs the tests."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -94,3 +111,8 @@ def test_a_second_signal_does_not_disturb_the_closing() -> None:
 
 def test_an_interruption_is_postponed_to_the_end_of_a_transaction() -> None:
     assert _stopped(POSTPONED, signal.SIGTERM, signal.SIGINT) == (7, "complete\n", "")
+
+
+def test_a_signal_that_does_not_end_a_blocking_call_is_repeated() -> None:
+    code, _, err = _stopped(MISSED)
+    assert (code, err) == (7, "")

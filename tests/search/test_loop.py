@@ -408,7 +408,10 @@ def test_a_full_disk_ends_the_search_with_what_was_measured(tmp_path: Path) -> N
 
     resumed = replace(job, resume=True)
     again = open_study(resumed, legal_candidates(job, trainer), baseline_candidate(job, trainer))
-    assert candidates_of(again.trials) == candidates_of(answer.trials)
+    # A measurement can be complete on the disk whose trial could not be ended any more.
+    on_record = candidates_of(again.trials)
+    assert on_record[: len(answer.trials)] == candidates_of(answer.trials)
+    assert len(on_record) <= len(answer.trials) + 1
 
 
 def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Path) -> None:

@@ -402,6 +402,7 @@ def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
         completion=12,
         typical=6,
         drawn=DRAWN,
+        plan={"varied_lengths": True},
     )
     later = measure_request(
         {**VLLM, "gradient_accumulation_steps": 2},
@@ -414,6 +415,7 @@ def test_vllm_ends_completions_at_drawn_lengths(tmp_path: Path) -> None:
         for measure in run_apart(vllm_document(tmp_path, drawn, later), tmp_path)[0]["measures"]
     )
     check_speed(first["worst"], cycles=2, tokens=4 * 12)
+    assert first["exercised"]["varied_generations"] == 4
     check_drawn(first["typical"], 4)
     check_drawn(second["typical"], 8)
 

@@ -361,6 +361,7 @@ def _hardware_choice(flags: Flags) -> HardwareChoice:
         address=flags.address,
         slots=positive("--slots", flags.slots),
         memory_limit=_memory_limit(flags.memory_limit),
+        headroom=_headroom(flags.headroom),
     )
 
 
@@ -372,6 +373,12 @@ def _memory_limit(text: str | None) -> MemoryLimit | None:
         size_bytes = parse_bytes(text)
         return MemoryLimit(text=text, size_bytes=size_bytes)
     return MemoryLimit(text=text, share=share)
+
+
+def _headroom(text: str | None) -> MemoryLimit | None:
+    if text is not None and text.strip() in ("0", "0%"):
+        return MemoryLimit(text=text, size_bytes=0)
+    return _memory_limit(text)
 
 
 def _search_choice(flags: Flags) -> SearchChoice:

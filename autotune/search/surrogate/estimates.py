@@ -48,7 +48,8 @@ REFUSED_CHANCE = 0.01
 class Estimates:
     """Estimates by row of the table."""
 
-    need: Posterior  # log(peak / limit): a candidate below 0 fits
+    # log(peak / usable memory): a candidate below 0 fits, and leaves the headroom free
+    need: Posterior
     speed: Posterior  # log(tokens per second)
     fits: FloatArray  # Probability of fitting; 0 and 1 only by implication
     refused: BoolArray  # True if even the lower bound of the corrected prediction exceeds the limit
@@ -66,6 +67,7 @@ class SurrogateModel:
         *,
         limit_bytes: int,
         options: SearchOptions,
+        headroom_bytes: int = 0,
     ) -> None:
         self.table = table
         self.limit_bytes = limit_bytes
@@ -73,7 +75,7 @@ class SurrogateModel:
         self.predicted = table.mask(predictions)
         by_row = [predictions.get(candidate.id) for candidate in table.candidates]
         self._implied = Implied(table)
-        self._memory = MemoryModel(table, by_row, limit_bytes)
+        self._memory = MemoryModel(table, by_row, limit_bytes - headroom_bytes)
         self._speed: ThroughputModel | CycleModel
         if ThroughputModel.has_phase_times(by_row):
             self._speed = ThroughputModel(table, by_row)

@@ -26,6 +26,7 @@ import tempfile
 import time
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -239,23 +240,16 @@ def _measure(
     stop_below = plan.get("stop_below_tokens_per_second")
     # 1. The longest lengths. Speed is compared at typical lengths if they are known: only there may
     # slowness end a run.
-    run = run_class(
-        loaded,
-        request,
-        recorder,
-        _longest_lengths(request),
-        stop_below=None if typical else stop_below,
-        result=result,
-        is_worst_case=True,
-    )
-    result["worst"] = run.go()
-    result["loop_seconds"] = run.loop_seconds
-    result["optimizer_steps"] = run.steps
-    result["memory"] = run.with_borrowed_peaks(recorder.memory())
-    run.remember(result["memory"])
-    if not typical or plan.get("soak_seconds"):
+    worst_stop = None if typical else stop_below
+    _run_longest_lengths(loaded, request, recorder, run_class, result, worst_stop)
+    if plan.get("soak_seconds"):
         return
-    # 2. The lengths that occur.
+    # 2. Other lengths, whose peak may be higher.
+    if plan.get("varied_lengths") and _can_vary(loaded, request, run_class):
+        _run_varied_lengths(loaded, request, recorder, run_class, result)
+    if not typical:
+        return
+    # 3. The lengths that occur.
     run = run_class(
         loaded,
         request,
@@ -268,6 +262,78 @@ def _measure(
     result["typical"] = run.go()
     run.remember({})
     result["loop_seconds"] += run.loop_seconds
+
+
+def _run_longest_lengths(
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun],
+    result: Result,
+    stop_below: float | None,
+) -> None:
+    """Run at the longest lengths. Nothing of the trainer stays for the runs that follow."""
+    run = run_class(
+        loaded,
+        request,
+        recorder,
+        _longest_lengths(request),
+        stop_below=stop_below,
+        result=result,
+        is_worst_case=True,
+    )
+    result["worst"] = run.go()
+    result["loop_seconds"] = run.loop_seconds
+    result["optimizer_steps"] = run.steps
+    result["memory"] = run.with_borrowed_peaks(recorder.memory())
+    run.remember(result["memory"])
+
+
+def _can_vary(loaded: LoadedModel, request: Request, run_class: type[TrainerRun]) -> bool:
+    """Return True if rows can end early, and a second trainer finds the memory of a first one."""
+    if sharding_of(loaded.request) == "zero3":
+        return False  # as in `release`
+    settings = request["settings"]
+    ends_rows = bool(settings.get("use_vllm")) or loaded.tokenizer.eos_token_id is not None
+    return run_class.has_cycles and ends_rows and rollouts.can_be_drawn(settings)
+
+
+def _run_varied_lengths(
+    loaded: LoadedModel,
+    request: Request,
+    recorder: Any,
+    run_class: type[TrainerRun],
+    result: Result,
+) -> None:
+    """Run one cycle of each pattern of lengths, and keep the higher peak."""
+    import torch
+
+    process_memory.give_back(torch)  # the first trainer's
+    plan = {
+        **request["plan"],
+        "warmup_cycles": 1,
+        "timed_cycles": len(rollouts.PATTERNS) - 1,
+        "settling_cycles": 0,
+        "optimizer_steps": 1,
+        "reuse_rollouts": False,
+    }
+    run = run_class(
+        loaded,
+        {**request, "plan": plan},
+        recorder,
+        replace(_longest_lengths(request), varied=True),
+        stop_below=None,
+        result={},
+        is_worst_case=False,
+    )
+    run.go()
+    result["loop_seconds"] += run.loop_seconds
+    if run.varied_lengths.generations:  # none where a user's own function generates
+        result["exercised"]["varied_generations"] = run.varied_lengths.generations
+    longest_peak = result["memory"]["peak_bytes"]
+    memory = recorder.memory()
+    memory["peak_bytes"] = max(longest_peak, memory["peak_bytes"])
+    result["memory"] = {**memory, "longest_peak_bytes": longest_peak}
 
 
 def _longest_lengths(request: Request) -> ForcedLengths:

@@ -6,6 +6,10 @@ affect generation. A later candidate then only trains, on completions of an earl
 result includes the seconds measured there. Reuse is reported and never part of a certificate: the
 longer probe of a finalist generates.
 
+Varied lengths: all short, all half as long, all of the longest length, then rows of all three.
+Blocks that an allocator kept for shorter rows are too small for longer ones, so memory may peak
+where the longest rows alone do not.
+
 Drawn lengths: vLLM takes the length of each prompt's completion. transformers generates the whole
 batch until its longest completion ends, as in training: a logits processor makes each row emit the
 end token at its length, and no earlier.
@@ -13,6 +17,7 @@ end token at its length, and no earlier.
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 import statistics
@@ -131,7 +136,10 @@ class Rollouts:
         )
 
 
-# Drawn lengths.
+# Drawn and varied lengths.
+
+PATTERNS = ("short", "half", "long", "mixed")  # shorter ones first
+SHORT_DIVISOR = 8  # longest length divided by that of a short completion
 
 # Settings of transformers' own engine, whose requests share one length.
 SAME_FOR_ALL = ("use_transformers_paged", "use_transformers_continuous_batching")
@@ -171,9 +179,35 @@ class LengthDraws:
         return lengths
 
 
+class VariedLengths:
+    """Lengths of one generation after the other, in the order of PATTERNS."""
+
+    def __init__(self, longest: int) -> None:
+        self._short = max(1, longest // SHORT_DIVISOR)
+        self._half = max(1, longest // 2)
+        self._longest = longest
+        self.generations = 0
+
+    def take(self, prompts: Sequence[Any]) -> list[int]:
+        """Return a length for each prompt of the next generation."""
+        pattern = PATTERNS[self.generations % len(PATTERNS)]
+        self.generations += 1
+        lengths_by_pattern = {
+            "short": [self._short],
+            "half": [self._half],
+            "long": [self._longest],
+            "mixed": [self._longest, self._short, self._half],
+        }
+        lengths = itertools.cycle(lengths_by_pattern[pattern])
+        return list(itertools.islice(lengths, len(prompts)))
+
+
+Draws = LengthDraws | VariedLengths
+
+
 @contextmanager
 def ending_at(
-    draws: LengthDraws | None,
+    draws: Draws | None,
     trainer: Any,
     model: Any,
 ) -> Iterator[None]:
@@ -197,7 +231,7 @@ def ending_at(
 Generate = Callable[..., Any]
 
 
-def _by_engine(draws: LengthDraws, generate: Generate) -> Generate:
+def _by_engine(draws: Draws, generate: Generate) -> Generate:
     """Return vLLM's `generate` with a drawn length for each prompt."""
 
     def engine_generate(prompts: Sequence[Any], sampling_params: Any, **options: Any) -> Any:
@@ -211,7 +245,7 @@ def _by_engine(draws: LengthDraws, generate: Generate) -> Generate:
     return engine_generate
 
 
-def _by_model(draws: LengthDraws, generate: Generate) -> Generate:
+def _by_model(draws: Draws, generate: Generate) -> Generate:
     """Return transformers' `generate` with a drawn length for each row."""
 
     def model_generate(*args: Any, generation_config: Any, **kwargs: Any) -> Any:

@@ -18,6 +18,7 @@ from .training_data import RewardClock
 
 UNBOUNDED_UNITS = 10**6  # units of a run that ends by time
 MAX_PROMPT_ROUNDS = 64  # different generation batches before the prompts repeat
+STEADY_RATIO = 1.1  # of two speeds in a row, below which they count as alike
 CYCLE_SPREAD = 0.05  # default standard deviation of a cycle's log speed
 
 
@@ -30,10 +31,11 @@ class MeasurementPlan:
     # units left out of the timing: at least one, because the first holds the first optimizer step
     warmup: int
     timed: int
+    settling: int = 0  # further units that may be left out, until the speed is steady
 
     @property
     def units(self) -> int:
-        return self.warmup + self.timed
+        return self.warmup + self.settling + self.timed
 
     @property
     def optimizer_steps(self) -> int:
@@ -59,6 +61,7 @@ def measurement_plan(plan: Request, config: Any) -> MeasurementPlan:
         unit_steps = micro_steps // config.gradient_accumulation_steps
         unit_generations = micro_steps // cycle
 
+    settling = 0
     warmup = max(1, int(plan["warmup_cycles"]))
     if plan.get("soak_seconds"):
         timed = UNBOUNDED_UNITS
@@ -67,11 +70,13 @@ def measurement_plan(plan: Request, config: Any) -> MeasurementPlan:
         required_units = math.ceil(optimizer_steps / unit_steps)
         timed_cycles = int(plan["timed_cycles"])
         timed = max(1, timed_cycles, required_units - warmup)
+        settling = int(plan.get("settling_cycles") or 0)
     return MeasurementPlan(
         unit_steps=unit_steps,
         unit_generations=unit_generations,
         warmup=warmup,
         timed=timed,
+        settling=settling,
     )
 
 
@@ -98,7 +103,7 @@ class StopRule:
 class _LoopState:
     """State of the loop at the start or the end of a unit."""
 
-    time: float
+    time: float  # of the recorder
     phase_seconds: Mapping[str, float]
     borrowed_seconds: Mapping[str, float]  # of reused generations, by phase
     loss_tokens: int
@@ -132,16 +137,10 @@ class StepTimer:
         self.steps = 0
         self.model_bytes: dict[str, int] | None = None  # after the first optimizer step
         self.cycles: list[Result] = []
-        self.speed: Result = {
-            "cycle_seconds": [],
-            "cycle_loss_tokens": [],
-            "prompt_tokens": 0,
-            "phase_seconds": {},
-            "user_reward_seconds": 0.0,
-            "cut_short": False,
-            "borrowed_seconds": 0.0,
-        }
-        self._rates: list[float] = []  # tokens per second of each unit, over all ranks
+        self.speed: Result = {"left_out_cycles": 0, "steady": None}
+        self._rates: list[float] = []  # tokens per second of each timed unit, over all ranks
+        self._first_rate = 0.0  # of the first timed unit
+        self._begin_timing()
 
     # Events of the framework's loop.
 
@@ -168,9 +167,11 @@ class StepTimer:
     # Units.
 
     def _loop_state(self) -> _LoopState:
-        phase_seconds = self._recorder.seconds()  # first: the recorder waits for the device
+        # The recorder waits for the device, and its phases sum to the wall time. A clock that is
+        # read after it would count a pause in between, which no phase has.
+        phase_seconds = self._recorder.seconds()
         return _LoopState(
-            time=time.perf_counter(),
+            time=sum(phase_seconds.values()),
             phase_seconds=phase_seconds,
             borrowed_seconds=dict(self._rollouts.borrowed_seconds),
             loss_tokens=self._counts.loss_tokens,
@@ -192,7 +193,10 @@ class StepTimer:
         unit = self.steps // self._plan.unit_steps
 
         # 2. Messages.
-        units = None if self._stop_rule.soak_seconds else self._plan.units
+        plan = self._plan
+        units = None
+        if not self._stop_rule.soak_seconds:
+            units = plan.warmup + self.speed["left_out_cycles"] + plan.timed
         self._recorder.emit(
             {
                 "event": protocol.CYCLE,
@@ -208,12 +212,47 @@ class StepTimer:
         self.cycles.append({**cycle, **recorded})
 
         # 3. The timing and the decision to stop, after the warm-up.
-        if unit <= self._plan.warmup:
+        if unit <= plan.warmup:
             return
+        if plan.settling:
+            self._settle(seconds, tokens)
         self._add_timed_unit(start, end, borrowed, seconds, tokens)
+        if len(self.speed["cycle_seconds"]) >= plan.timed:
+            control.should_training_stop = True
         # Before the required steps the run is not known to fit.
         if self.steps >= self._stop_rule.min_steps:
-            self._decide_to_stop(control, unit, seconds, tokens)
+            self._decide_to_stop(control, seconds, tokens)
+
+    def _settle(self, seconds: float, tokens: int) -> None:
+        """Start the timing anew while the first two timed units differ.
+
+        Compilation, autotuned kernels and rising or falling clocks last longer than one unit. The
+        ranks compare the same figures, so all of them start anew, or none.
+        """
+        timed = len(self.speed["cycle_seconds"])
+        if timed > 1:
+            return
+        slowest_seconds, all_tokens = _over_ranks(self.trainer.accelerator, seconds, tokens)
+        rate = all_tokens / slowest_seconds
+        if timed == 1:
+            ratio = rate / self._first_rate
+            self.speed["steady"] = 1 / STEADY_RATIO <= ratio <= STEADY_RATIO
+            if not self.speed["steady"] and self.speed["left_out_cycles"] < self._plan.settling:
+                self.speed["left_out_cycles"] += 1
+                self._begin_timing()
+        self._first_rate = rate
+
+    def _begin_timing(self) -> None:
+        self._rates.clear()
+        self.speed |= {
+            "cycle_seconds": [],
+            "cycle_loss_tokens": [],
+            "prompt_tokens": 0,
+            "phase_seconds": {},
+            "user_reward_seconds": 0.0,
+            "cut_short": False,
+            "borrowed_seconds": 0.0,
+        }
 
     def _add_timed_unit(
         self,
@@ -238,7 +277,6 @@ class StepTimer:
     def _decide_to_stop(
         self,
         control: Any,
-        unit: int,
         seconds: float,
         tokens: int,
     ) -> None:
@@ -252,7 +290,7 @@ class StepTimer:
             soak_seconds = time.perf_counter() - self._began
             soaked, _ = _over_ranks(accelerator, soak_seconds, 0)
             control.should_training_stop = soaked >= rule.soak_seconds
-        elif unit < self._plan.units and rule.below_tokens_per_second is not None:
+        elif not control.should_training_stop and rule.below_tokens_per_second is not None:
             slowest_seconds, all_tokens = _over_ranks(accelerator, seconds, tokens)
             self._rates.append(all_tokens / slowest_seconds)
             goal = rule.below_tokens_per_second

@@ -62,6 +62,7 @@ class TrainerRun(TrainingMethod):
         self.stop_below = stop_below
         self.result = result  # filled during the run: a run that fails reports what it has
         self.is_worst_case = is_worst_case
+        self.varied_lengths = rollouts.VariedLengths(lengths.completion)
         self.reward_clock = training_data.RewardClock()
         self.counts = hooks.LoopCounts()
         self.loop_seconds = 0.0
@@ -390,9 +391,11 @@ class TrainerRun(TrainingMethod):
         process_index = trainer.accelerator.process_index
         transformers.set_seed(trainer.args.seed + process_index)
         drawn = self.lengths.drawn
-        draws = None
+        draws: rollouts.Draws | None = None
         seed = int(self.request.get("seed", 42))
-        if drawn:
+        if self.lengths.varied:
+            draws = self.varied_lengths
+        elif drawn:
             draws = rollouts.LengthDraws(drawn, seed)
         began = time.perf_counter()
         try:

@@ -84,6 +84,7 @@ class ForcedLengths:
     # lengths of which each completion gets one; empty: all have `completion`
     drawn: tuple[int, ...] = ()
     drawn_prompts: tuple[int, ...] = ()  # the same for prompts; empty: as `pad_prompts` says
+    varied: bool = False  # completions of several lengths up to `completion`, see `rollouts`
 
 
 # The framework's configuration from a request.
@@ -141,7 +142,7 @@ def _generation_lengths(lengths: ForcedLengths, *, use_vllm: bool) -> Arguments:
     tokens = lengths.completion
     if use_vllm:
         return {"ignore_eos": True, "min_tokens": tokens, "max_tokens": tokens}
-    if lengths.drawn:  # rows end by themselves, see `rollouts`
+    if lengths.drawn or lengths.varied:  # rows end by themselves, see `rollouts`
         return {"max_new_tokens": tokens}
     return {"min_new_tokens": tokens, "max_new_tokens": tokens}
 
