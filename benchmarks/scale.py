@@ -219,7 +219,7 @@ def driver(
     No candidate is dropped for being unlikely to be better, so that the search never ends; its
     probability is computed anyway.
     """
-    agenda.MIN_EXPECTED_GAIN = 0.0
+    agenda.MIN_EXPECTED_GAIN = 0.0  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(job, trainer)
