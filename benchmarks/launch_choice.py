@@ -145,18 +145,20 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
             if clone is None:
                 continue
             for kind, launches in launches_in(clone, rule).items():
-                own = []
+                launches_of_kind = []
                 for path, text in launches:
                     is_left_out = any(part in path.lower() for part in rule["without"])
                     if not is_left_out and Path(path).name not in copies and text not in seen:
-                        own.append((path, text))
+                        launches_of_kind.append((path, text))
                 first_alone = kind in rule.get("first_alone", ())
-                places = {0} if first_alone else {0, len(own) // 2}
+                places = {0} if first_alone else {0, len(launches_of_kind) // 2}
                 for place in sorted(places):
-                    if place >= len(own) or own[place][1] in seen:
+                    if place >= len(launches_of_kind) or launches_of_kind[place][1] in seen:
                         continue
-                    seen.add(own[place][1])
-                    yield Chosen(repository, clone.commit, own[place][0], kind, clone.license())
+                    seen.add(launches_of_kind[place][1])
+                    yield Chosen(
+                        repository, clone.commit, launches_of_kind[place][0], kind, clone.license()
+                    )
 
 
 def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:

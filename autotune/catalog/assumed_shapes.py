@@ -30,18 +30,22 @@ def model_named_by(texts: Mapping[str, str]) -> Model | None:
     """Return the shape that a launch speaks of where it names no model that is here; `texts`: place
     -> text, such as the name of its run. None: none of them has one, or they have several.
     """
-    found: dict[str, tuple[str, KnownModel]] = {}
+    shapes: dict[str, tuple[str, KnownModel]] = {}
     for place, text in texts.items():
         closest = _closest(_words(text.replace("/", "-")))
         if closest is not None:
-            found.setdefault(" ".join(_kernel(_words_of(closest))), (place, closest))
-    if len(found) != 1:
+            shapes.setdefault(" ".join(_kernel(_words_of(closest))), (place, closest))
+    if len(shapes) != 1:
         return None
-    ((place, closest),) = found.values()
+    ((place, closest),) = shapes.values()
     return _assumed(closest.ids[0], closest, f"by {place}")
 
 
-def _assumed(name: str, closest: KnownModel, reason: str) -> Model:
+def _assumed(
+    name: str,
+    closest: KnownModel,
+    reason: str,
+) -> Model:
     return Model(
         name=name,
         config=closest.config,
@@ -89,8 +93,8 @@ page on the hub says.
 
 
 def _of_fine_tune(name: list[str]) -> KnownModel | None:
-    for words, base in FINE_TUNES.items():
-        if _contains(name, _words(words)):
+    for name_of_tune, base in FINE_TUNES.items():
+        if _contains(name, _words(name_of_tune)):
             return next((model for model in catalog.models() if base in model.ids), None)
     return None
 

@@ -12,7 +12,6 @@ their rules.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -63,7 +62,11 @@ def copied_defaults(
                 continue
             value = _typed(default.value, fields[name])
             if value is not None and value != fields[name].default:
-                defaults[name] = CopiedDefault(value=value, file=default.file, line=default.line)
+                defaults[name] = CopiedDefault(
+                    value=value,
+                    file=default.file,
+                    line=default.line,
+                )
             else:
                 defaults.pop(name, None)
     return defaults
@@ -75,9 +78,9 @@ def _files(launch: LaunchScript, place: ConfigFolder) -> Iterator[Path]:
     if base is not None:
         yield base
     if launch.config_name is not None:
-        named = named_file(launch, launch.config_name, place)
-        if named is not None and named != base:
-            yield named
+        config_file = named_file(launch, launch.config_name, place)
+        if config_file is not None and config_file != base:
+            yield config_file
 
 
 def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
@@ -85,36 +88,38 @@ def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
     return _first(_candidates(launch, place.folders, place.names))
 
 
-def named_file(launch: LaunchScript, named: NamedConfig, place: ConfigFolder) -> Path | None:
+def named_file(
+    launch: LaunchScript,
+    config_file: NamedConfig,
+    place: ConfigFolder,
+) -> Path | None:
     """Return the file behind --config-name; None: it is not here."""
-    name = named.name.removesuffix(".yaml") + ".yaml"
+    name = config_file.name.removesuffix(".yaml") + ".yaml"
     folders = [*place.folders]
-    if named.folder:
-        folders.insert(0, named.folder)
+    if config_file.folder:
+        folders.insert(0, config_file.folder)
     return _first(_candidates(launch, folders, [name]))
 
 
 def named_config(arguments: Sequence[Word]) -> NamedConfig | None:
     """Return what a command says of its configuration file: `--config-name NAME`."""
-    stated: dict[str, Word] = {}
-    for word, following in itertools.pairwise([*arguments, None]):
-        option, equals, _ = word.text.partition("=") if word is not None else ("", "", "")
-        if option in OPTIONS and word is not None:
-            value = word if equals else following
-            if value is not None:
-                stated[OPTIONS[option]] = value
-    name = stated.get("name")
-    if name is None:
+    values: dict[str, str] = {}
+    lines: dict[str, int] = {}
+    for index, word in enumerate(arguments):
+        option, equals, value = word.text.partition("=")
+        if option not in OPTIONS:
+            continue
+        if not equals and index + 1 < len(arguments):
+            value = arguments[index + 1].text
+        values[OPTIONS[option]] = value.strip("'\"")
+        lines[OPTIONS[option]] = word.line
+    if "name" not in values:
         return None
-    folder = _value(stated["folder"]) if "folder" in stated else ""
-    return NamedConfig(name=_value(name), folder=folder, line=name.line)
-
-
-def _value(word: Word) -> str:
-    text = word.text
-    if text.partition("=")[0] in OPTIONS:
-        text = text.partition("=")[2]
-    return text.strip("'\"")
+    return NamedConfig(
+        name=values["name"],
+        folder=values.get("folder", ""),
+        line=lines["name"],
+    )
 
 
 def _candidates(
@@ -154,18 +159,22 @@ def _compose(
 
     # 1. The files below it, which are relative to the folder of the entry point's file.
     entries = document.content.get("defaults")
-    for entry in entries if isinstance(entries, list) else []:
-        for part, inner in _entry(entry):
-            below = f"{package}.{inner}" if package and inner else package or inner
-            _compose(file.parent / f"{part}.yaml", below, settings, read)
+    if isinstance(entries, list):
+        for entry in entries:
+            for part, inner_package in _entry(entry):
+                below = ".".join(filter(None, (package, inner_package)))
+                _compose(file.parent / f"{part}.yaml", below, settings, read)
 
     # 2. Its own settings.
     for path, value in _leaves(document.content, ()):
         if path[0] == "defaults":
             continue
-        name = ".".join(path)
-        full_name = f"{package}.{name}" if package else name
-        default = CopiedDefault(value=value, file=file, line=_line(document, path))
+        full_name = ".".join(filter(None, (package, *path)))
+        default = CopiedDefault(
+            value=value,
+            file=file,
+            line=_line(document, path),
+        )
         settings.append((full_name, default))
 
 
@@ -190,8 +199,8 @@ def _leaves(content: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str,
 
 
 def _line(document: Document, path: tuple[str, ...]) -> int | None:
-    place = document.places.get(path)
-    return None if place is None else place[0]
+    line, _ = document.places.get(path, (None, None))
+    return line
 
 
 def _typed(value: KnobValue, field: Field) -> KnobValue:

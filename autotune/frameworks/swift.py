@@ -43,6 +43,7 @@ from autotune.frameworks.launched_run import (
     probe_steps,
     synthetic_texts,
 )
+from autotune.frameworks.liger import liger_loss
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
 from autotune.frameworks.swift_launches import all_names, with_named_stage
@@ -236,7 +237,7 @@ class Swift(TransformersTrainer):
         attention = settings.get("attn_impl")
         adapter = {"lora_r": count_of(settings, "lora_rank"), **ADAPTER}
         return {
-            **self._loss(settings, task),
+            **({} if self.online else liger_loss(settings, task, sum(self.lengths(settings)))),
             "sharded_by": kind if ranks > 1 or uses_deepspeed else "none",
             "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not uses_deepspeed,
@@ -253,24 +254,6 @@ class Swift(TransformersTrainer):
             "first_sync_is_whole": True,
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
-
-    def _loss(self, settings: Settings, task: Task) -> SpecFields:
-        """Return Liger's loss of SFT, which has the logits of a chunk of tokens at a time.
-
-        Logits of a chunk are as large as the hidden states of all tokens, rounded up to a power of
-        2 (`liger_kernel/ops/fused_linear_cross_entropy.py`).
-        """
-        if self.online or not settings.get("use_liger_kernel"):
-            return {}
-        config = task.workload.model.config
-        nested = config.get("text_config")
-        text_config = nested if isinstance(nested, Mapping) else config
-        hidden = count_of(text_config, "hidden_size")
-        vocabulary = count_of(text_config, "vocab_size")
-        tokens = count_of(settings, MICRO_BATCH) * sum(self.lengths(settings))
-        share = ceil_divided(max(1, vocabulary), max(1, hidden))
-        chunk = 1 << max(0, ceil_divided(tokens, share) - 1).bit_length()
-        return {"loss": "logprobs_fused", "loss_options": {"head": "tokens", "chunk": chunk}}
 
     def _reference(self, settings: Settings, task: Task, kind: str) -> tuple[OtherModel, ...]:
         """Return the reference model; with an adapter, it is the policy without it."""

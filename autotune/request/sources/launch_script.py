@@ -268,15 +268,15 @@ def _about_copy(
             f"{os.path.relpath(file)} is the configuration of this copy of {launch.framework}:"
             f" {', '.join(settings)}"
         )
-    named = launch.config_name
-    if named is None or kind.config_files is None:
+    config_name = launch.config_name
+    if config_name is None or kind.config_files is None:
         return
-    if named.name.removesuffix(".yaml") + ".yaml" in kind.config_files.names:
+    if config_name.name.removesuffix(".yaml") + ".yaml" in kind.config_files.names:
         return
-    if named_file(launch, named, kind.config_files) is None:
+    if named_file(launch, config_name, kind.config_files) is None:
         yield (
-            f"no setting of {named.name} (--config-name, line {named.line}), whose file is not"
-            " here: give them with --set NAME=VALUE, or run where it is"
+            f"no setting of {config_name.name} (--config-name, line {config_name.line}), whose file"
+            " is not here: give them with --set NAME=VALUE, or run where it is"
         )
 
 
