@@ -167,6 +167,9 @@ class _PredictionDisplay:
             self._waiting.stop()
             show_shipped(self._output, event.prediction)
             self._waiting.show("tracing the step of the installed releases")
+        elif isinstance(event, Note):
+            self._waiting.stop()
+            print_line(self._output, event.text)
         elif isinstance(event, CandidatePredicted):
             self._waiting.stop()
             show_verdict(self._output, event.prediction)
