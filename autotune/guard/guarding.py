@@ -27,7 +27,7 @@ from autotune.guard.learned import learn
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.training import Start, Training
-from autotune.guard.watch import GuardOptions, NoCheckpoints, Print, Watch
+from autotune.guard.watch import AttemptWatch, GuardOptions, NoCheckpoints, Print
 from autotune.guard.watched import MemoryWatcher, unseen_nodes
 
 RESTARTED = frozenset({Reason.MEMORY, Reason.MACHINE, Reason.EARLY, Reason.HANG})
@@ -133,7 +133,7 @@ class RunGuard:
         began = time.monotonic()
         attempt = Attempt(start.command_words, environment)
         with signals_forwarded(attempt):
-            watch = Watch(
+            watch = AttemptWatch(
                 attempt=attempt,
                 watcher=self._watcher,
                 record=record,

@@ -31,7 +31,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.sources.length_sources import LONGEST, MEAN, Step, lengths_of
 
 OF_OTHERS = "gpu_other_process"
-SOURCE = "a guarded run"
+OF_A_GUARDED_RUN = "a guarded run"
 
 
 def learn(
@@ -145,7 +145,7 @@ def _speed(
 
 
 def _with_lengths(job: Job, steps: Sequence[Step]) -> Job:
-    lengths = TokenLengths.of(SOURCE, lengths_of(steps))
+    lengths = TokenLengths.of(OF_A_GUARDED_RUN, lengths_of(steps))
     workload = replace(job.task.workload, completion_lengths=lengths)
     return replace(job, task=replace(job.task, workload=workload))
 

@@ -45,7 +45,7 @@ class GuardOptions:
 
 
 @dataclass
-class Watch:
+class AttemptWatch:
     """The watch over one running attempt."""
 
     attempt: Attempt

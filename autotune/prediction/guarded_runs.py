@@ -33,7 +33,7 @@ from autotune.machine import hardware_detection
 from autotune.machine.local_files import record_folder
 
 SCHEMA = 1
-GUARDED = "guarded"
+GUARDED_RUNS = "guarded"
 MAX_RUNS = 50  # of one key
 ON_THE_HOST = "host_ram"
 # A card in the catalogue and the same one as its driver sees it
@@ -93,7 +93,7 @@ def keep(job: Job, run: GuardedRun) -> None:
 
 def runs_of(job: Job) -> tuple[GuardedRun, ...]:
     """Return the runs of this model and method on this hardware, oldest first."""
-    if job.fresh or not (record_folder() / GUARDED).is_dir():
+    if job.fresh or not (record_folder() / GUARDED_RUNS).is_dir():
         return ()
     return _stored(job)
 
@@ -122,7 +122,7 @@ def _path(job: Job) -> Path:
             "emulated": hardware.emulated,
         }
     )
-    return record_folder() / GUARDED / f"{key}.json"
+    return record_folder() / GUARDED_RUNS / f"{key}.json"
 
 
 def _architecture(model: Model) -> object:
