@@ -1,5 +1,5 @@
-"""What the record learns from an attempt of a guarded run: how far it came, its peak, lengths and
-speed, and whether it ran out of memory.
+"""Facts of an attempt of a guarded run for the record: steps, peak, lengths, speed, and whether it
+ran out of memory.
 
     speed        tokens in the loss per second, by the middle of the steps' times
     time factor  measured seconds of a step / those predicted for the same step at the same lengths

@@ -1,4 +1,4 @@
-"""Watch over one running attempt: steps, checkpoints, memory, hangs."""
+"""Watch over a running attempt: steps, checkpoints, memory, hangs."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class RunLengths:
 
 @dataclass(frozen=True, kw_only=True)
 class GuardedRun:
-    """One attempt of a guarded run."""
+    """Attempt of a guarded run."""
 
     when: str
     where: str  # host name

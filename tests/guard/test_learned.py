@@ -203,7 +203,7 @@ def test_the_speed_of_a_run_is_predicted_from_then_on(config: Path, tmp_path: Pa
     before_run, after_run = _rate_of(before), _rate_of(after)
     assert after_run.value == pytest.approx(measured)
     assert _width(after_run) == pytest.approx(_width(before_run) / 2, rel=0.05)
-    assert any("as a guarded run took on" in assumed for assumed in after.assumptions)
+    assert any("as in a guarded run on" in assumed for assumed in after.assumptions)
 
 
 def _rate_of(prediction: Prediction) -> Estimate:

@@ -32,7 +32,7 @@ class MeasuredSpeed:
 
     def __str__(self) -> str:
         return (
-            f"{self.time_factor:.2f} times the computed time per step, as a guarded run took on"
+            f"steps take {self.time_factor:.2f} times the computed seconds, as in a guarded run on"
             f" {self.where} ({counted(self.steps, 'step')}, {self.when})"
         )
 
