@@ -57,15 +57,19 @@ def learn(
         candidate=training.candidate,
         other_settings=other_settings(job),
         limit_bytes=job.memory_limit_bytes,
-        versions={} if speed is None else speed.prediction.versions,
         steps=steps,
         finished=ending.reason == Reason.FINISHED,
         lengths=_lengths(record.lengths),
         peak_bytes=record.peak_bytes,
-        tokens_per_second=None if speed is None else speed.tokens_per_second,
-        time_factor=None if speed is None else speed.time_factor,
         failure=failure,
     )
+    if speed is not None:
+        run = replace(
+            run,
+            versions=speed.prediction.versions,
+            tokens_per_second=speed.tokens_per_second,
+            time_factor=speed.time_factor,
+        )
     keep(job, run)
     record.tokens_per_second = run.tokens_per_second
 
@@ -95,9 +99,11 @@ def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:
 def _lengths(steps: Sequence[Step]) -> RunLengths | None:
     if not steps:
         return None
-    means = [step[MEAN] for step in steps]
-    longest = [step.get(LONGEST, step[MEAN]) for step in steps]
-    return RunLengths(mean=sum(means) / len(means), longest=max(longest))
+    total = longest = 0.0
+    for step in steps:
+        total += step[MEAN]
+        longest = max(longest, step.get(LONGEST, step[MEAN]))
+    return RunLengths(mean=total / len(steps), longest=longest)
 
 
 # Speed.
@@ -128,7 +134,9 @@ def _speed(
         return None
     if not is_online and not composition.packs_rows:
         return None  # rows that are shorter than the longest
-    job = _with_lengths(request.job, record.lengths) if is_online else request.job
+    job = request.job
+    if is_online:
+        job = _with_lengths(job, record.lengths)
     prediction = _prediction(job, request, candidate)
     if prediction is None or prediction.ranking_rate is None:
         return None

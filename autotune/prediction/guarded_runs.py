@@ -103,7 +103,9 @@ def _stored(job: Job) -> tuple[GuardedRun, ...]:
         stored = msgspec.json.decode(_path(job).read_bytes(), type=StoredRuns)
     except (OSError, ValueError, RecursionError):
         return ()
-    return stored.runs if stored.schema == SCHEMA else ()
+    if stored.schema != SCHEMA:
+        return ()
+    return stored.runs
 
 
 def _path(job: Job) -> Path:
@@ -266,18 +268,20 @@ def _place(run: GuardedRun) -> str:
 
 def measured_speed(job: Job) -> MeasuredSpeed | None:
     """Return the machine's speed by the runs of this model and method, in the middle of them."""
-    measured = []
+    logs: list[float] = []
+    steps = 0
+    newest: GuardedRun | None = None
     for run in runs_of(job):
         # Another release predicts other seconds, to which the factor does not belong.
         if run.time_factor is not None and run.autotune == autotune.__version__:
-            measured.append(run)
-    if not measured:
+            logs.append(math.log(run.time_factor))
+            steps += run.steps
+            newest = run
+    if newest is None:
         return None
-    logs = [math.log(run.time_factor) for run in measured if run.time_factor]
-    newest = measured[-1]
     return MeasuredSpeed(
         time_factor=math.exp(statistics.median(logs)),
-        steps=sum(run.steps for run in measured),
+        steps=steps,
         when=newest.when,
         where=newest.where,
     )
