@@ -371,11 +371,13 @@ def predict_flags(
     it has one, also for other releases than those of the training environment.
     """
     from autotune.estimate.unknown_facts import agreed, worst
+    from autotune.prediction.guarded_runs import refusal_of, refusal_text, refuted
     from autotune.prediction.service import open_prediction_service
     from autotune.report.answer_document import prediction_document
     from autotune.request.explanation import origins
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import read_sources
+    from autotune.search.shown_room import room_after, ways_within
 
     # 1. One prediction for each combination of unknown values.
     possible, notes = _legal_variants(read_sources(flags, mode="predict"))
@@ -398,11 +400,21 @@ def predict_flags(
         request = with_row_lengths(replace(request, notes=(*request.notes, *notes)))
         request = _with_share_notes(request, (candidate,))
         listener(_started(request, (candidate,)))
+        refusal = refusal_of(request.job, candidate, prediction.versions)
+        if refusal is not None:
+            prediction = refuted(prediction, refusal)
+            listener(Note(text=refusal_text(refusal)))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
 
         # 3. Changes that make it fit.
         ways: tuple[WayToFit, ...] = ()
-        if not prediction.fits:
+        if refusal is not None:
+            peak = worst_variant.prediction.peak_memory_bytes
+            room = room_after(refusal, round(peak.value))
+            ways = ways_within(
+                request, candidate, service.of(request.job), room, refuted={candidate.id}
+            )
+        elif not prediction.fits:
             from autotune.search.advice import ways_to_fit
 
             ways = ways_to_fit(
@@ -419,6 +431,7 @@ def predict_flags(
         ways,
         origins=origins(request, candidate),
         unknown=variants if worst_variant.facts else (),
+        refusal=None if refusal is None else refusal_text(refusal),
     )
     return PredictAnswer(
         job=request.job,

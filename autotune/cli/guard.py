@@ -21,8 +21,9 @@ from autotune.preflight.command_words import VARIABLE, names
 from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
-    from autotune.guard.guarding import Guarded, GuardOptions
+    from autotune.guard.guarding import Guarded
     from autotune.guard.training import Training
+    from autotune.guard.watch import GuardOptions
     from autotune.preflight.check import Preflight
 
 COMMAND_KEY = "autotune.guard.words"  # of the command, in click's context
@@ -134,7 +135,9 @@ def command(
       autotune guard --values micro=8,4,2 -- python train.py --micro {micro}
 
     """
-    from autotune.guard.guarding import GuardOptions
+    from autotune.guard.command_reading import check_learning
+    from autotune.guard.history import last_run
+    from autotune.guard.watch import GuardOptions
 
     command_words = tuple(context.meta.get(COMMAND_KEY, ()))
     _check(config, command_words)
@@ -148,12 +151,14 @@ def command(
     request = Flags(config=None, **flags)
     with interruptible():
         training = _training(config, command_words, request, values, checkpoints, options.out)
+        check_learning(training, options.may_change)
+        earlier = last_run(options.out, config) if resume else None
         proof = None
         if not no_proof:
-            proof = _proof(training, config, request)
+            proof = _proof(training, config, request, earlier)
     if proof is not None and proof.use is None:
         return EXIT_CODES[proof.status]
-    guarded = _guard(training, options, config, proof, resume=resume)
+    guarded = _guard(training, options, config, proof, earlier)
     if as_json:
         print(json.dumps(guarded.history.document(), default=str), flush=True)
     return _exit_code(guarded)
@@ -209,13 +214,18 @@ def _proof(
     training: Training,
     config: str | None,
     request: Flags,
+    earlier: Mapping[str, Any] | None,
 ) -> Preflight | None:
     """Prove that the configuration fits; None for what no preflight can prove."""
-    from autotune.guard.command_reading import can_be_proven
+    from autotune.guard.command_reading import can_be_proven, is_changed
     from autotune.preflight.check import preflight_flags
 
     if config is None or not can_be_proven(training):
         say("autotune guard: not proven: only files of `trl grpo --config` can be.", sys.stderr)
+        return None
+    if earlier is not None and is_changed(earlier):
+        # The file itself ran out of memory, and the run goes on with another configuration.
+        say(f"autotune guard: not proven: goes on with the changes to {config}.", sys.stderr)
         return None
     with PreflightDisplay(to_stderr=True) as terminal:
         result = preflight_flags(request.replace(config=config), listener=terminal)
@@ -228,24 +238,21 @@ def _guard(
     options: GuardOptions,
     config: str | None,
     proof: Preflight | None,
-    *,
-    resume: bool,
+    earlier: Mapping[str, Any] | None,
 ) -> Guarded:
     from autotune.guard.command_reading import resumed
     from autotune.guard.guarding import RunGuard
-    from autotune.guard.history import History, last_run
+    from autotune.guard.history import History, attempts_in
 
     since = time.time()
     checkpoint = None
-    earlier: Mapping[str, Any] | None = None
-    if resume:
-        earlier = last_run(options.out, config)
     if earlier is not None:
         training, checkpoint, since = resumed(training, earlier)
     history = History(
         out=options.out,
         config=config,
         proof=None if proof is None else proof.document,
+        earlier=() if earlier is None else attempts_in(earlier),
     )
     guard = RunGuard(
         training=training,
@@ -253,7 +260,6 @@ def _guard(
         history=history,
         say=lambda text: say(text, sys.stderr),
         since=since,
-        proven=proof,
     )
     return guard.run(checkpoint)
 

@@ -152,16 +152,21 @@ class _PredictionDisplay:
         self._waiting = waiting
         self._started: JobStarted | None = None
         self._shipped: Prediction | None = None
+        self._has_verdict = False
         self._advice_notes: list[str] = []
 
     def __call__(self, event: Event) -> None:
         from autotune.core.events import CandidatePredicted, JobStarted, Note, ShippedPredicted
+        from autotune.report.job_text import print_line
         from autotune.report.prediction_text import show_difference, show_shipped, show_verdict
 
         if isinstance(event, JobStarted):
             self._started = event
-        elif isinstance(event, Note):
+        elif isinstance(event, Note) and self._has_verdict:
             self._advice_notes.append(event.text)
+        elif isinstance(event, Note):
+            self._waiting.stop()
+            print_line(self._output, event.text)
         elif isinstance(event, ShippedPredicted):
             self._shipped = event.prediction
             self._waiting.stop()
@@ -169,6 +174,7 @@ class _PredictionDisplay:
             self._waiting.show("tracing the step of the installed releases")
         elif isinstance(event, CandidatePredicted):
             self._waiting.stop()
+            self._has_verdict = True
             show_verdict(self._output, event.prediction)
             if self._shipped is not None:
                 show_difference(self._output, event.prediction, self._shipped)

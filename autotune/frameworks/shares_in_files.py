@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 
+from autotune import catalog
 from autotune.core.engine_share import share_of_gpu, share_of_limit, share_scale
 from autotune.core.job import Hardware, Job, Task
 from autotune.core.space import Candidate, KnobValue
@@ -59,6 +60,20 @@ def within_limit(
             if is_share(name) and isinstance(field.default, float):
                 stated.setdefault(name, field.default)
     return _with_shares(stated, lambda share: share_of_limit(share, scale))
+
+
+def with_room(
+    job: Job,
+    taken_bytes: int,
+    fields: Mapping[str, Field],
+) -> Job:
+    """Lower the limit so that other processes can take so much of what CUDA offers of the
+    device.
+    """
+    hardware = job.task.hardware
+    offered = round(catalog.offered(hardware.memory_bytes, gpu_of(hardware)).value)
+    limit_bytes = max(1, min(job.memory_limit_bytes, offered) - taken_bytes)
+    return with_limit(job, limit_bytes, fields)
 
 
 def with_limit(

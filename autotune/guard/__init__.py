@@ -12,7 +12,8 @@ training.py        that configuration as a file, and the command that reads it
 command_reading.py  what is guarded, from the words of the command
 before_the_limit.py  trend of the peak, hangs
 save_request.py    request to the trainer to save before memory runs out
-refuted_proof.py   what the record learns: a proven configuration that ran out of memory
+learned.py         what the record learns: steps, peak, lengths, speed, and how memory ran out
 history.py         guard.json, and what is printed
+watch.py           one attempt as it runs: steps, checkpoints, memory, hangs
 guarding.py        the loop over all of these
 """

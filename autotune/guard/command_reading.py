@@ -5,13 +5,14 @@ where it goes on.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import AutotuneError, BadInput
 from autotune.guard.checkpoints import Checkpoint
+from autotune.guard.history import attempts_in
 from autotune.guard.training import YAML_ENDINGS, KnownTraining, OwnTraining, Training, as_script
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
@@ -19,6 +20,7 @@ from autotune.request.request_parser import read_sources
 
 COMMAND_FILE = "command.sh"
 PROVEN_METHOD = "grpo"
+HALVES_BATCHES = "auto_find_batch_size"
 
 
 def known_training(
@@ -72,6 +74,29 @@ def _method_of(command_words: Sequence[str]) -> str | None:
     return None
 
 
+def check_learning(training: Training, may_change: Collection[str]) -> None:
+    """Refuse a training that would change by itself what is learned, and names in --may-change of
+    settings that change nothing.
+    """
+    if not isinstance(training, KnownTraining):
+        return
+    if training.stated.get(HALVES_BATCHES) and HALVES_BATCHES not in may_change:
+        raise BadInput(
+            f"{HALVES_BATCHES} halves the batch without accumulating more when memory runs out:"
+            " from then on another global batch is learned.",
+            way_out=f"Remove it from {training.config}. The guard keeps the global batch.",
+        )
+    request = training.request
+    settings = training.candidate.settings
+    names = {knob.name for knob in request.whole_space.learning_knobs(settings)}
+    for name in sorted(may_change):
+        if name not in names | {HALVES_BATCHES}:
+            raise BadInput(
+                f"--may-change {name}: no setting that the guard could change.",
+                way_out=f"Name one of {', '.join(sorted(names))}.",
+            )
+
+
 def can_be_proven(training: Training) -> bool:
     """Return True if preflight reads this configuration."""
     if not isinstance(training, KnownTraining):
@@ -88,13 +113,18 @@ def resumed(
     training: Training, earlier: Mapping[str, Any]
 ) -> tuple[Training, Checkpoint | None, float]:
     """Return the configuration of an earlier guarded run, its last checkpoint and its begin."""
-    attempts = earlier.get("attempts") or []
+    attempts = attempts_in(earlier)
     since = min((float(attempt["began"]) for attempt in attempts), default=0.0)
     for attempt in attempts:
         training = _with_change(training, attempt.get("change") or {})
     folder = training.checkpoints(since)
     checkpoint = None if folder is None else folder.find().newest
     return training, checkpoint, since
+
+
+def is_changed(earlier: Mapping[str, Any]) -> bool:
+    """Return True if an earlier guarded run went on with another configuration than the file's."""
+    return any(attempt.get("change") for attempt in attempts_in(earlier))
 
 
 def _with_change(training: Training, change: Mapping[str, Any]) -> Training:

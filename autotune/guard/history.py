@@ -21,9 +21,9 @@ from autotune.guard.ending import Ending, Reason
 from autotune.guard.smaller import OWN_VALUES, Choice
 from autotune.guard.watched import AttemptPeaks
 from autotune.report.html.guard_page import render_guard
+from autotune.request.sources.length_sources import GUARD_FILE, Step
 
 SCHEMA = 1
-FILE = "guard.json"
 GUARD_PAGE = "report.html"
 
 SENTENCES: Mapping[Reason, str] = {
@@ -51,6 +51,9 @@ class AttemptRecord:
     last_step: int | None = None
     total_steps: int | None = None
     end: dict[str, Any] | None = None  # reason, cause, evidence, exit, signal
+    step_seconds: float | None = None  # the middle of the steps' times
+    lengths: list[Step] = field(default_factory=list)  # of completions, by printed step
+    tokens_per_second: float | None = None  # in the loss; None: lengths or hardware not known
     peak_bytes: int | None = None
     limit_bytes: int | None = None
     margin_bytes: int | None = None
@@ -105,8 +108,13 @@ class History:
     proof: Mapping[str, Any] | None = None
     notes: list[str] = field(default_factory=list)
     attempts: list[AttemptRecord] = field(default_factory=list)
+    earlier: Sequence[Mapping[str, Any]] = ()  # attempts of the guards that this one resumes
     lost_seconds: float = 0.0
     exit_code: int | None = None
+
+    @property
+    def file(self) -> Path:
+        return self.out / GUARD_FILE
 
     @property
     def restarts(self) -> int:
@@ -133,6 +141,7 @@ class History:
             "margin_bytes": None if last is None else last.margin_bytes,
             "exit_code": self.exit_code,
             "notes": list(self.notes),
+            "earlier_attempts": list(self.earlier),
             "attempts": [asdict(attempt) for attempt in self.attempts],
         }
 
@@ -141,9 +150,9 @@ class History:
         try:
             self.out.mkdir(parents=True, exist_ok=True)
             text = json.dumps(self.document(), indent=2, default=str)
-            write_atomically(self.out / FILE, f"{text}\n".encode())
+            write_atomically(self.file, f"{text}\n".encode())
         except OSError as error:
-            return f"{self.out / FILE} could not be written: {error.strerror}"
+            return f"{self.file} could not be written: {error.strerror}"
         return None
 
     def write_page(self) -> None:
@@ -156,13 +165,18 @@ class History:
 def last_run(out: Path, config: str | None) -> Mapping[str, Any] | None:
     """Return the history of an earlier guarded run of this configuration that did not end well."""
     try:
-        document: dict[str, Any] = json.loads((out / FILE).read_bytes())
+        document: dict[str, Any] = json.loads((out / GUARD_FILE).read_bytes())
     except (OSError, ValueError):
         return None
     is_same = isinstance(document, dict) and document.get("schema") == SCHEMA
     if not is_same or document.get("config") != config or document.get("status") == "finished":
         return None
     return document
+
+
+def attempts_in(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return all attempts of a guard.json, with those of the guards that it resumed."""
+    return [*(document.get("earlier_attempts") or ()), *(document.get("attempts") or ())]
 
 
 # What is printed.
@@ -244,7 +258,7 @@ def summary(history: History) -> str:
         peak = format_bytes(document["peak_memory_bytes"])
         parts.append(f"peak {peak} of {format_bytes(document['limit_bytes'])}")
         parts.append(f"{format_bytes(max(0, document['margin_bytes'] or 0))} left")
-    return f"{', '.join(parts)}. {history.out / FILE}"
+    return f"{', '.join(parts)}. {history.file}"
 
 
 def indented(lines: Sequence[str]) -> str:

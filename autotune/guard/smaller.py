@@ -1,18 +1,9 @@
 """The next configuration after memory ran out: it learns the same, and what the run has shown says
 that it fits.
 
-The advice is that of `autotune predict`: the fastest neutral change that fits. The run corrects
-it. With P the predicted peak of the configuration that failed, and M the bytes that were missing
-when it was refused, the next one is predicted to need at most
-
-    room = 0.97 P - M
-
-    A GPU of 40 GiB held 39 GiB, and 3 GiB were requested: M = 2 GiB. P was 36 GiB: the run needed
-    6 GiB more than predicted (longer rows, another process), and so will the next one. Its
-    predicted peak is at most 32.9 GiB.
-
-Predictions of two similar configurations err alike, so their values are compared, not their bounds.
-Where nothing can be predicted, the remedies of the failure table decide, in their order.
+The advice is that of `autotune predict`: the fastest neutral change that fits into the room that
+the run has shown (`search/shown_room.py`). Where nothing can be predicted, the remedies of the
+failure table decide, in their order.
 """
 
 from __future__ import annotations
@@ -25,18 +16,13 @@ from autotune.core.errors import AutotuneError
 from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.diagnosis import Diagnosis
 from autotune.diagnosis.next_change import Next, smaller_configurations
-from autotune.failures.numbers import Numbers
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
-from autotune.preflight.check import with_room
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.change_kinds import BATCH_KNOBS
 
 BY_PREDICTION = "predicted"
 BY_THE_TABLE = "by the failure table"
 OWN_VALUES = "the next of --values"
-
-RESERVE_SHARE = 0.03  # of the predicted peak: rows may get longer than those that were refused
-UNKNOWN_REQUEST_SHARE = 0.05  # of the peak, where no message says what was requested
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +79,7 @@ def _predicted(
     keeps_batches: bool,
 ) -> Choice | None:
     from autotune.prediction.service import open_prediction_service
-    from autotune.search.advice import ways_to_fit
+    from autotune.search.shown_room import missing_bytes, room_bytes, ways_within
 
     # 1. The room that the run has shown, in predicted bytes.
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
@@ -101,13 +87,9 @@ def _predicted(
         limit = request.job.memory_limit_bytes
         missing = missing_bytes(evidence.diagnosis.numbers, evidence.peak_bytes, limit)
         room = min(limit, room_bytes(round(peak.value), missing))
-        if room <= 0:
-            return None
 
         # 2. The advice within that room.
-        spread = round(peak.high - peak.value)
-        job = with_room(request.job, max(0, limit - room - spread))
-        ways = ways_to_fit(request, candidate, service.of(job), refuted=evidence.refuted)
+        ways = ways_within(request, candidate, service, room, evidence.refuted)
     for way in sorted(ways, key=lambda way: way.learning):
         if _is_allowed(way.change, way.learning, evidence, keeps_batches):
             return Choice(
@@ -120,32 +102,6 @@ def _predicted(
                 room_bytes=room,
             )
     return None
-
-
-def room_bytes(predicted_peak: int, missing: int) -> int:
-    """Return the predicted peak that the next configuration may have at most."""
-    return round((1 - RESERVE_SHARE) * predicted_peak) - missing
-
-
-def missing_bytes(
-    numbers: Numbers,
-    peak_bytes: int | None,
-    limit_bytes: int,
-) -> int:
-    """Return the bytes that were missing when memory was refused.
-
-    A limit that is not known here (`ulimit`, memory of others) refused less than the known one:
-    then the whole request was missing.
-    """
-    requested = numbers.get("asked_bytes")
-    free = numbers.get("free_bytes")
-    if requested is not None and free is not None and requested > free:
-        return int(requested - free)
-    used_bytes = peak_bytes or limit_bytes
-    if requested is None:
-        return round(UNKNOWN_REQUEST_SHARE * used_bytes)
-    needed = used_bytes + int(requested)
-    return needed - limit_bytes if needed > limit_bytes else int(requested)
 
 
 def _by_the_table(

@@ -7,6 +7,8 @@ import statistics
 from collections import deque
 from typing import NamedTuple
 
+from autotune.request.sources.length_sources import Step, printed_lengths
+
 # A bar without words is that of transformers' trainers; loading and evaluation have words, or fewer
 # steps than the training.
 BAR = re.compile(
@@ -18,6 +20,8 @@ STEP = re.compile(
     r"|['\"]global_step(?:/max_steps)?['\"]: ?['\"]?(?P<step>\d+)(?:/(?P<total>\d+))?"
 )
 MAX_DURATIONS = 50
+MAX_LENGTHS = 256  # steps whose lengths are kept
+MAX_LINE = 16_384
 
 
 class PrintedStep(NamedTuple):
@@ -70,6 +74,29 @@ class StepProgress:
         if len(self._durations) < 3:
             return None
         return statistics.median(self._durations)
+
+
+class PrintedLengths:
+    """Lengths of completions, of the steps that were printed so far. Of a long run every second one
+    is dropped, again and again, so that they stay spread over it.
+    """
+
+    def __init__(self) -> None:
+        self.steps: list[Step] = []
+        self._every = 1
+        self._seen = 0
+        self._begun = ""  # a line whose end is not printed yet
+
+    def feed(self, text: str) -> None:
+        *lines, self._begun = (self._begun + text).split("\n")
+        self._begun = self._begun[-MAX_LINE:]
+        for step in printed_lengths("\n".join(lines)):
+            self._seen += 1
+            if self._seen % self._every == 0:
+                self.steps.append(step)
+        if len(self.steps) > MAX_LENGTHS:
+            self.steps = self.steps[1::2]
+            self._every *= 2
 
 
 def _steps_in(text: str) -> list[PrintedStep]:

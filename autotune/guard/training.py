@@ -52,6 +52,10 @@ class Training(Protocol):
     """Guarded training in one configuration."""
 
     @property
+    def command_words(self) -> tuple[str, ...]:
+        """The user's command."""
+
+    @property
     def key(self) -> str:
         """Identity of the configuration."""
 
@@ -168,7 +172,7 @@ class KnownTraining:
 
     def smaller(self, evidence: Evidence) -> tuple[KnownTraining, Choice] | None:
         choice = next_choice(
-            self.request, self.candidate, evidence, keeps_batches=self._keeps_batches()
+            self.request, self.candidate, evidence, keeps_batches=self.keeps_batches
         )
         if choice is None:
             return None
@@ -176,7 +180,8 @@ class KnownTraining:
             return None
         return replace(self, candidate=choice.candidate), choice
 
-    def _keeps_batches(self) -> bool:
+    @property
+    def keeps_batches(self) -> bool:
         """Return True if another micro-batch would change the number of steps."""
         if self.layout is None:
             return False

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -30,6 +31,8 @@ from autotune.probe.process_meter import Timeline
 from autotune.worker.process_memory import status
 from autotune.worker.processes import descendants
 
+NODE_VARIABLES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
+NODE_SETTING = re.compile(r"(?:--nnodes|--num[_-]machines|trainer\.nnodes)[ =](?:\d+:)?(\d+)")
 LOOK_SECONDS = 2.0
 # Pause after a look, in units of its duration: looks take at most 1/400 of one core's time.
 LOOK_PAUSE = 400
@@ -197,6 +200,19 @@ class MemoryWatcher:
             limit_bytes=limit,
             free_bytes=max(0, free),
         )
+
+
+def unseen_nodes(command_words: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Return what the guard does not see of a run on several nodes; empty for one node."""
+    stated = [environment.get(name, "") for name in NODE_VARIABLES]
+    stated += NODE_SETTING.findall(" ".join(command_words))
+    nodes = max((int(number) for number in stated if number.isdigit()), default=1)
+    if nodes < 2:
+        return ""
+    return (
+        f"this run has {nodes} nodes: memory is seen on this one only, and of the others what they"
+        " print here"
+    )
 
 
 def _sizes_of(pid: int) -> dict[str, int]:

@@ -16,6 +16,12 @@ MAX_FILES = 20_000
 MAX_NAME_LENGTH = 1024
 
 
+def record_folder() -> Path:
+    """Return the folder of everything that was measured for this user."""
+    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
+    return Path(base).expanduser() / "autotune"
+
+
 def stamp(name: str, *, repository: str = "models") -> str | None:
     """Hash the sizes and times of local files; for a hub id return the cached commit.
 

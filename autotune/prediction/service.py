@@ -38,10 +38,12 @@ from autotune.estimate.screening.points import Integers
 from autotune.estimate.screening.step_model import sizes_at
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
+from autotune.estimate.throughput.measured_speed import MeasuredSpeed, calibrated
 from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
+from autotune.prediction.guarded_runs import measured_speed
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
@@ -74,9 +76,10 @@ class PredictionService:
         tracer: TracerPool,
         models: StepModels | None = None,
         surveys: Surveys | None = None,
+        speed: MeasuredSpeed | None = None,
     ) -> None:
         """`models`: stored step models; without them, a single candidate is always traced.
-        `surveys`: those of another service, to be shared.
+        `surveys`: those of another service, to be shared. `speed`: of this machine.
         """
         self._task = task
         self._trainer = trainer
@@ -84,6 +87,7 @@ class PredictionService:
         self._tracer = tracer
         self._surveys = surveys or Surveys(tracer, models)
         self._families = self._surveys.families
+        self._speed = speed
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
@@ -177,6 +181,7 @@ class PredictionService:
             limit_bytes=job.memory_limit_bytes,
             tracer=self._tracer,
             surveys=self._surveys,
+            speed=measured_speed(job),
         )
 
     def request(self, candidate: Candidate) -> Request:
@@ -254,8 +259,11 @@ class PredictionService:
             trace = self._surveys.trace(request)
             rank, stage = self._worst_rank(candidate, request, trace)
             prediction = memory(rank, stage)
-            self._longest[candidate.id] = with_speed(rank, prediction)
+            self._longest[candidate.id] = self._timed(rank, prediction)
         return self._longest[candidate.id]
+
+    def _timed(self, rank: PredictionInput, prediction: Prediction) -> Prediction:
+        return calibrated(with_speed(rank, prediction), self._speed)
 
     def _with_memory_at_lengths(self, candidate: Candidate, longest: Prediction) -> Prediction:
         """Add the memory at the lengths given, from a trace of the fullest micro-batch of such
@@ -483,7 +491,7 @@ class PredictionService:
                     stage = family.stage(point, sizes, context)
                     predictions[key] = memory(rank, stage)
                 prediction = replace(predictions[key], candidate_id=candidate.id)
-                yield candidate.id, with_speed(rank, prediction)
+                yield candidate.id, self._timed(rank, prediction)
 
     @property
     def _repetition(self) -> LayerRepetition | None:
@@ -495,9 +503,10 @@ def open_prediction_service(
     trainer: Trainer,
     *,
     traces: bool = True,
+    calibrates: bool = True,
 ) -> PredictionService:
     """Return the service for one job, with the trace cache of this machine. `traces`: False if
-    nothing is to be traced.
+    nothing is to be traced. `calibrates`: with the speed that guarded runs had on this hardware.
     """
     return PredictionService(
         task=job.task,
@@ -505,6 +514,7 @@ def open_prediction_service(
         limit_bytes=job.memory_limit_bytes,
         tracer=open_tracers(job.task, trainer),
         models=open_step_models(job.task, trainer, traces=traces),
+        speed=measured_speed(job) if calibrates else None,
     )
 
 

@@ -20,7 +20,7 @@ from typing import Any, Literal, Unpack
 
 from packaging.version import Version
 
-from autotune import catalog, frameworks
+from autotune import catalog
 from autotune.api import RunAnswer, run_request
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
@@ -30,7 +30,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import judge
 from autotune.core.space import Candidate
 from autotune.core.units import counted, format_bytes
-from autotune.frameworks.shares_in_files import limit_notes, with_limit
+from autotune.frameworks.shares_in_files import limit_notes, with_room
 from autotune.machine.hardware_detection import gpu_of
 from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_prompt
 from autotune.probe.executors import open_executor
@@ -174,7 +174,8 @@ def preflight_flags(
         launcher = launcher_bytes(request.job, versions)
         if launcher:
             listener(Note(text=_launcher_note(launcher)))
-            request = replace(request, job=with_room(request.job, launcher))
+            job = with_room(request.job, launcher, request.trainer.fields())
+            request = replace(request, job=job)
         candidate = candidate_of_job(request)
         listener(
             JobStarted(
@@ -252,18 +253,6 @@ def _launcher_note(held_bytes: int) -> str:
         f"{format_bytes(held_bytes)} of the limit are left for the process of `trl`, which holds a"
         " CUDA context."
     )
-
-
-def with_room(job: Job, taken_bytes: int) -> Job:
-    """Lower the limit so that other processes can take so much of what CUDA offers of the
-    device.
-    """
-    hardware = job.task.hardware
-    offered = round(catalog.offered(hardware.memory_bytes, gpu_of(hardware)).value)
-    limit_bytes = max(1, min(job.memory_limit_bytes, offered) - taken_bytes)
-    workload = job.task.workload
-    fields = frameworks.trainer(workload.framework, workload.method).fields()
-    return with_limit(job, limit_bytes, fields)
 
 
 def _at_its_longest(request: ParsedRequest, versions: Mapping[str, str]) -> ParsedRequest:

@@ -22,6 +22,7 @@ from autotune.core.units import format_bytes
 from autotune.frameworks.base import Trainer
 from autotune.machine.local_files import stamp
 from autotune.machine.nvml import MIN_REPORTED_BYTES
+from autotune.prediction.guarded_runs import refusal_of, refused_trial
 from autotune.probe.device_report import held_by_others
 from autotune.search.record import Store, circumstances, files_named, strings_in
 
@@ -66,6 +67,7 @@ class Proofs:
         versions: Mapping[str, str],
     ) -> None:
         self._job, self._store = job, Store()
+        self._candidate, self._versions = candidate, versions
         self.facts = facts_of(job, trainer, candidate, versions)
         self.key = fingerprint({"schema": SCHEMA, "facts": self.facts})
 
@@ -75,6 +77,16 @@ class Proofs:
         """
         if self._job.fresh:
             return "--fresh measures again"
+        refusal = refusal_of(self._job, self._candidate, self._versions)
+        if refusal is not None:
+            return Proof(
+                schema=SCHEMA,
+                when=refusal.when,
+                where=refusal.where,
+                facts=self.facts,
+                trial=refused_trial(refusal, self._candidate),
+                certificate=None,
+            )
         proof = self._store.kept(PROOFS, self.key, Proof)
         if proof is None or proof.schema != SCHEMA:
             return self._what_changed()

@@ -310,9 +310,10 @@ def prediction_document(
     *,
     origins: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     unknown: Sequence[FactVariant] = (),
+    refusal: str | None = None,
 ) -> dict[str, Any]:
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
-    facts.
+    facts. `refusal`: a guarded run in which it ran out of memory.
     """
     variants = []
     for variant in unknown:
@@ -324,6 +325,7 @@ def prediction_document(
         "origins": dict(origins),
         "ways_to_fit": list(map(way_row, ways)),
         "unknown": variants,
+        "ran_out_of_memory": refusal,
         "question": job_row(job),
     }
 

@@ -9,6 +9,7 @@ may be deleted at any time.
     answers/KEY.json         answer of a finished study; KEY hashes these conditions and the job
     proofs/KEY.json          one configuration, proven to fit or not
     lengths/KEY.json         longest prompt of a dataset
+    guarded/KEY.json         guarded runs of one model, method and hardware (`prediction`)
 
 A line is one write and a file is replaced atomically, so a killed process leaves no partial record.
 Unreadable content (truncated, edited, of another schema) is skipped and counted.
@@ -36,7 +37,8 @@ from autotune.core.job import Hardware, Job
 from autotune.core.space import fingerprint
 from autotune.emulator.build import sources_fingerprint
 from autotune.machine import hardware_detection
-from autotune.machine.local_files import MAX_NAME_LENGTH, stamp
+from autotune.machine.local_files import MAX_NAME_LENGTH, record_folder, stamp
+from autotune.prediction.guarded_runs import refused_trials
 
 SCHEMA = 1
 MAX_RECORD_BYTES = 256 * 1024
@@ -59,11 +61,6 @@ WRITTEN_SETTINGS = ("folder", "logging_dir", "metrics", "output_dir")
 """Settings that name what a run writes, or the folder around it, which each run changes."""
 
 _Kind = TypeVar("_Kind")
-
-
-def default_folder() -> Path:
-    base = os.environ.get("XDG_DATA_HOME") or "~/.local/share"
-    return Path(base).expanduser() / "autotune"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,7 +116,7 @@ class Store:
     """Folder of records. An unreadable or read-only folder acts as an empty one."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        self.folder = default_folder() if folder is None else folder
+        self.folder = record_folder() if folder is None else folder
 
     def append(
         self,
@@ -295,10 +292,12 @@ class Record:
         return more_time or more_probes or stored.answer.certificate is None
 
     def earlier(self) -> StoredTrials:
-        """Return valid measurements of other studies; none with --fresh."""
+        """Return valid measurements of other studies and of guarded runs; none with --fresh."""
         if self._job.fresh:
             return StoredTrials(trials=())
-        return self._store.measured(self.here)
+        stored = self._store.measured(self.here)
+        refused = refused_trials(self._job, self._versions)
+        return replace(stored, trials=(*stored.trials, *refused))
 
     def storing_probes(self, listener: Listener) -> Listener:
         """Wrap the listener to store every probe at once, so that a killed search loses none."""

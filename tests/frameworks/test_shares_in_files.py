@@ -26,8 +26,7 @@ from autotune.core.units import GIB, MIB
 from autotune.estimate import rollout_engine
 from autotune.estimate.predictor import predict
 from autotune.frameworks import shares_in_files
-from autotune.frameworks.shares_in_files import for_files, for_probe, limit_notes
-from autotune.preflight.check import with_room
+from autotune.frameworks.shares_in_files import for_files, for_probe, limit_notes, with_room
 from autotune.probe.gpu_set import Ballast, BallastHold, Gpus
 from autotune.report.certificate import items_of
 from autotune.report.output_folder import write_files
@@ -338,7 +337,7 @@ def test_preflight_keeps_the_engine_of_the_file_beside_the_launching_process(
     request = request_of(tmp_path, memory_limit="40G")
     for file in (FILE, without_share()):
         request = request_of(tmp_path, file)
-        job = with_room(request.job, 330 * MIB)
+        job = with_room(request.job, 330 * MIB, request.trainer.fields())
         scale = shares_in_files.scale_of(job.task.hardware, job.memory_limit_bytes)
         assert scale < 1
         share = job.task.workload.held_values[SHARE]

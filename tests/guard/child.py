@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
@@ -77,6 +78,8 @@ def train(
             evaluate()
         if fault == "nccl" and step == FAULT_STEP:
             raise RuntimeError("NCCL error: remote process exited or there was a network error")
+        if fault == "hang" and step == FAULT_STEP:
+            wait_for_a_rank_that_never_comes()
         if fault == "bug" and step == FAULT_STEP:
             raise KeyError("advantages")
         if step % SAVE_EVERY == 0:
@@ -86,6 +89,10 @@ def train(
 
 def training_step() -> None:
     raise OutOfMemoryError(OUT_OF_MEMORY)
+
+
+def wait_for_a_rank_that_never_comes() -> None:
+    threading.Event().wait()
 
 
 def evaluate() -> None:

@@ -17,7 +17,7 @@ from tests.guard.child import state_at_the_end
 
 ROOT = Path(__file__).resolve().parents[2]
 CHILD = Path(__file__).with_name("child.py")
-SECONDS = 120.0
+SECONDS = 200.0
 
 
 class GuardedRun:

@@ -67,7 +67,7 @@ def _project(folder: Path) -> Path:
     return config
 
 
-def _run(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         arguments,
         cwd=folder,
@@ -92,10 +92,10 @@ def test_a_guarded_run_learns_what_an_uninterrupted_one_learns(tmp_path: Path) -
     config = _project(tmp_path)
     free = tmp_path / "free.yaml"
     free.write_text(config.read_text().replace("output_dir: out", "output_dir: out-free"))
-    done = _run(tmp_path, trl, "grpo", "--config", "free.yaml")
+    done = run_in(tmp_path, trl, "grpo", "--config", "free.yaml")
     assert done.returncode == 0, done.stderr[-2000:]
     guard = (sys.executable, "-m", "autotune", "guard", "train.yaml", "--gpus", "cpu", "--no-proof")
-    done = _run(tmp_path, *guard, "--", trl, "grpo", "--config", "train.yaml", ROOM_MIB=ROOM_MIB)
+    done = run_in(tmp_path, *guard, "--", trl, "grpo", "--config", "train.yaml", ROOM_MIB=ROOM_MIB)
     assert done.returncode == 0, done.stderr[-3000:]
 
     # 2. It ran out at the first step with long rows, and went on from the checkpoint before it.

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import GIB
-from autotune.guard.smaller import missing_bytes, room_bytes
 from autotune.guard.step_progress import StepProgress
 from autotune.guard.training import ladder_of, with_settings
+from autotune.search.shown_room import missing_bytes, room_bytes
 
 
 def test_what_was_missing_is_left_out_of_the_next_prediction() -> None:

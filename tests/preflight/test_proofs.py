@@ -17,9 +17,10 @@ from autotune.core.job import Hardware, Job, Model, Task, Workload
 from autotune.core.measurement import Cost, DeviceMemory, Measurement, Memory, Outcome, judge
 from autotune.core.space import Candidate
 from autotune.core.units import MIB
+from autotune.frameworks.shares_in_files import with_room
 from autotune.frameworks.trl.trainers import TrlGrpo
 from autotune.preflight import proofs as room
-from autotune.preflight.check import launcher_bytes, with_room
+from autotune.preflight.check import launcher_bytes
 from autotune.preflight.proofs import Proof, Proofs, decided
 from autotune.search.record import Store
 from tests.probe.nvml_playback import Playback
@@ -163,7 +164,7 @@ def test_room_is_left_for_the_context_of_the_launching_process(
 @pytest.mark.parametrize(("limit", "left_mib"), [(40960, 40460 - 330), (30000, 30000 - 330)])
 def test_room_comes_out_of_what_cuda_offers(limit: int, left_mib: int) -> None:
     request = dataclasses.replace(job(), memory_limit_bytes=limit * MIB)
-    assert with_room(request, 330 * MIB).memory_limit_bytes == pytest.approx(
+    assert with_room(request, 330 * MIB, {}).memory_limit_bytes == pytest.approx(
         left_mib * MIB, rel=0.001
     )
 

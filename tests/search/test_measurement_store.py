@@ -15,6 +15,7 @@ import pytest
 from autotune.core.answer import Recommendation
 from autotune.core.job import Hardware, Job
 from autotune.machine import nvml
+from autotune.machine.local_files import record_folder
 from autotune.search.record import (
     ANSWERS,
     MAX_RECORD_BYTES,
@@ -22,7 +23,6 @@ from autotune.search.record import (
     Store,
     StoredAnswer,
     circumstances,
-    default_folder,
 )
 from tests.report.answers import answered
 
@@ -45,9 +45,9 @@ def test_the_store_is_in_the_users_data_folder(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
-    assert default_folder() == tmp_path / "autotune"
+    assert record_folder() == tmp_path / "autotune"
     monkeypatch.delenv("XDG_DATA_HOME")
-    assert default_folder() == Path("~/.local/share/autotune").expanduser()
+    assert record_folder() == Path("~/.local/share/autotune").expanduser()
 
 
 def test_the_store_is_open_to_its_owner_alone(
@@ -198,7 +198,7 @@ def test_an_interrupted_search_is_no_stored_answer() -> None:
 
 
 def _measurements() -> Path:
-    (path,) = (default_folder() / "measurements").iterdir()
+    (path,) = (record_folder() / "measurements").iterdir()
     return path
 
 
@@ -226,7 +226,7 @@ def test_lines_that_cannot_be_read_are_passed_over_and_counted(junk: bytes) -> N
 
 def test_a_broken_answer_is_none() -> None:
     keep()
-    (path,) = (default_folder() / "answers").iterdir()
+    (path,) = (record_folder() / "answers").iterdir()
     stored = path.read_bytes()
     for broken in (
         stored[:-5],

@@ -237,10 +237,7 @@ def counted(
     iterations: int = 1,
 ) -> CycleTime:
     """Return the repetitions. Without completions, a cycle is one optimizer step."""
-    micro_steps = composition.accumulation
-    if composition.generation != "none":
-        rows = composition.ranks * composition.micro_batch
-        micro_steps = iterations * max(1, composition.generation_batch // rows)
+    micro_steps = _micro_steps(composition, iterations)
     traced = max(1, _runs([phase == "backward" for phase in trace.last_step]))
 
     # The last traced step scores whole batches, or micro-steps.
@@ -249,10 +246,22 @@ def counted(
         batches = _runs([phase in BATCH_PHASES for phase in trace.last_step])
     return CycleTime(
         micro_steps=micro_steps,
-        optimizer_steps=max(1, micro_steps // composition.accumulation),
+        optimizer_steps=cycle_steps(composition, iterations),
         traced_micro_steps=traced,
         scored=1 / batches if batches else micro_steps / traced / iterations,
     )
+
+
+def cycle_steps(composition: Composition, iterations: int) -> int:
+    """Return the optimizer steps of one generation cycle."""
+    return max(1, _micro_steps(composition, iterations) // composition.accumulation)
+
+
+def _micro_steps(composition: Composition, iterations: int) -> int:
+    if composition.generation == "none":
+        return composition.accumulation
+    rows = composition.ranks * composition.micro_batch
+    return iterations * max(1, composition.generation_batch // rows)
 
 
 def _runs(flags: Sequence[bool]) -> int:

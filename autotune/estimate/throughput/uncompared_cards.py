@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autotune.catalog import Gpu, efficiency
 from autotune.catalog.attention_kernels import is_measured, kernel_of
@@ -71,34 +71,48 @@ def widened(
     uncompared = (*cards, *parts)
     if not uncompared:
         return prediction
-    seconds = {}
-    for phase in prediction.phases:
-        if phase.seconds is not None:
-            seconds[phase.name] = phase.seconds
-    slower = _slower(seconds)
-    slower_at_lengths = _slower(prediction.seconds_at_lengths)
-    phases = []
-    for phase in prediction.phases:
-        phases.append(dataclasses.replace(phase, seconds=slower.get(phase.name)))
+    factor = efficiency("uncompared_card_factor")
+    slower = with_seconds(prediction, lambda seconds: _product(seconds, factor))
     return dataclasses.replace(
-        prediction,
-        phases=tuple(phases),
+        slower,
         speed_never_compared=uncompared,
         assumptions=(*prediction.assumptions, *map(never_compared, parts)),
-        tokens_per_second=_rate(prediction.tokens_per_second, seconds, slower),
-        tokens_per_second_at_lengths=_rate(
-            prediction.tokens_per_second_at_lengths,
-            prediction.seconds_at_lengths,
-            slower_at_lengths,
-        ),
-        seconds_at_lengths=slower_at_lengths,
-        pipeline=_pipeline(prediction.pipeline),
     )
 
 
-def _slower(seconds: Mapping[Phase, Estimate]) -> dict[Phase, Estimate]:
-    factor = efficiency("uncompared_card_factor")
-    return {phase: _product(estimate, factor) for phase, estimate in seconds.items()}
+def with_seconds(prediction: Prediction, change: Callable[[Estimate], Estimate]) -> Prediction:
+    """Return the prediction with all its seconds changed, and the rates that follow."""
+    seconds = prediction.seconds_by_phase
+    changed = _changed(seconds, change)
+    changed_at_lengths = _changed(prediction.seconds_at_lengths, change)
+    phases = []
+    for phase in prediction.phases:
+        phases.append(dataclasses.replace(phase, seconds=changed.get(phase.name)))
+    pipeline = prediction.pipeline
+    if pipeline is not None:
+        pipeline = PipelineTimes(
+            generation=change(pipeline.generation),
+            training=change(pipeline.training),
+        )
+    return dataclasses.replace(
+        prediction,
+        phases=tuple(phases),
+        tokens_per_second=_rate(prediction.tokens_per_second, seconds, changed),
+        tokens_per_second_at_lengths=_rate(
+            prediction.tokens_per_second_at_lengths,
+            prediction.seconds_at_lengths,
+            changed_at_lengths,
+        ),
+        seconds_at_lengths=changed_at_lengths,
+        pipeline=pipeline,
+    )
+
+
+def _changed(
+    seconds: Mapping[Phase, Estimate],
+    change: Callable[[Estimate], Estimate],
+) -> dict[Phase, Estimate]:
+    return {phase: change(estimate) for phase, estimate in seconds.items()}
 
 
 def _product(seconds: Estimate, factor: Estimate) -> Estimate:
@@ -124,14 +138,4 @@ def _rate(
         value=rate.value * cycle_before.value / cycle_after.value,
         low=rate.low * cycle_before.high / cycle_after.high,
         high=rate.high * cycle_before.low / cycle_after.low,
-    )
-
-
-def _pipeline(pipeline: PipelineTimes | None) -> PipelineTimes | None:
-    if pipeline is None:
-        return None
-    factor = efficiency("uncompared_card_factor")
-    return PipelineTimes(
-        generation=_product(pipeline.generation, factor),
-        training=_product(pipeline.training, factor),
     )

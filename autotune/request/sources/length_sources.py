@@ -1,5 +1,6 @@
 """Completion lengths from what `--lengths` names: a distribution, numbers, a training log, a W&B
-export, TRL's tables of completions, or the output folder of a run or of an earlier study.
+export, TRL's tables of completions, a guarded run, or the output folder of a run or of an earlier
+study.
 
 A log states mean and longest length of each step, not the lengths themselves. They are taken as
 lognormal, with the longest as their 99 % quantile, and the share that was cut off at the longest.
@@ -48,6 +49,7 @@ DEFAULT_SIGMA = 0.6
 MAX_STEPS = 256
 SAMPLES_PER_STEP = 64
 CHARACTERS_PER_TOKEN = 4
+GUARD_FILE = "guard.json"
 
 LOGNORMAL = "lognormal:"
 GROWING = "growing:"
@@ -71,7 +73,7 @@ def read(source: str) -> TokenLengths:
     if path.is_dir():
         return _of_folder(source, path)
     text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
-    lengths = _numbers(text) or _lengths_of(_steps_in(text))
+    lengths = _numbers(text) or lengths_of(_steps_in(text, path))
     if not lengths:
         raise BadInput(f"--lengths {source}: no completion lengths in it.", way_out=WAY_OUT)
     return TokenLengths.of(source, lengths)
@@ -137,7 +139,7 @@ def _changing(source: str, stages: str) -> TokenLengths:
         steps = _steps_of_trainer(path)
     else:
         text = read_text(path, largest_bytes=LARGEST_BYTES, way_out=WAY_OUT)
-        steps = _steps_in(text)
+        steps = _steps_in(text, path)
     if len(steps) < STAGES:
         raise BadInput(
             f"--lengths {source}: {counted(len(steps), 'step')} with completion lengths; lengths"
@@ -148,9 +150,7 @@ def _changing(source: str, stages: str) -> TokenLengths:
             ),
         )
     cuts = [len(steps) * stage // STAGES for stage in range(STAGES + 1)]
-    parts = [
-        TokenLengths.of(source, _lengths_of(steps[start:end])) for start, end in pairwise(cuts)
-    ]
+    parts = [TokenLengths.of(source, lengths_of(steps[start:end])) for start, end in pairwise(cuts)]
     return TokenLengths.changing(source, parts)
 
 
@@ -181,7 +181,7 @@ def _of_folder(source: str, folder: Path) -> TokenLengths:
     """
     steps = _steps_of_trainer(folder)
     if steps:
-        return TokenLengths.of(source, _lengths_of(steps))
+        return TokenLengths.of(source, lengths_of(steps))
     record = folder / "recommendation.json"
     if record.is_file() and not list(folder.glob("**/completions_*.parquet")):
         return _of_study(source, record)
@@ -244,16 +244,20 @@ def _text(completion: object) -> str:
 
 
 def _steps_of_trainer(folder: Path) -> list[Step]:
-    """Return the steps that transformers' trainer logged: those of the latest
+    """Return the steps of a guarded run, or those that transformers' trainer logged: in the latest
     `trainer_state.json`, which has the longest history.
     """
+    guard_file = folder / GUARD_FILE
+    steps = _steps_of_guard(guard_file) if guard_file.is_file() else []
+    if steps:
+        return steps
     latest: list[Any] = []
     for path in folder.glob("**/trainer_state.json"):
         history = _json(path).get("log_history")
         if isinstance(history, list) and len(history) > len(latest):
             latest = history
     rows = [json.dumps(row) for row in latest]
-    return _printed_steps("\n".join(rows))
+    return printed_lengths("\n".join(rows))
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -268,8 +272,20 @@ def _json(path: Path) -> dict[str, Any]:
 # Steps of a log.
 
 
-def _steps_in(text: str) -> list[Step]:
-    return _exported_steps(text) or _printed_steps(text)
+def _steps_in(text: str, path: Path) -> list[Step]:
+    if path.name == GUARD_FILE:
+        return _steps_of_guard(path)
+    return _exported_steps(text) or printed_lengths(text)
+
+
+def _steps_of_guard(file: Path) -> list[Step]:
+    """Return the steps of a guarded run, over all of its attempts."""
+    steps: list[Step] = []
+    document = _json(file)
+    for attempts in ("earlier_attempts", "attempts"):
+        for attempt in document.get(attempts) or ():
+            steps += attempt.get("lengths") or ()
+    return steps
 
 
 def _exported_steps(text: str) -> list[Step]:
@@ -308,7 +324,7 @@ FIGURE = re.compile(
 )
 
 
-def _printed_steps(text: str) -> list[Step]:
+def printed_lengths(text: str) -> list[Step]:
     """Return the steps of a printed log: one line each."""
     steps: list[Step] = []
     for line in text.splitlines():
@@ -344,7 +360,7 @@ def _number(text: str | None) -> float | None:
 # deviate z is m · exp(s·z - s²/2). The share that was cut off has the longest length.
 
 
-def _lengths_of(steps: Sequence[Step]) -> list[float]:
+def lengths_of(steps: Sequence[Step]) -> list[float]:
     """Return the lengths of a limited number of steps, over the whole run."""
     every = max(1, math.ceil(len(steps) / MAX_STEPS))
     lengths = []
