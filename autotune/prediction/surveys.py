@@ -25,6 +25,7 @@ from autotune.estimate.screening import (
     survey,
     traced_request,
 )
+from autotune.estimate.screening.surveying import MAX_ERROR
 from autotune.prediction.step_families import (
     StepClass,
     covered,
@@ -246,7 +247,9 @@ class Surveys:
 
 
 def _serves_single_candidates(model: StepModel) -> bool:
-    return model.operations_error <= MAX_OPERATIONS_ERROR
+    has_exact_work = model.operations_error <= MAX_OPERATIONS_ERROR
+    has_exact_sizes = model.residual <= MAX_ERROR
+    return has_exact_work and has_exact_sizes
 
 
 def _max_traced_alone(*, has_reference: bool) -> int:

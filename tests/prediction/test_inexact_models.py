@@ -58,14 +58,15 @@ def test_only_an_exact_model_of_the_operations_is_kept(tmp_path: Path, regular: 
 
 
 @pytest.mark.parametrize(
-    ("operations_error", "serves"), [(0.0, True), (2 * MAX_OPERATIONS_ERROR, False)]
+    ("operations_error", "residual", "serves"),
+    [(0.0, 0.0, True), (2 * MAX_OPERATIONS_ERROR, 0.0, False), (0.0, 0.012, False)],
 )
 def test_the_model_of_a_screening_serves_one_candidate_only_if_exact(
-    operations_error: float, serves: bool
+    operations_error: float, residual: float, serves: bool
 ) -> None:
     surveys = Surveys(Tracers(regular=True))  # type: ignore[arg-type]
     points = [Point(1, 64, 64, 4), Point(8, 512, 512, 4)]
-    model = SimpleNamespace(operations_error=operations_error)
+    model = SimpleNamespace(operations_error=operations_error, residual=residual)
     family = SimpleNamespace(points=points, model=model)
     surveys.families["family"] = family  # type: ignore[assignment]
     assert surveys.covers("family", Point(2, 128, 128, 4)) is serves

@@ -61,3 +61,17 @@ def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
 
 def test_another_shape_is_not() -> None:
     assert not answers("gemma-2b")
+
+
+def test_a_prediction_from_a_model_reports_nothing_of_the_traces_behind_it() -> None:
+    """The package's traces are of other batches and lengths, and of few layers."""
+    options = {"model": "Qwen2.5-7B", "gpus": "2xA100-40G"}
+    request = read_sources(flags_of(options), mode="predict").parse(limit_prompts=True)
+    candidate = candidate_of_job(request)
+    service = open_prediction_service(request.job, request.trainer, traces=False)
+    effective = service.predict(candidate).effective
+
+    for name in effective.keys() & candidate.settings.keys():
+        assert effective[name] == candidate.settings[name], name
+    assert not [name for name in effective if "parameters" in name or name.startswith("longest")]
+    assert effective["dtype"] == "bfloat16"

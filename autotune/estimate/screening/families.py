@@ -9,7 +9,7 @@ import numpy as np
 
 from autotune.core.trace import Trace
 from autotune.estimate.replay import StepStage
-from autotune.estimate.screening.points import Integers, Point, integers
+from autotune.estimate.screening.points import OF_ONE_TRACE, Integers, Point, integers
 from autotune.estimate.screening.step_model import StepModel, steps_at
 from autotune.estimate.trace_context import PredictionInput, TraceContext
 
@@ -59,12 +59,15 @@ class Family:
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
+        reported = self.rank.trace.effective.items()
+        effective = {name: value for name, value in reported if name not in OF_ONE_TRACE}
         for step in steps_at(self.model, points):
             trace = replace(
                 self.rank.trace,
                 work=step.work,
                 high_extra_bytes=step.high_extra_bytes,
                 derived_error_bytes=step.derived_error_bytes,
+                effective=effective,
             )
             sizes = np.concatenate([step.sizes, self._added_sizes])
             yield step.point, trace, sizes

@@ -16,6 +16,17 @@ Integers: TypeAlias = NDArray[np.int64]
 Booleans: TypeAlias = NDArray[np.bool_]
 
 
+OF_ONE_TRACE = frozenset(
+    """
+    per_device_train_batch_size gradient_accumulation_steps steps_per_generation
+    generation_batch_size num_generations max_completion_length
+    longest_prompt_seen longest_completion_seen
+    parameters parameters_on_this_rank trainable_parameters
+    """.split()
+)
+"""What a trainer reports of its own point and number of layers: it holds for no other trace."""
+
+
 class NotUniform(Exception):
     """The points or the layers differ in more than sizes; the text names the difference."""
 
