@@ -401,9 +401,11 @@ def predict_flags(
         request = _with_share_notes(request, (candidate,))
         listener(_started(request, (candidate,)))
         refusal = refusal_of(request.job, candidate, prediction.versions)
+        refused_because: str | None = None
         if refusal is not None:
             prediction = refuted(prediction, refusal)
-            listener(Note(text=refusal_text(refusal)))
+            refused_because = refusal_text(refusal)
+            listener(Note(text=refused_because))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
 
         # 3. Changes that make it fit.
@@ -431,7 +433,7 @@ def predict_flags(
         ways,
         origins=origins(request, candidate),
         unknown=variants if worst_variant.facts else (),
-        refusal=None if refusal is None else refusal_text(refusal),
+        refusal=refused_because,
     )
     return PredictAnswer(
         job=request.job,

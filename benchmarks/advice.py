@@ -115,7 +115,7 @@ def exhaustive(
             prediction = service.predict(changed)
             if prediction.fits:
                 fitting.append((_ratio(before, prediction), change))
-    return sorted(fitting, key=lambda found: -found[0])
+    return sorted(fitting, key=lambda change: -change[0])
 
 
 def _ratio(before: Prediction, after: Prediction) -> float:

@@ -137,7 +137,7 @@ def upstream_names(clones: Path, rule: Rule) -> set[str]:
 def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chosen]:
     """Yield the launches of each repository; `former`: texts of former sets."""
     copies = upstream_names(clones, rule)
-    seen = set(former)
+    chosen_texts = set(former)
     by_part = rule["repositories"]
     for repositories in by_part.values() if isinstance(by_part, dict) else [by_part]:
         for repository in repositories:
@@ -148,14 +148,18 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
                 launches_of_kind = []
                 for path, text in launches:
                     is_left_out = any(part in path.lower() for part in rule["without"])
-                    if not is_left_out and Path(path).name not in copies and text not in seen:
+                    if (
+                        not is_left_out
+                        and Path(path).name not in copies
+                        and text not in chosen_texts
+                    ):
                         launches_of_kind.append((path, text))
                 first_alone = kind in rule.get("first_alone", ())
                 places = {0} if first_alone else {0, len(launches_of_kind) // 2}
                 for place in sorted(places):
-                    if place >= len(launches_of_kind) or launches_of_kind[place][1] in seen:
+                    if place >= len(launches_of_kind) or launches_of_kind[place][1] in chosen_texts:
                         continue
-                    seen.add(launches_of_kind[place][1])
+                    chosen_texts.add(launches_of_kind[place][1])
                     yield Chosen(
                         repository, clone.commit, launches_of_kind[place][0], kind, clone.license()
                     )

@@ -228,8 +228,8 @@ def bash_settings(file: Path, variables: Sequence[str] = ()) -> dict[str, str]:
         errors="replace",
     )
     settings: dict[str, str] = {}
-    words = run.stdout.split("\0")
-    for word, following in zip(words, [*words[1:], ""], strict=True):
+    arguments = run.stdout.split("\0")
+    for word, following in zip(arguments, [*arguments[1:], ""], strict=True):
         name, equals, value = word.lstrip("-+").partition("=")
         if equals:
             settings[name] = value

@@ -16,14 +16,14 @@ NOT_TRACED = "Changes of attn_implementation, lora_r, optim were not predicted. 
 
 
 def test_the_example_of_the_page_on_predictions_is_what_its_command_prints(tmp_path: Path) -> None:
-    _, _, rest = PAGE.read_text().partition("```console\n$ ")
-    block, _, _ = rest.partition("\n```")
+    _, _, after_prompt = PAGE.read_text().partition("```console\n$ ")
+    block, _, _ = after_prompt.partition("\n```")
     command, *expected = block.splitlines()
     python = tmp_path / "environment" / "bin" / "python"
     venv.create(python.parents[1], with_pip=False)
-    words = shlex.split(command)[1:]
+    arguments = shlex.split(command)[1:]
     done = subprocess.run(
-        [sys.executable, "-m", "autotune", *words, "--python", str(python)],
+        [sys.executable, "-m", "autotune", *arguments, "--python", str(python)],
         capture_output=True,
         text=True,
         check=False,

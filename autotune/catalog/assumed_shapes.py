@@ -122,8 +122,10 @@ def _of_family(name: list[str]) -> KnownModel | None:
 
 def _release(name: list[str], family: str) -> str | None:
     """Return the number behind the family's name: Qwen1.5-7B is not like Qwen2.5-7B."""
-    following = name[name.index(family) + 1 :]
-    return following[0] if following and _NUMBER.fullmatch(following[0]) else None
+    begin = name.index(family) + 1
+    if begin == len(name) or not _NUMBER.fullmatch(name[begin]):
+        return None
+    return name[begin]
 
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")

@@ -51,7 +51,7 @@ def learn(
     speed = _speed(training.request, training.candidate, record)
     run = GuardedRun(
         when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
-        where=platform.node(),
+        host=platform.node(),
         autotune=autotune.__version__,
         file=file,
         candidate=training.candidate,

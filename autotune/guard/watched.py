@@ -204,8 +204,11 @@ class MemoryWatcher:
 
 def unseen_nodes(command_words: Sequence[str], environment: Mapping[str, str]) -> str:
     """Return what the guard does not see of a run on several nodes; empty for one node."""
-    stated = [environment.get(name, "") for name in NODE_VARIABLES]
-    stated += NODE_SETTING.findall(" ".join(command_words))
+    command = " ".join(command_words)
+    stated = NODE_SETTING.findall(command)
+    for name in NODE_VARIABLES:
+        number = environment.get(name, "")
+        stated.append(number)
     nodes = max((int(number) for number in stated if number.isdigit()), default=1)
     if nodes < 2:
         return ""

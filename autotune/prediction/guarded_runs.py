@@ -55,7 +55,7 @@ class GuardedRun:
     """Attempt of a guarded run."""
 
     when: str
-    where: str  # host name
+    host: str
     autotune: str
     file: str  # guard.json
     candidate: Candidate
@@ -221,7 +221,7 @@ def refusal_text(run: GuardedRun) -> str:
             f" {run.lengths.longest:,.0f} at most until then"
         )
     return (
-        f"A guarded run of this configuration ran out of memory on {run.where}, {run.when},"
+        f"A guarded run of this configuration ran out of memory on {run.host}, {run.when},"
         f" {_place(run)}{lengths}: {run.failure.evidence} ({run.file})"
     )
 
@@ -283,5 +283,5 @@ def measured_speed(job: Job) -> MeasuredSpeed | None:
         time_factor=math.exp(statistics.median(logs)),
         steps=steps,
         when=newest.when,
-        where=newest.where,
+        host=newest.host,
     )

@@ -82,7 +82,7 @@ class Proofs:
             return Proof(
                 schema=SCHEMA,
                 when=refusal.when,
-                where=refusal.where,
+                where=refusal.host,
                 facts=self.facts,
                 trial=refused_trial(refusal, self._candidate),
                 certificate=None,

@@ -47,8 +47,8 @@ def ways_within(
         return ()
     peak = service.predict(candidate).peak_memory_bytes
     spread = round(peak.high - peak.value)
-    taken = max(0, request.job.memory_limit_bytes - room - spread)
-    job = with_room(request.job, taken, request.trainer.fields())
+    outside_bytes = max(0, request.job.memory_limit_bytes - room - spread)
+    job = with_room(request.job, outside_bytes, request.trainer.fields())
     return ways_to_fit(request, candidate, service.of(job), refuted=refuted)
 
 

@@ -161,8 +161,8 @@ def test_an_eager_engine_launches_the_exchanges_of_its_ranks_too() -> None:
     longer = generation.seconds(load(completion_length=937, **changes), H100)
     shorter = generation.seconds(load(completion_length=559, **changes), H100)
     assert (longer.value - shorter.value) / (937 - 559) == pytest.approx(0.041, rel=0.1)
-    alone = generation.step(load(tensor_parallel=1, **changes), H100)
-    assert alone.value < generation.step(load(**changes), H100).value
+    one_gpu = generation.step(load(tensor_parallel=1, **changes), H100)
+    assert one_gpu.value < generation.step(load(**changes), H100).value
 
 
 def test_graphs_hide_the_launches_of_an_adapter() -> None:

@@ -85,6 +85,6 @@ def test_a_rate_that_one_long_completion_hides_is_that_of_the_mean_length(sequen
     split = replace(SPLIT, overlap="stream", batches_ahead=0.5, at_sync="pause")
     seconds: dict[Phase, Estimate] = {"forward": Estimate.exactly(1)}
     _, times = overlapped(seconds, split, load, None, lengths, A100, optimizer_steps=1)
-    alone = rollout_seconds(load, ENGINE, None, lengths, A100)
+    without_waiting = rollout_seconds(load, ENGINE, None, lengths, A100)
     passes = sequences / 8 * 30
-    assert times.generation.value / alone.value == pytest.approx(passes / 4000, rel=0.2)
+    assert times.generation.value / without_waiting.value == pytest.approx(passes / 4000, rel=0.2)

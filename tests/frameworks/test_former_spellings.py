@@ -79,10 +79,15 @@ def test_every_former_spelling_leads_to_a_setting(kind: Any) -> None:
         return
     for name in {*kind.methods.values(), *kind.modules} - {"any"}:
         trainer = frameworks.trainer(kind.framework, name)
-        known = {*trainer.fields(), *trainer.canonical, *kind.follows_hardware, kind.model}
+        settings_of_release = {
+            *trainer.fields(),
+            *trainer.canonical,
+            *kind.follows_hardware,
+            kind.model,
+        }
         if kind.framework == "swift":
-            known |= frameworks.trainer("swift", "grpo").fields().keys()
-        assert set(kind.former.values()) <= known, name
+            settings_of_release |= frameworks.trainer("swift", "grpo").fields().keys()
+        assert set(kind.former.values()) <= settings_of_release, name
 
 
 VERL = (

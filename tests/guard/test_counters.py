@@ -88,9 +88,9 @@ def test_a_restart_with_half_of_the_micro_batch_takes_the_same_samples(
 
 def test_dropping_the_last_batch_makes_the_steps_depend_on_the_micro_batch(tmp_path: Path) -> None:
     # Two whole batches of four of ten rows: 2 steps. Five of two: 3 steps, the last one of 2 rows.
-    whole = _trained(tmp_path / "four", micro=4, drop_last=True)
+    uninterrupted = _trained(tmp_path / "four", micro=4, drop_last=True)
     halves = _trained(tmp_path / "two", micro=2, drop_last=True)
-    assert [len(step) for step in whole] == [4, 4, 4, 4]
+    assert [len(step) for step in uninterrupted] == [4, 4, 4, 4]
     assert [len(step) for step in halves] == [4, 4, 2, 4, 4, 2]
 
 
@@ -103,9 +103,9 @@ output_dir: out
 """
 
 
-def _sft(folder: Path, more: str) -> KnownTraining:
+def _sft(folder: Path, extra_lines: str) -> KnownTraining:
     config = folder / "train.yaml"
-    config.write_text(SFT + more)
+    config.write_text(SFT + extra_lines)
     training = known_training(
         str(config),
         ("trl", "sft", "--config", str(config)),
@@ -132,7 +132,7 @@ def _next_batches(training: KnownTraining) -> tuple[object, object] | None:
 
 
 @pytest.mark.parametrize(
-    "more, is_changed",
+    "extra_lines, is_changed",
     [
         ("", True),
         ("dataloader_drop_last: true", False),
@@ -140,21 +140,21 @@ def _next_batches(training: KnownTraining) -> tuple[object, object] | None:
     ],
 )
 def test_the_micro_batch_stays_where_it_would_change_the_steps(
-    tmp_path: Path, more: str, is_changed: bool
+    tmp_path: Path, extra_lines: str, is_changed: bool
 ) -> None:
-    training = _sft(tmp_path, more)
+    training = _sft(tmp_path, extra_lines)
     assert training.keeps_batches is not is_changed
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "more, is_changed",
+    "extra_lines, is_changed",
     [("", True), ("dataloader_drop_last: true", False)],
 )
 def test_the_next_configuration_keeps_the_steps(
-    tmp_path: Path, more: str, is_changed: bool
+    tmp_path: Path, extra_lines: str, is_changed: bool
 ) -> None:
-    batches = _next_batches(_sft(tmp_path, more))
+    batches = _next_batches(_sft(tmp_path, extra_lines))
     if is_changed:
         micro, steps = batches or (None, None)
         assert isinstance(micro, int) and isinstance(steps, int)

@@ -59,17 +59,17 @@ def test_growing_rows_are_saved_and_go_on_before_memory_runs_out(tmp_path: Path)
     make_project(tmp_path)
     (tmp_path / "train.py").write_text(SCRIPT)
     guard = (sys.executable, "-m", "autotune", "guard", "--early", "--values", "micro=4,2")
-    more = ("--values", "accumulate=1,2", "--checkpoints", "out/checkpoint-{step}")
+    options = ("--values", "accumulate=1,2", "--checkpoints", "out/checkpoint-{step}")
     command = (sys.executable, "train.py", "{micro}", "{accumulate}", "{checkpoint}")
-    done = run_in(tmp_path, *guard, *more, "--", *command)
+    done = run_in(tmp_path, *guard, *options, "--", *command)
     assert done.returncode == 0, done.stderr[-3000:]
 
     # 1. It was asked to save after a step, and did so there.
-    asked = re.search(r"asked to save after step (\d+)", done.stderr)
-    assert asked is not None and "the peak grows and reaches the limit" in done.stderr
+    request = re.search(r"asked to save after step (\d+)", done.stderr)
+    assert request is not None and "the peak grows and reaches the limit" in done.stderr
     first, second = json.loads((tmp_path / "autotune-guard" / "guard.json").read_text())["attempts"]
     assert first["end"]["reason"] == "early"
-    assert second["from_step"] >= int(asked[1])
+    assert second["from_step"] >= int(request[1])
 
     # 2. Nothing was refused, and the restart is smaller.
     assert first["peak_bytes"] < first["limit_bytes"]

@@ -111,11 +111,11 @@ def test_predict_says_first_that_it_ran_out_of_memory(config: Path) -> None:
     learn(training_of(config), ended(), attempt(), "night/guard.json")
     events: list[Event] = []
     after = predict_flags(flags(config), listener=events.append)
-    said = [event for event in events if isinstance(event, Note | CandidatePredicted)]
-    assert isinstance(said[0], Note)
+    printed = [event for event in events if isinstance(event, Note | CandidatePredicted)]
+    assert isinstance(printed[0], Note)
     for fact in ("after 800 steps", "200 tokens", "night/guard.json", "Tried to allocate 2.00 GiB"):
-        assert fact in said[0].text
-    assert after.document["ran_out_of_memory"] == said[0].text
+        assert fact in printed[0].text
+    assert after.document["ran_out_of_memory"] == printed[0].text
     assert after.prediction.fits is None
     peak = before.prediction.peak_memory_bytes
     assert after.prediction.peak_memory_bytes == peak

@@ -28,12 +28,12 @@ class MeasuredSpeed:
     time_factor: float
     steps: int
     when: str
-    where: str  # host name
+    host: str
 
     def __str__(self) -> str:
         return (
             f"steps take {self.time_factor:.2f} times the computed seconds, as in a guarded run on"
-            f" {self.where} ({counted(self.steps, 'step')}, {self.when})"
+            f" {self.host} ({counted(self.steps, 'step')}, {self.when})"
         )
 
 

@@ -214,15 +214,25 @@ def _framework_config(
     )
     origins = {name: _origin(launch, launch.stated[name]) for name in split.settings}
     for name in former:
-        origins[name] = Origin(source=Source.FILE, place=launch.path, line=launch.line)
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=launch.path,
+            line=launch.line,
+        )
     for name, default in copied.items():
         place = os.path.relpath(default.file)
-        origins[name] = Origin(source=Source.FILE, place=place, line=default.line)
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=place,
+            line=default.line,
+        )
     return config, origins
 
 
 def _former_defaults(
-    launch: LaunchScript, kind: LaunchKind, stated_by_flags: frozenset[str]
+    launch: LaunchScript,
+    kind: LaunchKind,
+    stated_by_flags: frozenset[str],
 ) -> dict[str, KnobValue]:
     """Return the defaults of an earlier release, if the launch has its names."""
     if not launch.is_former:

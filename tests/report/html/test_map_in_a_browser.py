@@ -40,9 +40,9 @@ def _knob(page: Page, name: str) -> Any:
 
 def _flags_of_command(line: str) -> Flags:
     """Return the flags of a copied command, as the program parses them."""
-    program, name, *words = shlex.split(line)
+    program, name, *arguments = shlex.split(line)
     assert (program, name) == ("autotune", "predict")
-    context = command.make_context("predict", words)
+    context = command.make_context("predict", arguments)
     flags = {key: value for key, value in context.params.items() if key in DEFAULTS}
     return Flags(**flags)
 
