@@ -296,8 +296,12 @@ def main() -> int:
     parser.add_argument("--cudnn", action="store_true")
     arguments = parser.parse_args()
     record = Record(arguments.out / FILE)
+    is_emulated = basis_here() == "emulated"
+    if arguments.cudnn and is_emulated:
+        print("Not run: cuDNN looks for an engine on the card itself, and an emulated one has none.")
+        return 0
     rates = _attentions("cudnn") if arguments.cudnn else all_rates()
-    if basis_here() == "emulated":
+    if is_emulated:
         rates = _without_speeds(rates)
     failed = False
     for name, rate in rates:
