@@ -298,7 +298,7 @@ def main() -> int:
     record = Record(arguments.out / FILE)
     is_emulated = basis_here() == "emulated"
     if arguments.cudnn and is_emulated:
-        print("Not run: cuDNN looks for an engine on the card itself, and an emulated one has none.")
+        print("Not run: cuDNN looks for an engine on the card itself; an emulated one has none.")
         return 0
     rates = _attentions("cudnn") if arguments.cudnn else all_rates()
     if is_emulated:
