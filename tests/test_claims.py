@@ -96,9 +96,15 @@ def _speed() -> Iterator[tuple[str, str]]:
 def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     usual = _read("search")["overall"]["autotune"]
     worse = _read("search-worse")["overall"]["autotune"]
+    independent = _read("search-independent")["overall"]
     yield "recommended candidate", f"{usual['studies']} studies"
     yield "recommended candidate", f"mean {_percent(usual['mean_recommended'], 1)} of the optimum"
-    yield "recommended candidate", _percent(worse["mean_recommended"], 1)
+    yield "recommended candidate", f"mean {_percent(worse['mean_recommended'], 1)}"
+    for studies in (usual, worse, independent["autotune"]):
+        yield "recommended candidate", _percent(studies["recommended_below_95"], 1)
+    for name, text in (("autotune", "mean"), ("predicted order", "in predicted order")):
+        mean = independent[name]["mean_recommended"]
+        yield "recommended candidate", f"{text} {_percent(mean, 1)}"
     assert usual["out_of_memory"] == 1
 
     logs, excerpts = (
