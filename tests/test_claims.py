@@ -84,6 +84,16 @@ def _speed() -> Iterator[tuple[str, str]]:
     yield "training speed, held", f"{in_a_job['right']} of {in_a_job['pairs']} |"
     assert figures["within_20_percent"] == 1.0
 
+    cards = _read("cards")["figures"]
+    held_back, pairs = cards["held back"], cards["all"]["cards"]
+    within = round(held_back["within_25_percent"] * held_back["rows"])
+    # Halves are rounded up; the median has four places.
+    yield "training speed, other", f"{held_back['rows']} held-back rows"
+    yield "training speed, other", f"median error {100 * held_back['median'] + 1e-9:.1f}%"
+    yield "training speed, other", f"{within} within 25%, worst {_percent(held_back['worst'], 1)}"
+    yield "training speed, other", f"{pairs['right']} of {pairs['pairs']} pairs of cards"
+    assert held_back["inside"] == 1.0
+
     second = _read("speed-second")["figures"]["held_back"]
     order = second["order"]
     share = _percent(order["right"] / order["pairs"], 1)
