@@ -161,7 +161,7 @@ def _with_place(trainer: CapturedTrainer) -> str:
 
 def _enter_package(path: Path, main: types.ModuleType) -> None:
     """Make a file with relative imports a module of its package, as `python -m` does."""
-    tree = ast.parse(path.read_bytes())
+    tree = ast.parse(path.read_bytes(), filename=str(path))
     if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
         return
     names: list[str] = []
