@@ -95,6 +95,8 @@ def prepare_environment(*, cpu: bool) -> None:
 def ranks_restored() -> Iterator[None]:
     """Undo TRL's variables for a single process: the next trainer would assume several."""
     before = {name: os.environ.get(name) for name in RENDEZVOUS}
+    # TRL tries the same few ports first: two runs that start at once would take the same one.
+    os.environ.setdefault("MASTER_PORT", str(free_port()))
     try:
         yield
     finally:
