@@ -80,6 +80,9 @@ OFFLINE_ROWS: Changes = ({}, batch(1, 16))
 FEW_STEPS: Changes = (batch(32, 1), batch(16, 2))
 """Few micro-steps, as on many GPUs at the same global batch."""
 
+FLOAT32: Changes = ({"dtype": "float32"},)
+"""Weights of files for TRL that state no dtype; autocast computes in bfloat16."""
+
 LORA = [
     *combined(ENGINES, ROWS, CHECKPOINTING),
     *combined(ENGINES, FEW_STEPS, CHECKPOINTING),
@@ -96,6 +99,13 @@ FULL = [
     *combined(ENGINES, FEWER_ROWS, ZERO),
     *combined(ENGINES, FEW_STEPS),
 ]
+IN_FLOAT32 = [
+    *combined(FLOAT32, ENGINES),
+    *combined(FLOAT32, ENGINES, FEW_STEPS[:1]),
+    *combined(FLOAT32, CHECKPOINTING[1:]),
+]
+OFFLINE_FEW_STEPS = combined((*AS_IT_IS, *FLOAT32), FEW_STEPS[:1])
+OFFLINE_IN_FLOAT32 = [*combined(FLOAT32, OFFLINE_ROWS), *OFFLINE_FEW_STEPS]
 USUAL_FULL = [
     *combined(ENGINES, ROWS),
     {"gradient_checkpointing": False},
@@ -152,6 +162,10 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("full", "grpo", {LARGE_USE: FULL, USUAL: USUAL_FULL}),
     *groups_of("lora", "sft", {LARGE_USE: OFFLINE, USUAL: OFFLINE}),
     *groups_of("full", "sft", {LARGE_USE: OFFLINE}),
+    *groups_of("lora", "grpo", {LARGE_USE: IN_FLOAT32, USUAL: IN_FLOAT32}),
+    *groups_of("full", "grpo", {LARGE_USE: IN_FLOAT32, USUAL: IN_FLOAT32}),
+    *groups_of("lora", "sft", {LARGE_USE: OFFLINE_IN_FLOAT32, USUAL: OFFLINE_IN_FLOAT32}),
+    *groups_of("full", "sft", {LARGE_USE: OFFLINE_IN_FLOAT32, USUAL: OFFLINE_IN_FLOAT32}),
     *groups_of("lora", "dpo", {LARGE_USE: OFFLINE}),
     *groups_of("full", "dpo", {LARGE_USE: OFFLINE}),
 )

@@ -27,6 +27,9 @@ SETTINGS_WITHOUT_EFFECT = frozenset(
 )
 """Numbers that a step computes with, and allocates nothing for."""
 
+STATED_DEFAULTS = {"loss_type": "nll"}
+"""Settings whose value is the trainer's own default wherever it is legal: SFT's loss."""
+
 CONFIG_WITHOUT_EFFECT = frozenset(
     """
     _name_or_path name_or_path transformers_version torch_dtype dtype initializer_range use_cache
@@ -139,7 +142,8 @@ def step_family(request: Request) -> Mapping[str, object]:
 
     # 1. Settings, without the point's.
     settings = traced["settings"]
-    dropped = POINT_SETTINGS | SETTINGS_WITHOUT_EFFECT
+    defaults = {name for name, value in STATED_DEFAULTS.items() if settings.get(name) == value}
+    dropped = POINT_SETTINGS | SETTINGS_WITHOUT_EFFECT | defaults
     family["settings"] = _without(settings, dropped)
     family["lengths"] = _without(traced["lengths"], ("prompt", "completion"))
     family["step"] = step_class(request)

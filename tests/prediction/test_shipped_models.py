@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -75,3 +76,23 @@ def test_a_prediction_from_a_model_reports_nothing_of_the_traces_behind_it() -> 
         assert effective[name] == candidate.settings[name], name
     assert not [name for name in effective if "parameters" in name or name.startswith("longest")]
     assert effective["dtype"] == "bfloat16"
+
+
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+@pytest.mark.parametrize("tuning", ["full", "lora"])
+def test_a_file_for_trl_that_states_no_dtype_is_answered(
+    tmp_path: Path, method: str, tuning: str
+) -> None:
+    """Its weights are in float32, TRL's default."""
+    file = tmp_path / "train.yaml"
+    use_peft = str(tuning == "lora").lower()
+    file.write_text(
+        "model_name_or_path: Qwen/Qwen2.5-1.5B-Instruct\n"
+        f"use_peft: {use_peft}\n"
+        "per_device_train_batch_size: 8\n"
+    )
+    flags = flags_of({"config": str(file), "gpus": "A100-80G", "method": method})
+    request = read_sources(flags, mode="predict").parse(limit_prompts=True)
+    service = open_prediction_service(request.job, request.trainer, traces=False)
+    effective = service.predict(candidate_of_job(request)).effective
+    assert effective["dtype"] == "float32"
