@@ -27,9 +27,9 @@ WITH_IMAGES = [known for known in catalog.models() if "vision_config" in known.c
 FIRST_OF_TYPE = {str(known.config["model_type"]): known for known in reversed(WITH_IMAGES)}
 LAYERS = 2
 REFUSALS = {
-    # accelerate's FSDP looks for layers that these models' encoders do not have.
-    "gemma3": "SiglipTextEmbeddings",
-    "gemma4": "Gemma4AudioLayer",
+    # accelerate's FSDP looks for layers that these models' encoders do not have, in any order.
+    "gemma3": "Could not find the transformer layer class Siglip",
+    "gemma4": "Could not find the transformer layer class Gemma4",
     # TRL's load-balancing loss reads a setting that the nested config lacks.
     "llama4": "num_experts",
 }
