@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Starts the recommended run. Further arguments go to TRL's script, which ignores unknown ones: ./launch.sh --max_steps 100
-# Run it from the folder that your reward functions and relative paths are found from.
+# Run it in the folder to which your reward functions and paths are relative.
 set -euo pipefail
 here="$(cd -- "$(dirname -- "${BASH_SOURCE[0]}")" && pwd)"
 python="${PYTHON:-python}"
