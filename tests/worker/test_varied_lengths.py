@@ -76,16 +76,20 @@ def test_one_cycle_of_each_pattern_follows_the_longest(loaded: Any) -> None:
     import varied_rewards  # type: ignore[import-not-found]
 
     generated = [sorted(lengths) for lengths in varied_rewards.SEEN]
-    assert generated == [[16] * 4] * 3 + [[2] * 4, [8] * 4, [16] * 4, [2, 8, 16, 16]]
+    # On a busy machine up to four cycles more come first, until the speed is steady.
+    longest, patterns = generated[:-4], generated[-4:]
+    assert 3 <= len(longest) <= 7 and longest == [[16] * 4] * len(longest)
+    assert patterns == [[2] * 4, [8] * 4, [16] * 4, [2, 8, 16, 16]]
     assert result["exercised"]["varied_generations"] == 4
     assert result["worst"]["cycle_loss_tokens"] == [4 * 16] * 2
-    assert result["optimizer_steps"] == 3
+    assert result["optimizer_steps"] == len(longest)
     memory = result["memory"]
     assert memory["peak_bytes"] >= memory["longest_peak_bytes"] > 0
 
     varied_rewards.SEEN.clear()
     result = measured(loaded, "lengths", varied=False)
-    assert varied_rewards.SEEN == [[16] * 4] * 3
+    generated = varied_rewards.SEEN
+    assert 3 <= len(generated) <= 7 and generated == [[16] * 4] * len(generated)
     assert "varied_generations" not in result["exercised"]
 
 
@@ -101,4 +105,4 @@ def test_no_other_trainer_is_in_memory_meanwhile(loaded: Any) -> None:
     measured(loaded, "trainers")
     import varied_rewards  # type: ignore[import-not-found]
 
-    assert varied_rewards.TRAINERS == [1] * 7
+    assert len(varied_rewards.TRAINERS) >= 7 and set(varied_rewards.TRAINERS) == {1}
