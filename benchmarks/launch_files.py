@@ -187,7 +187,10 @@ def predict(file: Path, added: Sequence[str]) -> dict[str, Any] | str:
             return answer
         error = answer["error"]
         sentence = f"{error['what']} {error['way_out']}".strip()
-        return sentence.replace(f"{file.parent}/", "")
+        folders = (file.parent, Path(sys.prefix).parent)  # of the script, and of the interpreter
+        for folder in folders:
+            sentence = sentence.replace(f"{folder}/", "")
+        return sentence
     return " ".join(run.stderr.split())[-600:] or f"exit code {run.returncode}"
 
 
