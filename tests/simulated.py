@@ -19,6 +19,7 @@ from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcom
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, Knob, Knobs, SearchSpace
 from autotune.frameworks.base import Field
+from autotune.request.job_builder import ParsedRequest
 
 MIB = 2**20
 
@@ -298,6 +299,17 @@ class Oracle:
             low=value * (1 - self.off),
             high=value * (1 + self.off),
         )
+
+
+def toy_request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
+    return ParsedRequest(
+        job=job,
+        trainer=trainer,
+        assumed=(),
+        notes=(),
+        flag_choices={},
+        whole_space=job.space,
+    )  # type: ignore[arg-type]
 
 
 def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:

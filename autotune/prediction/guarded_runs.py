@@ -12,7 +12,7 @@ from __future__ import annotations
 import contextlib
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -146,8 +146,17 @@ def refusal_of(
     """Return the guarded run in which this configuration ran out of memory; None if there is none,
     or if it finished since.
     """
-    for run in reversed(runs_of(job)):
-        if not _is_configuration(run, job, candidate) or not _agree(run.versions, versions):
+    return _refusal_in(_runs_with_settings_of(job), job, candidate, versions)
+
+
+def _refusal_in(
+    runs: Sequence[GuardedRun],
+    job: Job,
+    candidate: Candidate,
+    versions: Mapping[str, str],
+) -> GuardedRun | None:
+    for run in reversed(runs):
+        if not _is_configuration(run, candidate) or not _agree(run.versions, versions):
             continue
         if run.finished:
             return None
@@ -160,9 +169,10 @@ def refusal_of(
 def refused_trials(job: Job, versions: Mapping[str, str]) -> tuple[Trial, ...]:
     """Return the configurations that ran out of memory, as measurements of a search."""
     trials = []
-    for run in runs_of(job):
+    runs = _runs_with_settings_of(job)
+    for run in runs:
         candidate = _with_prompts_of(job, run.candidate)
-        if run.failure is not None and refusal_of(job, candidate, versions) == run:
+        if run.failure is not None and _refusal_in(runs, job, candidate, versions) == run:
             trials.append(refused_trial(run, candidate))
     return tuple(trials)
 
@@ -189,12 +199,25 @@ def other_settings(job: Job) -> str:
     return fingerprint({"settings": settings, "dataset": job.task.workload.dataset})
 
 
-def _is_configuration(run: GuardedRun, job: Job, candidate: Candidate) -> bool:
+def _runs_with_settings_of(job: Job) -> tuple[GuardedRun, ...]:
+    """Return the runs whose user settings beside the candidate's are the job's, oldest first."""
+    runs = runs_of(job)
+    if not runs:
+        return ()
+    settings_of_job = other_settings(job)
+    alike = []
+    for run in runs:
+        if run.other_settings == settings_of_job:
+            alike.append(run)
+    return tuple(alike)
+
+
+def _is_configuration(run: GuardedRun, candidate: Candidate) -> bool:
     names = (run.candidate.settings.keys() | candidate.settings.keys()) - WRITTEN_OR_READ_BACK
     for name in names - {OF_THE_DATA}:
         if run.candidate.settings.get(name) != candidate.settings.get(name):
             return False
-    return run.other_settings == other_settings(job)
+    return True
 
 
 def _agree(earlier: Mapping[str, str], versions: Mapping[str, str]) -> bool:

@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.space import Candidate, Knob
-from autotune.request.job_builder import ParsedRequest
 from autotune.search.advice import ways_to_fit
-from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_request, toy_space
 
 REMEDIES = ("slow 1", "slow 2", "slow 3", "slow 4", "slow 5", "fast")
 
@@ -31,14 +30,7 @@ def changes(
     machine, trainer = machine or Machine(limit_bytes=limit * MIB), ToyTrainer()
     space = replace(toy_space(), **space_parts)  # type: ignore[arg-type]
     job = toy_job(tmp_path, space, machine.limit_bytes)
-    request = ParsedRequest(
-        job=job,
-        trainer=trainer,
-        assumed=(),
-        notes=(),
-        flag_choices={},
-        whole_space=space,
-    )  # type: ignore[arg-type]
+    request = toy_request(job, trainer)
     knobs = {**trainer.baseline(space, job.task), **settings}
     candidate = trainer.complete(knobs, job.task)  # type: ignore[arg-type]
     ways = ways_to_fit(request, candidate, Oracle(machine=machine))  # type: ignore[arg-type]

@@ -11,9 +11,8 @@ from autotune.core.errors import MissingExtra
 from autotune.core.events import Event, Note
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
-from autotune.request.job_builder import ParsedRequest
 from autotune.search.advice import ways_to_fit
-from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_request, toy_space
 
 
 @dataclass
@@ -48,14 +47,7 @@ def test_changes_without_a_step_model_are_named_with_the_way_to_predict_them(
     trainer = ToyTrainer()
     space = toy_space()
     job = toy_job(tmp_path, space, machine.limit_bytes)
-    request = ParsedRequest(
-        job=job,
-        trainer=trainer,
-        assumed=(),
-        notes=(),
-        flag_choices={},
-        whole_space=space,
-    )  # type: ignore[arg-type]
+    request = toy_request(job, trainer)
     candidate = trainer.complete(trainer.baseline(space, job.task), job.task)
     generations = candidate.settings["num_generations"]
     service = PackageAlone(Oracle(machine=machine), "num_generations", generations)

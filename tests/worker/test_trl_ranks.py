@@ -59,6 +59,23 @@ def candidate(accumulation: int) -> Candidate:
     return trainer("trl").complete({**SMALL, "gradient_accumulation_steps": accumulation}, task())
 
 
+def two_ranks(adapter: str, folder: Path) -> LocalExecutor:
+    trl, trl_task = trainer("trl"), task()
+    return LocalExecutor(
+        RunnerSettings(
+            python=trl_task.workload.python,
+            adapter=adapter,
+            ranks=RANKS,
+            limit_bytes=6 * 2**30,
+            scratch_root=folder,
+        ),
+        RequestBuilders(
+            load=lambda candidate: trl.load_request(candidate, trl_task),
+            probe=lambda candidate, plan: trl.probe_request(candidate, trl_task, plan),
+        ),
+    )
+
+
 @pytest.fixture
 def executor(
     tmp_path: Path,
@@ -66,20 +83,7 @@ def executor(
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[LocalExecutor]:
     monkeypatch.setenv("TROUBLE", request.param)
-    trl, trl_task = trainer("trl"), task()
-    local_executor = LocalExecutor(
-        RunnerSettings(
-            python=trl_task.workload.python,
-            adapter=str(ADAPTER),
-            ranks=RANKS,
-            limit_bytes=6 * 2**30,
-            scratch_root=tmp_path,
-        ),
-        RequestBuilders(
-            load=lambda candidate: trl.load_request(candidate, trl_task),
-            probe=lambda candidate, plan: trl.probe_request(candidate, trl_task, plan),
-        ),
-    )
+    local_executor = two_ranks(str(ADAPTER), tmp_path)
     yield local_executor
     local_executor.close()
 

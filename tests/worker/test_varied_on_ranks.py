@@ -9,10 +9,7 @@ import pytest
 
 from autotune.core.measurement import Outcome
 from autotune.frameworks import trainer
-from autotune.probe.executors.local import LocalExecutor
-from autotune.probe.runner import RequestBuilders
-from autotune.probe.worker_process import RunnerSettings
-from tests.worker.test_trl_ranks import GENEROUS, RANKS, candidate, task
+from tests.worker.test_trl_ranks import GENEROUS, candidate, two_ranks
 
 pytestmark = pytest.mark.slow
 PLAN = replace(
@@ -24,20 +21,7 @@ PLAN = replace(
 
 
 def test_both_ranks_vary_and_settle_alike(tmp_path: Path) -> None:
-    trl, trl_task = trainer("trl"), task()
-    executor = LocalExecutor(
-        RunnerSettings(
-            python=trl_task.workload.python,
-            adapter=trl.adapter,
-            ranks=RANKS,
-            limit_bytes=6 * 2**30,
-            scratch_root=tmp_path,
-        ),
-        RequestBuilders(
-            load=lambda candidate: trl.load_request(candidate, trl_task),
-            probe=lambda candidate, plan: trl.probe_request(candidate, trl_task, plan),
-        ),
-    )
+    executor = two_ranks(trainer("trl").adapter, tmp_path)
     try:
         measurement = executor.open(candidate(1)).measure(candidate(1), PLAN)
     finally:

@@ -46,6 +46,10 @@ class Family:
         self.rank = rank
         unsharded = len(model.trace.sizes)
         self._added_sizes = integers(rank.trace.sizes[unsharded:])
+        self._effective: dict[str, object] = {}  # the trainer's report, as it holds at each point
+        for name, value in rank.trace.effective.items():
+            if name not in OF_ONE_TRACE:
+                self._effective[name] = value
         self._stages = [stage]
         self._latest: dict[tuple[Point, TraceContext], StepStage] = {}
 
@@ -59,15 +63,13 @@ class Family:
 
     def traces(self, points: Sequence[Point]) -> Iterator[tuple[Point, Trace, Integers]]:
         """Yield each point's trace and sizes; those in the trace are the first point's."""
-        reported = self.rank.trace.effective.items()
-        effective = {name: value for name, value in reported if name not in OF_ONE_TRACE}
         for step in steps_at(self.model, points):
             trace = replace(
                 self.rank.trace,
                 work=step.work,
                 high_extra_bytes=step.high_extra_bytes,
                 derived_error_bytes=step.derived_error_bytes,
-                effective=effective,
+                effective=self._effective,
             )
             sizes = np.concatenate([step.sizes, self._added_sizes])
             yield step.point, trace, sizes
