@@ -55,7 +55,7 @@ POINT = ProbePlan(
     warmup_cycles=1,
     timed_cycles=2,
     reuse_rollouts=True,
-    deadline_seconds=90,
+    deadline_seconds=200,
 )
 REPEATED = ("crash", "timeout", "interrupted")
 """Outcomes after which a later program measures a point again."""
