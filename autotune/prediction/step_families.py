@@ -226,17 +226,38 @@ def _corners(request: Request) -> Corners:
 
 
 def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
-    """Return True if the points asked for lie within the range of those surveyed, or so near that
-    the formulas hold there as well.
+    """Return True if the points asked for were surveyed, or lie within the range of a survey that
+    separates the coordinates, or so near that the formulas hold there as well.
     """
+    if _course(points[0]) != _course(requested[0]):
+        return False
+    if set(requested) <= set(points):
+        return True
+    return _separates(points) and _in_range(points, requested)
+
+
+def _separates(points: Sequence[Point]) -> bool:
+    """Return True if one surveyed point is the lowest in every coordinate and one the highest.
+
+    The points of a search may have one micro-batch for each number of micro-steps: what depends on
+    their product is a constant there, and elsewhere it is not.
+    """
+    columns = list(zip(*points, strict=True))
+    lowest = Point(*map(min, columns))
+    highest = Point(*map(max, columns))
+    return {lowest, highest} <= set(points)
+
+
+def _in_range(points: Sequence[Point], requested: Sequence[Point]) -> bool:
     surveyed_columns = zip(*points, strict=True)
     requested_columns = zip(*requested, strict=True)
     for surveyed, values in zip(surveyed_columns, requested_columns, strict=True):
-        if min(values) * BELOW < min(surveyed):
+        lowest, highest = min(surveyed), max(surveyed)
+        if lowest == highest and set(values) != {lowest}:
+            return False  # the formulas take for a constant what was not varied
+        if min(values) * BELOW < lowest or max(values) > BEYOND * highest:
             return False
-        if max(values) > BEYOND * max(surveyed):
-            return False
-    return _course(points[0]) == _course(requested[0])
+    return True
 
 
 def _course(point: Point) -> int:
