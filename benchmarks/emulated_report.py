@@ -132,7 +132,7 @@ def _compared(
     memory: Mapping[str, Any],
     prediction: Mapping[str, Any],
 ) -> Row:
-    outside = outside_torch_bytes(setup.tensor_parallel).value
+    outside = outside_torch_bytes(setup.tensor_parallel, beside_trainer=True).value
     late = lines.get("late", {}).get("measurement", {}).get("memory", {})
     driver, late_peak = (
         lines["emulated"]["emulator"],

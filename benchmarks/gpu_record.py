@@ -168,7 +168,9 @@ def predicted_figures(prediction: Prediction) -> Line:
         "kv_cache_bytes": _interval(engine.kv_cache_bytes) if engine else None,
         "kv_cache_tokens": engine.kv_cache_tokens if engine else None,
         # An emulated engine has nothing outside torch: its cache takes these bytes in addition.
-        "engine_outside_torch_bytes": outside_torch_bytes(1).value if engine else 0,
+        "engine_outside_torch_bytes": outside_torch_bytes(1, beside_trainer=True).value
+        if engine
+        else 0,
         "versions": dict(prediction.versions),
     }
 

@@ -20,6 +20,7 @@ from autotune.core.units import MIB
 from autotune.core.yaml_document import packaged_table
 
 HOPPER = 9  # compute capability, major
+HOPPER_CAPABILITY = "9.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,14 +152,24 @@ def offered(device_memory_bytes: int, gpu: Gpu | None) -> Estimate:
 
 def context(gpu: Gpu | None) -> Estimate:
     """Bytes of the CUDA context and its loaded kernels, outside torch's allocator."""
-    return bare_context(gpu) + estimate("kernels_mib")
+    return bare_context(gpu) + loaded_kernels(gpu)
 
 
 def bare_context(gpu: Gpu | None) -> Estimate:
     """Bytes of the CUDA context of a process that runs no kernel."""
     if gpu is None or gpu.multiprocessors is None:
         return estimate("context_mib_unknown_gpu")
-    return estimate("context_mib_per_multiprocessor", MIB * gpu.multiprocessors)
+    name = "context_mib_per_multiprocessor"
+    if gpu.compute_capability == HOPPER_CAPABILITY:
+        name = "context_mib_per_multiprocessor_on_hopper"
+    return estimate(name, MIB * gpu.multiprocessors)
+
+
+def loaded_kernels(gpu: Gpu | None) -> Estimate:
+    """Bytes of the kernels that a training loads into its context."""
+    if gpu is not None and gpu.compute_capability == HOPPER_CAPABILITY:
+        return estimate("kernels_mib_on_hopper")
+    return estimate("kernels_mib")
 
 
 def cublas_workspace(gpu: Gpu | None) -> int:

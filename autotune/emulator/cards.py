@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from autotune.catalog import Gpu, constant, efficiency
+from autotune.catalog import Gpu, bare_context, constant, efficiency, loaded_kernels
 from autotune.core.errors import BadInput
 from autotune.core.units import MIB, format_bytes
 from autotune.machine.hardware_detection import gpu_named
@@ -150,9 +150,7 @@ class EmulatedCard:
     @property
     def context_mib(self) -> int:
         """Return what a process takes with its context, before any kernel."""
-        if self.gpu.multiprocessors is None:
-            return round(constant("context_mib_unknown_gpu").value)
-        return round(self.gpu.multiprocessors * constant("context_mib_per_multiprocessor").value)
+        return round(bare_context(self.gpu).value / MIB)
 
     def nccl_mib(self, cards: int) -> int:
         """Return the size of a communicator on a machine with this number of cards."""
@@ -231,7 +229,7 @@ class EmulatedMachine:
             "memory_mib": card.memory_mib,
             "reserved_mib": card.reserved_mib,
             "context_mib": card.context_mib,
-            "kernels_mib": round(constant("kernels_mib").value),
+            "kernels_mib": round(loaded_kernels(gpu).value / MIB),
             "nccl_mib": card.nccl_mib(len(self.cards)),
             "foreign_mib": card.foreign_mib,
             "state": card.state,

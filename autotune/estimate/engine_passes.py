@@ -130,9 +130,10 @@ def captured_sizes(sequences: int, tokens: int) -> list[int]:
 
 
 @lru_cache(MAX_CACHED)
-def outside_torch_bytes(tensor_parallel: int) -> Estimate:
-    """Memory outside torch beyond that of the process itself."""
-    mib: Estimate = constant("vllm_non_torch_mib")
+def outside_torch_bytes(tensor_parallel: int, *, beside_trainer: bool) -> Estimate:
+    """Memory outside torch beyond that of the process itself, which a trainer may have begun."""
+    name = "vllm_non_torch_beside_trainer_mib" if beside_trainer else "vllm_non_torch_mib"
+    mib: Estimate = constant(name)
     if tensor_parallel > 1:
         mib = mib + efficiency("engine_non_torch_per_peer_mib")
     return mib.scaled(MIB)

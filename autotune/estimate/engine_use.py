@@ -22,6 +22,8 @@ class EngineUse:
     # weights, activations, kv_cache, cuda_graphs, outside_torch, open_segments: they sum to
     # `reserved_bytes`
     parts: Mapping[str, int]
+    # Of it in torch's pool for as long as it lives: graphs and cuBLAS's workspaces.
+    standing_bytes: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)

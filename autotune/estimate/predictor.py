@@ -361,14 +361,14 @@ def _prediction(
 
 def _engine_in_torch(composition: Composition, engine: EngineUse | None) -> int:
     """Return what torch counts of an engine: weights and cache while they have addresses, also
-    offloaded ones.
+    offloaded ones, and what stays in its pool.
     """
     settings = composition.engine
     if engine is None or settings is None:
         return 0
     if settings.apart and not settings.shares_weights:
         return 0
-    return engine.weights_bytes + engine.parts.get("kv_cache", 0)
+    return engine.weights_bytes + engine.parts.get("kv_cache", 0) + engine.standing_bytes
 
 
 def _torch_allocated(scene: Scene) -> Estimate:

@@ -74,7 +74,7 @@ def fit(
         expert_parallel=settings.expert_parallel,
         quantised_bits=settings.quantised_bits,
     )
-    outside = outside_torch_bytes(ranks)
+    outside = outside_torch_bytes(ranks, beside_trainer=False)
     shared = shared_bytes(place.device_memory_bytes, place.limit_bytes, place.gpu)
     free = Estimate.exactly(shared - place.other_bytes) - outside
     low, value, high = (

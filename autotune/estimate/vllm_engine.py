@@ -201,7 +201,9 @@ class VllmEngine:
 
     @cached_property
     def outside(self) -> Estimate:
-        return NOTHING if self.place.on_cpu else outside_torch_bytes(self.ranks)
+        if self.place.on_cpu:
+            return NOTHING
+        return outside_torch_bytes(self.ranks, beside_trainer=not self.settings.apart)
 
     # 3. The cache: the rest of the share.
 
@@ -272,6 +274,7 @@ class VllmEngine:
             failure=early or self.refusal_of_cache(self.cache.value),
             sure=early is not None or len(at_ends) == 1,
             parts=parts,
+            standing_bytes=round(self.graphs.value) + self._workspaces,
         )
 
     def _parts(self) -> dict[str, int]:
@@ -312,10 +315,15 @@ class VllmEngine:
         """Return what it holds while it sleeps, in torch's own pool as well: cuBLAS's workspaces of
         each stream, each in a segment of its own, and the buffer of input embeddings.
         """
-        standing = GRAPH_STREAMS * segment_bytes(cublas_workspace(self.place.gpu))
+        standing = self._workspaces
         if self.settings.apart:
             standing += inputs_bytes(self.settings, self.shape, self.size)
         return self.graphs + self.outside + Estimate.exactly(standing)
+
+    @property
+    def _workspaces(self) -> int:
+        """Bytes of cuBLAS's workspaces."""
+        return GRAPH_STREAMS * segment_bytes(cublas_workspace(self.place.gpu))
 
     def _refusal_before_cache(self) -> str | None:
         """Return the error before there is a cache."""

@@ -238,20 +238,21 @@ def outside_torch(
 
 
 def test_constants_of_memory_outside_torch() -> None:
-    """An H100 has 132 multiprocessors: 3.05 MiB each are 402.6; 528 are 4 each, above 3.2."""
+    """An H100 has 132 multiprocessors: 660 MiB are 5 each, above 4.1; an H200 had 527."""
     lines = [
         outside_torch(
-            context=528,
-            everything=728,
+            context=660,
+            everything=860,
             workspace_mib=32,
         ),
         fact("driver memory", {"total": 81_559 * MIB}),
         fact("torch", {"free_and_total": [0, 81_059 * MIB]}),
     ]
     by_name = constants(lines)
-    assert by_name["context_mib_per_multiprocessor"].measured == pytest.approx(4)
-    assert by_name["context_mib_per_multiprocessor"].contradicted
-    kernels = by_name["kernels_mib"]
+    context = by_name["context_mib_per_multiprocessor_on_hopper"]
+    assert context.measured == pytest.approx(5)
+    assert context.contradicted
+    kernels = by_name["kernels_mib_on_hopper"]
     assert kernels.measured == pytest.approx(200)
     assert not kernels.contradicted
     assert by_name["cublas_workspace_mib_from_hopper_on"].measured == 32
@@ -330,7 +331,7 @@ def test_constants_of_loads_and_of_traces() -> None:
 
 def test_contradicted_constants_come_first() -> None:
     results = results_of(predicted(10 * GIB, 12 * GIB), point("measured", 10 * GIB, 12 * GIB))
-    results.measured.append(outside_torch(528, 728, 32))
+    results.measured.append(outside_torch(660, 860, 32))
     section = page(results).split("## Constants of the catalogue")[1]
     first = next(line for line in section.splitlines() if line.startswith("| `"))
     assert "context_mib_per_multiprocessor" in first
