@@ -6,6 +6,7 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -75,6 +76,62 @@ def _memory() -> Iterator[tuple[str, str]]:
     yield "memory on emulated", f"{_percent(1 - phases['share'], 1)} of the phases"
 
 
+def _h200(predicted: str) -> list[tuple[str, dict[str, float], bool]]:
+    """Return setup, relative errors and whether the speed is in its interval, by point."""
+    folder = RESULTS / "first-light" / "H200"
+    predictions = json.loads((folder / predicted).read_text())
+    figures = {
+        "torch_peak_allocated_bytes": "torch_allocated_bytes",
+        "peak_memory_bytes": "peak_bytes",
+        "tokens_per_second": "tokens_per_second",
+    }
+    points = []
+    for text in (folder / "results.jsonl").read_text().splitlines():
+        line = json.loads(text)
+        if line["kind"] != "point" or line["outcome"] != "ok":
+            continue
+        prediction = predictions[line["key"]]
+        errors = {}
+        for figure, measured in figures.items():
+            errors[figure] = abs(prediction[figure]["value"] / line[measured] - 1)
+        speed = prediction["tokens_per_second"]
+        is_inside = speed["low"] <= line["tokens_per_second"] <= speed["high"]
+        points.append((line["setup"], errors, is_inside))
+    return points
+
+
+def _own_card() -> Iterator[tuple[str, str]]:
+    memory = "memory on our H200"
+    first = _h200("predicted.json")
+    allocated = [errors["torch_peak_allocated_bytes"] for _, errors, _ in first]
+    device = [errors["peak_memory_bytes"] for _, errors, _ in first]
+    yield memory, f"{len(first)} points"
+    yield memory, f"torch's peak: median {_percent(median(allocated), 2)}"
+    yield memory, f"device: median {_percent(median(device), 1)}"
+    sft = [errors for setup, errors, _ in first if setup.startswith("sft")]
+    worst = max(errors["torch_peak_allocated_bytes"] for errors in sft)
+    yield memory, f"SFT at most {_percent(worst, 2)}"
+    engines = sorted(set(allocated) - {errors["torch_peak_allocated_bytes"] for errors in sft})
+    assert [_percent(error, 1) for error in engines] == ["1.7%", "3.8%", "5.6%"]
+    yield memory, "1.7, 3.8 and 5.6%"
+    assert len([error for error in device if error > 0.03]) == 3
+    yield memory, f"to {_percent(max(device), 1)}"
+
+    mended = _h200("predicted-after-mending.json")
+    worst = max(errors["torch_peak_allocated_bytes"] for _, errors, _ in mended)
+    yield "the same, mechanisms mended", f"torch's peak at most {_percent(worst, 1)}"
+    worst = max(errors["peak_memory_bytes"] for _, errors, _ in mended)
+    yield "the same, mechanisms mended", f"device at most {_percent(worst, 1)}"
+
+    speed = [errors["tokens_per_second"] for _, errors, _ in first]
+    near = [error for error in speed if error <= 0.25]
+    outside = [is_inside for _, _, is_inside in first if not is_inside]
+    yield "speed on our H200", f"median error {_percent(median(speed), 0)}"
+    yield "speed on our H200", f"{len(near)} within 25%"
+    yield "speed on our H200", f"{len(outside)} outside their intervals"
+    yield "speed on our H200", f"up to {1 + max(speed):.1f} times"
+
+
 def _speed() -> Iterator[tuple[str, str]]:
     figures = _read("speed")["figures"]["held_back"]
     order, in_a_job = figures["order"], figures["order_in_a_job"]
@@ -134,7 +191,7 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     assert finalists["overlapping"] == finalists["pairs"] == probes["pairs"]
 
 
-CLAIMS = [*_memory(), *_speed(), *_search_and_diagnosis()]
+CLAIMS = [*_own_card(), *_memory(), *_speed(), *_search_and_diagnosis()]
 
 
 @pytest.mark.parametrize(("row", "figure"), CLAIMS)
