@@ -18,9 +18,13 @@ import pytest
 import yaml
 
 from autotune.worker import synthetic
-from tests.emulator.on_cards import interpreters
+from tests.emulator.on_cards import VARIABLE, interpreters
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(not interpreters(), reason=f"{VARIABLE} names no CUDA environment"),
+]
 
 ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENTS = Path(os.environ.get("AUTOTUNE_CUDA_FRAMEWORKS", ROOT / ".venvs"))
@@ -83,8 +87,6 @@ class Guarded:
 
 
 def test_trl_goes_on_after_longer_rows(tmp_path: Path) -> None:
-    if not interpreters():
-        pytest.skip("AUTOTUNE_CUDA_PYTHON names no environment")
     python = Path(interpreters()[0])
     _write_rows(tmp_path / "prompts" / "train.jsonl", 1, lambda text: {"prompt": text})
     settings = {
