@@ -31,6 +31,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.measured_data import with_longest_prompt
 
 CHECKPOINT = "{checkpoint}"
+STEP = "{step}"
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -292,8 +293,10 @@ class OwnTraining:
 
     @property
     def limits(self) -> str:
-        if self.pattern is None or not any(CHECKPOINT in word for word in self.command_words):
+        if not any(CHECKPOINT in word for word in self.command_words):
             return "the command names no {checkpoint}, so a restart begins at step 0"
+        if self.pattern is None:
+            return "--checkpoints does not say where they are, so a restart begins at step 0"
         return ""
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
@@ -385,6 +388,15 @@ def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, t
             way_out="They are used one after the other, all at once: give each as many values.",
         )
     return ladder
+
+
+def check_pattern(pattern: str | None) -> None:
+    """Refuse a pattern of checkpoints whose steps could not be told apart."""
+    if pattern is not None and STEP not in Path(pattern).name:
+        raise BadInput(
+            f"--checkpoints {pattern}: its last part has no {STEP}.",
+            way_out="Write {step} where the number of the step is: --checkpoints 'out/step_{step}'",
+        )
 
 
 def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) -> list[str]:
