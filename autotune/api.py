@@ -371,7 +371,12 @@ def predict_flags(
     it has one, also for other releases than those of the training environment.
     """
     from autotune.estimate.unknown_facts import agreed, worst
-    from autotune.prediction.guarded_runs import refusal_of, refusal_text, refuted
+    from autotune.prediction.guarded_runs import (
+        finished_text,
+        refusal_of,
+        refusal_text,
+        refuted,
+    )
     from autotune.prediction.service import open_prediction_service
     from autotune.report.answer_document import prediction_document
     from autotune.request.explanation import origins
@@ -406,6 +411,10 @@ def predict_flags(
             prediction = refuted(prediction, refusal)
             refused_because = refusal_text(refusal)
             listener(Note(text=refused_because))
+        else:
+            measured = finished_text(request.job, candidate, prediction.versions)
+            if measured is not None:
+                listener(Note(text=measured))
         listener(CandidatePredicted(candidate=candidate, prediction=prediction))
 
         # 3. Changes that make it fit.

@@ -1,135 +1,193 @@
-"""What watching a training costs it: pairs of the same run with and without the guard, in turns.
+"""What watching a training costs it, in four minutes on a quiet machine.
 
-    python benchmarks/guard_overhead.py [--pairs 10] [--steps 400]
+    python benchmarks/guard_overhead.py [--seconds 240] [--out FILE]
 
-The training computes on every core, and times each of its steps. The first figure is the ratio of
-the median step times of each pair; it has the noise of the machine. The second has none: the CPU
-time of the guard and its keeper, as a share of the cores' time while the command ran.
+One training runs under the guard on every core. Guard and keeper are halted and continued in turns
+(SIGSTOP, SIGCONT), in blocks of four parts: without, with, with, without, and the other way round.
+The two sides of a block share the process, its memory and the state of the machine, and a drift of
+the machine cancels.
+
+    wall ratio    seconds of a step with the guard / without, per block
+    CPU ratio     the same of the training's own processor seconds
+    CPU share     processor seconds of guard and keeper / those of all cores, in parts with them
+
+A step's time is the mean of its part: a look of the guard delays one step of many, which a median
+would not see. Of blocks, the median counts, with its 95 % interval by ranks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
-import random
+import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "guard-overhead.json"
 BAR = 0.005
+BLOCKS = ((False, True, True, False), (True, False, False, True))  # True: with the guard
+PART_SECONDS = 5.0
+SETTLE_SECONDS = 0.3  # after a change, not counted
+WARMUP_SECONDS = 5.0
+COVERAGE = 0.95
 
 TRAINING = """
-import json, sys, time
+import os, sys, time
 import numpy
 
-steps, file = int(sys.argv[1]), sys.argv[2]
 weights = numpy.random.default_rng(0).random((600, 600))
-times = []
-for step in range(1, steps + 1):
-    begin = time.perf_counter()
-    for _ in range(4):
-        weights = numpy.tanh(weights @ weights / 600)
-    times.append(time.perf_counter() - begin)
-    print(f"step:{step} - loss:1.0", flush=True)
-json.dump(times, open(file, "w"))
+with open(sys.argv[1], "w") as log:
+    step = 0
+    while not os.path.exists(sys.argv[2]):
+        step += 1
+        for _ in range(4):
+            weights = numpy.tanh(weights @ weights / 600)
+        print(f"step:{step} - loss:1.0", flush=True)
+        log.write(f"{time.monotonic()} {time.process_time()}\\n")
 """
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pair:
-    """Median seconds of a step without and with the guard, and the guard's CPU share."""
+class Part:
+    """Time with or without the guard."""
 
-    plain_seconds: float
-    guarded_seconds: float
+    is_guarded: bool
+    began: float
+    ended: float
+    guard_cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepEnd:
+    at: float
+    cpu_seconds: float  # of the training so far
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepCost:
+    """Mean cost of a step in some parts."""
+
+    wall_seconds: float
+    cpu_seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Block:
+    wall_ratio: float
+    cpu_ratio: float
     guard_cpu_share: float
 
-    @property
-    def ratio(self) -> float:
-        return self.guarded_seconds / self.plain_seconds
+
+@dataclass(frozen=True, kw_only=True)
+class Median:
+    value: float
+    low: float
+    high: float
 
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--pairs", type=int, default=10)
-    parser.add_argument("--steps", type=int, default=400)
+    parser.add_argument("--seconds", type=float, default=240.0)
+    parser.add_argument("--out", type=Path, default=RESULT)
     options = parser.parse_args()
-    pairs = []
-    for number in range(options.pairs):
-        pairs.append(_pair(number, options.steps))
-        print(f"pair {number + 1}: {pairs[-1].ratio:.4f} {pairs[-1].guard_cpu_share:.5f}")
-    ratio = statistics.median(pair.ratio for pair in pairs)
-    share = statistics.median(pair.guard_cpu_share for pair in pairs)
+    load_before = os.getloadavg()[0]
+    blocks = _measure(options.seconds)
     result = {
         "cores": os.cpu_count(),
-        "load": os.getloadavg()[0],
-        "steps": options.steps,
-        "median_ratio": round(ratio, 5),
-        "median_guard_cpu_share": round(share, 6),
+        "load_before": round(load_before, 2),
         "bar": BAR,
-        "pairs": [asdict(pair) for pair in pairs],
+        "wall_ratio": _rounded(_median([block.wall_ratio for block in blocks])),
+        "cpu_ratio": _rounded(_median([block.cpu_ratio for block in blocks])),
+        "guard_cpu_share": _rounded(_median([block.guard_cpu_share for block in blocks])),
+        "blocks": [asdict(block) for block in blocks],
     }
-    RESULT.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"ratio {ratio:.4f}, CPU share {share:.5f}, bar {BAR}")
-    return 0 if share < BAR else 1
+    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    wall = _median([block.wall_ratio for block in blocks])
+    print(f"step with the guard / without: {_text(wall)}, {_verdict(wall)}")
+    print(f"its processor seconds: {_text(_median([block.cpu_ratio for block in blocks]))}")
+    share = _median([block.guard_cpu_share for block in blocks])
+    print(f"guard and keeper: {_text(share)} of all cores; bar {BAR}")
+    return 0 if share.high < BAR and wall.low < 1 + BAR else 1
 
 
-def _pair(number: int, steps: int) -> Pair:
-    """Run both, in an order that changes."""
+def _measure(seconds: float) -> list[Block]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        program = folder / "training.py"
+        program, log, end = folder / "training.py", folder / "steps.txt", folder / "end"
         program.write_text(TRAINING)
-        seconds = {}
-        share = 0.0
-        kinds = ["plain", "guarded"]
-        random.Random(number).shuffle(kinds)
-        for kind in kinds:
-            file = folder / f"{kind}.json"
-            command = [sys.executable, str(program), str(steps), str(file)]
-            if kind == "guarded":
-                share = _guarded(command, folder)
-            else:
-                subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
-            seconds[kind] = statistics.median(json.loads(file.read_text()))
-        return Pair(
-            plain_seconds=seconds["plain"],
-            guarded_seconds=seconds["guarded"],
-            guard_cpu_share=share,
-        )
+        command = [sys.executable, str(program), str(log), str(end)]
+        with _guarded(command, folder) as guard:
+            try:
+                parts = _parts(guard, seconds)
+            finally:
+                end.touch()
+            if guard.wait() != 0:
+                raise SystemExit(f"the guarded run ended with {guard.returncode}")
+        steps = _steps(log)
+    blocks = []
+    for start in range(0, len(parts) - 3, 4):
+        blocks.append(_block(parts[start : start + 4], steps))
+    return blocks
 
 
-def _guarded(command: list[str], folder: Path) -> float:
-    """Run under the guard; return the CPU share of guard and keeper while the command runs."""
-    guard_options = ["--values", "steps=1", "--out", str(folder / "guard")]
-    guard = [sys.executable, "-m", "autotune", "guard", *guard_options, "--", *command, "{steps}"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
+def _guarded(command: Sequence[str], folder: Path) -> subprocess.Popen[bytes]:
+    guard_options = ["--values", "unused=1", "--out", str(folder / "guard")]
+    guard = [sys.executable, "-m", "autotune", "guard", *guard_options, "--", *command, "{unused}"]
+    threads = {"OMP_NUM_THREADS": str(os.cpu_count())}
+    return subprocess.Popen(
         guard,
-        env=environment,
+        env={**os.environ, **threads, "PYTHONPATH": str(ROOT)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-    ) as process:
-        watched: list[int] = []
-        while len(watched) < 2:  # until the keeper has started the command
-            watched = _guard_and_keeper(process.pid)
-            time.sleep(0.01)
-        time.sleep(0.3)
-        began, used = time.monotonic(), _cpu_seconds(watched)
-        last = began, used
-        while process.poll() is None and (folder / "guarded.json").exists() is False:
-            last = time.monotonic(), _cpu_seconds(watched)
-            time.sleep(0.05)
-        process.wait()
-    assert process.returncode == 0
-    wall = (last[0] - began) * (os.cpu_count() or 1)
-    return max(0.0, last[1] - used) / wall
+    )
+
+
+# Parts: halt and continue.
+
+
+def _parts(guard: subprocess.Popen[bytes], seconds: float) -> list[Part]:
+    watched = _guard_and_keeper(guard.pid)
+    while len(watched) < 2:  # until the keeper has started the command
+        time.sleep(0.05)
+        watched = _guard_and_keeper(guard.pid)
+    time.sleep(WARMUP_SECONDS)
+    number_of_blocks = max(1, round(seconds / (4 * PART_SECONDS)))
+    parts = []
+    try:
+        for number in range(number_of_blocks):
+            for is_guarded in BLOCKS[number % len(BLOCKS)]:
+                parts.append(_part(watched, is_guarded))
+    finally:
+        _send(watched, signal.SIGCONT)
+    return parts
+
+
+def _part(watched: Sequence[int], is_guarded: bool) -> Part:
+    _send(watched, signal.SIGCONT if is_guarded else signal.SIGSTOP)
+    time.sleep(SETTLE_SECONDS)
+    began = time.monotonic()
+    cpu_before = _cpu_seconds(watched)
+    time.sleep(PART_SECONDS - SETTLE_SECONDS)
+    return Part(
+        is_guarded=is_guarded,
+        began=began,
+        ended=time.monotonic(),
+        guard_cpu_seconds=_cpu_seconds(watched) - cpu_before,
+    )
+
+
+def _send(pids: Sequence[int], number: signal.Signals) -> None:
+    for pid in pids:
+        os.kill(pid, number)
 
 
 def _guard_and_keeper(guard: int) -> list[int]:
@@ -141,15 +199,83 @@ def _guard_and_keeper(guard: int) -> list[int]:
     return [guard, *keepers[:1]]
 
 
-def _cpu_seconds(pids: list[int]) -> float:
-    ticks = 0
+def _cpu_seconds(pids: Sequence[int]) -> float:
+    """Return the processor seconds of all threads, to the nanosecond."""
+    total = 0
     for pid in pids:
-        try:
-            fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        ticks += int(fields[11]) + int(fields[12])
-    return ticks / os.sysconf("SC_CLK_TCK")
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            total += int((thread / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+# Figures.
+
+
+def _steps(log: Path) -> list[StepEnd]:
+    steps = []
+    for line in log.read_text().splitlines():
+        at, cpu_seconds = line.split()
+        steps.append(StepEnd(at=float(at), cpu_seconds=float(cpu_seconds)))
+    return steps
+
+
+def _block(parts: Sequence[Part], steps: Sequence[StepEnd]) -> Block:
+    guarded = [part for part in parts if part.is_guarded]
+    plain = [part for part in parts if not part.is_guarded]
+    with_guard = _cost(guarded, steps)
+    without = _cost(plain, steps)
+    core_seconds = sum(part.ended - part.began for part in guarded) * (os.cpu_count() or 1)
+    return Block(
+        wall_ratio=with_guard.wall_seconds / without.wall_seconds,
+        cpu_ratio=with_guard.cpu_seconds / without.cpu_seconds,
+        guard_cpu_share=sum(part.guard_cpu_seconds for part in guarded) / core_seconds,
+    )
+
+
+def _cost(parts: Sequence[Part], steps: Sequence[StepEnd]) -> StepCost:
+    """Return the mean cost of the steps that lie whole in these parts."""
+    wall = cpu = 0.0
+    count = 0
+    for part in parts:
+        inside = [step for step in steps if part.began <= step.at <= part.ended]
+        wall += inside[-1].at - inside[0].at
+        cpu += inside[-1].cpu_seconds - inside[0].cpu_seconds
+        count += len(inside) - 1
+    return StepCost(wall_seconds=wall / count, cpu_seconds=cpu / count)
+
+
+def _median(values: Sequence[float]) -> Median:
+    """Return the median with its interval by ranks: as many values lie below it as coins show
+    heads.
+    """
+    ordered = sorted(values)
+    count = len(ordered)
+    left_out = 0
+    tail = 0.0
+    for heads in range(count // 2):
+        tail += math.comb(count, heads) / 2**count
+        if 2 * tail > 1 - COVERAGE:
+            break
+        left_out = heads + 1
+    low = ordered[max(0, left_out - 1)]
+    high = ordered[min(count - 1, count - left_out)]
+    return Median(value=statistics.median(ordered), low=low, high=high)
+
+
+def _rounded(median: Median) -> dict[str, float]:
+    return {name: round(value, 6) for name, value in asdict(median).items()}
+
+
+def _text(median: Median) -> str:
+    return f"{median.value:.5f} ({median.low:.5f} to {median.high:.5f})"
+
+
+def _verdict(ratio: Median) -> str:
+    if ratio.high < 1 + BAR:
+        return "below the bar"
+    if ratio.low > 1 + BAR:
+        return "above the bar"
+    return "undecided: its interval holds the bar"
 
 
 if __name__ == "__main__":

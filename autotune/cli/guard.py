@@ -195,8 +195,9 @@ def _training(
 ) -> Training:
     """Return what is guarded: a training that autotune reads, or the command as it is."""
     from autotune.guard.command_reading import known_training
-    from autotune.guard.training import CHECKPOINT, OwnTraining, ladder_of
+    from autotune.guard.training import CHECKPOINT, OwnTraining, check_pattern, ladder_of
 
+    check_pattern(checkpoints)
     ladder = ladder_of(values, command_words)
     is_own = bool(ladder or checkpoints) or any(CHECKPOINT in word for word in command_words)
     if not is_own:

@@ -10,6 +10,7 @@ import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
+from autotune.core.measurement import PHASES
 from autotune.diagnosis import Diagnosis, diagnose
 from autotune.failures.classify import HOST_KILLED
 from autotune.guard.attempt import STOPPING, ProcessEnd
@@ -96,6 +97,17 @@ def ending_of(
         return replace(ending, reason=Reason.STOPPED, evidence="")
     if diagnosis.cause in MACHINE_CAUSES or _is_lost_gpu(diagnosis):
         return replace(ending, reason=Reason.MACHINE)
+    return ending
+
+
+def in_phase(ending: Ending, phase: str | None) -> Ending:
+    """Return the ending with the phase that the trainer states, where its output shows none."""
+    diagnosis = ending.diagnosis
+    if not ending.is_out_of_memory or diagnosis is None or diagnosis.phase is not None:
+        return ending
+    for known in PHASES:
+        if known == phase:
+            return replace(ending, diagnosis=replace(diagnosis, phase=known))
     return ending
 
 

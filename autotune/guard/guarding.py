@@ -14,7 +14,7 @@ from autotune.core.space import KnobValue
 from autotune.diagnosis import Diagnosis
 from autotune.guard.attempt import Attempt, signals_forwarded
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder, FoundCheckpoints
-from autotune.guard.ending import Ending, Reason, ending_of
+from autotune.guard.ending import Ending, Reason, ending_of, in_phase
 from autotune.guard.history import (
     AttemptRecord,
     History,
@@ -26,6 +26,7 @@ from autotune.guard.history import (
 from autotune.guard.learned import learn
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
+from autotune.guard.trainer_facts import clear_facts, read_facts
 from autotune.guard.training import Start, Training
 from autotune.guard.watch import AttemptWatch, GuardOptions, NoCheckpoints, Print
 from autotune.guard.watched import MemoryWatcher, unseen_nodes
@@ -128,6 +129,7 @@ class RunGuard:
         )
         self.history.attempts.append(record)
         self._write()
+        clear_facts(self.options.out)
         self._watcher.begin()
         environment = {**os.environ, **start.variables, **save.variables}
         began = time.monotonic()
@@ -151,7 +153,10 @@ class RunGuard:
             stop_requested=attempt.stop_requested,
             requested=watch.requested,
         )
-        record.ended(ending, seconds, self._watcher.peaks())
+        facts = read_facts(self.options.out)
+        if facts is not None:
+            ending = in_phase(ending, facts.ran_out_in)
+        record.ended(ending, seconds, self._watcher.peaks(), facts)
         if ending.reason not in (Reason.FINISHED, Reason.STOPPED):
             record.output = self._keep_output(attempt, number)
         self._write()
@@ -194,6 +199,7 @@ class RunGuard:
         `is_ours`: the failed one is a change that does not work here. Another one is chosen for the
         configuration before it, by what that one has shown.
         """
+        self.training = self.training.with_longest_rows()
         self._refuted.add(self.training.key)
         if is_ours and self._changed_from is not None:
             self.training, evidence = self._changed_from

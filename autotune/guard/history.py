@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -19,12 +20,14 @@ from autotune.failures.table import CAUSES
 from autotune.guard.checkpoints import Checkpoint, FoundCheckpoints
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.smaller import OWN_VALUES, Choice
+from autotune.guard.trainer_facts import TrainerFacts
 from autotune.guard.watched import AttemptPeaks
 from autotune.report.html.guard_page import render_guard
 from autotune.request.sources.length_sources import GUARD_FILE, Step
 
 SCHEMA = 1
 GUARD_PAGE = "report.html"
+LINE_WIDTH = 200  # of a message that ended the run, where it is printed
 
 SENTENCES: Mapping[Reason, str] = {
     Reason.FINISHED: "the training ended",
@@ -58,6 +61,9 @@ class AttemptRecord:
     limit_bytes: int | None = None
     margin_bytes: int | None = None
     place: str | None = None
+    phase_peak_bytes: dict[str, int] | None = None  # None: no `MemoryWatch` in the trainer
+    longest_row: int | None = None  # tokens in a forward pass, likewise
+    ran_out: dict[str, Any] | None = None  # phase and rows, likewise
     host_peak_bytes: int | None = None
     memory: list[dict[str, Any]] = field(default_factory=list)
     checkpoints: list[dict[str, Any]] = field(default_factory=list)
@@ -70,6 +76,7 @@ class AttemptRecord:
         ending: Ending,
         seconds: float,
         peaks: AttemptPeaks,
+        facts: TrainerFacts | None = None,
     ) -> None:
         self.seconds = round(seconds, 3)
         self.end = {
@@ -85,6 +92,15 @@ class AttemptRecord:
             self.margin_bytes = peaks.peak.margin_bytes
             self.place = peaks.peak.place
         self.host_peak_bytes = peaks.host_bytes or None
+        if facts is not None:
+            self.phase_peak_bytes = dict(facts.phase_peak_bytes)
+            self.longest_row = facts.longest_row
+            if facts.ran_out_in is not None:
+                rows = facts.ran_out_rows
+                self.ran_out = {
+                    "phase": facts.ran_out_in,
+                    "rows": None if rows is None else asdict(rows),
+                }
         self.memory = []
         for sample in peaks.timeline:
             self.memory.append({"seconds": sample.seconds, "bytes": sample.peak_bytes})
@@ -193,7 +209,8 @@ def lines_of_end(
     if ending.cause is not None and ending.reason != Reason.STOPPED:
         lines.append(f"cause    {CAUSES[ending.cause]} ({ending.cause})")
     if ending.evidence:
-        lines.append(f"line     {ending.evidence}")
+        evidence = textwrap.shorten(ending.evidence, LINE_WIDTH, placeholder=" ...")
+        lines.append(f"line     {evidence}")
     return lines
 
 
@@ -254,10 +271,10 @@ def summary(history: History) -> str:
     parts.append(counted(history.restarts, "restart"))
     if history.lost_seconds:
         parts.append(f"{format_seconds(history.lost_seconds)} lost")
-    if document["peak_memory_bytes"] is not None and document["limit_bytes"] is not None:
-        peak = format_bytes(document["peak_memory_bytes"])
-        parts.append(f"peak {peak} of {format_bytes(document['limit_bytes'])}")
-        parts.append(f"{format_bytes(max(0, document['margin_bytes'] or 0))} left")
+    last = history.attempts[-1]
+    if last.peak_bytes is not None and last.limit_bytes is not None:
+        parts.append(f"peak {format_bytes(last.peak_bytes)} of {format_bytes(last.limit_bytes)}")
+        parts.append(f"{format_bytes(max(0, last.margin_bytes or 0))} left")
     return f"{', '.join(parts)}. {history.file}"
 
 

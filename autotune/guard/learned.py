@@ -26,7 +26,13 @@ from autotune.estimate.throughput import cycle_steps
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.history import AttemptRecord
 from autotune.guard.training import KnownTraining, Training
-from autotune.prediction.guarded_runs import GuardedRun, RunLengths, keep, other_settings
+from autotune.prediction.guarded_runs import (
+    GuardedRun,
+    RefusedRows,
+    RunLengths,
+    keep,
+    other_settings,
+)
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.sources.length_sources import LONGEST, MEAN, Step, lengths_of
 
@@ -61,6 +67,8 @@ def learn(
         finished=ending.reason == Reason.FINISHED,
         lengths=_lengths(record.lengths),
         peak_bytes=record.peak_bytes,
+        phase_peak_bytes=record.phase_peak_bytes or {},
+        refused_rows=_refused_rows(record),
         failure=failure,
     )
     if speed is not None:
@@ -85,6 +93,12 @@ def _failure(ending: Ending, job: Job) -> Failure | None:
         cause=ending.cause,
         numbers=dict(diagnosis.numbers),
     )
+
+
+def _refused_rows(record: AttemptRecord) -> RefusedRows | None:
+    """Return the rows with which memory ran out, where the trainer states them."""
+    rows = None if record.ran_out is None else record.ran_out["rows"]
+    return None if rows is None else RefusedRows(**rows)
 
 
 def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:

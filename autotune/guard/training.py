@@ -5,6 +5,7 @@ Both give the words of the next start, and the next smaller configuration.
 
 from __future__ import annotations
 
+import contextlib
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +14,7 @@ from typing import Protocol
 
 import yaml
 
-from autotune.core.errors import BadInput
+from autotune.core.errors import AutotuneError, BadInput
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.space import Candidate, Knobs, KnobValue, setting_text
 from autotune.core.user_script import LaunchScript
@@ -24,10 +25,13 @@ from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder
 from autotune.guard.smaller import OWN_VALUES, Choice, Evidence, next_choice, same_learning
+from autotune.prediction.guarded_runs import with_prompts_of
 from autotune.preflight.command_words import VARIABLE, with_file
 from autotune.request.job_builder import ParsedRequest
+from autotune.request.measured_data import with_longest_prompt
 
 CHECKPOINT = "{checkpoint}"
+STEP = "{step}"
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -78,6 +82,9 @@ class Training(Protocol):
         An unchanged one without a checkpoint is the user's own file.
         """
 
+    def with_longest_rows(self) -> Training:
+        """Return it with the longest prompt of its data, which predictions need."""
+
     def smaller(self, evidence: Evidence) -> tuple[Training, Choice] | None:
         """Return the next configuration that learns the same; None: there is none."""
 
@@ -113,7 +120,9 @@ class KnownTraining:
     def stated(self) -> dict[str, object]:
         """Return all settings of the user's file, with the values that the framework would use."""
         workload = self.request.job.task.workload
-        return {**self.candidate.settings, **workload.user_settings, **workload.stated}
+        of_script = {} if workload.launch is None else _values_of(workload.launch)
+        of_job = {**workload.user_settings, **workload.stated}
+        return {**of_script, **self.candidate.settings, **of_job}
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
         if self.layout is None or not self.layout.resume:
@@ -169,6 +178,17 @@ class KnownTraining:
             changed = self._script(launch, added, folder)
             write_atomically(file, changed.text.encode(), mode=TO_BE_RUN)
         return file, changed.changed
+
+    def with_longest_rows(self) -> KnownTraining:
+        request = self.request
+        with contextlib.suppress(AutotuneError):
+            request = with_longest_prompt(request)
+        return replace(
+            self,
+            request=request,
+            original=with_prompts_of(request.job, self.original),
+            candidate=with_prompts_of(request.job, self.candidate),
+        )
 
     def smaller(self, evidence: Evidence) -> tuple[KnownTraining, Choice] | None:
         choice = next_choice(
@@ -245,6 +265,16 @@ class KnownTraining:
         return ChangedText(text=text, changed={})
 
 
+def _values_of(launch: LaunchScript) -> dict[str, object]:
+    """Return the settings of a launch script: the job has only those that memory depends on."""
+    values: dict[str, object] = {}
+    for name, setting in launch.stated.items():
+        values[name] = setting.text
+        with contextlib.suppress(yaml.YAMLError):
+            values[name] = True if setting.text is None else yaml.safe_load(setting.text)
+    return values
+
+
 # 2. A command of the user's own.
 
 
@@ -263,8 +293,10 @@ class OwnTraining:
 
     @property
     def limits(self) -> str:
-        if self.pattern is None or not any(CHECKPOINT in word for word in self.command_words):
+        if not any(CHECKPOINT in word for word in self.command_words):
             return "the command names no {checkpoint}, so a restart begins at step 0"
+        if self.pattern is None:
+            return "--checkpoints does not say where they are, so a restart begins at step 0"
         return ""
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
@@ -307,6 +339,9 @@ class OwnTraining:
             file=None,
             variables={},
         )
+
+    def with_longest_rows(self) -> OwnTraining:
+        return self
 
     def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:
         rungs = [len(values) for values in self.ladder.values()]
@@ -353,6 +388,15 @@ def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, t
             way_out="They are used one after the other, all at once: give each as many values.",
         )
     return ladder
+
+
+def check_pattern(pattern: str | None) -> None:
+    """Refuse a pattern of checkpoints whose steps could not be told apart."""
+    if pattern is not None and STEP not in Path(pattern).name:
+        raise BadInput(
+            f"--checkpoints {pattern}: its last part has no {STEP}.",
+            way_out="Write {step} where the number of the step is: --checkpoints 'out/step_{step}'",
+        )
 
 
 def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) -> list[str]:

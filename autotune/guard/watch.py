@@ -93,10 +93,16 @@ class AttemptWatch:
                 if checkpoint.written >= self.record.began and self.record.saved(checkpoint):
                     progress.reached(checkpoint.step, now)
                     self._after_checkpoint(checkpoint)
-        self.record.last_step = progress.step
+        self.record.last_step = self._last_step(progress)
         self.record.total_steps = progress.total
         self.record.step_seconds = progress.usual_seconds
         self.record.lengths = self._lengths.steps
+
+    def _last_step(self, progress: StepProgress) -> int | None:
+        """Return the last step. A bar begins at 0 before it jumps to the checkpoint's step."""
+        if progress.step is None:
+            return None
+        return max(progress.step, self.record.from_step or 0)
 
     def _look(self, look: Look, progress: StepProgress) -> None:
         """Watch the trend of the peak; warn, or ask the trainer to save."""

@@ -34,7 +34,8 @@ from autotune.worker.processes import descendants
 NODE_VARIABLES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
 NODE_SETTING = re.compile(r"(?:--nnodes|--num[_-]machines|trainer\.nnodes)[ =](?:\d+:)?(\d+)")
 LOOK_SECONDS = 2.0
-# Pause after a look, in units of its duration: looks take at most 1/400 of one core's time.
+# Pause after a look or a glance, in units of its duration: each takes at most 1/400 of one core's
+# time.
 LOOK_PAUSE = 400
 
 
@@ -84,24 +85,28 @@ class MemoryWatcher:
         """Begin a new attempt."""
         self._kills = self._host.kills()
         self._peaks: dict[str, int] = {}
-        self._narrowest: Look | None = None
+        self._looks: list[Look] = []  # the last ones, at the places that count
         self._host_peak = self._most_used = 0
         self._timeline = Timeline()
         self._before = {device.uuid: self._used(device) for device in self._devices}
-        self._next = 0.0
+        self._next = self._next_glance = 0.0
+        self._of_others: dict[str, int] = {}
 
     def look(self, pid: int | None) -> Look | None:
-        """Read the memory if it is time to; None: not yet, or nothing can be read."""
+        """Read the memory if it is time to; None: not yet, or nothing can be read.
+
+        Between two looks, glances read the GPUs without their processes.
+        """
         started = time.monotonic()
-        if pid is None or started < self._next:
+        if pid is None:
+            return None
+        if started < self._next:
+            self._glance(started)
             return None
         pids = [pid, *descendants(pid)]
-        looks = [*self._gpu_looks(pids), self._host_look(pids)]
-        narrowest = min(looks, key=lambda look: look.margin_bytes)
-        if self._devices:  # host memory counts only where it is nearly used up
-            gpus = [look for look in looks if look.place != "host"]
-            narrowest = min(gpus or looks, key=lambda look: look.margin_bytes)
-        self._narrowest = narrowest
+        host_look = self._host_look(pids)
+        self._looks = self._gpu_looks(pids) or [host_look]
+        narrowest = min(self._looks, key=lambda look: look.margin_bytes)
         self._timeline.take(narrowest.used_bytes, None)
         ended = time.monotonic()
         self._next = ended + max(LOOK_SECONDS, LOOK_PAUSE * (ended - started))
@@ -109,8 +114,12 @@ class MemoryWatcher:
 
     def peaks(self) -> AttemptPeaks:
         """Return the highest memory of this attempt."""
+        looks = []
+        for look in self._looks:
+            peak = max(look.peak_bytes, self._peaks[look.place])  # of a glance since then
+            looks.append(replace(look, peak_bytes=peak))
         return AttemptPeaks(
-            peak=self._narrowest,
+            peak=min(looks, key=lambda look: look.margin_bytes, default=None),
             host_bytes=self._host_peak,
             timeline=self._timeline.moments(),
         )
@@ -135,6 +144,19 @@ class MemoryWatcher:
 
     # GPUs.
 
+    def _glance(self, started: float) -> None:
+        """Raise the peak of each GPU; others hold what they held at the last look."""
+        if started < self._next_glance:
+            return
+        for device in self._devices:
+            place = f"GPU {device.index}"
+            used = self._used(device)
+            if used is not None and place in self._of_others:
+                used_here = used - self._of_others[place]
+                self._peaks[place] = max(used_here, self._peaks.get(place, 0))
+        ended = time.monotonic()
+        self._next_glance = ended + LOOK_PAUSE * (ended - started)
+
     def _gpu_looks(self, pids: Iterable[int]) -> list[Look]:
         looks = []
         for device in self._devices:
@@ -144,6 +166,7 @@ class MemoryWatcher:
             used_here = self._of_processes(device, frozenset(pids))
             if used_here is None:
                 used_here = max(0, used - (self._before.get(device.uuid) or 0))
+            self._of_others[f"GPU {device.index}"] = used - used_here
             usable = device.memory_bytes - (device.reserved_bytes or 0)
             looks.append(self._with_peak(f"GPU {device.index}", used_here, usable, usable - used))
         return looks

@@ -23,6 +23,7 @@ from autotune.core.run_statistics import (
     step_of_limit,
 )
 from autotune.core.units import format_bytes
+from autotune.integrations.phase_peaks import MemoryMoment
 from autotune.machine.host_memory import machine_memory_bytes
 from autotune.worker.process_memory import status
 
@@ -58,7 +59,7 @@ class CudaGauge:
         self._cuda = torch.cuda
         self._device = device
         self._sleeps = sleeps
-        self._peak = 0
+        self._peak = self._outside = 0
 
     def read(self) -> GaugeReading:
         free, total = self._cuda.mem_get_info(self._device)
@@ -67,7 +68,7 @@ class CudaGauge:
         peak = used
         outside = None
         if not self._sleeps:
-            outside = max(0, used - reserved)
+            outside = self._outside = max(0, used - reserved)
             peak = int(self._cuda.max_memory_reserved(self._device)) + outside
         self._peak = max(self._peak, peak)
         return GaugeReading(
@@ -75,6 +76,19 @@ class CudaGauge:
             limit_bytes=int(total),
             by=f"GPU {self._device}",
             outside_bytes=outside,
+        )
+
+    def moment(self) -> MemoryMoment:
+        """Return peak and present memory, with what was outside torch at the last reading."""
+        if self._sleeps:
+            free, total = self._cuda.mem_get_info(self._device)
+            used = int(total) - int(free)
+            self._peak = max(self._peak, used)
+            return MemoryMoment(mark_bytes=self._peak, held_bytes=used)
+        reserved = self._cuda.memory_stats_as_nested_dict(self._device)["reserved_bytes"]["all"]
+        return MemoryMoment(
+            mark_bytes=int(reserved["peak"]) + self._outside,
+            held_bytes=int(reserved["current"]) + self._outside,
         )
 
 
@@ -90,8 +104,7 @@ class CpuGauge:
 
     def read(self) -> GaugeReading:
         sizes = status()
-        # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
-        peak = max(_resident(sizes), sizes.get("VmHWM", 0) - sizes.get("RssFile", 0))
+        peak = _peak_resident(sizes)
         children = self._self.children(recursive=True)  # data loader workers, engine processes
         peak += sum(_resident(_sizes_of(child.pid)) for child in children)
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
@@ -103,6 +116,11 @@ class CpuGauge:
                 )
             )
         return min(readings, key=lambda reading: reading.margin_bytes)
+
+    def moment(self) -> MemoryMoment:
+        """Return peak and present memory of this process."""
+        sizes = status()
+        return MemoryMoment(mark_bytes=_peak_resident(sizes), held_bytes=_resident(sizes))
 
     def _peak_of(
         self,
@@ -120,6 +138,11 @@ class CpuGauge:
 
 def _resident(sizes: dict[str, int]) -> int:
     return sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
+
+
+def _peak_resident(sizes: dict[str, int]) -> int:
+    # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
+    return max(_resident(sizes), sizes.get("VmHWM", 0) - sizes.get("RssFile", 0))
 
 
 def _sizes_of(pid: int) -> dict[str, int]:

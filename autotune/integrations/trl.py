@@ -7,6 +7,7 @@
 Each rank warns when the margin becomes narrow, or when its trend (over steps, or over completion
 length) would cross the limit. When memory runs out, the diagnosis and the next smaller
 configuration are written to `<output_dir>/out-of-memory/`, and the error propagates unchanged.
+Under `autotune guard`, each rank also reports peaks by phase and the lengths of its rows.
 
 transformers does not pass exceptions to callbacks. During training, the memory-critical methods of
 this one trainer are therefore wrapped, and `sys.excepthook` covers the rest. `with watch(trainer):
@@ -19,6 +20,7 @@ import contextlib
 import functools
 import logging
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, TracebackType
@@ -29,13 +31,16 @@ from transformers import Trainer, TrainerCallback
 
 from autotune.core.units import MIB
 from autotune.guard.save_request import note_obeyed, requested_step
+from autotune.guard.trainer_facts import write_facts
 from autotune.integrations import oom_report
 from autotune.integrations.memory_margin import CpuGauge, CudaGauge, GaugeReading, Margin
 from autotune.integrations.oom_report import Running, running
+from autotune.integrations.phase_peaks import PHASES_BY_METHOD, PhasePeaks, replaced
 
 log = logging.getLogger("autotune")
 
 RESERVE_BYTES = 16 * MIB  # host memory released when memory runs out: writing the report needs some
+FACTS_SECONDS = 2.0  # between two reports to the guard
 GUARDED = ("training_step", "evaluate", "_save_checkpoint")
 """Memory-critical methods of the trainer; the optimizer's `step` is guarded as well."""
 
@@ -61,6 +66,8 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
         self._reserve: bytearray | None = None
         self._reported: int | None = None
         self._undo = contextlib.ExitStack()
+        self._phases: PhasePeaks | None = None
+        self._next_facts = 0.0
         self._saves = False  # the guard asked to save and to stop
         self.warnings: list[str] = []  # all warnings so far
         self.written: tuple[Path, ...] = ()  # files of the out-of-memory report
@@ -80,10 +87,15 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
                 self._running = running(self._trainer, self._reading.limit_bytes)
             self._reserve, self._reported = bytearray(RESERVE_BYTES), None
             self._guard(kwargs.get("optimizer"))
+            self._watch_phases(self._gauge, kwargs.get("optimizer"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         with self._errors_logged("read memory"):
             self._look(state.global_step, None)
+        with self._errors_logged("report to the guard"):
+            if self._phases is not None:
+                self._phases.step_ended()
+            self._report_phases()
         with self._errors_logged("read the guard's request"):
             requested = requested_step()
             if requested is not None and state.global_step >= requested:
@@ -107,6 +119,7 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._undo.close()
         self._reserve = None
+        self._report_phases(is_last=True)
         if self._saves and self._rank == 0:
             note_obeyed(state.global_step)
 
@@ -119,6 +132,9 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
             diagnosis = oom_report.diagnosis_of(error)
             if not diagnosis.is_memory:
                 return
+            if self._phases is not None:
+                self._phases.ran_out()
+                self._report_phases(is_last=True)
             folder = self._folder
             if folder is None:
                 output = "" if self._trainer is None else self._trainer.args.output_dir
@@ -166,6 +182,25 @@ class MemoryWatch(TrainerCallback):  # type: ignore[misc]
 
         sys.excepthook = hook
         self._undo.callback(restore)
+
+    def _watch_phases(self, gauge: CpuGauge | CudaGauge, optimizer: Any) -> None:
+        """Make the trainer's methods phases whose peaks are read."""
+        self._phases = PhasePeaks(gauge.moment)
+        watched = [(self._trainer, name, phase) for name, phase in PHASES_BY_METHOD.items()]
+        accelerator = getattr(self._trainer, "accelerator", None)
+        watched += [(accelerator, "backward", "backward"), (optimizer, "step", "optimizer")]
+        for owner, name, phase in watched:
+            undo = self._phases.watch(owner, name, phase)
+            if undo is not None:
+                self._undo.callback(undo)
+
+    def _report_phases(self, *, is_last: bool = False) -> None:
+        """Give the guard the facts of this rank, every few seconds."""
+        now = time.monotonic()
+        if self._phases is None or (now < self._next_facts and not is_last):
+            return
+        self._next_facts = now + FACTS_SECONDS
+        write_facts(self._rank, self._phases.facts())
 
     @property
     def _rank(self) -> int:
@@ -236,14 +271,4 @@ def _wrap(
             report(error)
             raise
 
-    had = vars(owner).get(name, reporting)
-    setattr(owner, name, reporting)
-
-    def undo() -> None:
-        if vars(owner).get(name) is reporting:  # a later wrapper of another library stays
-            if had is reporting:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, had)
-
-    return undo
+    return replaced(owner, name, reporting)

@@ -26,7 +26,7 @@ from autotune.core.job import Job, Model
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, fingerprint
-from autotune.core.units import counted
+from autotune.core.units import counted, format_bytes
 from autotune.estimate.model_shape import shape
 from autotune.estimate.throughput.measured_speed import MeasuredSpeed
 from autotune.machine import hardware_detection
@@ -51,6 +51,14 @@ class RunLengths:
 
 
 @dataclass(frozen=True, kw_only=True)
+class RefusedRows:
+    """Rows of the forward pass with which memory ran out."""
+
+    rows: int
+    tokens: int  # of each row
+
+
+@dataclass(frozen=True, kw_only=True)
 class GuardedRun:
     """Attempt of a guarded run."""
 
@@ -66,6 +74,8 @@ class GuardedRun:
     finished: bool
     lengths: RunLengths | None = None
     peak_bytes: int | None = None
+    phase_peak_bytes: Mapping[str, int] = field(default_factory=dict)  # with `MemoryWatch` alone
+    refused_rows: RefusedRows | None = None  # likewise
     tokens_per_second: float | None = None
     time_factor: float | None = None  # measured seconds of a step / predicted ones
     failure: Failure | None = None  # for want of memory; None: it did not run out
@@ -171,13 +181,13 @@ def refused_trials(job: Job, versions: Mapping[str, str]) -> tuple[Trial, ...]:
     trials = []
     runs = _runs_with_settings_of(job)
     for run in runs:
-        candidate = _with_prompts_of(job, run.candidate)
+        candidate = with_prompts_of(job, run.candidate)
         if run.failure is not None and _refusal_in(runs, job, candidate, versions) == run:
             trials.append(refused_trial(run, candidate))
     return tuple(trials)
 
 
-def _with_prompts_of(job: Job, candidate: Candidate) -> Candidate:
+def with_prompts_of(job: Job, candidate: Candidate) -> Candidate:
     """Return the candidate with the longest prompt of this job's data."""
     longest = job.task.workload.held_values.get(OF_THE_DATA)
     if longest is None or OF_THE_DATA not in candidate.settings:
@@ -237,6 +247,12 @@ def refuted(prediction: Prediction, run: GuardedRun) -> Prediction:
 def refusal_text(run: GuardedRun) -> str:
     """Return who, when, at which step and lengths: for the first line of an answer."""
     assert run.failure is not None
+    place = _place(run)
+    if run.failure.phase is not None:
+        place += f" in the phase {run.failure.phase}"
+    if run.refused_rows is not None:
+        rows = counted(run.refused_rows.rows, "row")
+        place += f" with {rows} of {run.refused_rows.tokens:,} tokens"
     lengths = ""
     if run.lengths is not None:
         lengths = (
@@ -245,8 +261,30 @@ def refusal_text(run: GuardedRun) -> str:
         )
     return (
         f"A guarded run of this configuration ran out of memory on {run.host}, {run.when},"
-        f" {_place(run)}{lengths}: {run.failure.evidence} ({run.file})"
+        f" {place}{lengths}: {run.failure.evidence} ({run.file})"
     )
+
+
+def finished_text(job: Job, candidate: Candidate, versions: Mapping[str, str]) -> str | None:
+    """Return what a guarded run of this configuration that finished has measured; None: no such."""
+    for run in reversed(_runs_with_settings_of(job)):
+        is_same = _is_configuration(run, candidate) and _agree(run.versions, versions)
+        if is_same and run.finished and run.peak_bytes is not None:
+            return (
+                f"Measured: a guarded run of this configuration finished on {run.host}, {run.when},"
+                f" {counted(run.steps, 'step')}, with a peak of {format_bytes(run.peak_bytes)}"
+                f" ({_phases_text(run)}; {run.file})"
+            )
+    return None
+
+
+def _phases_text(run: GuardedRun) -> str:
+    if not run.phase_peak_bytes:
+        return "phases are not known: no MemoryWatch in the trainer"
+    parts = []
+    for phase, peak in run.phase_peak_bytes.items():
+        parts.append(f"{phase} {format_bytes(peak)}")
+    return ", ".join(parts)
 
 
 def refused_trial(run: GuardedRun, candidate: Candidate) -> Trial:
@@ -265,6 +303,7 @@ def refused_trial(run: GuardedRun, candidate: Candidate) -> Trial:
             peak_bytes=max(run.peak_bytes or 0, run.limit_bytes),
             limit_bytes=run.limit_bytes,
             bound_by="device",
+            phase_peak_bytes=run.phase_peak_bytes,
         ),
         cost=Cost(total_seconds=0.0, load_seconds=0.0),
         optimizer_steps=run.steps,

@@ -42,14 +42,18 @@ def ways_within(
     room: int,
     refuted: Iterable[str],
 ) -> tuple[WayToFit, ...]:
-    """Return the changes with which the candidate is predicted to need no more than the room."""
+    """Return the changes with which the candidate is predicted to need no more than the room.
+
+    A change that only narrows the interval (segments that expand) needs no less memory.
+    """
     if room <= 0:
         return ()
     peak = service.predict(candidate).peak_memory_bytes
     spread = round(peak.high - peak.value)
     outside_bytes = max(0, request.job.memory_limit_bytes - room - spread)
     job = with_room(request.job, outside_bytes, request.trainer.fields())
-    return ways_to_fit(request, candidate, service.of(job), refuted=refuted)
+    ways = ways_to_fit(request, candidate, service.of(job), refuted=refuted)
+    return tuple(way for way in ways if way.prediction.peak_memory_bytes.value <= room)
 
 
 def room_bytes(predicted_peak: int, missing: int) -> int:

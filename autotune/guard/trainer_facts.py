@@ -1,0 +1,86 @@
+"""Facts that a trainer with `MemoryWatch` gives the guard: one file per rank, in the folder that
+the command knows by a variable.
+
+    rank0-memory.json    phases and their peaks, rows of the forward pass, whether memory ran out
+
+A command without `MemoryWatch` writes none: then phases are not known.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+
+from autotune.core.files import write_atomically
+from autotune.guard.save_request import GUARD_VARIABLE
+
+FACTS_OF_RANKS = "rank*-memory.json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingRows:
+    """Rows of one forward pass."""
+
+    rows: int
+    tokens: int  # of each row, with its padding
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerFacts:
+    """Facts of one rank, or of all ranks together."""
+
+    phase_peak_bytes: Mapping[str, int]
+    longest_row: int | None = None  # tokens
+    ran_out_in: str | None = None  # phase in which memory ran out
+    ran_out_rows: TrainingRows | None = None  # of the forward pass before that
+
+
+def write_facts(rank: int, facts: TrainerFacts) -> None:
+    """Give the guard of this process, if there is one, the facts of a rank."""
+    folder = os.environ.get(GUARD_VARIABLE)
+    if folder is not None:
+        with contextlib.suppress(OSError):
+            write_atomically(Path(folder) / f"rank{rank}-memory.json", msgspec.json.encode(facts))
+
+
+def clear_facts(folder: Path) -> None:
+    """Remove the facts of an earlier attempt."""
+    for file in folder.glob(FACTS_OF_RANKS):
+        with contextlib.suppress(OSError):
+            file.unlink()
+
+
+def read_facts(folder: Path) -> TrainerFacts | None:
+    """Return the facts of all ranks together; None: no trainer wrote any."""
+    of_ranks = []
+    for file in sorted(folder.glob(FACTS_OF_RANKS)):
+        with contextlib.suppress(OSError, ValueError):
+            of_ranks.append(msgspec.json.decode(file.read_bytes(), type=TrainerFacts))
+    if not of_ranks:
+        return None
+    return _together(of_ranks)
+
+
+def _together(of_ranks: Sequence[TrainerFacts]) -> TrainerFacts:
+    """Return the highest peaks, and how memory ran out on the first rank where it did."""
+    peaks: dict[str, int] = {}
+    longest_row: int | None = None
+    refused: TrainerFacts | None = None
+    for facts in of_ranks:
+        for phase, peak in facts.phase_peak_bytes.items():
+            peaks[phase] = max(peak, peaks.get(phase, 0))
+        if facts.longest_row is not None:
+            longest_row = max(facts.longest_row, longest_row or 0)
+        if refused is None and facts.ran_out_in is not None:
+            refused = facts
+    return TrainerFacts(
+        phase_peak_bytes=peaks,
+        longest_row=longest_row,
+        ran_out_in=None if refused is None else refused.ran_out_in,
+        ran_out_rows=None if refused is None else refused.ran_out_rows,
+    )

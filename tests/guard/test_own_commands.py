@@ -1,0 +1,33 @@
+"""Commands of the user's own: what is refused, and what is said about their restarts."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.guard.training import OwnTraining, check_pattern
+
+
+@pytest.mark.parametrize("pattern", ["out/step", "out/{step}/state", "out/{checkpoint}"])
+def test_checkpoints_whose_steps_cannot_be_told_apart_are_refused(pattern: str) -> None:
+    with pytest.raises(BadInput, match=r"has no \{step\}"):
+        check_pattern(pattern)
+    check_pattern("out/step_{step}")
+    check_pattern(None)
+
+
+@pytest.mark.parametrize(
+    ("command", "pattern", "said"),
+    [
+        (("train", "{checkpoint}"), "out/step_{step}", ""),
+        (("train",), "out/step_{step}", "names no {checkpoint}"),
+        (("train", "{checkpoint}"), None, "--checkpoints does not say"),
+    ],
+)
+def test_a_restart_from_step_0_is_said(
+    command: tuple[str, ...],
+    pattern: str | None,
+    said: str,
+) -> None:
+    limits = OwnTraining(command_words=command, ladder={}, pattern=pattern).limits
+    assert said in limits and bool(said) == bool(limits)
