@@ -36,6 +36,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -44,6 +45,7 @@ from unittest import mock
 
 import machine
 import own_card
+from stored_rows import stored
 
 from autotune.core.errors import AutotuneError
 from autotune.core.measurement import Phase
@@ -114,21 +116,9 @@ def main() -> int:
 def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
     lines = []
     for row in json.loads(options.rows.read_text())["rows"]:
-        lines.append(stored_row(row, options.keep))
+        lines.append(stored(row["id"], options.keep, partial(compared, row)))
         print(readable_line(lines[-1]), flush=True)
     return lines
-
-
-def stored_row(row: Row, keep: Path | None) -> dict[str, Any]:
-    """Return the compared row, from the folder of earlier ones if it is there."""
-    if keep is None:
-        return compared(row)
-    file = keep / f"{row['id']}.json"
-    if not file.is_file():
-        keep.mkdir(parents=True, exist_ok=True)
-        file.write_text(json.dumps(compared(row)))
-    line: dict[str, Any] = json.loads(file.read_text())
-    return line
 
 
 def held_back(row: Row) -> bool:
