@@ -349,9 +349,9 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     for line in document["rows"]:
         lines.append(readable_line(line))
-    own = document.get("own")
-    if own:
-        lines += ["", *own_card.section(own["points"], own["figures"])]
+    our_card = document.get("own")
+    if our_card:
+        lines += ["", *own_card.section(our_card["points"], our_card["figures"])]
     return "\n".join(lines) + "\n"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune import catalog
 from autotune.catalog import HOPPER_CAPABILITY, Gpu
-from autotune.catalog.attention_kernels import Attention, attention_share, kernel_of
+from autotune.catalog.attention_kernels import AttentionUse, attention_share, kernel_of
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
@@ -92,7 +92,7 @@ def _constant(name: str, gpu: Gpu) -> tuple[Estimate, str]:
     """Return a constant of either file with its unit; for attention that of the card's kernel."""
     if name == ATTENTION:
         kernel = kernel_of("sdpa", gpu.compute_capability)
-        attention = Attention(kernel=kernel, row_tokens=LONG_ROWS)
+        attention = AttentionUse(kernel=kernel, row_tokens=LONG_ROWS)
         share = attention_share(attention, gpu.compute_capability)
         return share, f"of the dense peak, {kernel}, rows of {LONG_ROWS}"
     constant = catalog.constants().get(name)

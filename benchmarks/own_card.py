@@ -130,7 +130,7 @@ def section(lines: Sequence[Line], counted: Mapping[str, Any]) -> Iterator[str]:
     yield (
         "Points of `make first-light` on 2026-11-27, torch 2.11, a slow host (a linear layer takes"
         " it 27 microseconds). First reading: committed before the card was seen. Second reading:"
-        " the code of this page, whose catalogue has the card's rates. In sample, because the points"
+        " the code of this page, whose catalogue has the card's rates. In sample, because points"
         " showed them: that TRL's head multiplies in bfloat16 and sums in float32, the upper end of"
         " what a launch takes the host, and that an engine's host works for each sequence."
     )

@@ -30,7 +30,7 @@ _KERNELS_BY_WORD: dict[str, Kernel] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Attention:
+class AttentionUse:
     """How a step computes its attention."""
 
     kernel: Kernel
@@ -90,7 +90,7 @@ def is_measured(kernel: Kernel, compute_capability: str | None) -> bool:
     return compute_capability in _nearest(kernel, compute_capability).capabilities
 
 
-def attention_share(attention: Attention, compute_capability: str | None) -> Estimate:
+def attention_share(attention: AttentionUse, compute_capability: str | None) -> Estimate:
     """Return the share of the dense peak that a kernel reaches on a card; of other cards a wider
     interval around that of the nearest one.
 

@@ -1,4 +1,4 @@
-"""Readings of our own card: order and coverage by hand, and the committed ones against the files."""
+"""Readings of our own card: order and coverage by hand, and committed ones against the files."""
 
 from __future__ import annotations
 

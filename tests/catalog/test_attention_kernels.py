@@ -6,7 +6,7 @@ import pytest
 
 from autotune.catalog import gpus
 from autotune.catalog.attention_kernels import (
-    Attention,
+    AttentionUse,
     Kernel,
     attention_rows,
     attention_share,
@@ -64,7 +64,7 @@ MEASURED = [
 def test_short_rows_reach_what_an_h200_showed(
     kernel: Kernel, length: int, forward: float, backward: float
 ) -> None:
-    share = attention_share(Attention(kernel=kernel, row_tokens=length), "9.0")
+    share = attention_share(AttentionUse(kernel=kernel, row_tokens=length), "9.0")
     reached = 3.5 / (1 / forward + 2.5 / backward) / 989.5
     assert share.value == pytest.approx(reached, rel=0.14)
     assert share.low <= reached <= share.high
@@ -97,7 +97,7 @@ def test_published_times_follow_from_the_share(
     visible_pairs = length * length / 2
     forward = 4 * visible_pairs * 32 * 128
     operations = 3.5 * forward
-    attention = Attention(kernel=kernel, row_tokens=length)
+    attention = AttentionUse(kernel=kernel, row_tokens=length)
     share = attention_share(attention, gpu.compute_capability)
     predicted = operations / (gpu.tflops["bfloat16"] * 1e12 * share.value) * 1e3
     assert predicted == pytest.approx(milliseconds, rel=0.16 if length > 16384 else 0.03)
@@ -106,7 +106,7 @@ def test_published_times_follow_from_the_share(
 
 
 def test_a_card_without_a_row_has_a_wider_interval_around_its_neighbour() -> None:
-    attention = Attention(kernel="flash_attention_4")
+    attention = AttentionUse(kernel="flash_attention_4")
     b200 = attention_share(attention, "10.0")
     b300 = attention_share(attention, "10.3")
     assert b300.value == b200.value

@@ -15,7 +15,7 @@ from itertools import groupby
 from statistics import fmean
 
 from autotune.catalog import Gpu, efficiency
-from autotune.catalog.attention_kernels import Attention, kernel_of
+from autotune.catalog.attention_kernels import AttentionUse, kernel_of
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import PHASES, Phase
@@ -277,7 +277,7 @@ def _runs(flags: Sequence[bool]) -> int:
 def phase_seconds(
     work: Work,
     gpu: Gpu,
-    attention: Attention | None = None,
+    attention: AttentionUse | None = None,
 ) -> Estimate:
     """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
     busy = independent(
@@ -292,7 +292,7 @@ def _once(
     work: Work,
     composition: Composition,
     gpu: Gpu,
-    attention: Attention,
+    attention: AttentionUse,
 ) -> Estimate:
     """Return the time of the traced work; with compiled layers, of the fused kernels."""
     if not composition.compiles_layers or work.elementwise_bytes is None:
@@ -305,10 +305,10 @@ def _once(
     )
 
 
-def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> Attention:
+def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> AttentionUse:
     """Return the kernel that the step's torch runs, and the length of its rows."""
     torch = release_numbers(trace.versions.get("torch") or "")
-    return Attention(
+    return AttentionUse(
         kernel=kernel_of(composition.attention, gpu.compute_capability, torch),
         row_tokens=composition.prompt_length + composition.completion_length,
     )

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.catalog import Gpu, efficiency
-from autotune.catalog.attention_kernels import Attention, attention_share, kernel_of
+from autotune.catalog.attention_kernels import AttentionUse, attention_share, kernel_of
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.prediction import EngineFit, Estimate, highest
 from autotune.core.trace import Inventory
@@ -318,14 +318,14 @@ def has_speed(gpu: Gpu) -> bool:
 def compute_seconds(
     flops: Mapping[str, float],
     gpu: Gpu,
-    attention: Attention | None = None,
+    attention: AttentionUse | None = None,
 ) -> Estimate:
     """Matrix products and attention: sum over dtypes of flops / (peak · share).
 
     attention: None: torch's choice, at long rows.
     """
     if attention is None:
-        attention = Attention(kernel=kernel_of(None, gpu.compute_capability))
+        attention = AttentionUse(kernel=kernel_of(None, gpu.compute_capability))
     total = Estimate.exactly(0)
     for key, count in flops.items():
         dtype = key.removeprefix(ATTENTION)
