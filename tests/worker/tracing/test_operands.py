@@ -123,12 +123,12 @@ def test_a_list_changed_in_place_is_read_and_written() -> None:
 def test_a_product_added_to_a_float32_sum_is_computed_in_its_factors_type(
     batch: tuple[int, ...],
 ) -> None:
-    left = torch.empty(*batch, 4, 8, dtype=torch.bfloat16, device="meta")
-    right = torch.empty(*batch, 8, 16, dtype=torch.bfloat16, device="meta")
+    first = torch.empty(*batch, 4, 8, dtype=torch.bfloat16, device="meta")
+    second = torch.empty(*batch, 8, 16, dtype=torch.bfloat16, device="meta")
     total = torch.empty(*batch, 4, 16, dtype=torch.float32, device="meta")
     operation = aten.baddbmm if batch else aten.addmm
     formula = operands.flops_of(operation, operation.default._schema.arguments)
-    arguments = (total, left, right, torch.float32)  # the type to accumulate in, as TRL's head
+    arguments = (total, first, second, torch.float32)  # the type to accumulate in, as TRL's head
     moved, flops, dtype = operands.cost_of(formula, (), arguments, {}, total)
     pairs = 3 if batch else 1
     assert dtype == "bfloat16"
