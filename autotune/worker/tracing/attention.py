@@ -154,7 +154,7 @@ def choose(
         return "math"
     if query.shape[-2] == 0 or key.shape[-2] == 0:
         return "math"
-    # cuDNN's comes first on Hopper and data-centre Blackwell where it is later than 9.15.0. The rule
+    # cuDNN's comes first on Hopper and data-centre Blackwell if it is later than 9.15.0. The rule
     # is in torch 2.10, such a cuDNN in PyPI's wheels from 2.11 on. It saves the same as flash: the
     # output, one float32 per row and head, and a given mask as it is.
     prefers_cudnn = (
