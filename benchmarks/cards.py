@@ -23,6 +23,10 @@ a slow first step does, and are two thirds of what its step's 9.2 s (spread 0.9 
 Each row is predicted a second time as if its card had no rows ("card held back"): with the interval
 of a card that was never compared, and without the one constant that comes from a card's own rows,
 the loop over experts on B200.
+
+The page ends with points of our own H200 (own_card.py). `--own` predicts these alone, and leaves
+the rows as they are in the file. `--keep DIR` stores each compared row: a second call goes on after
+the last one.
 """
 
 from __future__ import annotations
@@ -32,6 +36,7 @@ import contextlib
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import combinations
 from pathlib import Path
 from statistics import median
@@ -39,6 +44,8 @@ from typing import Any
 from unittest import mock
 
 import machine
+import own_card
+from stored_rows import stored
 
 from autotune.core.errors import AutotuneError
 from autotune.core.measurement import Phase
@@ -94,18 +101,24 @@ CARDS_WITH_LOOPS = frozenset({"B200"})
 
 def main() -> int:
     options = _arguments()
-    rows = json.loads(options.rows.read_text())["rows"]
-    lines = []
-    for row in rows:
-        lines.append(compared(row))
-        print(readable_line(lines[-1]), flush=True)
-    document = summarised(lines)
-    options.out.mkdir(parents=True, exist_ok=True)
     name = options.rows.stem.replace("-rows", "s")
-    (options.out / f"{name}.json").write_text(json.dumps(document, indent=1) + "\n")
+    file = options.out / f"{name}.json"
+    document = json.loads(file.read_text()) if options.own else summarised(_lines(options))
+    points = own_card.compared_points()
+    document["own"] = {"figures": own_card.figures(points), "points": points}
+    options.out.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(document, indent=1) + "\n")
     (options.out / f"{name}.md").write_text(page(document))
     print(page(document))
     return 0 if all(document["met"].values()) else 1
+
+
+def _lines(options: argparse.Namespace) -> list[dict[str, Any]]:
+    lines = []
+    for row in json.loads(options.rows.read_text())["rows"]:
+        lines.append(stored(row["id"], options.keep, partial(compared, row)))
+        print(readable_line(lines[-1]), flush=True)
+    return lines
 
 
 def held_back(row: Row) -> bool:
@@ -336,6 +349,9 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     for line in document["rows"]:
         lines.append(readable_line(line))
+    our_card = document.get("own")
+    if our_card:
+        lines += ["", *own_card.section(our_card["points"], our_card["figures"])]
     return "\n".join(lines) + "\n"
 
 
@@ -376,6 +392,8 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--out", type=Path, default=RESULTS)
+    parser.add_argument("--keep", type=Path, help="folder of compared rows, read and extended")
+    parser.add_argument("--own", action="store_true", help="only the points of our own card")
     return parser.parse_args()
 
 

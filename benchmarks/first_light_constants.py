@@ -13,7 +13,7 @@ from typing import Any
 
 from autotune import catalog
 from autotune.catalog import HOPPER_CAPABILITY, Gpu
-from autotune.catalog.attention_kernels import attention_share, kernel_of
+from autotune.catalog.attention_kernels import AttentionUse, attention_share, kernel_of
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
 
@@ -92,8 +92,12 @@ def _constant(name: str, gpu: Gpu) -> tuple[Estimate, str]:
     """Return a constant of either file with its unit; for attention that of the card's kernel."""
     if name == ATTENTION:
         kernel = kernel_of("sdpa", gpu.compute_capability)
-        return attention_share(kernel, gpu.compute_capability), f"of the dense peak, {kernel}"
-    constant = catalog.constants().get(name) or catalog.efficiency(name)
+        attention = AttentionUse(kernel=kernel, row_tokens=LONG_ROWS)
+        share = attention_share(attention, gpu.compute_capability)
+        return share, f"of the dense peak, {kernel}, rows of {LONG_ROWS}"
+    constant = catalog.constants().get(name)
+    if constant is None:
+        constant = catalog.efficiency(name, gpu.compute_capability)
     return constant, constant.unit
 
 

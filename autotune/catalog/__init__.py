@@ -119,8 +119,10 @@ def constant(name: str) -> Constant:
     return constants()[name]
 
 
-def efficiency(name: str) -> Constant:
-    return constants("efficiency.yaml")[name]
+def efficiency(name: str, compute_capability: str | None = None) -> Constant:
+    """Return a constant of speed: that of cards of this capability where there is one."""
+    rows = constants("efficiency.yaml")
+    return rows.get(f"{name} at {compute_capability}", rows[name])
 
 
 def estimate(name: str, unit: float = MIB) -> Estimate:

@@ -14,7 +14,8 @@ Kernel = Literal[
     "flash_attention_2", "flash_attention_3", "flash_attention_4", "cudnn", "flex_attention"
 ]
 UNKNOWN_CARD_FACTOR = 2.0  # of a share that is known of other capabilities only
-CUDNN_PREFERRED = (9.0, 10.0)  # Data-centre cards whose SDPA prefers cuDNN
+CUDNN_PREFERRED = (9.0, 10.0, 10.3)  # Data-centre cards whose SDPA prefers cuDNN
+CUDNN_PREFERRED_FROM = (2, 11)  # torch: the first wheels with cuDNN 9.15.1 or later
 
 _KERNELS_BY_WORD: dict[str, Kernel] = {
     "flex": "flex_attention",
@@ -29,11 +30,20 @@ _KERNELS_BY_WORD: dict[str, Kernel] = {
 
 
 @dataclass(frozen=True, kw_only=True)
+class AttentionUse:
+    """How a step computes its attention."""
+
+    kernel: Kernel
+    row_tokens: int | None = None  # None: rows as long as a kernel needs
+
+
+@dataclass(frozen=True, kw_only=True)
 class AttentionRow(Estimate):
     """Share of the dense peak, from public sources."""
 
     kernel: Kernel
     capabilities: tuple[str, ...]
+    half_tokens: int = 0  # rows of this length reach half of the share; 0: not known
     why: str
     sources: tuple[str, ...]
 
@@ -56,15 +66,21 @@ def attention_rows() -> tuple[AttentionRow, ...]:
     return packaged_table(__package__, "attention.yaml", _AttentionFile).kernels
 
 
-def kernel_of(implementation: str | None, compute_capability: str | None) -> Kernel:
+def kernel_of(
+    implementation: str | None,
+    compute_capability: str | None,
+    torch: tuple[int, ...] = CUDNN_PREFERRED_FROM,
+) -> Kernel:
     """Return the kernel that an attention implementation runs; None and `sdpa`: torch's choice.
 
-    On data-centre cards from Hopper on, torch prefers cuDNN's kernel.
+    On data-centre cards from Hopper on, torch prefers cuDNN's kernel where it is 9.15.1 or later
+    (`check_prefer_cudnn_attention` in sdp_utils.cpp). `torch`: its release.
     """
     for word, kernel in _KERNELS_BY_WORD.items():
         if word in (implementation or ""):
             return kernel
-    if float(compute_capability or 0) in CUDNN_PREFERRED:
+    prefers_cudnn = torch >= CUDNN_PREFERRED_FROM
+    if prefers_cudnn and float(compute_capability or 0) in CUDNN_PREFERRED:
         return "cudnn"
     return "flash_attention_2"
 
@@ -74,18 +90,23 @@ def is_measured(kernel: Kernel, compute_capability: str | None) -> bool:
     return compute_capability in _nearest(kernel, compute_capability).capabilities
 
 
-def attention_share(kernel: Kernel, compute_capability: str | None) -> Estimate:
+def attention_share(attention: AttentionUse, compute_capability: str | None) -> Estimate:
     """Return the share of the dense peak that a kernel reaches on a card; of other cards a wider
     interval around that of the nearest one.
+
+        share = share of long rows / (1 + half_tokens / row_tokens)
     """
-    nearest = _nearest(kernel, compute_capability)
-    if is_measured(kernel, compute_capability):
-        return nearest
-    return Estimate(
-        value=nearest.value,
-        low=nearest.low / UNKNOWN_CARD_FACTOR,
-        high=min(1.0, nearest.high * UNKNOWN_CARD_FACTOR),
-    )
+    nearest = _nearest(attention.kernel, compute_capability)
+    share: Estimate = nearest
+    if not is_measured(attention.kernel, compute_capability):
+        share = Estimate(
+            value=nearest.value,
+            low=nearest.low / UNKNOWN_CARD_FACTOR,
+            high=min(1.0, nearest.high * UNKNOWN_CARD_FACTOR),
+        )
+    if not attention.row_tokens or not nearest.half_tokens:
+        return share
+    return share.scaled(1 / (1 + nearest.half_tokens / attention.row_tokens))
 
 
 def _nearest(kernel: Kernel, compute_capability: str | None) -> AttentionRow:

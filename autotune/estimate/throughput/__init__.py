@@ -15,6 +15,7 @@ from itertools import groupby
 from statistics import fmean
 
 from autotune.catalog import Gpu, efficiency
+from autotune.catalog.attention_kernels import AttentionUse, kernel_of
 from autotune.core.composition import Composition
 from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import PHASES, Phase
@@ -50,6 +51,7 @@ from autotune.estimate.throughput.uncompared_cards import (
 )
 from autotune.estimate.trace_context import PredictionInput
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
+from autotune.worker.releases import release_numbers
 
 # Once per batch of completions
 BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"})
@@ -149,13 +151,14 @@ def cycle(
     if lengths is not None:
         trace, counts = shortened(trace, composition, counts, lengths)
     seconds: dict[Phase, Estimate] = {}
+    attention = _attention(trace, composition, gpu)
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
     repeats["score"] = counts.scored * composition.scorings
     repeats["optimizer"] = float(counts.optimizer_steps)
     for work in trace.work:
         if work.phase not in ("load", "reward"):
             times = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
-            once = _once(work, composition, gpu)
+            once = _once(work, composition, gpu, attention)
             seconds[work.phase] = once.scaled(times)
     shape = model_shape.shape(config)
     seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
@@ -181,7 +184,9 @@ def cycle(
     pipeline: PipelineTimes | None = None
     if composition.generation != "none":
         split = split_engines(composition)
-        load = load_of(composition, split, config, engine, num_generations)
+        load = load_of(
+            composition, split, config, engine, num_generations, trace.versions.get("vllm")
+        )
         if split is not None:
             seconds, pipeline = overlapped(
                 seconds, split, load, engine, lengths, gpu, optimizer_steps=counts.optimizer_steps
@@ -272,7 +277,7 @@ def _runs(flags: Sequence[bool]) -> int:
 def phase_seconds(
     work: Work,
     gpu: Gpu,
-    attention: str | None = None,
+    attention: AttentionUse | None = None,
 ) -> Estimate:
     """max(arithmetic + memory + gaps between kernels, launches by the host) of one traced phase."""
     busy = independent(
@@ -287,9 +292,9 @@ def _once(
     work: Work,
     composition: Composition,
     gpu: Gpu,
+    attention: AttentionUse,
 ) -> Estimate:
     """Return the time of the traced work; with compiled layers, of the fused kernels."""
-    attention = composition.attention
     if not composition.compiles_layers or work.elementwise_bytes is None:
         return phase_seconds(work, gpu, attention)
     factor = efficiency("fused_layer_factor")
@@ -297,6 +302,15 @@ def _once(
         value=phase_seconds(_fused(work, factor.value), gpu, attention).value,
         low=phase_seconds(_fused(work, factor.high), gpu, attention).low,
         high=phase_seconds(_fused(work, factor.low), gpu, attention).high,
+    )
+
+
+def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> AttentionUse:
+    """Return the kernel that the step's torch runs, and the length of its rows."""
+    torch = release_numbers(trace.versions.get("torch") or "")
+    return AttentionUse(
+        kernel=kernel_of(composition.attention, gpu.compute_capability, torch),
+        row_tokens=composition.prompt_length + composition.completion_length,
     )
 
 

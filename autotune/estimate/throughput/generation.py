@@ -14,18 +14,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from autotune.catalog import Gpu, efficiency
-from autotune.catalog.attention_kernels import attention_share, kernel_of
+from autotune.catalog.attention_kernels import AttentionUse, attention_share, kernel_of
 from autotune.core.composition import Composition, SplitEngines
 from autotune.core.prediction import EngineFit, Estimate, highest
 from autotune.core.trace import Inventory
 from autotune.estimate import model_shape
 from autotune.estimate.engine_memory import quantisation, quantised_bytes
+from autotune.estimate.engine_passes import CURRENT, Release, release
 from autotune.estimate.layer_shape import Layer
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.weight_sync import SHARDS_WEIGHTS
 
 CACHE_SLOWDOWN = 4  # upper bound of transformers' time over its cache, relative to an ordered copy
+SCHEDULES_AHEAD_FROM: Release = (0, 14)
+"""First vLLM that prepares the next step while the device computes."""
+
+FIRST_ENGINE_UNTIL: Release = (0, 9)  # last vLLM with its first engine
 EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
 
 
@@ -45,6 +50,7 @@ class GenerationLoad:
     quantised_bits: int | None = None
     eager: bool = False  # the engine launches kernels from Python, without CUDA graphs
     serves_adapter: bool = False  # the engine holds the adapter beside the weights
+    vllm: Release = CURRENT
     of_batch: int = 0  # completions of all engines, or ranks, of which the slowest ends the rollout
 
     @property
@@ -58,6 +64,7 @@ def load_of(
     config: Mapping[str, object],
     engine: EngineFit | None,
     num_generations: int,
+    vllm: str | None = None,
 ) -> GenerationLoad:
     """Return what one engine, or one rank's own model, generates; `split`: engines on GPUs of
     their own.
@@ -81,6 +88,7 @@ def load_of(
         quantised_bits=settings.quantised_bits if settings is not None else None,
         eager=settings is not None and settings.eager,
         serves_adapter=composition.syncs_adapter_only,
+        vllm=release(vllm),
         of_batch=composition.generation_batch,
     )
     if split is None:
@@ -184,10 +192,22 @@ def one_pass(
         exchanges = efficiency("exchange_microseconds").scaled(count * MICRO)
         payload = link_seconds(2.0 * count * tokens * shape.hidden * size, gpu)
         exchanges = exchanges if payload is None else exchanges + payload
-    if load.eager:  # the host launches the next kernels while the device computes
+    # 4. The step: an eager host launches the next kernels while the device computes.
+    device = busy + layer_seconds + exchanges
+    if load.eager:
         launches = layer_seconds + _exchange_launches(load, layers)
-        return highest((busy + exchanges, launches)) + step_seconds
-    return busy + layer_seconds + step_seconds + exchanges
+        device = highest((busy + exchanges, launches))
+    requests = _request_overhead(load).scaled(together * MICRO)
+    if load.vllm >= SCHEDULES_AHEAD_FROM:
+        return highest((device, requests)) + step_seconds
+    return device + requests + step_seconds
+
+
+def _request_overhead(load: GenerationLoad) -> Estimate:
+    """Return microseconds of the host for each running sequence."""
+    if load.vllm <= FIRST_ENGINE_UNTIL:
+        return efficiency("engine_sequence_microseconds_first_engine")
+    return efficiency("engine_sequence_microseconds")
 
 
 def _exchange_launches(load: GenerationLoad, layers: int) -> Estimate:
@@ -298,20 +318,21 @@ def has_speed(gpu: Gpu) -> bool:
 def compute_seconds(
     flops: Mapping[str, float],
     gpu: Gpu,
-    attention: str | None = None,
+    attention: AttentionUse | None = None,
 ) -> Estimate:
     """Matrix products and attention: sum over dtypes of flops / (peak · share).
 
-    attention: its implementation; None: torch's choice.
+    attention: None: torch's choice, at long rows.
     """
+    if attention is None:
+        attention = AttentionUse(kernel=kernel_of(None, gpu.compute_capability))
     total = Estimate.exactly(0)
     for key, count in flops.items():
         dtype = key.removeprefix(ATTENTION)
         peak = gpu.tflops.get(dtype, gpu.tflops["float32"]) * TERA
         share = _share(gpu, dtype)
         if key != dtype:
-            kernel = kernel_of(attention, gpu.compute_capability)
-            share = attention_share(kernel, gpu.compute_capability)
+            share = attention_share(attention, gpu.compute_capability)
         seconds_of_dtype = over(count / peak, share)
         is_emulated = dtype in HALVES and dtype not in gpu.tflops
         slowdown = EMULATION_FACTOR if is_emulated else 1
@@ -324,7 +345,7 @@ def _share(gpu: Gpu, dtype: str) -> Estimate:
     float32 = gpu.tflops["float32"]
     if gpu.tflops.get(dtype, float32) == float32:  # without tensor cores for this dtype
         return efficiency("matmul_share_float32")
-    of_best = efficiency("matmul_share")
+    of_best = efficiency("matmul_share", gpu.compute_capability)
     best: Estimate = efficiency("best_matmul_share")
     if gpu.matmul_share is not None:
         best = Estimate.exactly(gpu.matmul_share)
@@ -343,7 +364,8 @@ def memory_seconds(
 ) -> Estimate:
     """Reading or writing: bytes / (bandwidth · share)."""
     assert gpu.bandwidth_gb_per_second is not None  # `has_speed`
-    return over(count / (gpu.bandwidth_gb_per_second * GB), efficiency(share))
+    reached = efficiency(share, gpu.compute_capability)
+    return over(count / (gpu.bandwidth_gb_per_second * GB), reached)
 
 
 def link_seconds(count: float, gpu: Gpu) -> Estimate | None:

@@ -154,10 +154,11 @@ def choose(
         return "math"
     if query.shape[-2] == 0 or key.shape[-2] == 0:
         return "math"
-    # cuDNN's comes first on Hopper and data-centre Blackwell, torch >= 2.10 (cuDNN > 9.15.0). It
-    # saves the same as flash: the output, one float32 per row and head, and a given mask as it is.
+    # cuDNN's comes first on Hopper and data-centre Blackwell if it is later than 9.15.0. The rule
+    # is in torch 2.10, such a cuDNN in PyPI's wheels from 2.11 on. It saves the same as flash: the
+    # output, one float32 per row and head, and a given mask as it is.
     prefers_cudnn = (
-        release("torch") >= (2, 10)
+        release("torch") >= (2, 11)
         and capability()[0] in (9, 10)
         and torch.backends.cuda.cudnn_sdp_enabled()
     )

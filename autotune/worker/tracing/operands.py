@@ -23,6 +23,13 @@ from typing import Any
 import torch
 from torch.utils.flop_counter import flop_registry
 
+_WITH_ADDEND = frozenset(
+    {flop_registry[torch.ops.aten.addmm], flop_registry[torch.ops.aten.baddbmm]}
+)
+"""Formulas of products whose first operand is a sum that they are added to, in a type of its own:
+the LM head's gradients are summed in float32 and multiplied in bfloat16.
+"""
+
 
 def tensors_in(values: Iterable[Any]) -> list[Any]:
     """Return all tensors, in the order of torch's own walk."""
@@ -75,7 +82,8 @@ def cost_of(
         return moved, 0.0, ""
     # Some products have a dtype to accumulate in, which no formula expects.
     without_dtypes = [value for value in args if not isinstance(value, torch.dtype)]
-    dtype = str(operands[0].dtype).removeprefix("torch.")
+    factor = operands[1] if formula in _WITH_ADDEND else operands[0]
+    dtype = str(factor.dtype).removeprefix("torch.")
     if isinstance(formula, AttentionFlops):
         dtype = ATTENTION_MARK + dtype
     return moved, formula(*without_dtypes, **kwargs, out_val=out), dtype

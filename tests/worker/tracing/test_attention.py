@@ -92,11 +92,12 @@ def test_the_kernel(
     ("version", "kernel"),
     [
         ("2.9.1+cu128", "flash"),
-        ("2.10.0", "cudnn"),
+        ("2.10.0", "flash"),
+        ("2.11.0", "cudnn"),
         ("2.13.0+cpu", "cudnn"),
     ],
 )
-def test_hopper_uses_cudnn_since_torch_2_10(
+def test_hopper_uses_cudnn_since_the_wheels_of_torch_2_11(
     monkeypatch: pytest.MonkeyPatch,
     version: str,
     kernel: str,

@@ -117,3 +117,20 @@ def test_a_list_changed_in_place_is_read_and_written() -> None:
         tracker.ledger.enter("optimizer")
         torch._foreach_addcmul_(moments, gradients, gradients, 0.5)
     assert tracker.ledger.moved["optimizer"] == 4 * 256 * 4
+
+
+@pytest.mark.parametrize("batch", [(), (3,)])
+def test_a_product_added_to_a_float32_sum_is_computed_in_its_factors_type(
+    batch: tuple[int, ...],
+) -> None:
+    first = torch.empty(*batch, 4, 8, dtype=torch.bfloat16, device="meta")
+    second = torch.empty(*batch, 8, 16, dtype=torch.bfloat16, device="meta")
+    total = torch.empty(*batch, 4, 16, dtype=torch.float32, device="meta")
+    operation = aten.baddbmm if batch else aten.addmm
+    formula = operands.flops_of(operation, operation.default._schema.arguments)
+    arguments = (total, first, second, torch.float32)  # the type to accumulate in, as TRL's head
+    moved, flops, dtype = operands.cost_of(formula, (), arguments, {}, total)
+    pairs = 3 if batch else 1
+    assert dtype == "bfloat16"
+    assert flops == pairs * 2 * 4 * 8 * 16
+    assert moved == pairs * (2 * (4 * 8 + 8 * 16) + 2 * 4 * (4 * 16))
