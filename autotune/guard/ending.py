@@ -105,9 +105,9 @@ def in_phase(ending: Ending, phase: str | None) -> Ending:
     diagnosis = ending.diagnosis
     if not ending.is_out_of_memory or diagnosis is None or diagnosis.phase is not None:
         return ending
-    for known in PHASES:
-        if known == phase:
-            return replace(ending, diagnosis=replace(diagnosis, phase=known))
+    for candidate in PHASES:
+        if candidate == phase:
+            return replace(ending, diagnosis=replace(diagnosis, phase=candidate))
     return ending
 
 

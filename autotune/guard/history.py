@@ -20,7 +20,7 @@ from autotune.failures.table import CAUSES
 from autotune.guard.checkpoints import Checkpoint, FoundCheckpoints
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.smaller import OWN_VALUES, Choice
-from autotune.guard.trainer_facts import TrainerFacts
+from autotune.guard.trainer_facts import ShownFacts
 from autotune.guard.watched import AttemptPeaks
 from autotune.report.html.guard_page import render_guard
 from autotune.request.sources.length_sources import GUARD_FILE, Step
@@ -76,7 +76,7 @@ class AttemptRecord:
         ending: Ending,
         seconds: float,
         peaks: AttemptPeaks,
-        facts: TrainerFacts | None = None,
+        facts: ShownFacts | None = None,
     ) -> None:
         self.seconds = round(seconds, 3)
         self.end = {
@@ -138,7 +138,7 @@ class History:
 
     def document(self) -> dict[str, Any]:
         """Return the content of guard.json."""
-        last = self.attempts[-1] if self.attempts else None
+        latest = self._of_latest_attempt()
         steps = [attempt.last_step for attempt in self.attempts if attempt.last_step is not None]
         peaks = [attempt.peak_bytes for attempt in self.attempts if attempt.peak_bytes is not None]
         return {
@@ -146,20 +146,26 @@ class History:
             "status": self.status,
             "basis": "measured",
             "config": self.config,
-            "use": None if last is None else last.config,
+            "use": latest.get("config"),
             "proof": self.proof,
             "steps": max(steps, default=None),
-            "total_steps": None if last is None else last.total_steps,
+            "total_steps": latest.get("total_steps"),
             "restarts": self.restarts,
             "lost_seconds": round(self.lost_seconds, 3),
             "peak_memory_bytes": max(peaks, default=None),
-            "limit_bytes": None if last is None else last.limit_bytes,
-            "margin_bytes": None if last is None else last.margin_bytes,
+            "limit_bytes": latest.get("limit_bytes"),
+            "margin_bytes": latest.get("margin_bytes"),
             "exit_code": self.exit_code,
             "notes": list(self.notes),
             "earlier_attempts": list(self.earlier),
             "attempts": [asdict(attempt) for attempt in self.attempts],
         }
+
+    def _of_latest_attempt(self) -> Mapping[str, Any]:
+        """Return the fields of the latest attempt; none before the first."""
+        if not self.attempts:
+            return {}
+        return vars(self.attempts[-1])
 
     def write(self) -> str | None:
         """Write guard.json; return why it could not be written."""

@@ -15,7 +15,7 @@ BAR = re.compile(
     r"(?:^|[\r\n])\s*(?:(?:Train|Training Progress)\s*:\s*)?\d+%\|[^|\n]*\|"
     r"\s*(?P<step>\d+)/(?P<total>\d+) \["
 )
-STEP = re.compile(
+STEP_OF_TOTAL = re.compile(
     r"\bstep:(?P<verl>\d+) - "
     r"|['\"]global_step(?:/max_steps)?['\"]: ?['\"]?(?P<step>\d+)(?:/(?P<total>\d+))?"
 )
@@ -109,7 +109,7 @@ def _steps_in(text: str) -> list[PrintedStep]:
             total=int(match["total"]),
         )
         steps.append(step)
-    for match in STEP.finditer(text):
+    for match in STEP_OF_TOTAL.finditer(text):
         number = match["verl"] or match["step"]
         total = match["total"]
         step = PrintedStep(

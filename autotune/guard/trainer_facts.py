@@ -31,7 +31,7 @@ class TrainingRows:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TrainerFacts:
+class ShownFacts:
     """Facts of one rank, or of all ranks together."""
 
     phase_peak_bytes: Mapping[str, int]
@@ -40,7 +40,7 @@ class TrainerFacts:
     ran_out_rows: TrainingRows | None = None  # of the forward pass before that
 
 
-def write_facts(rank: int, facts: TrainerFacts) -> None:
+def write_facts(rank: int, facts: ShownFacts) -> None:
     """Give the guard of this process, if there is one, the facts of a rank."""
     folder = os.environ.get(GUARD_VARIABLE)
     if folder is not None:
@@ -55,22 +55,22 @@ def clear_facts(folder: Path) -> None:
             file.unlink()
 
 
-def read_facts(folder: Path) -> TrainerFacts | None:
+def read_facts(folder: Path) -> ShownFacts | None:
     """Return the facts of all ranks together; None: no trainer wrote any."""
     of_ranks = []
     for file in sorted(folder.glob(FACTS_OF_RANKS)):
         with contextlib.suppress(OSError, ValueError):
-            of_ranks.append(msgspec.json.decode(file.read_bytes(), type=TrainerFacts))
+            of_ranks.append(msgspec.json.decode(file.read_bytes(), type=ShownFacts))
     if not of_ranks:
         return None
     return _together(of_ranks)
 
 
-def _together(of_ranks: Sequence[TrainerFacts]) -> TrainerFacts:
+def _together(of_ranks: Sequence[ShownFacts]) -> ShownFacts:
     """Return the highest peaks, and how memory ran out on the first rank where it did."""
     peaks: dict[str, int] = {}
     longest_row: int | None = None
-    refused: TrainerFacts | None = None
+    refused: ShownFacts | None = None
     for facts in of_ranks:
         for phase, peak in facts.phase_peak_bytes.items():
             peaks[phase] = max(peak, peaks.get(phase, 0))
@@ -78,7 +78,7 @@ def _together(of_ranks: Sequence[TrainerFacts]) -> TrainerFacts:
             longest_row = max(facts.longest_row, longest_row or 0)
         if refused is None and facts.ran_out_in is not None:
             refused = facts
-    return TrainerFacts(
+    return ShownFacts(
         phase_peak_bytes=peaks,
         longest_row=longest_row,
         ran_out_in=None if refused is None else refused.ran_out_in,

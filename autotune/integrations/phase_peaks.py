@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from autotune.guard.trainer_facts import TrainerFacts, TrainingRows
+from autotune.guard.trainer_facts import ShownFacts, TrainingRows
 
 PHASES_BY_METHOD: Mapping[str, str] = {
     "_generate": "rollout",
@@ -86,9 +86,9 @@ class PhasePeaks:
         """Note that memory ran out here."""
         self._refused_in = self._phase
 
-    def facts(self) -> TrainerFacts:
+    def facts(self) -> ShownFacts:
         is_of_rows = self._refused_in in PHASES_OF_ROWS
-        return TrainerFacts(
+        return ShownFacts(
             phase_peak_bytes=dict(self._peaks),
             longest_row=self._longest_row,
             ran_out_in=self._refused_in,

@@ -11,7 +11,7 @@ from autotune.core.units import GIB
 from autotune.guard.ending import in_phase
 from autotune.guard.history import AttemptRecord
 from autotune.guard.learned import learn
-from autotune.guard.trainer_facts import TrainerFacts, TrainingRows
+from autotune.guard.trainer_facts import ShownFacts, TrainingRows
 from autotune.guard.watched import AttemptPeaks
 from autotune.search.record import Record
 from tests.guard.test_learned import a_configuration as a_configuration
@@ -20,7 +20,7 @@ from tests.guard.test_learned import attempt, ended, finished, flags, training_o
 PEAKS = {"rollout": 20 * GIB, "forward": 30 * GIB, "backward": 38 * GIB}
 
 
-def _attempt_with(facts: TrainerFacts) -> AttemptRecord:
+def _attempt_with(facts: ShownFacts) -> AttemptRecord:
     record = attempt()
     record.ended(finished(), 1.0, AttemptPeaks(), facts)
     record.peak_bytes = max(facts.phase_peak_bytes.values(), default=36 * GIB)
@@ -40,7 +40,7 @@ def _notes_of_predict(config: Path) -> list[str]:
 
 def test_a_refusal_names_its_phase_and_rows(config: Path) -> None:
     rows = TrainingRows(rows=8, tokens=3214)
-    facts = TrainerFacts(phase_peak_bytes=PEAKS, ran_out_in="backward", ran_out_rows=rows)
+    facts = ShownFacts(phase_peak_bytes=PEAKS, ran_out_in="backward", ran_out_rows=rows)
     training = training_of(config)
     learn(training, in_phase(ended(), "backward"), _attempt_with(facts), "guard.json")
 
@@ -52,7 +52,7 @@ def test_a_refusal_names_its_phase_and_rows(config: Path) -> None:
 
 
 def test_predict_names_the_peaks_of_a_run_that_finished(config: Path) -> None:
-    facts = TrainerFacts(phase_peak_bytes=PEAKS)
+    facts = ShownFacts(phase_peak_bytes=PEAKS)
     learn(training_of(config), finished(), _attempt_with(facts), "guard.json")
     (note,) = [note for note in _notes_of_predict(config) if note.startswith("Measured:")]
     assert "800 steps, with a peak of 38 GiB" in note
@@ -63,7 +63,7 @@ def test_phases_without_memory_watch_are_said_to_be_unknown(config: Path) -> Non
     learn(
         training_of(config),
         finished(),
-        _attempt_with(TrainerFacts(phase_peak_bytes={})),
+        _attempt_with(ShownFacts(phase_peak_bytes={})),
         "guard.json",
     )
     (note,) = [note for note in _notes_of_predict(config) if note.startswith("Measured:")]

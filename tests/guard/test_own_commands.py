@@ -1,4 +1,4 @@
-"""Commands of the user's own: what is refused, and what is said about their restarts."""
+"""Commands of the user's own: what is refused, and what is limit about their restarts."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_checkpoints_whose_steps_cannot_be_told_apart_are_refused(pattern: str) 
 
 
 @pytest.mark.parametrize(
-    ("command", "pattern", "said"),
+    ("command", "pattern", "limit"),
     [
         (("train", "{checkpoint}"), "out/step_{step}", ""),
         (("train",), "out/step_{step}", "names no {checkpoint}"),
@@ -27,7 +27,7 @@ def test_checkpoints_whose_steps_cannot_be_told_apart_are_refused(pattern: str) 
 def test_a_restart_from_step_0_is_said(
     command: tuple[str, ...],
     pattern: str | None,
-    said: str,
+    limit: str,
 ) -> None:
     limits = OwnTraining(command_words=command, ladder={}, pattern=pattern).limits
-    assert said in limits and bool(said) == bool(limits)
+    assert limit in limits and bool(limit) == bool(limits)

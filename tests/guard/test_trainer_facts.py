@@ -13,7 +13,7 @@ from autotune.guard.attempt import ProcessEnd
 from autotune.guard.ending import Ending, Reason, in_phase
 from autotune.guard.save_request import GUARD_VARIABLE
 from autotune.guard.trainer_facts import (
-    TrainerFacts,
+    ShownFacts,
     TrainingRows,
     clear_facts,
     read_facts,
@@ -102,19 +102,19 @@ def test_an_error_that_was_caught_does_not_hide_later_phases(counters: Counters)
 
 
 def test_ranks_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    write_facts(0, TrainerFacts(phase_peak_bytes={"forward": 1}))  # no guard: nothing is written
+    write_facts(0, ShownFacts(phase_peak_bytes={"forward": 1}))  # no guard: nothing is written
     assert read_facts(tmp_path) is None
     monkeypatch.setenv(GUARD_VARIABLE, str(tmp_path))
-    write_facts(0, TrainerFacts(phase_peak_bytes={"forward": 5, "backward": 7}, longest_row=30))
+    write_facts(0, ShownFacts(phase_peak_bytes={"forward": 5, "backward": 7}, longest_row=30))
     rows = TrainingRows(rows=8, tokens=40)
-    refused = TrainerFacts(
+    refused = ShownFacts(
         phase_peak_bytes={"forward": 6},
         longest_row=40,
         ran_out_in="forward",
         ran_out_rows=rows,
     )
     write_facts(1, refused)
-    assert read_facts(tmp_path) == TrainerFacts(
+    assert read_facts(tmp_path) == ShownFacts(
         phase_peak_bytes={"forward": 6, "backward": 7},
         longest_row=40,
         ran_out_in="forward",

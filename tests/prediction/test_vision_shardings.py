@@ -23,8 +23,8 @@ from autotune.prediction.trace_cache import TraceCache
 from autotune.prediction.tracer import Tracer, TracerPool
 from tests.worker.tracing.test_new_models import cut
 
-WITH_IMAGES = [known for known in catalog.models() if "vision_config" in known.config]
-FIRST_OF_TYPE = {str(known.config["model_type"]): known for known in reversed(WITH_IMAGES)}
+WITH_IMAGES = [entry for entry in catalog.models() if "vision_config" in entry.config]
+FIRST_OF_TYPE = {str(entry.config["model_type"]): entry for entry in reversed(WITH_IMAGES)}
 LAYERS = 2
 REFUSALS = {
     # accelerate's FSDP looks for layers that these models' encoders do not have, in any order.
@@ -51,10 +51,10 @@ def one_tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracerPool]
 def test_a_model_with_images_is_predicted_under_every_sharding(
     model_type: str, tracers: TracerPool
 ) -> None:
-    known = FIRST_OF_TYPE[model_type]
+    entry = FIRST_OF_TYPE[model_type]
     model = Model(
-        name=known.ids[0],
-        config=cut(known.config, LAYERS),
+        name=entry.ids[0],
+        config=cut(entry.config, LAYERS),
         folder=None,
         origin="catalogue",
     )
