@@ -267,15 +267,19 @@ def summary(lines: Sequence[Row]) -> dict[str, Any]:
     answered = [line for line in lines if "ratio" in line]
     if not answered:
         return {"rows": 0}
-    errors = [abs(line["ratio"] - 1) for line in answered]
-    inside = sum(line["low"] <= line["measured"] <= line["high"] for line in answered)
+    errors = []
+    close = 0
+    inside = 0
     by_card = 0
     for line in answered:
+        errors.append(abs(line["ratio"] - 1))
+        close += errors[-1] <= own_card.CLOSE
+        inside += line["low"] <= line["measured"] <= line["high"]
         by_card += line["low_by_card"] <= line["measured"] <= line["high_by_card"]
     return {
         "rows": len(answered),
         "median": round(median(errors), 4),
-        "within_25_percent": round(sum(error <= 0.25 for error in errors) / len(errors), 4),
+        "within_25_percent": round(close / len(errors), 4),
         "worst": round(max(errors), 4),
         "inside": round(inside / len(answered), 4),
         "inside_by_card": round(by_card / len(answered), 4),

@@ -175,10 +175,11 @@ def _lognormal(mean: float, longest: float, prompts: int) -> str:
 def figures(lines: Sequence[Row]) -> dict[str, Any]:
     by_phase = {}
     for name in PHASES:
-        ratios = [line[f"predicted_{name}"]["value"] / line[name] for line in lines]
+        ratios = []
         inside = 0
         for line in lines:
             spent = line[f"predicted_{name}"]
+            ratios.append(spent["value"] / line[name])
             inside += spent["low"] <= line[name] <= spent["high"]
         by_phase[name] = {
             "rows": len(lines),
@@ -198,7 +199,8 @@ def page(document: Mapping[str, Any]) -> str:
         "",
         (
             f"Measured: {document['source']}. Predicted: {ran.get('date')}, commit"
-            f" {ran.get('commit')}."
+            f" {ran.get('commit')}. Generation is in sample: what an engine's host takes for each"
+            " sequence was found on these logs."
         ),
         "",
         "| phase | rows | median error | within 30 % | inside | predicted / measured |",

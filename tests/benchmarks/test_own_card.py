@@ -68,3 +68,18 @@ def test_the_committed_figures_follow_from_the_points() -> None:
     assert OWN["figures"] == figures(OWN["points"])
     second = OWN["figures"]["second"]
     assert second["inside"] >= 0.9 * second["rows"]
+
+
+def test_readme_has_the_second_reading() -> None:
+    readme = (BENCHMARKS.parent / "README.md").read_text()
+    (row,) = [line for line in readme.splitlines() if "#measured-by-us-one-h200" in line]
+    second = OWN["figures"]["second"]
+    pairs = second["order"]
+    ratios = []
+    for line in OWN["points"]:
+        if "0.5B" in line["setup"]:
+            ratios.append(line["second"]["value"] / line["measured"])
+    assert f"median error {second['median']:.1%}, {second['within_25_percent']} within 25%" in row
+    assert f"{pairs['right']} of {pairs['pairs']} pairs" in row
+    assert f"{min(ratios):.1f} to {max(ratios):.1f} times too fast" in row
+    assert second["inside"] == second["rows"] and "all inside" in row
