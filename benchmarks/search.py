@@ -2,6 +2,8 @@
 
 python benchmarks/search.py              # everything, 30 seeds, in two processes
 python benchmarks/search.py --raw FILE   # every study kept in FILE: started again, it continues
+python benchmarks/search.py --raw FILE --first-seed 5 --seeds 25 --seconds 300
+    # in pieces, on seeds that no constant was chosen on; tables of what FILE holds by then
 python benchmarks/search.py --worse
     # truth contradicts the prediction: 10 seeds
 python benchmarks/search.py --independent
@@ -21,6 +23,7 @@ import math
 import multiprocessing
 import os
 import sys
+import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -51,14 +54,16 @@ RESULTS = Path(__file__).resolve().parent / "results"
 FEASIBLE = 200
 """Minimum number of simulated studies for the share of feasible spaces reported as nothing_fits."""
 
+USUAL_SEEDS = 30
+
 ORDER = (OURS, *RIVALS, *(name for name in SEARCHERS if name != OURS))
 SLOW = ("GP", "GP, with our screen", "GP of what fits")
 """Optuna's GP takes a hundred times as long to think as any other searcher: a quick look leaves
 it out.
 """
 
-WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP", "predicted order", "corrected order")
 INDEPENDENT_ORDER = (OURS, "TPE of what fits", "predicted order", "corrected order")
+WORSE_ORDER = (OURS, SECOND, "random", "TPE", "GP", *INDEPENDENT_ORDER[1:])
 
 INDEPENDENT_ABOUT = (Path(__file__).parent / "texts/search_independent.md").read_text()
 
@@ -69,17 +74,17 @@ ABOUT = (Path(__file__).parent / "texts/search.md").read_text()
 
 def main() -> None:
     arguments = _arguments()
-    seeds = 3 if arguments.quick else arguments.seeds or (10 if arguments.worse else 30)
-    results = _all_studies(_tasks(seeds, arguments), arguments.processes, arguments.raw)
+    seeds = 3 if arguments.quick else arguments.seeds or (10 if arguments.worse else USUAL_SEEDS)
+    results = _all_studies(_tasks(seeds, arguments), arguments)
     if arguments.quick:
         _check(results)
         return
     if arguments.worse or arguments.independent:
         about = INDEPENDENT_ABOUT if arguments.independent else WORSE_ABOUT
-        document = _worse_document(results, seeds, about)
+        document = _worse_document(results, about)
         _write("search" + _ending(arguments), document)
         return
-    _write("search", _document(results, seeds))
+    _write("search", _document(results, range(arguments.first_seed, arguments.first_seed + seeds)))
 
 
 def _write(stem: str, document: dict[str, Any]) -> None:
@@ -102,6 +107,10 @@ def _arguments() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seeds", type=int)
+    parser.add_argument("--first-seed", type=int, default=0)
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="end after this; needs --raw"
+    )
     parser.add_argument(
         "--slow-seeds", type=int, help="seeds of Optuna's GP, which takes far longer than any other"
     )
@@ -124,20 +133,20 @@ def _arguments() -> argparse.Namespace:
 
 
 def _tasks(seeds: int, arguments: argparse.Namespace) -> list[tuple[str, str, int]]:
-    """Setup, searcher, seed; one setup after the other, so that each is read once."""
+    """Setup, searcher, seed; one seed after the other, so that the first ones are complete."""
     names_of_run = set(arguments.only or ())
     tasks = []
     for setup_name in names(ending=_ending(arguments)):
         for who in _searchers(arguments):
             if _is_wanted(setup_name, who, names_of_run) and not (arguments.quick and who in SLOW):
                 for seed in range(_seeds(setup_name, who, seeds, arguments)):
-                    tasks.append((setup_name, who, seed))
+                    tasks.append((setup_name, who, arguments.first_seed + seed))
     if not tasks:
         raise SystemExit(
             "nothing to run: results/search holds no predictions and no tables, or --only names"
             " none of them"
         )
-    return tasks
+    return sorted(tasks, key=lambda task: task[2])
 
 
 def _searchers(arguments: argparse.Namespace) -> tuple[str, ...]:
@@ -162,7 +171,7 @@ def _seeds(
     if who in SLOW:
         return arguments.slow_seeds or usual
     simulated = [name for name in names() if not name.startswith("table_")]
-    needs_more = who == OURS and setup_name in simulated and not arguments.quick
+    needs_more = who == OURS and setup_name in simulated and usual == USUAL_SEEDS
     return max(usual, math.ceil(FEASIBLE / len(simulated))) if needs_more else usual
 
 
@@ -180,9 +189,9 @@ def _is_wanted(
 
 def _all_studies(
     tasks: Sequence[tuple[str, str, int]],
-    processes: int,
-    raw: Path | None,
+    arguments: argparse.Namespace,
 ) -> list[Result]:
+    raw, end = arguments.raw, time.monotonic() + arguments.seconds
     stored = {(result.setup, result.searcher, result.seed): result for result in _kept(raw)}
     results, remaining = [], []
     for task in tasks:
@@ -191,7 +200,7 @@ def _all_studies(
         else:
             remaining.append(task)
     with (
-        multiprocessing.get_context("spawn").Pool(processes) as pool,
+        multiprocessing.get_context("spawn").Pool(arguments.processes) as pool,
         raw.open("ab") if raw else contextlib.nullcontext() as file,
     ):
         for done, result in enumerate(pool.imap_unordered(_study, remaining), start=1):
@@ -201,6 +210,8 @@ def _all_studies(
                 file.flush()
             if done % 100 == 0:
                 print(f"{done} of {len(remaining)} studies", file=sys.stderr, flush=True)
+            if time.monotonic() > end and done < len(remaining):
+                raise SystemExit(f"{len(remaining) - done} studies remain: start it again")
     return sorted(results, key=lambda result: (result.setup, result.searcher, result.seed))
 
 
@@ -217,11 +228,11 @@ def _study(task: tuple[str, str, int]) -> Result:
     return study(*task)
 
 
-def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
-    cost, results = five_thousand(), [result for result in everything if result.seed < seeds]
+def _document(everything: Sequence[Result], seeds: range) -> dict[str, Any]:
+    cost, results = five_thousand(), [result for result in everything if result.seed in seeds]
     return {
         "about": ABOUT,
-        **_common(results, seeds),
+        **_common(results),
         "studies": len(everything),
         "not_run": [case.name for case in CASES if case.name not in names()],
         "bars": [
@@ -238,7 +249,6 @@ def _document(everything: Sequence[Result], seeds: int) -> dict[str, Any]:
 
 def _worse_document(
     results: Sequence[Result],
-    seeds: int,
     about: str,
 ) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
@@ -246,7 +256,7 @@ def _worse_document(
     rival_bars = bars_of_rivals(results, MOST_BELOW_WORSE, in_seconds=predictions_are_right)
     return {
         "about": about,
-        **_common(results, seeds),
+        **_common(results),
         "studies": len(results),
         "not_run": [case.name for case in CASES if not any(case.name in name for name in by_setup)],
         "bars": [*bars_of_worse(results), *rival_bars],
@@ -259,7 +269,8 @@ def _autotunes(results: Sequence[Result]) -> list[Result]:
     return [result for result in results if result.searcher == OURS]
 
 
-def _common(results: Sequence[Result], seeds: int) -> dict[str, Any]:
+def _common(results: Sequence[Result]) -> dict[str, Any]:
+    seeds = [result.seed for result in results]
     by_setup = grouped(results, lambda result: result.setup)
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
@@ -273,7 +284,7 @@ def _common(results: Sequence[Result], seeds: int) -> dict[str, Any]:
                 for name in ("optuna", "numpy", "scipy", "trl", "torch")
             }
         ),
-        "seeds": seeds,
+        "seeds": f"{min(seeds)} to {max(seeds)}",
         "off_the_prediction": {
             name: distance(setup(name), 0) for name in by_setup if setup(name).kind == "simulated"
         },

@@ -267,7 +267,7 @@ def markdown(document: Mapping[str, Any]) -> str:
             f"{machine['date']}, {machine['cpu']}, {machine['cores']} cores; {versions}; commit"
             f" {machine['commit']}."
         ),
-        f"{document['seeds']} seeds, {document['studies']} studies: the last column counts each"
+        f"Seeds {document['seeds']}, {document['studies']} studies: the last column counts each"
         " searcher's." + _not_run(document["not_run"]),
         "",
         "## Bars",

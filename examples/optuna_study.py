@@ -34,6 +34,7 @@ def optimize(
         sampler=sampler,
         pruner=SlowProbePruner(sampler),
     )
+    study.set_metric_names(["tokens per second"])
     study.optimize(probe, timeout=timeout, n_jobs=probe.slots, callbacks=[StopAtEnd(sampler)])
     return study
 
@@ -48,7 +49,7 @@ def write_figures(study: optuna.Study, folder: Path) -> None:
         "importances": optuna.visualization.plot_param_importances(study),
     }
     for name, figure in figures.items():
-        figure.write_html(folder / f"{name}.html", include_plotlyjs="cdn")
+        figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
 
 
 def main() -> None:
