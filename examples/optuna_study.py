@@ -42,14 +42,24 @@ def optimize(
 def write_figures(study: optuna.Study, folder: Path) -> None:
     """Write Optuna's own figures of the study."""
     folder.mkdir(parents=True, exist_ok=True)
+    varied = varied_parameters(study)
     figures = {
         "history": optuna.visualization.plot_optimization_history(study),
         "cycles": optuna.visualization.plot_intermediate_values(study),
-        "parameters": optuna.visualization.plot_parallel_coordinate(study),
-        "importances": optuna.visualization.plot_param_importances(study),
+        "parameters": optuna.visualization.plot_parallel_coordinate(study, params=varied),
+        "importances": optuna.visualization.plot_param_importances(study, params=varied),
     }
     for name, figure in figures.items():
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
+
+
+def varied_parameters(study: optuna.Study) -> list[str]:
+    """Return the parameters with more than one measured value: Optuna rates the others as well."""
+    values: dict[str, set[object]] = {}
+    for trial in study.get_trials(states=[optuna.trial.TrialState.COMPLETE]):
+        for name, value in trial.params.items():
+            values.setdefault(name, set()).add(value)
+    return [name for name, measured in values.items() if len(measured) > 1]
 
 
 def main() -> None:
