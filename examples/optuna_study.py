@@ -18,6 +18,8 @@ from autotune.search.objective import Probe
 from autotune.search.pruning import SlowProbePruner
 from autotune.search.sampler import PredictedSampler, StopAtEnd
 
+METRIC = "tokens per second"
+
 
 def optimize(
     sampler: PredictedSampler,
@@ -34,7 +36,7 @@ def optimize(
         sampler=sampler,
         pruner=SlowProbePruner(sampler),
     )
-    study.set_metric_names(["tokens per second"])
+    study.set_metric_names([METRIC])
     study.optimize(probe, timeout=timeout, n_jobs=probe.slots, callbacks=[StopAtEnd(sampler)])
     return study
 
@@ -43,11 +45,14 @@ def write_figures(study: optuna.Study, folder: Path) -> None:
     """Write Optuna's own figures of the study."""
     folder.mkdir(parents=True, exist_ok=True)
     varied = varied_parameters(study)
+    visualization = optuna.visualization
     figures = {
-        "history": optuna.visualization.plot_optimization_history(study),
-        "cycles": optuna.visualization.plot_intermediate_values(study),
-        "parameters": optuna.visualization.plot_parallel_coordinate(study, params=varied),
-        "importances": optuna.visualization.plot_param_importances(study, params=varied),
+        "history": visualization.plot_optimization_history(study, target_name=METRIC),
+        "cycles": visualization.plot_intermediate_values(study),
+        "parameters": visualization.plot_parallel_coordinate(
+            study, params=varied, target_name=METRIC
+        ),
+        "importances": visualization.plot_param_importances(study, params=varied),
     }
     for name, figure in figures.items():
         figure.write_html(folder / f"{name}.html", include_plotlyjs="directory")
