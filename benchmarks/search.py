@@ -270,7 +270,7 @@ def _autotunes(results: Sequence[Result]) -> list[Result]:
 
 
 def _common(results: Sequence[Result]) -> dict[str, Any]:
-    seeds = [result.seed for result in results]
+    seeds = grouped(results, lambda result: result.seed)
     by_setup = grouped(results, lambda result: result.setup)
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
