@@ -30,11 +30,8 @@ from autotune.frameworks.copied_defaults import (
     copied_file,
     named_file,
 )
-from autotune.frameworks.launch_commands import (
-    find_launch,
-    is_known,
-    stated_value,
-)
+from autotune.frameworks.launch_arguments import is_known, stated_value
+from autotune.frameworks.launch_commands import find_launch
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
