@@ -15,8 +15,13 @@
       |
     searched_space.py             the space around what is held; checks named values
       |
-    job_builder.py                builds the Job, with notes.py for its reader
-      |                             (command_job.py for a command of the user's own)
+    inputs.py                     what the request rests on: hardware, interpreter, user's file
+    merged_settings.py            settings of all sources, and the space around them
+    workload_builder.py           model, lengths, batch
+      |
+    job_builder.py                builds the Job of these, with notes.py for its reader
+      |                             (command_job.py for a command of the user's own); refuses a
+      |                             file that can't be trained (illegal_file.py)
       |
     measured_data.py              completes it with lengths of the user's data
       |
