@@ -2,6 +2,7 @@
 
 log_files.py    file or stream -> lines
 log_reader.py   lines -> exceptions, known messages and echoes -> the decisive failure
+    failure_candidates.py   exceptions and messages, with their weight as evidence
     log_facts.py    endings without a failure message, and the processes that held the memory
 excerpt.py      short texts without a whole traceback: every line may be the message
 remedies.py     remedies under the framework's own names, with their predicted effect
