@@ -33,13 +33,9 @@ from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_secret_arguments
 from autotune.core.space import Candidate, KnobValue
-from autotune.request.flags import (
-    Flags,
-    PredictOptions,
-    RequestOptions,
-    RunOptions,
-    flags_of,
-)
+from autotune.request.command_flags import PredictOptions, RunOptions
+from autotune.request.flags import Flags, flags_of
+from autotune.request.request_flags import RequestOptions
 
 if TYPE_CHECKING:
     from autotune.diagnosis import Diagnosis

@@ -15,7 +15,8 @@ from autotune.cli.waiting import Waiting
 from autotune.core.errors import BadInput
 from autotune.core.files import write_output
 from autotune.core.units import counted, format_bytes
-from autotune.request.flags import Flags, PredictOptions
+from autotune.request.command_flags import PredictOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console

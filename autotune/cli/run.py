@@ -11,7 +11,8 @@ import click
 from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import say
-from autotune.request.flags import Flags, RunOptions
+from autotune.request.command_flags import RunOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -14,7 +14,8 @@ from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import console
 from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted, Predicting
-from autotune.request.flags import Flags, SolveOptions
+from autotune.request.command_flags import SolveOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -36,10 +36,11 @@ from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_pro
 from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
-from autotune.request.flags import CommonOptions, Flags, flags_of
+from autotune.request.flags import Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.measured_data import PROMPT_KNOB, hold_longest_prompt
 from autotune.request.origins import Source
+from autotune.request.request_flags import CommonOptions
 from autotune.request.request_parser import RequestSources, read_sources
 from autotune.search.record import Record
 

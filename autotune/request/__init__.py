@@ -1,11 +1,13 @@
 """Request: flags, configuration files and scripts -> Job.
 
-    flags.py                      declares every flag; `Flags` holds them as typed
+    request_flags.py              declares the flags of requests; command_flags.py: of one command
+    flags.py                      `Flags` holds them as typed
       |
     sources/                      reads each source into small frozen values (values.py)
       |  command_line.py            flags            -> FlagValues
       |  config_file.py             --config         -> UserFile
       |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML it names
+      |    trl_launch.py              TRL's, framework_launch.py: another framework's settings
       |  training_script.py         --script         -> UserFile
       |  exported_variables.py      the shell        -> HeldSetting
       |  length_sources.py          --lengths        -> TokenLengths

@@ -10,7 +10,8 @@ from typing import Any
 from autotune.core.errors import BadInput
 from autotune.core.events import Listener, ignore_events
 from autotune.core.job import Job
-from autotune.request.flags import Flags, SolveOptions, flags_of
+from autotune.request.command_flags import SolveOptions
+from autotune.request.flags import Flags, flags_of
 from autotune.request.request_parser import read_sources
 from autotune.solver.cheapest_hardware import (
     CheapestHardware,
