@@ -1,7 +1,9 @@
 """TRL: its trainers, from the user's file or script to the written files.
 
     field_list, former_keys          keys of TRL's files, their defaults, and former keys
-    user_config, user_launch_files   the user's YAML, and the files of accelerate and DeepSpeed
+    user_config, config_values       the user's YAML
+    config_launch_files              launch configurations that it names or holds, read by
+        user_launch_files            the files of accelerate and DeepSpeed
     script_inspection, script_calls  the user's own script
         |
         v
