@@ -16,7 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import PredictAnswer, RunAnswer, diagnose, job, predict, run
+    from autotune.api.answers import PredictAnswer, RunAnswer
+    from autotune.api.diagnoses import diagnose
+    from autotune.api.predictions import predict
+    from autotune.api.run_requests import job, run
     from autotune.core.answer import Recommendation
     from autotune.core.job import Hardware, Job, Workload
     from autotune.core.measurement import Measurement, Outcome, Verdict
@@ -29,7 +32,10 @@ __version__ = "0.1.0"
 
 # Public names are imported on first use: `import autotune` and --help load nothing heavy.
 _HOMES = {
-    "api": ("PredictAnswer", "RunAnswer", "diagnose", "job", "predict", "run"),
+    "api.answers": ("PredictAnswer", "RunAnswer"),
+    "api.diagnoses": ("diagnose",),
+    "api.predictions": ("predict",),
+    "api.run_requests": ("job", "run"),
     "core.answer": ("Recommendation",),
     "core.job": ("Hardware", "Job", "Workload"),
     "core.measurement": ("Measurement", "Outcome", "Verdict"),

@@ -21,7 +21,8 @@ from typing import Any, Literal, Unpack
 from packaging.version import Version
 
 from autotune import catalog
-from autotune.api import RunAnswer, run_request
+from autotune.api.answers import RunAnswer
+from autotune.api.run_requests import run_request
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
