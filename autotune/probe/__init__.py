@@ -5,7 +5,8 @@ assembly.py            messages of the ranks -> Measurement;  message_validation
 worker_process.py      start, messages and end of a worker;  spawn.py  its environment, output
 limits.py              memory limit by cgroup v2, cgroup v1 or rlimit
 process_meter.py       memory of the process tree, sampled, also over time
-gpu_set.py             the GPUs: ballast that occupies the rest of a larger one, other processes
+gpu_set.py             the GPUs, and other processes on them
+ballast.py             ballast that occupies the rest of a larger GPU
 device_meter.py        device memory (NVML), sampled and attributed to processes
 device_report.py       figures of the GPUs -> Measurement; notes before a search
 executors/             slots on this machine or on a Ray cluster

@@ -18,7 +18,7 @@ from autotune.probe.executors.local import (
     local_places,
     shares_of,
 )
-from autotune.probe.executors.ray_node import Node, Plan, in_words, plan
+from autotune.probe.executors.ray_plan import Node, Plan, in_words, plan
 from tests.probe.nvml_playback import Playback
 
 GIB = 2**30

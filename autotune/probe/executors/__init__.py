@@ -4,7 +4,9 @@ base.py          interfaces Executor and ProbeRunner; one thread per slot
 local.py         this machine;  emulated.py  emulated GPUs on it
 ray.py           Ray cluster
     ray_cluster.py   its connection and slots
-    ray_node.py      division into slots, part on a node
+    ray_plan.py      division of the nodes into slots
+    ray_node.py      part of a slot on a node;  merged_parts.py  its parts as one measurement
+    head_watch.py    whether the cluster's head is lost
 """
 
 from __future__ import annotations
