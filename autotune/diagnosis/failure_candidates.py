@@ -38,7 +38,7 @@ class FailureCandidate:
 
 
 _WRAPPERS = re.compile(expand(LINES.wrappers))
-FAULT = re.compile(expand(LINES.fault))
+PROCESS_FAULT = re.compile(expand(LINES.fault))
 _OF_ANOTHER = re.compile(expand(LINES.of_another), re.IGNORECASE)
 ABORT = re.compile(
     r"terminate called without an active exception"

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.diagnosis.failure_candidates import (
     ABORT,
-    FAULT,
+    PROCESS_FAULT,
     EvidenceTier,
     FailureCandidate,
     crash_of,
@@ -141,7 +141,7 @@ class LogReader:
             return
 
         # 3. The line as a message.
-        if FAULT.search(line.text) is not None:
+        if PROCESS_FAULT.search(line.text) is not None:
             self._keep(crash_of(line, position))
             return
         finding = classify_line(line.text, is_error=line.level == "error")

@@ -13,7 +13,7 @@ from autotune.core.space import Candidate, setting_text
 from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
-from autotune.report.answer_document import (
+from autotune.report.answer_facts import (
     caveats_of,
     describe_advantage,
     differing_knobs,
