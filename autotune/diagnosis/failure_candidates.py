@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from enum import IntEnum
 
 from autotune.core.measurement import Outcome, Phase
-from autotune.failures.classify import Finding, classify_logged
+from autotune.failures.classify import classify_logged
+from autotune.failures.findings import Finding
+from autotune.failures.log_lines import LogLine
 from autotune.failures.own_code import is_installed
 from autotune.failures.table import FAILURE_ROWS, LINES, FailureRow, expand, phase_of
-from autotune.failures.tracebacks import ExceptionChain, LoggedException, LogLine
+from autotune.failures.tracebacks import ExceptionChain, LoggedException
 
 _BY_NAME = {row.name: row for row in FAILURE_ROWS}
 

@@ -28,17 +28,13 @@ from autotune.diagnosis.failure_candidates import (
     message_of,
 )
 from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
-from autotune.failures.classify import Finding, classify_line
+from autotune.failures.classify import classify_line
+from autotune.failures.findings import Finding
+from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
 from autotune.failures.own_code import called_back
 from autotune.failures.table import MEMORY_CAUSES, WORDS, warning_in
-from autotune.failures.tracebacks import (
-    ExceptionChain,
-    LoggedException,
-    LogLine,
-    Tracebacks,
-    read_line,
-)
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 STEPS_SURVIVED = 3
 """Number of steps logged after an error that show that it was handled. Fewer may come from other

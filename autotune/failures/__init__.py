@@ -3,8 +3,9 @@
 No other package reads the text of failures.
 
 table.py              the tables under tables/: failure texts, purposes, phases, remedies
-classify.py           exception, exit status or line -> Finding
+classify.py           exception, exit status or line -> Finding (findings.py)
     numbers.py        figures that a message contains
+    log_lines.py      a line without its prefixes
     tracebacks.py     interleaved lines of several processes -> exceptions
 environment_traps.py  known conflicts of versions and settings, from traps.yaml
 """

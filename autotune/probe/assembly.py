@@ -23,14 +23,12 @@ from autotune.core.measurement import (
 )
 from autotune.failures.classify import (
     HOST_KILLED,
-    Finding,
-    ProcessExit,
-    ReportedException,
     classify_exception,
     classify_exit,
     classify_launched,
     ended_from_outside,
 )
+from autotune.failures.findings import Finding, ProcessExit, ReportedException
 from autotune.probe.message_validation import RankResult, RankSpeed, rank_result
 from autotune.worker.protocol import LOST, Message
 
