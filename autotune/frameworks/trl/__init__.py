@@ -7,7 +7,7 @@
     script_inspection, script_calls  the user's own script
         |
         v
-    settings                         knobs to settings, with precision and adapter_settings
+    settings, load_settings          knobs to settings, with precision and adapter_settings
         |
         v
     legality                         rules, with grpo_config_rules and combinations
