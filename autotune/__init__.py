@@ -44,7 +44,15 @@ _HOMES = {
     "preflight.check": ("Preflight", "preflight"),
     "solver": ("solve",),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def _home_of(name: str) -> str | None:
+    """Return the module of a public name."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return module
+    return None
+
 
 __all__ = [
     "Candidate",
@@ -72,9 +80,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    module = _home_of(name)
+    if module is None:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"autotune.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"autotune.{module}"), name)
 
 
 class _Package(ModuleType):
@@ -84,7 +93,7 @@ class _Package(ModuleType):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _MODULES or not isinstance(value, ModuleType):
+        if _home_of(name) is None or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 
