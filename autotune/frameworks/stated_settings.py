@@ -70,6 +70,20 @@ class StatedSettings(Launched):
         prompt = values.count(self.canonical["max_prompt_length"])
         return prompt, values.count(self.canonical["max_completion_length"])
 
+    def parts_of_row(self, values: Values, longest: int) -> tuple[int, int]:
+        """Return the longest prompt and completion, which the longest row bounds together."""
+        stated = values.count(self.canonical["max_completion_length"])
+        completion = min(stated or longest // 2, longest - 1)
+        return longest - completion, completion
+
+    def row_of_parts(self, values: Values) -> int | None:
+        """Return the longest row by the lengths of prompt and completion, if both are stated."""
+        prompt = values.settings.get("max_prompt_length")
+        completion = values.settings.get(self.canonical["max_completion_length"])
+        if isinstance(prompt, int) and isinstance(completion, int):
+            return prompt + completion
+        return None
+
     @abstractmethod
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         """Return numbers that follow from settings and hardware.
