@@ -47,7 +47,7 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     # Imported here so that --help answers at once.
     from autotune.solver import solve_flags
     from autotune.solver.cheapest_hardware import hardware_lines
-    from autotune.solver.largest_value import value_lines
+    from autotune.solver.value_report import value_lines
 
     output = console(to_stderr=as_json)
     with interruptible(), Waiting("reading the request") as waiting:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from autotune import frameworks
-from autotune.failures.table import Remedy
+from autotune.failures.remedy_table import Remedy
 from autotune.frameworks.framework_facts import FrameworkFacts
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of, launch_kinds
 

@@ -16,7 +16,7 @@ from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.log_framework import LogFramework
-from autotune.failures.table import Remedy, remedies_for, shared_remedy
+from autotune.failures.remedy_table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
 if TYPE_CHECKING:

@@ -2,7 +2,8 @@
 
 No other package reads the text of failures.
 
-table.py              the tables under tables/: failure texts, purposes, phases, remedies
+table.py              the tables under tables/: failure texts, purposes, phases
+remedy_table.py       remedies by cause, phase and row
 classify.py           exception, exit status or line -> Finding (findings.py)
     numbers.py        figures that a message contains
     log_lines.py      a line without its prefixes

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 from autotune.core.answer import Recommendation, Trial
 from autotune.core.job import Job
 from autotune.core.measurement import PHASES, Measurement, Speed
-from autotune.core.run_statistics import describe_interference, describe_soak
+from autotune.core.memory_growth import describe_soak
+from autotune.core.run_statistics import describe_interference
 from autotune.core.space import setting_text
 from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.frameworks.shares_in_files import for_files

@@ -19,13 +19,8 @@ from autotune.solver.cheapest_hardware import (
     hardware_document,
     hardware_lines,
 )
-from autotune.solver.largest_value import (
-    GPUS,
-    LargestValue,
-    find_largest_value,
-    value_document,
-    value_lines,
-)
+from autotune.solver.largest_value import GPUS, LargestValue, find_largest_value
+from autotune.solver.value_report import value_document, value_lines
 
 
 @dataclass(

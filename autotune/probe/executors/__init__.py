@@ -2,6 +2,7 @@
 
 base.py          interfaces Executor and ProbeRunner; one thread per slot
 local.py         this machine;  emulated.py  emulated GPUs on it
+    local_places.py  GPUs and cores of its slots
 ray.py           Ray cluster
     ray_cluster.py   its connection and slots
     ray_plan.py      division of the nodes into slots
@@ -28,7 +29,8 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     """
     # Imported here, because importing this package must stay fast.
     from autotune.frameworks.shares_in_files import for_probe
-    from autotune.probe.executors.local import LocalExecutor, local_places
+    from autotune.probe.executors.local import LocalExecutor
+    from autotune.probe.executors.local_places import local_places
     from autotune.probe.runner import RequestBuilders
 
     task = job.task

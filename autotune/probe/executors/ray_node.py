@@ -19,7 +19,8 @@ from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate
 from autotune.machine import hardware_detection
 from autotune.machine.host_memory import machine_memory_bytes
-from autotune.probe.executors.local import LocalSlot, SlotPlace, available_cores, shares_of
+from autotune.probe.executors.local import LocalSlot
+from autotune.probe.executors.local_places import SlotPlace, available_cores, shares_of
 from autotune.probe.executors.ray_plan import Node
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
