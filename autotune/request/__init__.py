@@ -4,7 +4,7 @@
     flags.py                      `Flags` holds them as typed
       |
     sources/                      reads each source into small frozen values (values.py)
-      |  command_line.py            flags            -> FlagValues
+      |  command_line.py            flags            -> FlagValues, without flag_conflicts.py
       |  config_file.py             --config         -> UserFile
       |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML it names
       |    trl_launch.py              TRL's, framework_launch.py: another framework's settings
