@@ -1,4 +1,4 @@
-"""What a measured answer says: its advantage, its caveats, and why nothing is recommended."""
+"""Facts of a measured answer: its advantage, its caveats, and why nothing is recommended."""
 
 from __future__ import annotations
 
