@@ -24,6 +24,12 @@ def value_document(job: Job, answer: LargestValue) -> dict[str, Any]:
     elif answer.possibly is not None:
         status = "undecided"
     best = answer.surely or answer.possibly
+    prediction = None
+    settings = None
+    if best is not None and best.prediction is not None:
+        prediction = prediction_row(best.prediction)
+    if best is not None and best.candidate is not None:
+        settings = dict(best.candidate.settings)
     return {
         "schema": SCHEMA,
         "status": status,
@@ -33,9 +39,9 @@ def value_document(job: Job, answer: LargestValue) -> dict[str, Any]:
         "surely_fits": answer.surely and answer.surely.value,
         "may_fit": answer.possibly and answer.possibly.value,
         "next": answer.next and _attempt_row(answer.next),
-        "prediction": best and best.prediction and prediction_row(best.prediction),
-        "settings": dict(best.candidate.settings) if best and best.candidate else None,
-        "tried": [_attempt_row(attempt) for attempt in answer.tried],
+        "prediction": prediction,
+        "settings": settings,
+        "tried": list(map(_attempt_row, answer.tried)),
         "question": job_row(job),
     }
 
@@ -65,20 +71,22 @@ def value_lines(answer: LargestValue) -> Iterator[str]:
         yield f"{setting}={possibly.value} may fit: {margin_text(possibly.prediction)}"
     yield from _next_lines(answer)
     count = len(answer.tried)
-    tried = "1 value was" if count == 1 else f"{count} values were"
+    tried = f"{count} values were"
+    if count == 1:
+        tried = "1 value was"
     yield f"As requested: {setting}={setting_text(answer.requested)}. {tried} tried."
 
 
 def _next_lines(answer: LargestValue) -> Iterator[str]:
-    if answer.next is None:
+    attempt = answer.next
+    if attempt is None:
         yield f"{answer.tried[-1].value} is the largest value that was considered."
         return
-    assignment = f"{answer.setting}={answer.next.value}"
-    prediction = answer.next.prediction
-    if answer.next.refusal is not None:
-        yield f"{assignment} is refused: {answer.next.refusal}"
-    elif prediction is not None:
-        yield f"{assignment} does not fit: {margin_text(prediction)}"
+    assignment = f"{answer.setting}={attempt.value}"
+    if attempt.refusal is not None:
+        yield f"{assignment} is refused: {attempt.refusal}"
+    elif attempt.prediction is not None:
+        yield f"{assignment} does not fit: {margin_text(attempt.prediction)}"
 
 
 def margin_text(prediction: Prediction) -> str:
