@@ -13,7 +13,8 @@ import datetime
 from collections.abc import Mapping
 from pathlib import Path
 
-from autotune.api import PredictAnswer, predict_flags
+from autotune.api.answers import PredictAnswer
+from autotune.api.predictions import predict_flags
 from autotune.core.errors import AutotuneError
 from autotune.core.space import as_flags
 from autotune.core.units import format_bytes

@@ -16,7 +16,10 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from autotune.api import PredictAnswer, RunAnswer, diagnose, job, predict, run
+    from autotune.api.answers import PredictAnswer, RunAnswer
+    from autotune.api.diagnoses import diagnose
+    from autotune.api.predictions import predict
+    from autotune.api.run_requests import job, run
     from autotune.core.answer import Recommendation
     from autotune.core.job import Hardware, Job, Workload
     from autotune.core.measurement import Measurement, Outcome, Verdict
@@ -29,7 +32,10 @@ __version__ = "0.1.0"
 
 # Public names are imported on first use: `import autotune` and --help load nothing heavy.
 _HOMES = {
-    "api": ("PredictAnswer", "RunAnswer", "diagnose", "job", "predict", "run"),
+    "api.answers": ("PredictAnswer", "RunAnswer"),
+    "api.diagnoses": ("diagnose",),
+    "api.predictions": ("predict",),
+    "api.run_requests": ("job", "run"),
     "core.answer": ("Recommendation",),
     "core.job": ("Hardware", "Job", "Workload"),
     "core.measurement": ("Measurement", "Outcome", "Verdict"),
@@ -38,7 +44,15 @@ _HOMES = {
     "preflight.check": ("Preflight", "preflight"),
     "solver": ("solve",),
 }
-_MODULES = {name: module for module, names in _HOMES.items() for name in names}
+
+
+def _home_of(name: str) -> str | None:
+    """Return the module of a public name."""
+    for module, names in _HOMES.items():
+        if name in names:
+            return module
+    return None
+
 
 __all__ = [
     "Candidate",
@@ -66,9 +80,10 @@ __all__ = [
 
 
 def __getattr__(name: str) -> object:
-    if name not in _MODULES:
+    module = _home_of(name)
+    if module is None:
         raise AttributeError(f"module 'autotune' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"autotune.{_MODULES[name]}"), name)
+    return getattr(importlib.import_module(f"autotune.{module}"), name)
 
 
 class _Package(ModuleType):
@@ -78,7 +93,7 @@ class _Package(ModuleType):
     """
 
     def __setattr__(self, name: str, value: object) -> None:
-        if name not in _MODULES or not isinstance(value, ModuleType):
+        if _home_of(name) is None or not isinstance(value, ModuleType):
             super().__setattr__(name, value)
 
 

@@ -309,7 +309,7 @@ def resident() -> int:
 
 def real(slots: int, seconds: float) -> dict[str, object]:
     """Real processes under real limits, each of them computing: keepers, ranks, cgroups, meters."""
-    from autotune.probe.executors.local import available_cores, cpu_places
+    from autotune.probe.executors.local_places import available_cores, cpu_places
 
     with tempfile.TemporaryDirectory() as folder:
         places = cpu_places(slots, 256 * MIB, 2**40, available_cores()) if slots > 1 else None

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 import autotune
-from autotune.api import PredictAnswer, RunAnswer
+from autotune.api.answers import PredictAnswer, RunAnswer
 from autotune.core.space import Candidate
 from autotune.report.answer_document import document
 from autotune.solver import SolveAnswer

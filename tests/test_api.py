@@ -17,7 +17,8 @@ import autotune
 from autotune.cli import autotune_command
 from autotune.core.errors import BadInput, UnknownName
 from autotune.core.events import CandidatePredicted, Event, JobStarted
-from autotune.request.flags import Flags, PredictOptions, RunOptions, SolveOptions, flags_of, typed
+from autotune.request.command_flags import PredictOptions, RunOptions, SolveOptions
+from autotune.request.flags import Flags, flags_of, typed
 from tests.cli.command import autotune as program
 from tests.cli.command import shape_only
 

@@ -43,7 +43,6 @@ SAME_MEANING = {
     **dict.fromkeys(
         (
             "HAS_TOKEN_BUDGET",
-            "LONGEST_COMPLETION",
             "LONGEST_ROW",
             "MICRO_BATCH",
             "SERVER_GPUS",

@@ -15,7 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from autotune import api, catalog
+from autotune import catalog
+from autotune.api.run_requests import run_flags
 from autotune.catalog.model_lookup import find_model
 from autotune.core.composition import EngineSettings
 from autotune.core.errors import IllegalConfiguration
@@ -122,7 +123,7 @@ def test_run_still_recommends_what_is_checked_in(
     tmp_path: Path,
 ) -> None:
     monkeypatch.chdir(scenario.folder)
-    tuned = api.run_flags(dataclasses.replace(scenario.run(), out=str(tmp_path)))
+    tuned = run_flags(dataclasses.replace(scenario.run(), out=str(tmp_path)))
     assert tuned.document["status"] == "ok" and tuned.document["basis"] == "predicted"
     assert tuned.winner is not None and tuned.files
     for file in tuned.files:

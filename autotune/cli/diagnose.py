@@ -97,7 +97,7 @@ def _diagnosis(
     gpus: str | None,
     python: str | None,
 ) -> Diagnosis:
-    from autotune.api import diagnose
+    from autotune.api.diagnoses import diagnose
     from autotune.diagnosis.log_files import lines_of_file, lines_of_stream
 
     lines = (

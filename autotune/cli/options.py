@@ -10,15 +10,9 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar, Union, get_args, get_or
 import click
 
 from autotune.cli.output import Context
-from autotune.request.flags import (
-    FLAGS,
-    GROUPS,
-    REPEATED,
-    PredictOptions,
-    RunOptions,
-    SolveOptions,
-    option_name,
-)
+from autotune.request.command_flags import PredictOptions, RunOptions, SolveOptions
+from autotune.request.flags import FLAGS, REPEATED, option_name
+from autotune.request.request_flags import GROUPS
 
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem

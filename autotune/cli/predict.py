@@ -15,12 +15,13 @@ from autotune.cli.waiting import Waiting
 from autotune.core.errors import BadInput
 from autotune.core.files import write_output
 from autotune.core.units import counted, format_bytes
-from autotune.request.flags import Flags, PredictOptions
+from autotune.request.command_flags import PredictOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.api import PredictAnswer
+    from autotune.api.answers import PredictAnswer
     from autotune.core.events import Event, JobStarted
     from autotune.core.prediction import Prediction
 
@@ -89,7 +90,7 @@ def command(
     the interval.
     """
     # Imported here so that --help answers at once.
-    from autotune.api import check_can_emulate, emulate_flags, predict_flags
+    from autotune.api.predictions import check_can_emulate, emulate_flags, predict_flags
     from autotune.report.check_text import check_document, show_check
     from autotune.request.explanation import explained
 

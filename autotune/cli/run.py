@@ -11,12 +11,13 @@ import click
 from autotune.cli.exit_codes import DONE, FAULT, INTERRUPTED, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import say
-from autotune.request.flags import Flags, RunOptions
+from autotune.request.command_flags import RunOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from autotune.api import RunAnswer
+    from autotune.api.answers import RunAnswer
     from autotune.core.answer import Recommendation
 
 EXITS = {
@@ -50,7 +51,7 @@ def command(as_json: bool, **flags: Any) -> int:
 torchrun train.py --bs {batch}
     """
     # Imported here so that --help answers at once.
-    from autotune.api import run_flags
+    from autotune.api.run_requests import run_flags
     from autotune.cli.waiting import Terminal
 
     with interruptible(), Terminal(to_stderr=as_json) as terminal:

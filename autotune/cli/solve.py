@@ -14,7 +14,8 @@ from autotune.cli.options import RequestCommand, as_json_option, request_options
 from autotune.cli.output import console
 from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted, Predicting
-from autotune.request.flags import Flags, SolveOptions
+from autotune.request.command_flags import SolveOptions
+from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -46,7 +47,7 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     # Imported here so that --help answers at once.
     from autotune.solver import solve_flags
     from autotune.solver.cheapest_hardware import hardware_lines
-    from autotune.solver.largest_value import value_lines
+    from autotune.solver.value_report import value_lines
 
     output = console(to_stderr=as_json)
     with interruptible(), Waiting("reading the request") as waiting:

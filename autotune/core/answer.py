@@ -12,8 +12,9 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from autotune.core.measurement import Measurement, Verdict
+from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.run_statistics import Disturbance, RunSpread, Soak
+from autotune.core.run_statistics import Disturbance, RunSpread
 from autotune.core.space import Candidate, KnobValue
 
 Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]

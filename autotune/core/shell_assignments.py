@@ -10,7 +10,7 @@ from autotune.core.shell_quotes import NotClosed
 from autotune.core.shell_source import line_of
 from autotune.core.shell_state import ShellState, unknown_word
 from autotune.core.shell_unset import plain
-from autotune.core.shell_words import UNKNOWN, Value, Word
+from autotune.core.shell_values import UNKNOWN, Value, Word
 
 _KEYED = re.compile(r"\[(?P<key>[^\]]*)\]=")
 _SUBSCRIPT = re.compile(r"(?P<name>[A-Za-z_]\w*)\[(?P<index>.*)\]", re.DOTALL)

@@ -20,7 +20,7 @@ from autotune.core.shell_state import (
     unknown_word,
 )
 from autotune.core.shell_tests import test_outcome
-from autotune.core.shell_words import NAME, UNKNOWN, Word
+from autotune.core.shell_values import NAME, UNKNOWN, Word
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from autotune.core.shell_quotes import NotClosed
-from autotune.core.shell_words import UNKNOWN, Expansion
+from autotune.core.shell_values import UNKNOWN
+from autotune.core.shell_words import Expansion
 
 Filter = Callable[[Sequence[str], str], str | None]
 """Arguments and input of a program -> what it prints; None: not known."""

@@ -37,7 +37,7 @@ from autotune.core.shell_state import (
     end_of,
 )
 from autotune.core.shell_tests import arithmetic_outcome, test_outcome
-from autotune.core.shell_words import UNKNOWN, Word
+from autotune.core.shell_values import UNKNOWN, Word
 
 SHELL_PROGRAMS = ("bash", "sh", "zsh")
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")

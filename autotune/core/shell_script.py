@@ -28,7 +28,8 @@ from autotune.core.shell_source import (
 from autotune.core.shell_state import (
     SimpleCommand,
 )
-from autotune.core.shell_words import UNKNOWN, Expansion, Value, Word
+from autotune.core.shell_values import UNKNOWN, Value, Word
+from autotune.core.shell_words import Expansion
 
 __all__ = ["UNKNOWN", "SimpleCommand", "Word", "commands_of"]
 

@@ -11,7 +11,8 @@ from autotune.core.shell_budget import Budget
 from autotune.core.shell_filters import output_of
 from autotune.core.shell_quotes import NotClosed
 from autotune.core.shell_source import ParsedScript, line_of
-from autotune.core.shell_words import UNKNOWN, Expansion, Value, Word
+from autotune.core.shell_values import UNKNOWN, Value, Word
+from autotune.core.shell_words import Expansion
 
 Truth = bool | None
 """Result of a command; None: known only by executing the script."""

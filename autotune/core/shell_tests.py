@@ -17,7 +17,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from autotune.core.shell_words import UNKNOWN, Expansion
+from autotune.core.shell_values import UNKNOWN
+from autotune.core.shell_words import Expansion
 
 Token = tuple[str, bool]
 """Expanded text of an operator or operand, and whether it was quoted."""

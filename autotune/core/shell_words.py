@@ -13,7 +13,6 @@ import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeAlias
 
 from autotune.core.shell_arithmetic import whole_number
 from autotune.core.shell_budget import Budget
@@ -26,32 +25,7 @@ from autotune.core.shell_quotes import (
     stripped,
 )
 from autotune.core.shell_unset import mark_of, names_in, plain, with_references
-
-UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
-NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """Expanded word and its place in the text; `span` is None for a part of a longer word."""
-
-    text: str
-    line: int
-    span: tuple[int, int] | None
-    unset: tuple[str, ...] = ()  # variables without a value, empty in the text
-    missing: tuple[str, ...] = ()  # those that would have been the words behind it
-    for_shell: str = ""  # the text with references to them; empty: there are none
-
-
-Value: TypeAlias = str | list[Word] | dict[str, str]
-
-
-@dataclass
-class _Piece:
-    """Part of a word: its value, and whether quotes keep its blanks."""
-
-    value: str | list[Word]
-    quoted: bool
+from autotune.core.shell_values import NAME, UNKNOWN, Piece, Value, Word, items_of, joined_text
 
 
 @dataclass
@@ -94,7 +68,7 @@ class Expansion:
         """Return the text that an assignment gives a variable, with marks of unset ones."""
         parts: list[str] = []
         for piece in self._pieces(raw):
-            text = piece.value if isinstance(piece.value, str) else _joined(piece.value)
+            text = piece.value if isinstance(piece.value, str) else joined_text(piece.value)
             self.budget.spend(text=len(text))
             parts.append(text)
         return "".join(parts)
@@ -115,7 +89,7 @@ class Expansion:
 
     def _split(
         self,
-        pieces: Sequence[_Piece],
+        pieces: Sequence[Piece],
         line: int,
         span: tuple[int, int] | None,
     ) -> list[Word]:
@@ -175,7 +149,7 @@ class Expansion:
 
     # Quotes.
 
-    def _pieces(self, raw: str, *, in_quotes: bool = False) -> Iterator[_Piece]:
+    def _pieces(self, raw: str, *, in_quotes: bool = False) -> Iterator[Piece]:
         """Yield the parts of a word, or of the text between two double quotes."""
         place = 0
         literal = ""
@@ -186,44 +160,44 @@ class Expansion:
                 place += 1
                 continue
             if literal:
-                yield _Piece(literal, in_quotes)
+                yield Piece(literal, in_quotes)
                 literal = ""
             yield from pieces
             place = end
         if literal:
-            yield _Piece(literal, in_quotes)
+            yield Piece(literal, in_quotes)
 
     def _special(
         self,
         raw: str,
         place: int,
         in_quotes: bool,
-    ) -> tuple[int, list[_Piece] | None]:
+    ) -> tuple[int, list[Piece] | None]:
         """Return the end and the value of a quote or an expansion here; None for a plain
         character.
         """
         char = raw[place]
         following = raw[place + 1 : place + 2]
         if char == "\\" and following and (not in_quotes or following in '"\\$`\n'):
-            return place + 2, [] if following == "\n" else [_Piece(following, True)]
+            return place + 2, [] if following == "\n" else [Piece(following, True)]
         if char in "$`" and not (char + following == "$'" and not in_quotes):
             value, end = self._dollar(raw, place)
-            return end, [_Piece(value, in_quotes)]
+            return end, [Piece(value, in_quotes)]
         if in_quotes:
             return place, None
         if char == "'":
             end = quote_end(raw, "'", place + 1)
-            return end, [_Piece(raw[place + 1 : end - 1], True)]
+            return end, [Piece(raw[place + 1 : end - 1], True)]
         if char == '"':
             end = double_quote_end(raw, place + 1)
             inner = list(self._pieces(raw[place + 1 : end - 1], in_quotes=True))
-            return end, inner or [_Piece("", True)]
+            return end, inner or [Piece("", True)]
         if char + following == "$'":
             end = quote_end(raw, "'", place + 2)
             text = raw[place + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t")
-            return end, [_Piece(text, True)]
+            return end, [Piece(text, True)]
         if char == "~" and place == 0 and following in ("", "/"):
-            return 1, [_Piece(self.text("HOME"), True)]
+            return 1, [Piece(self.text("HOME"), True)]
         return place, None
 
     # Dollars.
@@ -303,11 +277,11 @@ class Expansion:
             return self.script
         value = self.variables.get(name, [])
         if index in ("@", "*"):
-            return _items(value)
+            return items_of(value)
         if isinstance(value, dict):
             return plain(value.get(self.joined(index), ""))
         number = self.arithmetic(index)
-        items = _items(value)
+        items = items_of(value)
         if _is_number(number) and int(number) < len(items):
             return items[int(number)].text
         return ""
@@ -315,7 +289,7 @@ class Expansion:
     def _length(self, name: str) -> str:
         match = _PARAMETER.fullmatch(name)
         if match is not None and match["index"] in ("@", "*"):
-            return str(len(_items(self.variables.get(match["name"], []))))
+            return str(len(items_of(self.variables.get(match["name"], []))))
         return str(len(self.text(name)))
 
     def _modified(
@@ -328,7 +302,7 @@ class Expansion:
         slice_ = _SLICE.fullmatch(operation)
         if slice_ is not None:
             return self._sliced(name, value, slice_["start"], slice_["length"])
-        text = value if isinstance(value, str) else _joined(value)
+        text = value if isinstance(value, str) else joined_text(value)
         for sign in (":-", ":=", ":+", ":?", "-", "=", "+", "?"):
             if operation.startswith(sign):
                 return self._defaulted(name, value, sign, operation[len(sign) :])
@@ -420,21 +394,3 @@ def _is_digit(char: str) -> bool:
 
 def _is_number(text: str) -> bool:
     return 0 < len(text) < 10 and text.isascii() and text.isdigit()
-
-
-def _items(value: Value) -> list[Word]:
-    if isinstance(value, list):
-        return value
-    texts = value.values() if isinstance(value, dict) else [value]
-    return [
-        Word(
-            text=text,
-            line=1,
-            span=None,
-        )
-        for text in texts
-    ]
-
-
-def _joined(items: Sequence[Word]) -> str:
-    return " ".join(item.text for item in items)

@@ -22,6 +22,7 @@ KnobValue: TypeAlias = bool | int | float | str | None
 """Scalar of YAML and JSON."""
 
 Knobs: TypeAlias = Mapping[str, KnobValue]
+ValuesByName: TypeAlias = Mapping[str, tuple[KnobValue, ...]]
 
 
 def setting_text(value: object) -> str:
@@ -101,12 +102,16 @@ class Knob:
     # Settings through whose product it affects memory (accumulation: the generation batch)
     through: tuple[str, ...] = ()
     # Condition on other knobs; without it the knob is left out
-    when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    when: ValuesByName = field(default_factory=dict)
     # Settings under which an otherwise neutral knob changes what is learned
-    learning_when: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    learning_when: ValuesByName = field(default_factory=dict)
     # Values that a given setting must have for the knob to be neutral
-    learning_unless: Mapping[str, tuple[KnobValue, ...]] = field(default_factory=dict)
+    learning_unless: ValuesByName = field(default_factory=dict)
     from_gpus: int = 0  # minimum number of GPUs for the knob to be offered
+
+    def is_learning(self, settings: Mapping[str, object]) -> bool:
+        """Return True if the knob changes what is learned under these settings."""
+        return self.effect_under(settings) == "learning"
 
     def effect_under(self, settings: Mapping[str, object]) -> Effect:
         """Return the knob's effect under the held settings."""
@@ -152,11 +157,11 @@ class SearchSpace:
 
     def on(self, gpus: int) -> SearchSpace:
         """Return the space without knobs and remedies that require more GPUs."""
-        return replace(
-            self,
-            knobs=tuple(knob for knob in self.knobs if knob.from_gpus <= gpus),
-            remedies=tuple(knob for knob in self.remedies if knob.from_gpus <= gpus),
-        )
+
+        def offered(knobs: Iterable[Knob]) -> tuple[Knob, ...]:
+            return tuple(knob for knob in knobs if knob.from_gpus <= gpus)
+
+        return replace(self, knobs=offered(self.knobs), remedies=offered(self.remedies))
 
     def with_choices(self, choices: Mapping[str, Sequence[KnobValue]]) -> SearchSpace:
         """Return the space with other choices for some knobs; a single choice holds the knob."""
@@ -172,8 +177,9 @@ class SearchSpace:
 
     def assignments(self) -> Iterator[Knobs]:
         """Yield each combination of choices once, without knobs whose `when` fails."""
-        yielded: set[tuple[tuple[str, KnobValue], ...]] = set()
-        for values in itertools.product(*(knob.choices for knob in self.knobs)):
+        yielded: set[object] = set()
+        choices = [knob.choices for knob in self.knobs]
+        for values in itertools.product(*choices):
             assignment = dict(zip(self._by_name, values, strict=True))
             knobs = self.applicable(assignment)
             key = tuple(knobs.items())
@@ -197,12 +203,12 @@ class SearchSpace:
     def is_learning(self, change: Mapping[str, object], settings: Mapping[str, object]) -> bool:
         """Return True if the change, remedies included, affects what is learned."""
         for knob in (*self.knobs, *self.remedies):
-            if knob.name in change and knob.effect_under(settings) == "learning":
+            if knob.name in change and knob.is_learning(settings):
                 return True
         return False
 
     def learning_knobs(self, settings: Mapping[str, object]) -> tuple[Knob, ...]:
-        return tuple(knob for knob in self.knobs if knob.effect_under(settings) == "learning")
+        return tuple(knob for knob in self.knobs if knob.is_learning(settings))
 
 
 def _by_name(knobs: Iterable[Knob]) -> dict[str, Knob]:

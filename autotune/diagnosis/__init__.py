@@ -2,9 +2,11 @@
 
 log_files.py    file or stream -> lines
 log_reader.py   lines -> exceptions, known messages and echoes -> the decisive failure
+    failure_candidates.py   exceptions and messages, with their weight as evidence
     log_facts.py    endings without a failure message, and the processes that held the memory
 excerpt.py      short texts without a whole traceback: every line may be the message
-remedies.py     remedies under the framework's own names, with their predicted effect
+remedies.py     remedies, with their predicted effect
+    log_framework.py   the framework that a log names, and remedies under its own names
 diagnosis.py    the result, as JSON and as text
 """
 
@@ -17,8 +19,9 @@ from collections.abc import Iterable
 
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
 from autotune.diagnosis.excerpt import MOST_LINES, are_steps_without_numbers, diagnose_excerpt
+from autotune.diagnosis.log_framework import LogFramework
 from autotune.diagnosis.log_reader import LogReader
-from autotune.diagnosis.remedies import LogFramework, advice_for
+from autotune.diagnosis.remedies import advice_for
 
 __all__ = ["SCHEMA", "Advice", "Diagnosis", "as_document", "diagnose", "diagnose_lines"]
 

@@ -13,9 +13,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
-from autotune.failures.classify import Finding, classify_quoted
+from autotune.failures.classify import classify_quoted
+from autotune.failures.findings import Finding
+from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.table import FAILURE_ROWS, cause_of, phase_of
-from autotune.failures.tracebacks import LogLine, Tracebacks, read_line
+from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
 MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter

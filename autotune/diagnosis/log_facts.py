@@ -14,10 +14,10 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from autotune.core.units import GIB, KIB, MIB, format_bytes
-from autotune.failures.classify import Finding
+from autotune.failures.findings import Finding
+from autotune.failures.log_lines import read_line
 from autotune.failures.numbers import NEIGHBOUR
 from autotune.failures.table import LINES, expand
-from autotune.failures.tracebacks import read_line
 
 # Consecutive steps without a finite loss or gradient after which training does not recover.
 STEPS_OF_NO_NUMBERS = 3

@@ -15,32 +15,26 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from enum import IntEnum
 
-from autotune.core.measurement import Outcome, Phase
 from autotune.diagnosis.diagnosis import Diagnosis
+from autotune.diagnosis.failure_candidates import (
+    ABORT,
+    PROCESS_FAULT,
+    EvidenceTier,
+    FailureCandidate,
+    crash_of,
+    is_the_same,
+    judged,
+    message_of,
+)
 from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
-from autotune.failures.classify import Finding, classify_line, classify_logged
+from autotune.failures.classify import classify_line
+from autotune.failures.findings import Finding
+from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.own_code import called_back, is_installed
-from autotune.failures.table import (
-    FAILURE_ROWS,
-    LINES,
-    MEMORY_CAUSES,
-    WORDS,
-    FailureRow,
-    expand,
-    phase_of,
-    warning_in,
-)
-from autotune.failures.tracebacks import (
-    ExceptionChain,
-    LoggedException,
-    LogLine,
-    Tracebacks,
-    read_line,
-)
+from autotune.failures.own_code import called_back
+from autotune.failures.table import MEMORY_CAUSES, WORDS, warning_in
+from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
 STEPS_SURVIVED = 3
 """Number of steps logged after an error that show that it was handled. Fewer may come from other
@@ -48,38 +42,6 @@ ranks, printed late.
 """
 
 MOST_REMARKS = 5
-_BY_NAME = {row.name: row for row in FAILURE_ROWS}
-
-
-class _Tier(IntEnum):
-    """Information content of a finding, best first."""
-
-    ROOT = 0
-    BARE = 1  # known error other than memory, without a traceback: perhaps printed and handled
-    ECHO = 2  # lost peer: another process probably failed first
-    WRAPPER = 3  # message that something failed, and no more
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Candidate:
-    """A finding that may be the decisive one, with its place in the log."""
-
-    tier: _Tier
-    position: int
-    rank: int | None
-    finding: Finding
-    phase: Phase | None
-    thrown: LoggedException | None = None  # with its frames
-    is_whole: bool = True  # False for an exception whose traceback lacks its header
-
-
-_WRAPPERS = re.compile(expand(LINES.wrappers))
-_FAULT = re.compile(expand(LINES.fault))
-_OF_ANOTHER = re.compile(expand(LINES.of_another), re.IGNORECASE)
-_ABORT = re.compile(
-    r"terminate called without an active exception"
-    r"|exitcode: -6\b|exit code: -6\b|\bSIGABRT\b|\bSignal 6\b|\bAborted\b"
-)
 
 # Remark about threads that were still running when Python had ended.
 ABORTED_AT_EXIT = (
@@ -97,8 +59,6 @@ _LAUNCHERS_WORD = re.compile(
     r" (?!Terminated|Killed)"
 )
 
-_RANK_IN_WORDS = re.compile(r"\[(?:PG .{0,60} )?Rank (\d{1,6})\]", re.IGNORECASE)
-
 
 class LogReader:
     """Single pass over the lines. It keeps the earliest finding of each tier, so that its size
@@ -107,8 +67,8 @@ class LogReader:
 
     def __init__(self) -> None:
         self._tracebacks = Tracebacks()
-        self._earliest: dict[_Tier, _Candidate] = {}
-        self._survived: dict[_Tier, _Candidate] = {}
+        self._earliest: dict[EvidenceTier, FailureCandidate] = {}
+        self._survived: dict[EvidenceTier, FailureCandidate] = {}
         self._steps_since = 0
         self._has_steps = False
         self._ends = LogEndings()
@@ -158,7 +118,7 @@ class LogReader:
 
     def _read(self, line: LogLine, position: int) -> None:
         # 1. What launchers say of their processes.
-        is_abort = _ABORT.search(line.text) is not None
+        is_abort = ABORT.search(line.text) is not None
         self._aborted = self._aborted or is_abort
         if self._in_launchers_summary(line.text):
             return
@@ -169,7 +129,7 @@ class LogReader:
 
         # 2. Exceptions that this line completes.
         for reported in self._tracebacks.feed(line, position):
-            self._keep(_judge(reported))
+            self._keep(judged(reported))
         if line.level == "lower" or self._tracebacks.holds(line):
             return
         if line.text.lstrip().startswith(_CELLS):
@@ -177,17 +137,17 @@ class LogReader:
             return
 
         # 3. The line as a message.
-        if _FAULT.search(line.text) is not None:
-            self._keep(_crash(line, position))
+        if PROCESS_FAULT.search(line.text) is not None:
+            self._keep(crash_of(line, position))
             return
         finding = classify_line(line.text, is_error=line.level == "error")
         if finding is not None:
-            message = _message(finding, line, position)
+            message = message_of(finding, line, position)
             self._keep(message)
 
     def conclude(self) -> Diagnosis:
         for reported in self._tracebacks.flush():
-            self._keep(_judge(reported))
+            self._keep(judged(reported))
         remarks = tuple(self._remarks)
         if not self._earliest:
             return self._without_failure(remarks)
@@ -195,10 +155,10 @@ class LogReader:
         # 1. The best finding, unless the log ended well in spite of it.
         first_tier = min(self._earliest)
         best = self._earliest[first_tier]
-        if best.tier >= _Tier.ECHO and _Tier.ROOT in self._survived:
+        if best.tier >= EvidenceTier.ECHO and EvidenceTier.ROOT in self._survived:
             # Logs of several ranks, concatenated: the first failure is before the steps of the
             # other ranks.
-            best = self._survived[_Tier.ROOT]
+            best = self._survived[EvidenceTier.ROOT]
         if best.finding.cause is None:
             caught = self._ends.caught_before(best.position)
             if caught:
@@ -238,24 +198,24 @@ class LogReader:
             row=finding.row,
         )
 
-    def _only_aborted_at_exit(self, best: _Candidate) -> bool:
+    def _only_aborted_at_exit(self, best: FailureCandidate) -> bool:
         """Return True if training was complete and a process aborted while it ended."""
-        is_abort = _ABORT.search(best.finding.evidence) is not None
-        is_of_the_end = best.tier is _Tier.WRAPPER or is_abort
+        is_abort = ABORT.search(best.finding.evidence) is not None
+        is_of_the_end = best.tier is EvidenceTier.WRAPPER or is_abort
         return self._aborted and is_of_the_end and bool(self._ends.without_failure)
 
     @property
     def is_of_a_run(self) -> bool:
         """Return True if the log holds a step, a whole traceback or the crash of a process."""
-        if self._has_steps or _Tier.ROOT in self._survived:
+        if self._has_steps or EvidenceTier.ROOT in self._survived:
             return True
         for tier, candidate in self._earliest.items():
-            has_frames = tier is _Tier.ROOT or candidate.thrown is not None
+            has_frames = tier is EvidenceTier.ROOT or candidate.thrown is not None
             if has_frames and candidate.is_whole:
                 return True
         return False
 
-    def _with_neighbours(self, candidate: _Candidate) -> Finding:
+    def _with_neighbours(self, candidate: FailureCandidate) -> Finding:
         """Return the finding with the owner of the missing memory: a foreign process, or another
         role of the job.
         """
@@ -283,7 +243,7 @@ class LogReader:
             has_traceback=True,
             is_whole=True,
         )
-        finding_of_part = _judge(reported).finding
+        finding_of_part = judged(reported).finding
         return dataclasses.replace(
             finding_of_part,
             evidence=finding.evidence,
@@ -303,7 +263,7 @@ class LogReader:
             remarks=remarks,
         )
 
-    def _keep(self, candidate: _Candidate) -> None:
+    def _keep(self, candidate: FailureCandidate) -> None:
         self._steps_since = 0
         earliest = self._earliest.get(candidate.tier)
         if earliest is None or candidate.position < earliest.position:
@@ -311,7 +271,7 @@ class LogReader:
             return
         is_bare = earliest.phase is None and earliest.thrown is None
         has_frames = candidate.thrown is not None
-        if is_bare and has_frames and _is_the_same(earliest, candidate):
+        if is_bare and has_frames and is_the_same(earliest, candidate):
             # A library printed the message shortly before the exception with its frames.
             rank = candidate.rank if earliest.rank is None else earliest.rank
             self._earliest[candidate.tier] = dataclasses.replace(
@@ -345,148 +305,10 @@ class LogReader:
         return self._section == "others"
 
 
-def _crash(line: LogLine, position: int) -> _Candidate:
-    return _Candidate(
-        tier=_Tier.ROOT,
-        position=position,
-        rank=line.rank,
-        finding=Finding(outcome=Outcome.CRASH, evidence=line.text),
-        phase=None,
-    )
-
-
-def _message(
-    finding: Finding,
-    line: LogLine,
-    position: int,
-) -> _Candidate:
-    """Return the candidate for a known message that was printed without a traceback."""
-    rank = line.rank
-    if rank is None:
-        rank_in_words = _RANK_IN_WORDS.search(line.text)
-        if rank_in_words is not None:
-            rank = int(rank_in_words[1])
-    return _Candidate(
-        tier=_tier(finding, line.text, has_traceback=False),
-        position=position,
-        rank=rank,
-        finding=finding,
-        phase=_phase_of_row(finding),
-    )
-
-
-def _is_the_same(printed: _Candidate, raised: _Candidate) -> bool:
-    if printed.finding.row == raised.finding.row:
-        return True
-    message = " ".join(printed.finding.evidence.split())
-    if not message:
-        return False
-    texts = [raised.finding.evidence]
-    if raised.thrown is not None:
-        texts.append(f"{raised.thrown.text}\n{raised.thrown.continuation}")
-    one_line_texts = [" ".join(text.split()) for text in texts]
-    return any(message in text for text in one_line_texts)
-
-
-def _judge(reported: ExceptionChain) -> _Candidate:
-    """Return the decisive finding of a chain: memory, else the first known one, else the first that
-    is no wrapper.
-
-    A handled exception may be harmless, such as the import of an optional package. Running out of
-    memory never is.
-    """
-    candidates = []
-    classified = []
-    for thrown in reported.chain:
-        candidate = _candidate(thrown, reported)
-        candidates.append(candidate)
-        has_row = candidate.finding.row is not None
-        if candidate.tier is _Tier.ROOT and has_row:
-            classified.append(candidate)
-
-    def weakness(candidate: _Candidate) -> tuple[bool, bool, bool]:
-        return _weakness(candidate.finding)
-
-    best = min(classified, key=weakness, default=None)
-    if best is not None:
-        # A framework's message may be about a fault in the user's own code, with which the chain
-        # began.
-        is_by_place = _row(best.finding).raised_at is not None
-        if not (is_by_place and _began_in_own_code(reported, candidates[0])):
-            return best
-    return min(candidates, key=lambda candidate: candidate.tier is _Tier.WRAPPER)
-
-
-def _candidate(thrown: LoggedException, reported: ExceptionChain) -> _Candidate:
-    phase = phase_of(thrown.frames)
-    finding = classify_logged(thrown, phase, "cuda")
-    return _Candidate(
-        tier=_tier(finding, thrown.text, reported.has_traceback),
-        position=reported.position,
-        rank=reported.rank,
-        finding=finding,
-        # Not the finding's phase: a probe without a reported phase is loading, but a log may
-        # contain no phase at all.
-        phase=_phase_of_row(finding) or phase,
-        thrown=thrown,
-        is_whole=reported.is_whole,
-    )
-
-
 def _remarks_on_own_code(thrown: LoggedException) -> Iterator[str]:
     place = called_back(thrown.frames)
     if place is not None:
         yield f"Your own code raised it: {place}. It fails every time with the same input."
-
-
-def _began_in_own_code(reported: ExceptionChain, first: _Candidate) -> bool:
-    """Return True if the chain's first exception is unknown and was raised in the user's code."""
-    frames = reported.chain[0].frames
-    if first.finding.row is not None or not frames:
-        return False
-    return not is_installed(frames[-1])
-
-
-def _weakness(finding: Finding) -> tuple[bool, bool, bool]:
-    """Sort key: memory first; then a message that itself names the memory's purpose, which is
-    more exact than a place in the code; last what was known by its place alone.
-    """
-    row = _row(finding)
-    is_by_place = row.raised_at is not None
-    has_known_cause = row.cause not in (None, "unknown_memory")
-    has_purpose = row.kind == "memory" and has_known_cause
-    is_sure = has_purpose and not is_by_place
-    return not finding.is_memory, not is_sure, is_by_place
-
-
-def _tier(
-    finding: Finding,
-    text: str,
-    has_traceback: bool,
-) -> _Tier:
-    if finding.row is None:
-        first_line = text.partition("\n")[0]
-        is_of_another = _WRAPPERS.match(text) or _OF_ANOTHER.search(first_line)
-        if is_of_another or not has_traceback:
-            return _Tier.WRAPPER
-        return _Tier.ROOT
-    if finding.secondary:
-        if finding.cause is None:
-            return _Tier.WRAPPER
-        return _Tier.ECHO
-    if has_traceback or finding.is_memory or _row(finding).decisive:
-        return _Tier.ROOT
-    return _Tier.BARE
-
-
-def _row(finding: Finding) -> FailureRow:
-    return _BY_NAME[finding.row or ""]
-
-
-def _phase_of_row(finding: Finding) -> Phase | None:
-    if finding.row is None:
-        return None
-    return _row(finding).phase
 
 
 def _at_the_end(

@@ -5,7 +5,7 @@ without a prediction.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 from autotune.core.job import Task
@@ -58,12 +58,7 @@ def smaller_configuration(
     space: SearchSpace,
     candidate: Candidate,
     diagnosis: Diagnosis,
-    *,
-    refuted: Collection[str] = (),
 ) -> Next | None:
-    """Return the first of these whose candidate is not `refuted`; neutral changes first."""
-    possible = []
-    for following in smaller_configurations(trainer, task, space, candidate, diagnosis):
-        if following.candidate.id not in refuted:
-            possible.append(following)
+    """Return the first of these; neutral changes first."""
+    possible = smaller_configurations(trainer, task, space, candidate, diagnosis)
     return min(possible, key=lambda following: following.learning, default=None)

@@ -5,7 +5,8 @@
           -> step_in_context.py   that, put into the trace by insertion.py
           -> replay.py            torch's allocator: allocator.py, allocator_compiled.py
           -> timeline.py          the phases, beside rollout_engine.py and other_models.py
-          -> predictor.py         the verdict
+          -> predictor.py         the verdict; cpu_prediction.py on CPUs
+                 engine_start.py, communicators.py, deciding_causes.py
           -> throughput/          the speed
 
 model_shape.py reads a model's config.json; screening/ derives traces of candidates from a few;

@@ -108,9 +108,6 @@ class TraceUsage:
         return max(use.reserved_bytes for use in self.phases)
 
 
-# A step in its context.
-
-
 class StepStage:
     """Step in its context, ready to be replayed with its own or other sizes."""
 
@@ -254,9 +251,6 @@ def _event_key(added: Sequence[Insertion], context: TraceContext) -> tuple[objec
         orders.append((insertion.event, insertion.phase, tuple(insertion.order)))
     emptied_at = context.empties_before_rollout, context.empty_cache_steps
     return tuple(orders), emptied_at, context.settings
-
-
-# A trace on arrays.
 
 
 class Track:

@@ -20,7 +20,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import GIB, MIB
 from autotune.estimate import engine_memory, model_shape
-from autotune.estimate.engine_memory import bytes_per_token
+from autotune.estimate.engine_cache import bytes_per_token
 from autotune.estimate.engine_passes import (
     NOTHING,
     activation_bytes,

@@ -20,14 +20,11 @@ from autotune.catalog import cublas_workspace, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import MIB
-from autotune.estimate import engine_memory, model_shape
+from autotune.estimate import loaded_blocks, model_shape
 from autotune.estimate.allocator import segment_bytes
+from autotune.estimate.engine_cache import Pages, gib, pages
 from autotune.estimate.engine_memory import (
-    LoadedBlocks,
-    Pages,
     adapter_slot_bytes,
-    gib,
-    pages,
     quantisation,
     table_bytes,
     weight_bytes,
@@ -41,6 +38,7 @@ from autotune.estimate.engine_passes import (
     release,
 )
 from autotune.estimate.engine_use import EnginePlace, EngineUse
+from autotune.estimate.loaded_blocks import LoadedBlocks
 from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.vision import profiled_encoder
 
@@ -130,11 +128,11 @@ class VllmEngine:
         if self.release < LOADS_UNSPLIT or self.place.on_cpu:
             return LoadedBlocks()
         if self.quantises:
-            return engine_memory.quantised_in_blocks(
+            return loaded_blocks.quantised_in_blocks(
                 self.shape, self.size, self.ranks, makes_head_first=_makes_head_first(self.shape)
             )
         if self.settings.quantised_bits is None and quantisation(self.config) is None:
-            return engine_memory.loaded_in_blocks(self.shape, self.size, self.ranks)
+            return loaded_blocks.loaded_in_blocks(self.shape, self.size, self.ranks)
         return LoadedBlocks()
 
     @cached_property
@@ -191,7 +189,7 @@ class VllmEngine:
         ranks = self.ranks
         graphs = graph_bytes(shape, size, ranks, self.settings.max_num_seqs, self.tokens)
         if graphs.value and self.quantises:
-            dequantised = engine_memory.dequantised_bytes(shape, size, ranks)
+            dequantised = loaded_blocks.dequantised_bytes(shape, size, ranks)
             graphs += Estimate.exactly(dequantised)
         return graphs
 

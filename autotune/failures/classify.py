@@ -6,15 +6,14 @@ import functools
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Literal
+from dataclasses import replace
 
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import Failure, Outcome, Phase
+from autotune.failures.findings import Finding, ProcessExit, ReportedException
 from autotune.failures.numbers import Numbers, numbers_of
 from autotune.failures.table import (
     FAILURE_ROWS,
-    MEMORY_CAUSES,
     QUOTED_ROWS,
     WORDS,
     FailureRow,
@@ -50,57 +49,6 @@ OUTSIDE_SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 HOST_KILLED = "host_killed"
 
 RowMatch = tuple[FailureRow, re.Match[str]]
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportedException:
-    """Exception as a rank reported it."""
-
-    chain: Sequence[tuple[str, str]]  # type and text of the exception, then of its cause, and so on
-    frames: Sequence[str] = ()  # as `file:function`, innermost last
-    phase: Phase | None = None
-    device: DeviceKind = "cpu"
-    limit_hit: bool = False  # the kernel killed a process of the tree for lack of memory meanwhile
-
-    printed: str = ""
-    """Output of the probe's processes, which holds the first error when a wrapper was raised."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class ProcessExit:
-    """Exit of a process without a message."""
-
-    signal: int | None = None
-    exit: int | None = None
-    phase: Phase | None = None
-    device: DeviceKind = "cpu"
-    out_of_memory: Literal["limit", "machine", "others"] | None = None
-    """Memory that ran out according to the kernel: the limit's, the machine's for what this process
-    used, or the machine's for what others used."""
-
-    printed: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    outcome: Outcome
-    evidence: str  # line that decided it
-    cause: str | None = None
-    phase: Phase | None = None
-
-    numbers: Numbers = field(default_factory=dict)
-    """Figures of the message, described in tables/meanings.yaml."""
-
-    row: str | None = None  # name of the row that matched
-    secondary: bool = False  # another process probably failed first
-    transient: bool = False  # no verdict on the candidate
-
-    from_outside: bool = False
-    """Ended by a signal of another process: no verdict on the candidate either."""
-
-    @property
-    def is_memory(self) -> bool:
-        return self.cause in MEMORY_CAUSES and not self.transient
 
 
 def classify_exception(raised: ReportedException) -> Finding:

@@ -10,16 +10,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from functools import cache
-from typing import Any, Literal
+from typing import Any, Literal, TypeAlias
 
 import msgspec
 
 from autotune.core.measurement import Phase
 from autotune.core.space import KnobValue
 from autotune.core.yaml_document import packaged_table
+from autotune.frameworks.launch_kinds import Texts
 from autotune.frameworks.launched_run import Figures, ReportedSettings, Watch
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.rules import StatedRule, StatedValues, Unread, Untraced
+
+SettingValues: TypeAlias = dict[str, KnobValue]
+TextByName: TypeAlias = dict[str, str]
 
 _PLACEHOLDER = re.compile(r"\{([\w.]+)\}")  # in a template
 
@@ -43,48 +47,48 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     hydra: bool = False
     """True: the command line has Hydra's grammar, in which some paths need quotes."""
 
-    requires: dict[str, str]  # module -> pip requirement with its supported versions
-    model_settings: tuple[str, ...]  # settings that take the model's folder or name
+    requires: TextByName  # module -> pip requirement with its supported versions
+    model_settings: Texts  # settings that take the model's folder or name
     own_settings: frozenset[str] = frozenset()
     """Settings of autotune that are left out of the command line."""
 
     # Settings.
-    canonical: dict[str, str]  # autotune's flag -> setting
+    canonical: TextByName  # autotune's flag -> setting
     step_batch: StepBatch | None = None
     """None: it follows from micro-batch and accumulation, as in transformers' trainers."""
 
-    equivalent_settings: dict[str, tuple[str, ...]] = {}
+    equivalent_settings: dict[str, Texts] = {}
     """Knob -> settings that together determine its value."""
 
-    adjusts: tuple[str, ...] = ()
+    adjusts: Texts = ()
     """Knobs that take their first legal choice if the default does not suit the hardware."""
 
-    core: tuple[str, ...]
+    core: Texts
     """Settings that every candidate states, with the framework's default unless another is
     given.
     """
 
     untraced: tuple[Untraced, ...] = ()
-    refused_tunings: dict[str, str] = {}  # value of `--tuning` that the framework lacks -> message
-    positive: tuple[str, ...] = ()  # settings that must be above zero
+    refused_tunings: TextByName = {}  # value of `--tuning` that the framework lacks -> message
+    positive: Texts = ()  # settings that must be above zero
     rules: tuple[StatedRule, ...] = ()
     """Its own checks: the condition under which it refuses, and the message."""
 
     # Stand-in step.
     notes: tuple[StatedRule, ...] = ()  # assumptions that a prediction prints
-    step: dict[str, KnobValue] = {}  # field of `StandInSpec` -> setting, or its fixed value
+    step: SettingValues = {}  # field of `StandInSpec` -> setting, or its fixed value
     one_row: tuple[StatedValues, ...] = ()
     """Settings with one row per micro-batch, for packed rows; padded if no condition holds."""
 
-    adapter: dict[str, str] = {}  # setting of TRL's adapter -> setting
+    adapter: TextByName = {}  # setting of TRL's adapter -> setting
     engine: dict[str, str | int | bool] = {}
     """Field of `EngineSettings` -> setting, or its fixed value."""
 
     # Probe.
-    bounded: dict[str, KnobValue]
+    bounded: SettingValues
     """Settings of a probe, which ends early and neither saves nor evaluates."""
 
-    data: dict[str, str]  # settings that name the data, `{dataset}` in their values
+    data: TextByName  # settings that name the data, `{dataset}` in their values
     rows: str  # setting with the number of prompts of one step: as many synthetic rows are written
     row: Any  # template of a synthetic row, `{prompt}` in its values
     rows_file: str = "rows.jsonl"
@@ -93,9 +97,9 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     prompt_overhead: int = 0  # upper bound of the tokens that the framework adds to a prompt
     reward_setting: str | None = None  # setting that names the Python file of a synthetic reward
     reward: str | None = None  # that file; None: the framework's own reward
-    environment: dict[str, str] = {}
+    environment: TextByName = {}
     figures: Figures  # source of completion tokens and of the seconds of whole steps
-    figures_times: tuple[str, ...] = ()
+    figures_times: Texts = ()
     """Settings whose product is the factor on the reported tokens."""
 
     reported_settings: ReportedSettings | None = None
@@ -112,23 +116,23 @@ class TrainerFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """Settings and checks of a framework whose trainers derive from those of transformers."""
 
     version: str
-    requires: dict[str, str]  # module -> pip requirement with its supported versions
-    defaults: dict[str, dict[str, KnobValue]]
+    requires: TextByName  # module -> pip requirement with its supported versions
+    defaults: dict[str, SettingValues]
     """Settings that candidates state: `common`, and those of each method."""
 
-    assumed_defaults: dict[str, str] = {}  # as in `Trainer`
-    decides_memory: dict[str, tuple[str, ...]] = {}
+    assumed_defaults: TextByName = {}  # as in `Trainer`
+    decides_memory: dict[str, Texts] = {}
     """Method -> settings that a prediction prints besides the knobs."""
 
-    canonical: dict[str, dict[str, str]]  # method -> autotune's flag -> setting
-    implied: dict[str, dict[str, KnobValue]]  # value of `--tuning` -> settings
+    canonical: dict[str, TextByName]  # method -> autotune's flag -> setting
+    implied: dict[str, SettingValues]  # value of `--tuning` -> settings
     batch_factors: str  # factors of the global batch, for a message
     choices: dict[str, tuple[KnobValue, ...]]
     unread: tuple[Unread, ...]
     rules: tuple[StatedRule, ...]
     notes: tuple[StatedRule, ...]
     untraced: tuple[Untraced, ...] = ()
-    deepspeed: dict[str, dict[str, KnobValue]] = {}
+    deepspeed: dict[str, SettingValues] = {}
     """Sharding -> options of the framework's own DeepSpeed configuration."""
 
     resuming: Resuming

@@ -1,27 +1,21 @@
-"""The training command of a launch script: its settings under the framework's own names, and the
-script with changed ones.
+"""Recognition of the training command in a launch script, and its settings under the framework's
+own names.
 """
 
 from __future__ import annotations
 
-import collections
-import contextlib
 import itertools
 import re
-import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import yaml
-
 from autotune.core.errors import BadInput
-from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
-from autotune.core.space import KnobValue
+from autotune.core.shell_script import SimpleCommand, Word
 from autotune.core.user_script import LaunchScript, StatedSetting
-from autotune.frameworks.base import Field, as_word
 from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
 from autotune.frameworks.copied_defaults import named_config
+from autotune.frameworks.launch_arguments import stated_settings
 from autotune.frameworks.launch_kinds import LaunchKind, NotRead, kind_of, launch_kinds
 from autotune.frameworks.unset_variables import without_value
 
@@ -55,9 +49,6 @@ class _Training:
         return self.command.words[self.start :]
 
 
-# Recognition of the training command.
-
-
 def find_launch(
     path: str,
     text: str,
@@ -73,7 +64,7 @@ def find_launch(
         stated = {kind.former.get(name, name): value for name, value in by_own_name.items()}
         is_former_file = not kind.former.keys().isdisjoint(by_own_name)
     else:
-        stated = dict(_stated(training))
+        stated = dict(stated_settings(kind, training.launcher, training.arguments))
         shared = ()
         is_former_file = False
     _refuse_other_steps(path, kind, stated)
@@ -335,234 +326,3 @@ def _method(
         f"{place}: {kind.chosen_by}={name or 'not given'} of {kind.framework} is not modelled.",
         way_out=way_out + MEASURED_INSTEAD,
     )
-
-
-# Settings of the training command.
-
-
-def _stated(training: _Training) -> Iterator[tuple[str, StatedSetting]]:
-    """Yield each setting by its name."""
-    kind = training.kind
-    if kind.reads_launcher:
-        # Each option has one value: the script, which is the last word, may follow it.
-        yield from _options(kind, training.launcher[:-1], most_values=1)
-    if kind.dotted:
-        yield from _assignments(kind, training.arguments)
-    else:
-        yield from _options(kind, training.arguments, most_values=len(training.arguments))
-
-
-def _assignments(
-    kind: LaunchKind,
-    arguments: Sequence[Word],
-) -> Iterator[tuple[str, StatedSetting]]:
-    """Yield the settings of Hydra's command line: `name=value`, `+name=value`, `++name=value`."""
-    for word in arguments:
-        full_name, equals, value = word.text.partition("=")
-        name = full_name.lstrip("+")
-        if not equals or name.startswith(("~", "-", "hydra.")):
-            continue
-        prefix = full_name.removesuffix(name)
-        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
-            value = value[1:-1]
-        yield (
-            kind.former.get(name, name),
-            StatedSetting(
-                text=value,
-                line=word.line,
-                span=word.span,
-                prefix=prefix,
-                unset=word.unset,
-            ),
-        )
-
-
-def _options(
-    kind: LaunchKind,
-    arguments: Sequence[Word],
-    most_values: int,
-) -> Iterator[tuple[str, StatedSetting]]:
-    """Yield each option with its values."""
-    remaining = collections.deque(arguments)
-    while remaining:
-        option = remaining.popleft()
-        if not option.text.startswith("--") or option.text == "--":
-            continue
-        flag, equals, value = option.text[2:].partition("=")
-        name = flag.replace("-", "_")
-        name = kind.former.get(name, name)
-        if equals:
-            setting = StatedSetting(
-                text=value,
-                line=option.line,
-                span=None,
-                option=option.span,
-                unset=option.unset,
-            )
-            yield name, setting
-            continue
-
-        values: list[Word] = []
-        while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
-            values.append(remaining.popleft())
-        text = None
-        span = None
-        if values:
-            text = " ".join(word.text for word in values)
-        if len(values) == 1:
-            span = values[0].span
-        yield (
-            name,
-            StatedSetting(
-                text=text,
-                line=option.line,
-                span=span,
-                option=option.span,
-                unset=_unset_of(option, values),
-            ),
-        )
-
-
-def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
-    names = list(option.unset)
-    if not values:
-        names += option.missing
-    for value in values:
-        names += value.unset
-    return tuple(dict.fromkeys(names))
-
-
-def is_known(setting: StatedSetting) -> bool:
-    """Return False for a value that only a run of the script can yield."""
-    return setting.text is None or UNKNOWN not in setting.text
-
-
-def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
-    """Return the value as the framework's parser reads it."""
-    if stated.text is None:
-        return True
-    try:
-        value = yaml.safe_load(stated.text)
-    except yaml.YAMLError:
-        value = stated.text
-
-    # 1. Numbers in the type of the setting.
-    takes_float = "float" in field.kinds
-    takes_int = "int" in field.kinds
-    takes_text = "str" in field.kinds
-    if isinstance(value, str) and not takes_text and (takes_float or takes_int):
-        with contextlib.suppress(ValueError):
-            value = float(value)
-    if isinstance(value, float) and takes_int and not takes_float and value.is_integer():
-        value = int(value)
-    is_int = isinstance(value, int) and not isinstance(value, bool)
-    if is_int and takes_float and not takes_int:
-        with contextlib.suppress(OverflowError):
-            value = float(value)
-
-    # 2. What is no plain value, or of another type than the setting, stays a text.
-    if not isinstance(value, bool | int | float | str | None):
-        return stated.text
-    if takes_text and value is not None and type(value).__name__ not in field.kinds:
-        return stated.text
-    return value
-
-
-# The changed script.
-
-Edit = tuple[int, int, str]
-"""Start, end and new text of a place in the script."""
-
-
-def changes_of(
-    stated: Mapping[str, object],
-    defaults: Mapping[str, object],
-    knobs: Mapping[str, KnobValue],
-    fields: Mapping[str, Field],
-) -> dict[str, KnobValue]:
-    """Return the knobs with another value than the launch has, stated in it, in its file or by
-    default.
-    """
-    changes: dict[str, KnobValue] = {}
-    for name, value in knobs.items():
-        if value is None or name not in fields:
-            continue
-        default = defaults.get(name, fields[name].default)
-        if stated.get(name, default) != value:
-            changes[name] = value
-    return changes
-
-
-def changed_script(
-    launch: LaunchScript,
-    changes: Mapping[str, KnobValue],
-    other_edits: Sequence[Edit] = (),
-) -> str:
-    """Return the text with each change at the place of its setting, or at the command's end."""
-    edits = list(other_edits)
-    added = ""
-    for name, value in changes.items():
-        edit = _edit(launch, name, value)
-        if edit is not None:
-            edits.append(edit)
-        elif argument := _argument(launch, name, value):
-            added += f" \\\n    {argument}"
-    if added:
-        edits.append((launch.end, launch.end, added))
-    text = launch.text
-    for start, end, new in sorted(edits, reverse=True):
-        text = text[:start] + new + text[end:]
-    return text
-
-
-def _edit(
-    launch: LaunchScript,
-    name: str,
-    value: KnobValue,
-) -> Edit | None:
-    """Return the change at the place of the setting; None where that is not one word of the
-    file.
-    """
-    stated = launch.stated.get(name)
-    if stated is None:
-        return None
-    if launch.dotted:
-        if stated.span is None:
-            return None
-        return (*stated.span, _argument(launch, name, value))
-    is_switch = stated.text is None
-    if is_switch and stated.option is not None and value is False:
-        return (*stated.option, "")
-    word = shlex.quote(as_word(value))
-    if stated.span is not None:
-        return (*stated.span, word)
-    if stated.option is None or is_switch:
-        return None
-    option_text = launch.text[slice(*stated.option)]
-    if option_text.find("=") > 0:
-        return (*stated.option, f"--{launch.former.get(name, name)}={word}")
-    return None
-
-
-def _argument(
-    launch: LaunchScript,
-    name: str,
-    value: KnobValue,
-) -> str:
-    """Return a setting as words of the command; empty: none."""
-    word = shlex.quote(as_word(value))
-    if launch.dotted:
-        stated = launch.stated.get(name)
-        prefix = ""
-        if stated is not None:
-            prefix = stated.prefix
-        return f"{prefix}{launch.former.get(name, name)}={word}"
-    if launch.in_files:
-        flag = name.replace("_", "-")
-        if isinstance(value, bool):
-            return f"--{flag}" if value else f"--no-{flag}"
-        return f"--{flag} {word}"
-    flag = launch.former.get(name, name)
-    if isinstance(value, bool) and kind_of(launch.framework).has_switches:
-        return f"--{flag}" if value else ""
-    return f"--{flag} {word}"

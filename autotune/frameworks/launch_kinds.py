@@ -4,16 +4,22 @@ from __future__ import annotations
 
 import itertools
 from functools import cache
+from typing import TypeAlias
 
 import msgspec
 
 from autotune.core.yaml_document import packaged_table
 
+Texts: TypeAlias = tuple[str, ...]
+TextsByName: TypeAlias = dict[str, Texts]
+OwnNames: TypeAlias = dict[str, str | None]
+"""Setting of a remedy -> the framework's own, or the method's; None: there is none."""
+
 
 class NotRead(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Entry point of a framework that is not read."""
 
-    parts: tuple[str, ...]  # parts of its module's name
+    parts: Texts  # parts of its module's name
     because: str
     instead: str
 
@@ -22,22 +28,22 @@ class FileRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """Form of the files that a framework reads: a part of a row of `launch_commands.yaml`."""
 
     parts: dict[str, dict[str, bool | int]]  # optional table -> settings that its presence states
-    shared: dict[str, tuple[str, ...]]
+    shared: TextsByName
     """Setting -> those that have its value unless they are stated."""
 
     turned_on_by: dict[str, str] = {}  # part -> another one that turns it on unless it is left out
     same: dict[str, str] = {}  # setting -> another one that has its value where it is not stated
     values: dict[str, tuple[bool | int | str, ...]] = {}  # setting -> values that can be read
-    refused: tuple[str, ...] = ()  # settings and tables that can't be read, whatever their value
+    refused: Texts = ()  # settings and tables that can't be read, whatever their value
     strict: str = ""  # prefix below which every setting has to be known
-    harmless: tuple[str, ...] = ()  # settings below it without an effect on memory
+    harmless: Texts = ()  # settings below it without an effect on memory
 
 
 class ConfigFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Configuration files in a copy of a framework."""
 
-    folders: tuple[str, ...]  # relative to a folder at or above the script
-    names: tuple[str, ...]  # of the entry point's file, the whole one first
+    folders: Texts  # relative to a folder at or above the script
+    names: Texts  # of the entry point's file, the whole one first
 
 
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
@@ -47,12 +53,12 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     only_logs: bool = False  # True: its logs are read, and autotune starts no training of it
 
     # Recognition of the command.
-    modules: dict[str, tuple[str, ...]] = {}  # method -> modules or files that run it
-    commands: dict[str, tuple[str, ...]] = {}  # method -> pairs of words that run it
-    packages: tuple[str, ...] = ()
+    modules: TextsByName = {}  # method -> modules or files that run it
+    commands: TextsByName = {}  # method -> pairs of words that run it
+    packages: Texts = ()
     """Beginnings of the modules of a training, for the error about another one."""
 
-    marks: tuple[str, ...] = ()
+    marks: Texts = ()
     """Beginnings of settings by which a copy of its entry point under another name is known."""
 
     not_read: tuple[NotRead, ...] = ()
@@ -62,7 +68,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     method_otherwise: str | None = None
     """Method of names that are in neither list, as copies of the framework have; None: refused."""
 
-    not_modelled: tuple[str, ...] = ()  # names of methods that are refused
+    not_modelled: Texts = ()  # names of methods that are refused
 
     # Settings.
     model: str = ""  # setting with the model's name or folder
@@ -81,28 +87,24 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     former_defaults: dict[str, bool | int] = {}
     """Setting -> its default in the releases with former names, where it is another one."""
 
-    follows_hardware: tuple[str, ...] = ()
-    sections: tuple[str, ...] = ()
+    follows_hardware: Texts = ()
+    sections: Texts = ()
     """Prefixes of settings that the framework's table lists completely: another one below them is
     not known to the release.
     """
 
-    modelled: dict[str, tuple[str, ...]] = {}
+    modelled: TextsByName = {}
     """Setting outside of the table that would change the step -> values with which it does not."""
 
-    kept: tuple[str, ...] = ()  # prefixes of outputs, trackers and data: never part of a probe
+    kept: Texts = ()  # prefixes of outputs, trackers and data: never part of a probe
 
     # Logs.
-    in_logs: tuple[str, ...] = ()  # lower-case words that only this framework's logs contain
-    methods_in_logs: dict[str, tuple[str, ...]] = {}
+    in_logs: Texts = ()  # lower-case words that only this framework's logs contain
+    methods_in_logs: TextsByName = {}
     """Method -> lower-case words of its logs; none: one method's remedies."""
 
-    past_methods: dict[str, dict[str, str | None]] = {}
-    """Method that only logs of earlier releases have -> setting of a remedy -> the method's own;
-    null: there is none."""
-
-    remedies: dict[str, str | None] = {}
-    """Setting of a remedy -> the framework's own; null: there is none."""
+    past_methods: dict[str, OwnNames] = {}  # by method that only logs of earlier releases have
+    remedies: OwnNames = {}
 
     remedy_values: dict[str, str] = {}
     """Setting of a remedy -> direction or value, where it differs."""

@@ -67,10 +67,9 @@ class OpenRlhf(StandIn):
         if values.is_on(HAS_TOKEN_BUDGET):
             derived["ds.packing_samples"] = True
             derived[TOKEN_BUDGET] = values.value(TOKEN_BUDGET)
-        prompt = values.settings.get("max_prompt_length")
-        completion = values.settings.get(LONGEST_COMPLETION)
-        if isinstance(prompt, int) and isinstance(completion, int):
-            derived[LONGEST_ROW] = prompt + completion
+        row = self.row_of_parts(values)
+        if row is not None:
+            derived[LONGEST_ROW] = row
         return derived
 
     def lengths(self, values: Values) -> tuple[int, int]:
@@ -80,8 +79,7 @@ class OpenRlhf(StandIn):
         if isinstance(stated_prompt, int):
             prompt = min(stated_prompt, longest - 1)
             return prompt, longest - prompt
-        completion = min(values.count(LONGEST_COMPLETION) or longest // 2, longest - 1)
-        return longest - completion, completion
+        return self.parts_of_row(values, longest)
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         longest = sum(self.lengths(values))

@@ -41,7 +41,6 @@ CHECKPOINTING = f"{MODEL}.ac"
 OFFLOADING = f"{MODEL}.ac_offloading"
 OPTIONAL_PARTS = ("model.ac", "model.ac_offloading")
 LONGEST_ROW = "orchestrator.seq_len"
-LONGEST_COMPLETION = "orchestrator.train.sampling.max_completion_tokens"
 TRAINING_GPUS = "deployment.num_train_gpus"
 SERVER_GPUS = "deployment.num_infer_gpus"
 FORMER_GPUS = {SERVER_GPUS: "inference_gpu_ids", TRAINING_GPUS: "trainer_gpu_ids"}
@@ -91,19 +90,16 @@ class PrimeRl(StandIn):
         }
         if rank:
             derived[f"{MODEL}.lora.rank"] = rank
-        prompt = values.settings.get("max_prompt_length")
-        completion = values.settings.get(LONGEST_COMPLETION)
-        if isinstance(prompt, int) and isinstance(completion, int):
-            derived[LONGEST_ROW] = prompt + completion
+        row = self.row_of_parts(values)
+        if row is not None:
+            derived[LONGEST_ROW] = row
         return derived
 
     def lengths(self, values: Values) -> tuple[int, int]:
         """Return the longest prompt and completion, which `orchestrator.seq_len` bounds
         together.
         """
-        longest = values.count(LONGEST_ROW)
-        completion = min(values.count(LONGEST_COMPLETION) or longest // 2, longest - 1)
-        return longest - completion, completion
+        return self.parts_of_row(values, values.count(LONGEST_ROW))
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
         longest = sum(self.lengths(values))

@@ -7,7 +7,7 @@ the value. Here the variable is named, with the ways to give it.
 from __future__ import annotations
 
 from autotune.core.errors import BadInput
-from autotune.core.shell_words import UNKNOWN
+from autotune.core.shell_values import UNKNOWN
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.run_statistics import SOAK_WARMUP_CYCLES, step_of_limit
+from autotune.core.memory_growth import SOAK_WARMUP_CYCLES, step_of_limit
 from autotune.core.units import format_bytes
 from autotune.guard.step_progress import StepProgress
 from autotune.guard.watched import Look

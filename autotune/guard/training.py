@@ -19,8 +19,8 @@ from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.space import Candidate, Knobs, KnobValue, setting_text
 from autotune.core.user_script import LaunchScript
 from autotune.core.yaml_document import read_document
+from autotune.frameworks.changed_launch import changed_script, changes_of
 from autotune.frameworks.configuration_files import unshare
-from autotune.frameworks.launch_commands import changed_script, changes_of
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder

@@ -16,12 +16,7 @@ from typing import Any
 import psutil
 
 from autotune.core.measurement import CycleMemory
-from autotune.core.run_statistics import (
-    SOAK_WARMUP_CYCLES,
-    MemoryGrowth,
-    growth_of,
-    step_of_limit,
-)
+from autotune.core.memory_growth import SOAK_WARMUP_CYCLES, MemoryGrowth, growth_of, step_of_limit
 from autotune.core.units import format_bytes
 from autotune.integrations.phase_peaks import MemoryMoment
 from autotune.machine.host_memory import machine_memory_bytes

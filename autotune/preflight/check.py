@@ -21,7 +21,8 @@ from typing import Any, Literal, Unpack
 from packaging.version import Version
 
 from autotune import catalog
-from autotune.api import RunAnswer, run_request
+from autotune.api.answers import RunAnswer
+from autotune.api.run_requests import run_request
 from autotune.core.answer import Trial
 from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
@@ -36,10 +37,11 @@ from autotune.preflight.proofs import PROOF, Proof, Proofs, decided, longest_pro
 from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.report.certificate import certificate_row
-from autotune.request.flags import CommonOptions, Flags, flags_of
+from autotune.request.flags import Flags, flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.measured_data import PROMPT_KNOB, hold_longest_prompt
 from autotune.request.origins import Source
+from autotune.request.request_flags import CommonOptions
 from autotune.request.request_parser import RequestSources, read_sources
 from autotune.search.record import Record
 

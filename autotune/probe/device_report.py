@@ -18,8 +18,9 @@ from autotune.core.measurement import DeviceMemory, TorchMemory, highest, highes
 from autotune.core.units import MIB, format_bytes
 from autotune.failures import numbers
 from autotune.machine.nvml import VISIBLE, GpuLost, NvmlNotSupported, in_words, listed
+from autotune.probe.ballast import needs_ballast
 from autotune.probe.device_meter import DevicePeaks
-from autotune.probe.gpu_set import Gpus, GpuSlot, needs_ballast
+from autotune.probe.gpu_set import Gpus, GpuSlot
 from autotune.probe.message_validation import RankResult
 
 # Growth of other processes during a probe that may have caused its lack of memory.

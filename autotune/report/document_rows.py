@@ -14,8 +14,9 @@ from autotune.core.answer import PredictedCandidate, Trial, WayToFit
 from autotune.core.dataset import RowLengths, TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Speed
+from autotune.core.memory_growth import Soak
 from autotune.core.prediction import Estimate, PhasePrediction, Prediction
-from autotune.core.run_statistics import Disturbance, Soak, describe_interference
+from autotune.core.run_statistics import Disturbance, describe_interference
 
 LISTED = (
     "peak_memory_bytes",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Forecast, PredictedCandidate
 from autotune.core.units import counted
-from autotune.report.answer_document import differing_knobs
+from autotune.report.answer_facts import differing_knobs
 from autotune.report.job_text import print_line
 from autotune.report.memory_bars import show_memory
 from autotune.report.prediction_text import (

@@ -28,8 +28,8 @@ from autotune.core.space import Candidate
 from autotune.core.text_diff import unified_diff
 from autotune.core.units import MIB, counted, format_bytes
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.changed_launch import changed_script, changes_of
 from autotune.frameworks.configuration_files import unshare
-from autotune.frameworks.launch_commands import changed_script, changes_of
 from autotune.frameworks.shares_in_files import for_files, limit_notes
 from autotune.frameworks.trl.output_files import YAML_NAME
 from autotune.frameworks.trl.written_settings import written_settings

@@ -1,36 +1,29 @@
-"""Terminal output of a measured answer: text and tables."""
+"""Terminal output of a measured answer: its recommendation and the evidence."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune.core.answer import Recommendation, Trial
 from autotune.core.job import Job
-from autotune.core.measurement import PHASES, Measurement, Outcome, Speed
-from autotune.core.run_statistics import describe_interference, describe_soak
-from autotune.core.space import Candidate, setting_text
+from autotune.core.measurement import PHASES, Measurement, Speed
+from autotune.core.memory_growth import describe_soak
+from autotune.core.run_statistics import describe_interference
+from autotune.core.space import setting_text
 from autotune.core.units import counted, format_bytes, format_seconds
 from autotune.frameworks.shares_in_files import for_files
 from autotune.frameworks.trl.script_files import advice_for, how_to_apply
-from autotune.report.answer_document import (
-    caveats_of,
-    describe_advantage,
-    differing_knobs,
-    failed_without_memory,
-    has_no_results,
-    nearest_miss,
-    relative_spread,
-)
+from autotune.report.answer_facts import caveats_of, describe_advantage, differing_knobs
+from autotune.report.answer_tables import peak_text, rate_text, show_table
 from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_lines, describe_models
-from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs, shorten
-from autotune.report.prediction_text import show_ways_of_baseline
+from autotune.report.job_text import assignments, limit_text, print_line, searched_knobs
+from autotune.report.no_winner_text import show_nothing_fits
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-NOT_KNOWN = "not known"
 NOT_TIMED = Speed(
     completion_tokens=0,
     cycle_seconds=(),
@@ -38,8 +31,6 @@ NOT_TIMED = Speed(
     prompt_tokens=0,
     phase_seconds={},
 )
-MAX_TABLE_ROWS = 12
-MAX_CELL_CHARACTERS = 160
 
 
 def show_answer(
@@ -56,7 +47,7 @@ def show_answer(
     if busy is not None:
         console.print(busy)
     if answer.winner is None:
-        _show_nothing_fits(console, job, answer)
+        show_nothing_fits(console, job, answer)
     else:
         _show_winner(console, job, answer, answer.winner, files)
     counts = answer.counts
@@ -99,7 +90,7 @@ def _show_winner(
             after = setting_text(change.recommended)
             learning = "yes" if change.effect == "learning" else "no"
             changed.append((change.name, before, after, learning, change.why))
-        _show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
+        show_table(console, ("changed", "from", "to", "learning?", "why"), changed)
     elif answer.baseline is not None and answer.advantage is None:
         console.print("The baseline is already the best that was found.")
     _show_phases(console, (answer.certificate or winner).measurement)
@@ -113,10 +104,10 @@ def _show_winner(
                 value = trial.candidate.knobs.get(knob.name)
                 if value != winner.candidate.knobs.get(knob.name):
                     differing[knob.name] = value
-            fast = _rate(trial.measurement.ranking_speed, answer)
+            fast = rate_text(trial.measurement.ranking_speed, answer)
             outcome = str(trial.measurement.outcome)
-            rows.append((assignments(differing), fast, _peak(trial), outcome))
-        _show_table(
+            rows.append((assignments(differing), fast, peak_text(trial), outcome))
+        show_table(
             console,
             ("Other learning knobs, offered and not taken", "tokens/s", "peak memory", "outcome"),
             rows,
@@ -149,18 +140,20 @@ def _show_side_by_side(
     # 1. Outcome, speed, memory.
     lengths = ", longest completions" if "max_completion_length" in job.space else ""
     predicted, emulated = ("predicted ", "emulated ") if job.task.hardware.emulated else ("", "")
-    baseline_rate = _rate(baseline_worst, answer)
+    baseline_rate = rate_text(baseline_worst, answer)
     rows = [
         ("outcome", _baseline_outcome(answer), str(proof.outcome)),
-        (f"{predicted}tokens/s{lengths}", baseline_rate, _rate(proof.worst, answer)),
+        (f"{predicted}tokens/s{lengths}", baseline_rate, rate_text(proof.worst, answer)),
     ]
     if proof.typical or baseline_typical:
         kind = "typical completions"
         if proof.typical is not None and proof.typical.drawn:
             kind = "completions of drawn lengths"
-        baseline_rate = _rate(baseline_typical, answer)
-        rows.append((f"tokens/s, {kind}", baseline_rate, _rate(proof.typical, answer)))
-    rows.append((f"{emulated}peak memory", _peak(base), _peak(answer.certificate or winner)))
+        baseline_rate = rate_text(baseline_typical, answer)
+        rows.append((f"tokens/s, {kind}", baseline_rate, rate_text(proof.typical, answer)))
+    rows.append(
+        (f"{emulated}peak memory", peak_text(base), peak_text(answer.certificate or winner))
+    )
     rows.append(("limit", limit_text(job), limit_text(job)))
 
     # 2. Knobs.
@@ -172,7 +165,7 @@ def _show_side_by_side(
     for name in dict.fromkeys([*before, *after]):
         if name in moving or (base is not None and before.get(name) != after.get(name)):
             rows.append((name, _knob_text(before, name), _knob_text(after, name)))
-    _show_table(console, ("", "baseline", "recommended"), rows)
+    show_table(console, ("", "baseline", "recommended"), rows)
 
 
 def _baseline_outcome(answer: Recommendation) -> str:
@@ -206,7 +199,7 @@ def _show_phases(console: Console, measured: Measurement) -> None:
             if speed.user_reward_seconds >= total / 200:
                 share = _percent(speed.user_reward_seconds, total)
             rows.append(("  inside your own functions", "-", share))
-    _show_table(console, ("phase", f"{emulated}peak memory", f"{predicted}share of the time"), rows)
+    show_table(console, ("phase", f"{emulated}peak memory", f"{predicted}share of the time"), rows)
 
 
 def _percent(part: float | None, total: float) -> str:
@@ -241,8 +234,8 @@ def _show_runner_ups(
             marks.append("one short probe")
         if marks:
             text += f" ({', '.join(marks)})"
-        rows.append((text, _rate(trial.measurement.ranking_speed, answer), _peak(trial)))
-    _show_table(
+        rows.append((text, rate_text(trial.measurement.ranking_speed, answer), peak_text(trial)))
+    show_table(
         console, ("Runner-ups, with the same learning knobs", "tokens/s", "peak memory"), rows
     )
 
@@ -296,149 +289,6 @@ def _show_proof(
             "Speed is for completions of the longest length only: typical lengths are not known. "
             "State them with --lengths, or one with --typical-completion-length, to rank by it."
         )
-
-
-def _show_nothing_fits(
-    console: Console,
-    job: Job,
-    answer: Recommendation,
-) -> None:
-    if failed_without_memory(answer):
-        fitted = any(trial.verdict.fits for trial in answer.trials)
-        if fitted and any(trial.purpose == "confirm" for trial in answer.trials):
-            console.print(
-                "What fitted failed in the longer run that confirms it, and not for lack of memory."
-            )
-        elif fitted:
-            console.print(
-                "What fitted was not confirmed by a longer run, so nothing is recommended."
-            )
-        else:
-            console.print(
-                "Every probe failed, and none for lack of memory: whether any candidate fits is"
-                " unknown."
-            )
-    elif has_no_results(answer):
-        console.print(f"Nothing was found out: {_why_no_results(answer)}.")
-    else:
-        crashed = sum(trial.measurement.outcome is Outcome.CRASH for trial in answer.trials)
-        partly = ""
-        if crashed or answer.proven == "not all measured":
-            partly = " that ran to its end"
-        console.print(f"Nothing{partly} fits into {limit_text(job)}.")
-        if crashed:
-            console.print(
-                f"{counted(crashed, 'probe')} crashed, which says nothing about memory: see the"
-                " reasons below."
-            )
-        miss = nearest_miss(answer)
-        if miss is not None:
-            console.print(f"Nearest miss: {_short(miss.candidate, job)}")
-            console.print(f"  peak {_peak(miss)}; {miss.verdict.why}")
-        # The searched learning knobs in their relaxation order, with the measured values.
-        for name in job.space.relax:
-            if name not in job.space:
-                continue
-            measured = [trial.candidate.knobs.get(name) for trial in answer.trials]
-            tried = [setting_text(value) for value in job.space[name].choices if value in measured]
-            if len(tried) > 1:
-                console.print(f"Given up without success: {name} (tried {', '.join(tried)})")
-    if answer.trials:
-        rows = []
-        for trial in answer.trials[:MAX_TABLE_ROWS]:
-            why = trial.verdict.why
-            if trial.measurement.failure is not None:
-                why = trial.measurement.failure.evidence
-            candidate = _short(trial.candidate, job)
-            outcome = str(trial.measurement.outcome)
-            rows.append((candidate, outcome, _peak(trial), shorten(why, MAX_CELL_CHARACTERS)))
-        _show_table(console, (job.task.hardware.basis, "outcome", "peak memory", "why"), rows)
-    if len(answer.trials) > MAX_TABLE_ROWS:
-        console.print(
-            f"... and {len(answer.trials) - MAX_TABLE_ROWS} more, in recommendation.json's study."
-        )
-    show_ways_of_baseline(console, answer.ways_to_fit)
-    console.print(_what_next(job, answer))
-
-
-def _why_no_results(answer: Recommendation) -> str:
-    if answer.proven == "not all measured":
-        return "every probe was ended from outside, by another process or by the system"
-    ended = f"it was {answer.proven}" if answer.interrupted else "the budget was spent"
-    return f"{ended} before the first probe had an answer"
-
-
-def _short(candidate: Candidate, job: Job) -> str:
-    """Return the candidate's searched knobs."""
-    moving = {}
-    for knob in searched_knobs(job):
-        if knob.name in candidate.knobs:
-            moving[knob.name] = candidate.knobs[knob.name]
-    return assignments(moving) or "the only candidate"
-
-
-def _what_next(job: Job, answer: Recommendation) -> str:
-    if failed_without_memory(answer):
-        return (
-            "Next: see the reason above. `--hold` another value of the failing setting, or fix it;"
-            " then --resume or --fresh."
-        )
-    if answer.interrupted:
-        return f"Next: the search was {answer.proven}. Go on with --resume."
-    if answer.proven == "not all measured":
-        return "Next: find out what ends the probes, then measure again with --fresh."
-    counts = answer.counts
-    decided = counts.probed + counts.screened + counts.implied >= counts.candidates
-    if answer.proven != "no better candidate possible" and not decided:
-        return (
-            "Next: the space was not searched to its end. Go on with --resume and a larger"
-            " --budget."
-        )
-    name = next(iter(job.space.relax), None)
-    smaller = "give --search smaller values"
-    if name:
-        smaller = f"let {name} go lower (--search {name}=...)"
-    return f"Next: {smaller}, raise --memory-limit, or request more or larger devices with --gpus."
-
-
-def _show_table(
-    console: Console,
-    columns: Sequence[str],
-    rows: Iterable[Sequence[str]],
-) -> None:
-    from rich import box
-    from rich.table import Table
-
-    table = Table(
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-        header_style="bold",
-    )
-    for index, column in enumerate(columns):
-        table.add_column(
-            column,
-            overflow="fold",
-            justify="left" if index == 0 or column in ("why", "outcome") else "right",
-        )
-    for row in rows:
-        table.add_row(*row)
-    console.print(table)
-
-
-def _rate(speed: Speed | None, answer: Recommendation) -> str:
-    if speed is None:
-        return NOT_KNOWN
-    text = f"{speed.tokens_per_second:,.0f}"
-    spread = relative_spread(speed, answer)
-    if spread is not None:
-        text += f" ± {100 * spread:.0f} %"
-    return text
-
-
-def _peak(trial: Trial | None) -> str:
-    if trial is None or trial.measurement.memory.peak_bytes is None:
-        return NOT_KNOWN
-    return format_bytes(trial.measurement.memory.peak_bytes)
 
 
 def _show_script(

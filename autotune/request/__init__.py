@@ -1,11 +1,13 @@
 """Request: flags, configuration files and scripts -> Job.
 
-    flags.py                      declares every flag; `Flags` holds them as typed
+    request_flags.py              declares the flags of requests; command_flags.py: of one command
+    flags.py                      `Flags` holds them as typed
       |
     sources/                      reads each source into small frozen values (values.py)
-      |  command_line.py            flags            -> FlagValues
+      |  command_line.py            flags            -> FlagValues, without flag_conflicts.py
       |  config_file.py             --config         -> UserFile
       |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML it names
+      |    trl_launch.py              TRL's, framework_launch.py: another framework's settings
       |  training_script.py         --script         -> UserFile
       |  exported_variables.py      the shell        -> HeldSetting
       |  length_sources.py          --lengths        -> TokenLengths
@@ -15,8 +17,13 @@
       |
     searched_space.py             the space around what is held; checks named values
       |
-    job_builder.py                builds the Job, with notes.py for its reader
-      |                             (command_job.py for a command of the user's own)
+    inputs.py                     what the request rests on: hardware, interpreter, user's file
+    merged_settings.py            settings of all sources, and the space around them
+    workload_builder.py           model, lengths, batch
+      |
+    job_builder.py                builds the Job of these, with notes.py for its reader
+      |                             (command_job.py for a command of the user's own); refuses a
+      |                             file that can't be trained (illegal_file.py)
       |
     measured_data.py              completes it with lengths of the user's data
       |

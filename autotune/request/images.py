@@ -9,7 +9,7 @@ from autotune.core.dataset import ImageRows, Images
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model, Task, Workload
 from autotune.core.units import counted
-from autotune.estimate import vision
+from autotune.estimate import vision_images
 from autotune.frameworks.base import Trainer
 from autotune.request.values import LengthChoice
 
@@ -60,7 +60,7 @@ def _stated_images(
             way_out="Leave it out, or use --framework trl with --method sft, grpo or rloo.",
         )
     width, height = choice.image_size
-    return vision.images_of(
+    return vision_images.images_of(
         workload.model.config,
         workload.model.folder,
         count=choice.images_per_row or 1,
@@ -90,7 +90,7 @@ def _largest(rows: Iterable[tuple[tuple[int, int], ...]], model: Model) -> Image
 def _largest_of_row(sizes: tuple[tuple[int, int], ...], model: Model) -> Images:
     candidates = []
     for width, height in set(sizes):
-        images = vision.images_of(
+        images = vision_images.images_of(
             model.config,
             model.folder,
             count=len(sizes),

@@ -15,7 +15,8 @@ from autotune.core.job import Job, Mode
 from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
-from autotune.request.flags import Flags, PredictOptions, option_name, typed
+from autotune.request.command_flags import PredictOptions
+from autotune.request.flags import Flags, option_name, typed
 from autotune.request.job_builder import ParsedRequest, build_request
 from autotune.request.measured_data import with_longest_prompt
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name

@@ -12,7 +12,7 @@ from autotune.core.answer import Change, Recommendation, Trial
 from autotune.core.events import Listener, Note
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement, ProbePlan, Verdict, judge
-from autotune.core.run_statistics import assess_soak, describe_soak
+from autotune.core.memory_growth import assess_soak, describe_soak
 from autotune.core.units import format_seconds
 from autotune.probe.executors.base import Executor
 from autotune.search.conclusion import changes_between, relaxed_in

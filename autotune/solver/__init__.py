@@ -10,7 +10,8 @@ from typing import Any
 from autotune.core.errors import BadInput
 from autotune.core.events import Listener, ignore_events
 from autotune.core.job import Job
-from autotune.request.flags import Flags, SolveOptions, flags_of
+from autotune.request.command_flags import SolveOptions
+from autotune.request.flags import Flags, flags_of
 from autotune.request.request_parser import read_sources
 from autotune.solver.cheapest_hardware import (
     CheapestHardware,
@@ -18,13 +19,8 @@ from autotune.solver.cheapest_hardware import (
     hardware_document,
     hardware_lines,
 )
-from autotune.solver.largest_value import (
-    GPUS,
-    LargestValue,
-    find_largest_value,
-    value_document,
-    value_lines,
-)
+from autotune.solver.largest_value import GPUS, LargestValue, find_largest_value
+from autotune.solver.value_report import value_document, value_lines
 
 
 @dataclass(

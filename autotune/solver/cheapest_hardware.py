@@ -26,7 +26,8 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.notes import SEVERAL_GPUS
 from autotune.request.request_parser import RequestSources
 from autotune.search.advice import ways_to_fit
-from autotune.solver.largest_value import SCHEMA, SolverAttempt, margin_text
+from autotune.solver.largest_value import SolverAttempt
+from autotune.solver.value_report import SCHEMA, margin_text
 
 PRICES_EXAMPLE = "Write lines like `2xA100-80G: 3.60`, the price of one hour of all its GPUs."
 CURRENCY = "currency"

@@ -14,7 +14,6 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.append(str(BENCHMARKS))
 
-pytest.importorskip("numpy")
 import rollout  # noqa: E402
 
 from autotune.estimate.throughput.rollout_simulation import (  # noqa: E402

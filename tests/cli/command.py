@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 TINY_CONFIG = {
     "model_type": "qwen2",
@@ -50,9 +54,25 @@ def environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **base, **changes}
 
 
-def autotune(*arguments: str, cwd: Path, timeout: float = 60, **variables: str) -> Done:
+def bound_by_permissions() -> list[str]:
+    """Return the words before a program that may not read and write everything, also as root."""
+    if os.geteuid() != 0:
+        return []
+    if shutil.which("setpriv") is None:
+        pytest.skip("root may read and write everything, and there is no setpriv")
+    capabilities = "-dac_override,-dac_read_search"
+    return ["setpriv", f"--bounding-set={capabilities}", f"--inh-caps={capabilities}"]
+
+
+def autotune(
+    *arguments: str,
+    cwd: Path,
+    timeout: float = 60,
+    launcher: Sequence[str] = (),
+    **variables: str,
+) -> Done:
     done = subprocess.run(
-        [*PROGRAM, *arguments],
+        [*launcher, *PROGRAM, *arguments],
         capture_output=True,
         text=True,
         cwd=cwd,

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
-from tests.cli.command import Done, autotune, shape_only
+from tests.cli.command import Done, autotune, bound_by_permissions, shape_only
 
 CLONE = Path(__file__).resolve().parents[2]
 
@@ -23,13 +23,19 @@ def folder(tmp_path: Path) -> Path:
 
 
 def refused(
-    folder: Path, *arguments: str, says: str, instead: str, model: bool = True, **variables: str
+    folder: Path,
+    *arguments: str,
+    says: str,
+    instead: str,
+    model: bool = True,
+    launcher: Sequence[str] = (),
+    **variables: str,
 ) -> Done:
     before = set(folder.rglob("*"))
     flags = [*(["--model", "model"] if model else []), *arguments]
     if "--gpus" not in arguments:
         flags += ["--gpus", "cpu"]
-    done = autotune("run", *flags, cwd=folder, **variables)
+    done = autotune("run", *flags, cwd=folder, launcher=launcher, **variables)
     assert done.code == 2, done.err
     assert done.out == "", "an error says nothing on stdout"
     assert "Traceback" not in done.err
@@ -427,8 +433,6 @@ def test_a_full_output_folder(folder: Path, mounted: object) -> None:
 
 
 def test_a_folder_of_another_user(folder: Path) -> None:
-    if os.geteuid() == 0:
-        pytest.skip("root may write everywhere")
     closed = folder / "closed"
     closed.mkdir(mode=0o500)
     refused(
@@ -439,6 +443,7 @@ def test_a_folder_of_another_user(folder: Path) -> None:
         "closed/out",
         says="Permission denied",
         instead="Give another folder",
+        launcher=bound_by_permissions(),
     )
 
 

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core.measurement import Phase
 from autotune.failures.table import CAUSES, MEANINGS
-from tests.cli.command import PROGRAM, Done, autotune, environment
+from tests.cli.command import PROGRAM, Done, autotune, bound_by_permissions, environment
 from tests.diagnosis.around import FORWARD, FRAMES, SHAPES, sample
 
 
@@ -273,11 +273,10 @@ def test_the_check_of_an_environment(tmp_path: Path) -> None:
     assert gone.code == 4 and "--python no/such/python is no program" in gone.err
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
 def test_a_log_that_may_not_be_read(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text("x")
     (tmp_path / "train.log").chmod(0)
-    done = autotune("diagnose", "train.log", cwd=tmp_path)
+    done = autotune("diagnose", "train.log", cwd=tmp_path, launcher=bound_by_permissions())
     assert done.code == 2 and "Permission denied" in done.err
 
 

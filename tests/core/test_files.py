@@ -228,7 +228,7 @@ def _first_decoding(module: str, name: str) -> str:
         ("autotune.probe.executors.ray_node", "NodeReply"),
         ("autotune.probe.executors.ray_node", "ProbeOrder"),
         ("autotune.probe.executors.ray_node", "SlotSettings"),
-        ("autotune.probe.executors.ray_node", "Node"),
+        ("autotune.probe.executors.ray_plan", "Node"),
         ("autotune.probe.message_validation", "_Received"),
         ("autotune.prediction.tracer", "Trace"),
     ],

@@ -17,7 +17,7 @@ from autotune.core.measurement import (
     Memory,
     Outcome,
 )
-from autotune.core.run_statistics import (
+from autotune.core.memory_growth import (
     MIN_CYCLES,
     SOAK_WARMUP_CYCLES,
     assess_soak,

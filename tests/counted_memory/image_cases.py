@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.estimate.vision import images_of
+from autotune.estimate.vision_images import images_of
 from tests.counted_memory.cases import EVERYWHERE, LORA, NON_REENTRANT, SHAPE, spec
 
 TEXT = {name: value for name, value in SHAPE.items() if name != "model_type"}

@@ -6,8 +6,8 @@ import pytest
 
 from autotune import frameworks
 from autotune.diagnosis import diagnose
-from autotune.diagnosis.remedies import DEFAULT_REMEDY_METHOD, LogFramework
-from autotune.failures.table import BY_CAUSE, BY_ROW
+from autotune.diagnosis.log_framework import DEFAULT_REMEDY_METHOD, LogFramework
+from autotune.failures.remedy_table import BY_CAUSE, BY_ROW
 from autotune.frameworks.launch_kinds import LaunchKind, launch_kinds
 
 OUT_OF_MEMORY = (

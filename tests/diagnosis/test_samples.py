@@ -10,7 +10,8 @@ import pytest
 
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
-from autotune.failures.table import BY_CAUSE, BY_ROW, CAUSES, MEMORY_CAUSES
+from autotune.failures.remedy_table import BY_CAUSE, BY_ROW
+from autotune.failures.table import CAUSES, MEMORY_CAUSES
 from tests.diagnosis.around import (
     FORWARD,
     FRAMES,

@@ -13,10 +13,11 @@ from autotune.core.trace import Inventory, Mark, ModuleUse, Parameter, Part, Tra
 from autotune.core.units import MIB
 from autotune.estimate.insertion import inserted
 from autotune.estimate.sharding import Ddp, Sharding, apply, compared_ranks, fsdp1
-from autotune.estimate.sharding.fsdp1 import broadcast_copies, flat_units
+from autotune.estimate.sharding.flat_units import flat_units
 from autotune.estimate.sharding.module_uses import UseKind
+from autotune.estimate.sharding.rate_limiter import BROADCAST_BYTES, broadcast_copies
 from autotune.estimate.sharding.rewriter import optimizer_of
-from autotune.estimate.sharding.zero import fullest_rank
+from autotune.estimate.sharding.zero12 import fullest_rank
 from autotune.estimate.step_in_context import emptied, insertions, places_in
 from autotune.estimate.trace_context import TraceContext
 from autotune.estimate.weight_sync import gathered_bytes
@@ -822,7 +823,7 @@ def max_of(
 
 
 def test_torch_broadcasts_a_tensor_that_fills_a_bucket_without_a_copy() -> None:
-    full, small = fsdp1.BROADCAST_BYTES, 1000
+    full, small = BROADCAST_BYTES, 1000
     assert broadcast_copies([(2, full), (2, small), (2, small)]) == [0, 2 * small]
     assert broadcast_copies([(2, small), (2, full), (2, full)]) == [small + full, 0]
     assert broadcast_copies([(2, small)]) == [0]

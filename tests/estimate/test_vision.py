@@ -12,7 +12,7 @@ import pytest
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import BadInput
-from autotune.estimate import model_shape, vision
+from autotune.estimate import model_shape, vision, vision_images
 from autotune.estimate.vision import tower_parameters
 
 
@@ -45,7 +45,7 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(
     transformers: Any = pytest.importorskip("transformers")
     pytest.importorskip("PIL")
     config, (width, height) = find_model(name).config, size
-    images = vision.images_of(
+    images = vision_images.images_of(
         config,
         None,
         count=1,
@@ -71,7 +71,7 @@ def test_an_image_has_as_many_tokens_as_its_processor_makes(
 def test_gemma_3_gives_every_image_the_same_number() -> None:
     config = find_model("google/gemma-3-4b-it").config
     for width in (100, 3000):
-        images = vision.images_of(
+        images = vision_images.images_of(
             config,
             None,
             count=2,
@@ -85,7 +85,7 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
     (tmp_path / "preprocessor_config.json").write_text('{"min_pixels": 3136, "max_pixels": 200704}')
     config = find_model(MODELS[0]).config
     assert (
-        vision.images_of(
+        vision_images.images_of(
             config,
             tmp_path,
             count=1,
@@ -105,7 +105,7 @@ def test_the_folders_own_bounds_apply(tmp_path: Any) -> None:
 )
 def test_models_without_a_rule_are_refused(name: str, message: str) -> None:
     with pytest.raises(BadInput, match=message):
-        vision.images_of(
+        vision_images.images_of(
             find_model(name).config,
             None,
             count=1,
@@ -128,7 +128,7 @@ def test_a_broken_preprocessor_file_is_refused_with_its_name(tmp_path: Path) -> 
     (tmp_path / "preprocessor_config.json").write_text("{broken")
     config = {"model_type": "qwen2_5_vl", "vision_config": {"patch_size": 14}}
     with pytest.raises(BadInput, match=r"preprocessor_config\.json cannot be read"):
-        vision.images_of(
+        vision_images.images_of(
             config,
             tmp_path,
             count=1,

@@ -13,7 +13,7 @@ from autotune.core.errors import ProbeError
 from autotune.core.measurement import Cost, Measurement, Memory, Outcome, ProbePlan, Speed
 from autotune.core.space import Candidate
 from autotune.probe.executors.base import Executor, ProbeRunner
-from autotune.probe.executors.local import SlotPlace
+from autotune.probe.executors.local_places import SlotPlace
 from tests.executors.measuring import hold, measured, phase, sleep
 from tests.inline_executor import InlineExecutor
 from tests.probe.toys import executor, plan, toy

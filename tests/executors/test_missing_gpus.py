@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.errors import HardwareNotHere
 from autotune.core.job import Hardware
-from autotune.probe.executors.local import local_places
+from autotune.probe.executors.local_places import local_places
 from tests.probe.nvml_playback import Playback
 
 GIB = 2**30

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Iterator
 
-from autotune.probe.executors.ray_node import LOST_SECONDS, NODE_SAMPLE_SECONDS, HeadWatch
+from autotune.probe.executors.head_watch import LOST_SECONDS, NODE_SAMPLE_SECONDS, HeadWatch
 
 
 def test_a_head_that_does_not_answer_for_a_while_is_lost() -> None:

@@ -11,14 +11,14 @@ import pytest
 
 from autotune.core.errors import BadInput, HardwareNotHere
 from autotune.core.job import Hardware
-from autotune.probe.executors.local import (
+from autotune.probe.executors.local_places import (
     available_cores,
     groups_of,
     listed,
     local_places,
     shares_of,
 )
-from autotune.probe.executors.ray_node import Node, Plan, in_words, plan
+from autotune.probe.executors.ray_plan import Node, Plan, in_words, plan
 from tests.probe.nvml_playback import Playback
 
 GIB = 2**30
@@ -93,7 +93,7 @@ def test_cores_of_one_node_are_adjacent(tmp_path: Path, monkeypatch: pytest.Monk
         (tmp_path / node).mkdir()
         (tmp_path / node / "cpulist").write_text(f"{cores}\n")
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)))
-    monkeypatch.setattr("autotune.probe.executors.local._physical", lambda core: core)
+    monkeypatch.setattr("autotune.probe.executors.local_places._physical", lambda core: core)
     assert available_cores(tmp_path) == [0, 2, 4, 5, 1, 3, 6, 7]
 
 

@@ -4,16 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.failures.table import (
-    BY_CAUSE,
-    BY_ROW,
-    CAUSES,
-    FAILURE_ROWS,
-    KNOWN_WARNINGS,
-    MEMORY_CAUSES,
-    directions_after,
-    warning_in,
-)
+from autotune.failures.remedy_table import BY_CAUSE, BY_ROW, directions_after
+from autotune.failures.table import CAUSES, FAILURE_ROWS, KNOWN_WARNINGS, MEMORY_CAUSES, warning_in
 
 SHARE = "vllm_gpu_memory_utilization"
 

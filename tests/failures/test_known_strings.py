@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.measurement import Outcome
-from autotune.failures.classify import ReportedException, classify_exception, classify_line
+from autotune.failures.classify import classify_exception, classify_line
+from autotune.failures.findings import ReportedException
 from autotune.failures.table import warning_in
 from tests.failures.test_table import read_log
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.measurement import Outcome
-from autotune.failures.classify import ProcessExit, classify_launched
+from autotune.failures.classify import classify_launched
+from autotune.failures.findings import ProcessExit
 
 TRACEBACK = """Traceback (most recent call last):
   File "/home/me/train.py", line 9, in <module>

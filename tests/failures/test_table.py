@@ -8,15 +8,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.measurement import Outcome, Phase
-from autotune.failures.classify import (
-    Finding,
-    ProcessExit,
-    ReportedException,
-    _finding,
-    _first_match,
-    classify_exception,
-    classify_exit,
-)
+from autotune.failures.classify import _finding, _first_match, classify_exception, classify_exit
+from autotune.failures.findings import Finding, ProcessExit, ReportedException
 from autotune.failures.table import CAUSES, FAILURE_ROWS
 from autotune.failures.tracebacks import exceptions_in
 from tests.every import for_each

@@ -20,7 +20,8 @@ from autotune.core.files import write_atomically
 from autotune.core.job import Hardware
 from autotune.machine.signals import interruptible
 from autotune.probe.executors.base import Executor
-from autotune.probe.executors.local import LocalExecutor, SlotPlace
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.local_places import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings

@@ -11,9 +11,10 @@ import pytest
 import yaml
 
 from autotune.core.errors import BadInput
+from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.user_config import ENFORCED, read_user_config
+from autotune.frameworks.trl.user_config import read_user_config
 from autotune.frameworks.trl.user_launch_files import read_accelerate, read_deepspeed
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from autotune import frameworks
-from autotune.frameworks.launch_commands import changed_script
+from autotune.frameworks.changed_launch import changed_script
 from autotune.frameworks.launch_kinds import launch_kinds
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job

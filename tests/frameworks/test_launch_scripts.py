@@ -20,13 +20,9 @@ from autotune.core.shell_script import commands_of
 from autotune.core.text_diff import unified_diff
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
-from autotune.frameworks.launch_commands import (
-    changed_script,
-    changes_of,
-    find_launch,
-    kind_of,
-    stated_value,
-)
+from autotune.frameworks.changed_launch import changed_script, changes_of
+from autotune.frameworks.launch_arguments import stated_value
+from autotune.frameworks.launch_commands import find_launch, kind_of
 from autotune.request import request_parser
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job

@@ -27,7 +27,8 @@ from autotune.estimate import rollout_engine
 from autotune.estimate.predictor import predict
 from autotune.frameworks import shares_in_files
 from autotune.frameworks.shares_in_files import for_files, for_probe, limit_notes, with_room
-from autotune.probe.gpu_set import Ballast, BallastHold, Gpus
+from autotune.probe.ballast import Ballast, BallastHold
+from autotune.probe.gpu_set import Gpus
 from autotune.report.certificate import items_of
 from autotune.report.output_folder import write_files
 from autotune.request.flags import Flags

@@ -18,20 +18,11 @@ from autotune.core.yaml_document import read_document
 from autotune.diagnosis import as_document, diagnose
 from autotune.estimate.model_shape import shape
 from autotune.machine import hardware_detection
-from autotune.probe.assembly import (
-    CommandReply,
-    KernelReport,
-    Peaks,
-    activity_of,
-    failure_of,
-    merge_speeds,
-    models_of,
-    results_by_rank,
-    results_of,
-    tree_peaks,
-)
+from autotune.probe.assembly import Peaks, activity_of, merge_speeds, models_of, tree_peaks
+from autotune.probe.command_reply import CommandReply, results_by_rank, results_of
 from autotune.probe.device_report import torch_by_phase
 from autotune.probe.message_validation import valid_messages
+from autotune.probe.root_failure import KernelReport, failure_of
 from autotune.report.html.render import read_document as read_answer
 from autotune.report.html.render import render
 from autotune.request.assignments import parse_holds, parse_searches

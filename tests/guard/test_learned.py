@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from autotune.api import predict_flags
+from autotune.api.predictions import predict_flags
 from autotune.core.events import CandidatePredicted, Event, Note
 from autotune.core.measurement import Outcome
 from autotune.core.prediction import Estimate, Prediction

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from autotune.api import predict_flags
+from autotune.api.predictions import predict_flags
 from autotune.core.events import Event, Note
 from autotune.core.measurement import Outcome
 from autotune.core.units import GIB

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from autotune.probe.gpu_set import Ballast
+from autotune.probe.ballast import Ballast
 from tests.probe.nvml_playback import Playback
 
 MIB = 2**20

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from autotune.core.measurement import CycleMemory, LoopActivity, ModelMemory
-from autotune.probe.assembly import PRINTED_CHARACTERS, activity_of, end_of, merge_speeds, models_of
+from autotune.probe.assembly import activity_of, merge_speeds, models_of
 from autotune.probe.message_validation import RankResult, rank_result
+from autotune.probe.root_failure import PRINTED_CHARACTERS, end_of
 
 FIRST: dict[str, Any] = {
     "optimizer_steps": 4,

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from autotune.core.errors import ProbeError
-from autotune.probe.gpu_set import Ballast
+from autotune.probe.ballast import Ballast
 from autotune.worker.ballast_process import GRAIN_BYTES, SLACK_BYTES, HeldBallast
 from tests.probe.ballasts import host_ballast
 from tests.probe.toys import gone, running

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from autotune.core.engine_share import share_scale, usable_bytes
 from autotune.core.errors import ProbeError
 from autotune.core.job import Hardware
-from autotune.probe.device_report import gpu_notes
-from autotune.probe.gpu_set import (
+from autotune.probe.ballast import (
     MIN_BALLAST_BYTES,
     RESIDUE_BYTES,
     Ballast,
-    Gpus,
     needs_ballast,
     wait_until_released,
 )
+from autotune.probe.device_report import gpu_notes
+from autotune.probe.gpu_set import Gpus
 from tests.probe.ballasts import SmallCards
 from tests.probe.nvml_playback import Playback
 from tests.probe.toys import gone

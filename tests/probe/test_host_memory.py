@@ -10,8 +10,9 @@ import pytest
 from autotune.core.errors import ProbeError
 from autotune.core.job import DeviceKind
 from autotune.machine.host_memory import HostMemory, own_counters
-from autotune.probe.assembly import CommandReply, KernelReport, failure_of
+from autotune.probe.command_reply import CommandReply
 from autotune.probe.limits import CgroupV1
+from autotune.probe.root_failure import KernelReport, failure_of
 
 MIB = 2**20
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from autotune.machine.nvml import Nvml
+from autotune.probe.ballast import Ballast, wait_until_released
 from autotune.probe.device_meter import DeviceMeter, read
-from autotune.probe.gpu_set import Ballast, wait_until_released
 
 pytestmark = pytest.mark.gpu
 

@@ -20,8 +20,9 @@ from autotune.machine.host_memory import place_of
 from autotune.probe.assembly import merge_speeds
 from autotune.probe.limits import CgroupV1, Rlimit, best_limit
 from autotune.probe.message_validation import RankSpeed
+from autotune.probe.output_log import MAX_LOG_BYTES, OutputLog
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
-from autotune.probe.spawn import MAX_LOG_BYTES, OutputLog, WorkFolder, environment, marked
+from autotune.probe.spawn import WorkFolder, environment, marked
 from autotune.worker.process_memory import Guard, give_back, own_bytes
 from autotune.worker.protocol import Wire
 

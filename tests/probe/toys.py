@@ -12,7 +12,8 @@ from typing import Any
 
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate
-from autotune.probe.executors.local import LocalExecutor, SlotPlace
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.local_places import SlotPlace
 from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings

@@ -10,7 +10,8 @@ from rich.console import Console
 
 from autotune.core.measurement import Failure, Outcome, judge
 from autotune.report import document_types
-from autotune.report.answer_document import document, nearest_miss
+from autotune.report.answer_document import document
+from autotune.report.answer_facts import nearest_miss
 from autotune.report.terminal import show_answer
 from tests.report.answers import answered
 from tests.simulated import MIB

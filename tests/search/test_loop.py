@@ -18,7 +18,7 @@ from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Outcome, ProbePlan
 from autotune.core.prediction import Estimate
 from autotune.core.space import Candidate
-from autotune.report.answer_document import caveats_of
+from autotune.report.answer_facts import caveats_of
 from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import (
     EMULATED_DEADLINE_S,

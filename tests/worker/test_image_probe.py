@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from autotune.estimate.vision import images_of
+from autotune.estimate.vision_images import images_of
 from tests.counted_memory.image_cases import MODELS
 from tests.worker.drive import adapter, events_stage, load_request, measure_request
 

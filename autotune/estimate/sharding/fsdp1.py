@@ -6,109 +6,22 @@ _flat_param.py.
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 
 from autotune.core.trace import Mark, ModuleUse, Part, Trace
+from autotune.estimate.sharding.flat_units import ROOT, FlatUnit, UnitKey, flat_units
 from autotune.estimate.sharding.module_uses import UseKind
-from autotune.estimate.sharding.rewriter import (
-    Rewriter,
-    Sharding,
-    Writer,
-    optimizer_of,
-)
+from autotune.estimate.sharding.rate_limiter import RateLimiter, broadcast_copies
+from autotune.estimate.sharding.rewriter import Rewriter, Sharding, optimizer_of
 from autotune.worker.releases import release_numbers
 
 # torch's default, unshard, pre-unshard and post-backward streams
 COMPUTING, GATHERING, CASTING, REDUCING = range(4)
-# Of one initial broadcast (torch/csrc/distributed/c10d/comm.cpp, `PARAM_BROADCAST_BUCKET_SIZE`)
-BROADCAST_BYTES = 250 << 20
-# Gathered units in flight before the process waits for the device (_limiter_utils.py)
-IN_FLIGHT = 2
 
 # First torch whose collectives hold tensors until they are waited for, and mark none
 # (`record_stream`)
 STASHES_FROM = (2, 8)
-
-UnitKey = tuple[int, int | None]  # layer (-1: the root), and the module if it is a unit of its own
-ROOT: UnitKey = (-1, None)
-
-
-@dataclass(frozen=True, kw_only=True)
-class FlatUnit:
-    """Parameters that are flattened and gathered together: trainable and frozen ones separately."""
-
-    parameters: tuple[int, ...]  # indices
-    trains: bool
-    ignored: bool  # outside FSDP: whole on every rank, as in the trace
-    count: int  # elements, padded
-    shard: int  # elements of a rank
-    width: int  # bytes per element
-    master_width: int  # the same of the shards that the optimizer updates
-
-    @property
-    def is_widened(self) -> bool:
-        return self.master_width != self.width
-
-    @property
-    def gathered_bytes(self) -> int:
-        return self.count * self.width
-
-    @property
-    def shard_bytes(self) -> int:
-        return self.shard * self.width
-
-    @property
-    def master_shard_bytes(self) -> int:
-        return self.shard * self.master_width
-
-
-def flat_units(usage: ModuleUse, sharding: Sharding) -> dict[UnitKey, FlatUnit]:
-    """Return the units of accelerate: decoder layers, and a root with the rest.
-
-    Each parameter is in its layer's unit, or beside frozen parameters in its own module's: PEFT's
-    wrapping policy makes a unit of each module that has nothing but a trainable weight, so of each
-    matrix of an adapter. Most of these are in the allocator's pool of small blocks.
-    """
-    # 1. The parameters of each unit.
-    owner: dict[int, int] = {}
-    for module, indices in enumerate(usage.modules):
-        owner.update(dict.fromkeys(indices, module))
-    frozen = [parameter for parameter in usage.parameters if not parameter.trains]
-    partly_frozen = {parameter.layer for parameter in frozen}
-    members: dict[UnitKey, list[int]] = {}
-    for index, parameter in enumerate(usage.parameters):
-        layer = ROOT[0] if parameter.layer is None else parameter.layer
-        module_of_unit = None
-        if parameter.trains and parameter.layer in partly_frozen:
-            module_of_unit = owner.get(index)
-        indices_of_unit = members.setdefault((layer, module_of_unit), [])
-        indices_of_unit.append(index)
-
-    # 2. The units.
-    return {key: _flat_unit(usage, sharding, tuple(members[key])) for key in members}
-
-
-def _flat_unit(
-    usage: ModuleUse,
-    sharding: Sharding,
-    indices: tuple[int, ...],
-) -> FlatUnit:
-    first = usage.parameters[indices[0]]
-    count = sum(usage.parameters[index].count for index in indices)
-    shard = -(-count // sharding.ranks)
-    width = max(1, first.size // max(1, first.count))
-    master_bytes = sharding.master_bytes if first.trains else sharding.frozen_master_bytes
-    return FlatUnit(
-        parameters=indices,
-        trains=first.trains,
-        ignored=first.trains and sharding.ignores_trainable,
-        count=shard * sharding.ranks,
-        shard=shard,
-        width=width,
-        master_width=master_bytes or width,
-    )
 
 
 class Fsdp1(Rewriter):
@@ -525,69 +438,3 @@ def _is_layer(key: UnitKey) -> bool:
     """Return False for a unit that is a module of its own."""
     _, module = key
     return module is None
-
-
-class RateLimiter:
-    """FSDP1's `limit_all_gathers`: the distance by which the process runs ahead of the device.
-
-    A block that another stream reads is freed with `record_stream`: unusable until the device has
-    passed that point. The process records an event whenever a gathered unit is resharded, and waits
-    for the oldest event before it gathers the next unit.
-    """
-
-    def __init__(self, book: Writer, *, on_streams: bool) -> None:
-        self._book = book
-        self._on_streams = on_streams
-        self._pending: deque[tuple[int, int]] = deque()
-        self._events: deque[int] = deque()
-        self._freed = 0
-
-    def free(self, number: int | None) -> None:
-        """Free a block that another stream still reads."""
-        self._book.free(number)
-        if number is not None and self._on_streams:
-            self._pending.append((self._freed, number))
-            self._freed += 1
-
-    def record_event(self) -> None:
-        self._events.append(self._freed)
-
-    def before_gathering(self) -> None:
-        if len(self._events) >= IN_FLIGHT:
-            self.wait_for_oldest()
-
-    def wait_for_oldest(self) -> None:
-        if self._events:
-            oldest = self._events.popleft()
-            self._passed(oldest)
-
-    def synchronise(self) -> None:
-        """Wait for the whole device, as reading a loss or a norm does."""
-        self._passed(self._freed)
-        self._events.clear()
-
-    def _passed(self, until: int) -> None:
-        returned = []
-        while self._pending and self._pending[0][0] < until:
-            _, number = self._pending.popleft()
-            returned.append(number)
-        self._book.returned(returned)
-
-
-def broadcast_copies(tensors: Iterable[tuple[int, int]]) -> list[int]:
-    """Return the copies that torch broadcasts of tensors (bytes per element, bytes), in order; 0
-    for one that fills a broadcast alone, which is sent itself. Tensors of one dtype are joined
-    until they reach the size. Those of another one may come in between.
-    """
-    closed: list[tuple[int, list[int]]] = []
-    filling: dict[int, tuple[int, list[int]]] = {}
-    for place, (width, size) in enumerate(tensors):
-        first, sizes = filling.setdefault(width, (place, []))
-        sizes.append(size)
-        if sum(sizes) >= BROADCAST_BYTES:
-            closed.append((first, sizes))
-            del filling[width]
-    copies = []
-    for _, sizes in sorted([*closed, *filling.values()]):
-        copies.append(sum(sizes) if len(sizes) > 1 else 0)
-    return copies

@@ -14,7 +14,7 @@ from autotune.core.composition import Composition, EngineSettings, SplitEngines
 from autotune.core.dataset import TokenLengths
 from autotune.core.measurement import Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes
-from autotune.estimate.engine_memory import BLOCK_TOKENS
+from autotune.estimate.engine_cache import BLOCK_TOKENS
 from autotune.estimate.rollout_engine import TRL_BATCHED_TOKENS
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad

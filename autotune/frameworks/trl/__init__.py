@@ -1,11 +1,13 @@
 """TRL: its trainers, from the user's file or script to the written files.
 
     field_list, former_keys          keys of TRL's files, their defaults, and former keys
-    user_config, user_launch_files   the user's YAML, and the files of accelerate and DeepSpeed
+    user_config, config_values       the user's YAML
+    config_launch_files              launch configurations that it names or holds, read by
+        user_launch_files            the files of accelerate and DeepSpeed
     script_inspection, script_calls  the user's own script
         |
         v
-    settings                         knobs to settings, with precision and adapter_settings
+    settings, load_settings          knobs to settings, with precision and adapter_settings
         |
         v
     legality                         rules, with grpo_config_rules and combinations

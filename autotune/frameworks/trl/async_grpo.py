@@ -19,6 +19,7 @@ from autotune.frameworks.stand_in_step import SHARE, served
 from autotune.frameworks.trl import async_grpo_rules, requests, resident_models
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
 from autotune.frameworks.trl.field_list import default
+from autotune.frameworks.trl.load_settings import load_with
 from autotune.frameworks.trl.packed_rows import (
     fullest_row,
     nearest_accumulation,
@@ -34,7 +35,6 @@ from autotune.frameworks.trl.settings import (
     SERVER,
     accumulation,
     is_read,
-    load_with,
     ranks_of,
     server_gpus,
     server_parallel,

@@ -13,11 +13,11 @@ from autotune.frameworks.base import RequestPart, Settings, ddp_options, gptq_bi
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_files import launch_configuration
+from autotune.frameworks.trl.load_settings import max_num_seqs
 from autotune.frameworks.trl.precision import engine_dtype
 from autotune.frameworks.trl.settings import (
     OWN_SETTINGS,
     environment_of,
-    max_num_seqs,
     nested,
     ranks_of,
     server_gpus,

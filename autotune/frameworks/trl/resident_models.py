@@ -19,10 +19,10 @@ from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.frameworks.base import SPREAD_BY, Settings, count_of, share_of
 from autotune.frameworks.stand_in_step import served
+from autotune.frameworks.trl.load_settings import max_num_seqs
 from autotune.frameworks.trl.precision import engine_dtype
 from autotune.frameworks.trl.settings import (
     COMPLETIONS_PER_ROW,
-    max_num_seqs,
     ranks_of,
     server_gpus,
     server_parallel,

@@ -26,9 +26,9 @@ from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.job import Hardware
 from autotune.core.secrets import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
+from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.script_calls import most_calls
-from autotune.frameworks.trl.user_config import ENFORCED
 from autotune.machine import hardware_detection
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset

@@ -10,13 +10,13 @@ and those of the launcher and of the environment. The names of these are acceler
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 
 from autotune.core.job import Task
 from autotune.core.space import Knobs, KnobValue
 from autotune.frameworks.base import Settings, count_of
 from autotune.frameworks.stand_in_step import SHARE
-from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
+from autotune.frameworks.trl.adapter_settings import adapter_settings
 from autotune.frameworks.trl.field_list import default, fields
 from autotune.frameworks.trl.precision import precision_settings
 
@@ -267,63 +267,7 @@ def _engine(chosen: Knobs, settings: Settings) -> dict[str, KnobValue]:
     return engine
 
 
-# 3. Settings whose change requires a new load.
-
-
-def load_of(settings: Settings, task: Task) -> dict[str, KnobValue]:
-    """Return the settings whose change requires a new load.
-
-    The engine's size depends on the generation batch: at a constant one, micro-batch and
-    accumulation change on the same engine.
-    """
-    names = [
-        "dtype",
-        "attn_implementation",
-        "load_in_4bit",
-        "load_in_8bit",
-        "use_peft",
-        *LORA_SETTINGS,
-        "use_rslora",
-        "use_dora",
-    ]
-    if not settings["use_vllm"]:
-        return load_with(names, settings, task)
-    names += [*VLLM_SETTINGS, "vllm_max_model_length", "vllm_model_impl"]
-    return load_with(names, settings, task) | {"max_num_seqs": max_num_seqs(settings)}
-
-
-def load_with(
-    names: Iterable[str],
-    settings: Settings,
-    task: Task,
-) -> dict[str, KnobValue]:
-    """Return the model, its device and ranks, the launch, and the named settings."""
-    model = task.workload.model
-    load: dict[str, KnobValue] = {
-        "model": model.name,
-        "model_config": model.fingerprint,
-        "weights": task.workload.weights,
-        "device": task.hardware.kind,
-        "ranks": ranks_of(settings, task.hardware.count),
-    }
-    for name in LAUNCH:
-        value = settings.get(name)
-        if value not in (None, "none", LAUNCH_DEFAULTS.get(name)):
-            load[name] = value
-    for name in names:
-        if name in settings:
-            load[name] = settings[name]
-    return load
-
-
-def max_num_seqs(settings: Settings) -> int:
-    """Return the number of sequences of TRL's engine: micro-batch x tensor parallel x steps."""
-    micro = count_of(settings, "per_device_train_batch_size")
-    parallel = count_of({"vllm_tensor_parallel_size": 1, **settings}, "vllm_tensor_parallel_size")
-    return micro * parallel * count_of(settings, "steps_per_generation")
-
-
-# 4. Distribution over GPUs.
+# 3. Distribution over GPUs.
 
 
 def sharding_of(settings: Settings, ranks: int) -> str:
@@ -366,7 +310,7 @@ def training_ranks(
     return ranks_of(settings, task.hardware.count)
 
 
-# 5. Effect of a setting, and the form in which it is passed on.
+# 4. Effect of a setting, and the form in which it is passed on.
 
 
 def _with_zero3(settings: Settings) -> bool:

@@ -23,19 +23,19 @@ from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
 from autotune.frameworks.trl.combinations import quantisation
+from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.field_list import default, fields, installed_defaults
+from autotune.frameworks.trl.load_settings import load_of
 from autotune.frameworks.trl.requests import dataset_of
 from autotune.frameworks.trl.resident_models import NEW_BUFFERS
 from autotune.frameworks.trl.settings import (
     COMPLETIONS_PER_ROW,
     LAUNCH_DEFAULTS,
     OWN_SETTINGS,
-    load_of,
     ranks_of,
     settings_of,
     training_ranks,
 )
-from autotune.frameworks.trl.user_config import TRAINED
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128

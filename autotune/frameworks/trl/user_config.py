@@ -6,100 +6,37 @@ is nearly a key of TRL is refused as a typing error.
 
 from __future__ import annotations
 
-import difflib
-import functools
-import operator
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-import msgspec
-
-from autotune.core.errors import BadInput, UnknownName
+from autotune.core.errors import BadInput
 from autotune.core.space import KnobValue
 from autotune.core.yaml_document import Document, read_document
-from autotune.frameworks.base import Field
-from autotune.frameworks.trl.field_list import accelerate_options, is_plain
-from autotune.frameworks.trl.field_list import fields as trl_fields
-from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.settings import DEEPSPEED, FSDP_VERSIONS, OWN_SETTINGS
-from autotune.frameworks.trl.user_launch_files import (
-    LaunchFile,
-    read_accelerate,
-    read_deepspeed,
-    read_fsdp,
-    shared_rows,
+from autotune.frameworks.trl.config_launch_files import (
+    LAUNCH_FILES,
+    READY_MADE,
+    launch_file_of,
+    refuse_conflicts,
 )
-
-UNTOUCHED = frozenset({"env", "datasets"})
-"""Blocks that are passed to TRL unchecked."""
-
-READY_MADE: Mapping[str, str] = {
-    "single_gpu": "none",
-    "multi_gpu": "ddp",
-    **{name: name for name in (*DEEPSPEED, *FSDP_VERSIONS)},
-}
-"""Accelerate configurations of TRL -> value of `sharding`."""
-
-LAUNCH_FILES = ("accelerate_config", "config_file", "deepspeed", "fsdp", "fsdp_config")
-"""Settings that name a launch configuration, or hold one."""
+from autotune.frameworks.trl.config_values import (
+    ENFORCED,
+    checked_value,
+    is_known_key,
+    own_script_instead,
+    refuse_misread,
+)
+from autotune.frameworks.trl.field_list import fields as trl_fields
+from autotune.frameworks.trl.field_list import is_plain
+from autotune.frameworks.trl.former_keys import former_keys
 
 REPLACED = frozenset(
     {*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
 )
 """Launch options that the written accelerate.yaml determines."""
 
-TRAINED = (
-    "dtype",
-    "num_generations",
-    "max_completion_length",
-    "max_length",
-    "max_new_tokens",
-    "beta",
-    "loss_type",
-    "num_iterations",
-)
-"""Settings that decide what is learned, besides the learning knobs of a space."""
-
 METHODS_OF_FILES = ("grpo", "sft", "dpo", "reward", "kto", "rloo")
 """Methods with a command of TRL, the usual ones first."""
-
-LIKELY = 0.87
-"""Least similarity of a typing error to the key that was meant: a missing ending counts as well."""
-
-DECISIVE = frozenset(
-    {
-        *TRAINED,
-        "model_name_or_path",
-        "per_device_train_batch_size",
-        "gradient_accumulation_steps",
-        "gradient_checkpointing",
-        "learning_rate",
-        "lora_r",
-        "use_vllm",
-    }
-)
-"""Settings that may not be overlooked inside a block that TRL does not read."""
-
-ENFORCED = frozenset({"max_prompt_length"})
-"""Settings of TRL before 1.0 that autotune enforces itself."""
-
-_FIXES = {
-    "max_prompt_length": "Write a whole number: longer prompts are filtered from the dataset.",
-    "sharding": "Write `accelerate_config: zero3` in the file, or use --hold sharding=zero3.",
-}
-"""Fix for autotune's own settings in TRL's file."""
-
-_TYPES: dict[str, object] = {
-    "bool": bool,
-    "int": int,
-    "float": float,
-    "str": str,
-    "list": list,
-    "dict": dict,
-    "null": None,
-}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -237,13 +174,13 @@ class _SplitKeys:
             self._add_launch_file(name, value)
             return
         # 3. Keys of the author's own script.
-        if not _is_known(name, self._accepted):
-            _refuse_misread(self._document, name, value, self._accepted)
+        if not is_known_key(name, self._accepted):
+            refuse_misread(self._document, name, value, self._accepted)
             self._of_author.append(name)
             self._rest[name] = value
             return
         # 4. Settings, and everything else.
-        checked = _checked(self._document, str(key), name, value, self._accepted)
+        checked = checked_value(self._document, str(key), name, value, self._accepted)
         if self._is_tunable(name) and is_plain(checked):
             self._settings[name] = checked
         else:
@@ -259,7 +196,7 @@ class _SplitKeys:
             raise self._document.error(
                 place,
                 f"none of its keys is TRL's ({listed}).",
-                way_out=_own_script(self._document),
+                way_out=own_script_instead(self._document),
             )
         for method in METHODS_OF_FILES:
             fields_of_method = trl_fields(method)
@@ -271,8 +208,8 @@ class _SplitKeys:
                 )
 
     def _add_launch_file(self, name: str, value: object) -> None:
-        launch = _launch_file(self._document, name, value)
-        _refuse_conflicts(self._document, name, launch.fixed, self._accepted)
+        launch = launch_file_of(self._document, name, value)
+        refuse_conflicts(self._document, name, launch.fixed, self._accepted)
         self._settings |= launch.settings
         self._launch_notes += launch.notes
         self._processes = launch.processes or self._processes
@@ -319,192 +256,3 @@ class _SplitKeys:
             assumed=(*self._document.repeated, *self._assumed()),
             processes=self._processes,
         )
-
-
-# 1. Configurations of the launch.
-
-
-def _launch_file(
-    document: Document,
-    name: str,
-    value: object,
-) -> LaunchFile:
-    """Read the file or mapping behind a setting of the launch; errors name its place."""
-    try:
-        return _read_launch_file(document, name, value)
-    except BadInput as error:
-        raise _error_at(document, name, error) from error
-
-
-def _read_launch_file(
-    document: Document,
-    name: str,
-    value: object,
-) -> LaunchFile:
-    if name == "fsdp_config":
-        return LaunchFile(settings={})  # read with `fsdp`
-    if name == "fsdp":
-        options = document.content.get("fsdp_config")
-        if not isinstance(options, Mapping):
-            options = {}
-        return read_fsdp(str(value), options)
-    if isinstance(value, Mapping):
-        return read_deepspeed(value)
-    path = Path(str(value)).expanduser()
-    if not path.is_absolute() and not path.is_file():
-        path = document.path.parent / path
-    if not path.is_file():
-        choices = "a file"
-        if name == "accelerate_config":
-            choices = " or ".join(sorted(READY_MADE))
-        raise BadInput(f"{name} {value!r}: no such file.", way_out=f"Give a path, or {choices}.")
-    if name == "deepspeed":
-        return read_deepspeed(path)
-    return read_accelerate(path)
-
-
-def _refuse_conflicts(
-    document: Document,
-    name: str,
-    fixed: Mapping[str, object],
-    accepted: Mapping[str, Field],
-) -> None:
-    """Refuse a DeepSpeed configuration that differs from the trainer's settings, as transformers
-    does.
-    """
-    for setting, value in fixed.items():
-        stated = document.content.get(setting, accepted[setting].default)
-        if comparable(stated) != comparable(value):
-            raise document.error(
-                (name,),
-                f"DeepSpeed's configuration has {value} for {setting}, which is {stated}:"
-                " transformers refuses to train.",
-                way_out='Write "auto" in the DeepSpeed configuration.',
-            )
-
-
-def comparable(value: object) -> object:
-    """Return a value in the form in which equal settings are equal: YAML reads `1e-6` as text."""
-    if isinstance(value, str):
-        try:
-            return float(value)
-        except ValueError:
-            return value
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return value
-    return float(value)
-
-
-def _error_at(
-    document: Document,
-    key: str,
-    error: BadInput,
-) -> BadInput:
-    """Return the error with the place of the key."""
-    return document.error((key,), error.what, way_out=error.way_out)
-
-
-# 2. Settings.
-
-
-def _is_known(name: str, accepted: Mapping[str, Field]) -> bool:
-    """Return True for keys of TRL, of autotune and of `accelerate launch`."""
-    if name in accepted or name in UNTOUCHED or name in ENFORCED or name in OWN_SETTINGS:
-        return True
-    if name.startswith("parallelism_config"):
-        return True
-    return _is_of_launcher(name)
-
-
-def _is_of_launcher(name: str) -> bool:
-    return name.replace("-", "_") in accelerate_options() and name not in trl_fields()
-
-
-def _refuse_misread(
-    document: Document,
-    name: str,
-    value: object,
-    accepted: Mapping[str, Field],
-) -> None:
-    """Refuse an unknown key that is probably a typing error of a setting that a training depends
-    on, and a block with such settings in it.
-    """
-    choices = []
-    for key, setting in accepted.items():
-        if setting.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
-            choices.append(key)
-    is_longer = any(name.endswith(f"_{key}") or name == f"{key}s" for key in choices)
-    if not is_longer and difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
-        raise _error_at(document, name, UnknownName("key", name, choices))
-    if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
-        hidden = sorted(DECISIVE.intersection(value))[0]
-        raise document.error(
-            (name,),
-            f"{hidden} is inside {name}, where TRL does not read it.",
-            way_out=_own_script(document),
-        )
-
-
-def _own_script(document: Document) -> str:
-    return f"Give the script that reads this file: --script train.py -- --config {document.path}"
-
-
-def _checked(
-    document: Document,
-    key: str,
-    name: str,
-    value: object,
-    accepted: Mapping[str, Field],
-) -> object:
-    """Return the checked value; `key` is the name in the file, for the place of an error."""
-    if name.startswith("parallelism_config"):
-        options = value if isinstance(value, Mapping) else {name: value}
-        shared = shared_rows(options)
-        if shared is not None:
-            problem, way_out = shared
-            raise document.error((name,), problem, way_out=way_out)
-    if name in UNTOUCHED:
-        return value
-    # 1. Keys of TRL.
-    if name in accepted:
-        kinds = accepted[name].kinds
-        if name == "loss_type" and "str" not in kinds and isinstance(value, str):
-            value = [value]  # a single loss, before TRL 0.20
-        if name == "lora_target_modules" and isinstance(value, str):
-            return value  # PEFT's pattern or `all-linear`, which TRL's parser passes on as it is
-        return _converted(document, key, name, value, accepted[name])
-    # 2. Keys of autotune.
-    if name in ENFORCED and isinstance(value, int | None) and not isinstance(value, bool):
-        return value
-    if name in OWN_SETTINGS:
-        way_out = _FIXES.get(name, f"Use a flag instead: --hold {name}=VALUE.")
-        raise document.error((name,), f"{name}: not a setting of TRL.", way_out=way_out)
-    return value  # an option of `accelerate launch`
-
-
-def _converted(
-    document: Document,
-    key: str,
-    name: str,
-    value: object,
-    field: Field,
-) -> object:
-    """Convert a value to the field's type. YAML reads `1e-6` as text, which becomes a number."""
-    if "other" in field.kinds or value is None:
-        return value
-    types = [_TYPES[kind] for kind in field.kinds]
-    accepted_type = functools.reduce(operator.or_, types)
-    takes_text = not {"str", "list", "dict"}.isdisjoint(field.kinds)
-    strict = takes_text or not isinstance(value, str)
-    try:
-        checked = msgspec.convert(value, accepted_type, strict=strict)
-    except msgspec.ValidationError as error:
-        if name.startswith(SIDE_EFFECTS):  # without an effect on a step: TRL's parser decides
-            return value
-        expected = " or ".join(field.kinds)
-        raise document.error(
-            (key,), f"{name} takes {expected}, and is {value!r}.", way_out="Correct the value."
-        ) from error
-    if field.choices and isinstance(checked, str) and checked not in field.choices:
-        raise _error_at(document, key, UnknownName(name, checked, field.choices))
-    return checked

@@ -8,10 +8,11 @@ from typing import Literal
 
 from autotune.core.job import Task
 from autotune.core.yaml_document import read_document
+from autotune.frameworks.trl.config_launch_files import comparable
 from autotune.frameworks.trl.field_list import installed_defaults
 from autotune.frameworks.trl.output_files import ACCELERATE_NAME
 from autotune.frameworks.trl.settings import OWN_SETTINGS
-from autotune.frameworks.trl.user_config import REPLACED, comparable
+from autotune.frameworks.trl.user_config import REPLACED
 
 
 @dataclass(frozen=True, kw_only=True)

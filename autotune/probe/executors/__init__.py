@@ -2,9 +2,12 @@
 
 base.py          interfaces Executor and ProbeRunner; one thread per slot
 local.py         this machine;  emulated.py  emulated GPUs on it
+    local_places.py  GPUs and cores of its slots
 ray.py           Ray cluster
     ray_cluster.py   its connection and slots
-    ray_node.py      division into slots, part on a node
+    ray_plan.py      division of the nodes into slots
+    ray_node.py      part of a slot on a node;  merged_parts.py  its parts as one measurement
+    head_watch.py    whether the cluster's head is lost
 """
 
 from __future__ import annotations
@@ -26,7 +29,8 @@ def open_executor(job: Job, trainer: Trainer) -> Executor:
     """
     # Imported here, because importing this package must stay fast.
     from autotune.frameworks.shares_in_files import for_probe
-    from autotune.probe.executors.local import LocalExecutor, local_places
+    from autotune.probe.executors.local import LocalExecutor
+    from autotune.probe.executors.local_places import local_places
     from autotune.probe.runner import RequestBuilders
 
     task = job.task

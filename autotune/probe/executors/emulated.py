@@ -22,9 +22,11 @@ from autotune.emulator.build import build, look
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.reports import LIMITATIONS, RunReport
 from autotune.machine.nvml import VISIBLE
+from autotune.probe.ballast import Ballast
 from autotune.probe.executors.base import ProbeRunner
-from autotune.probe.executors.local import LocalExecutor, SlotPlace
-from autotune.probe.gpu_set import Ballast, Gpus
+from autotune.probe.executors.local import LocalExecutor
+from autotune.probe.executors.local_places import SlotPlace
+from autotune.probe.gpu_set import Gpus
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 

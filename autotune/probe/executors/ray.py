@@ -20,7 +20,7 @@ from autotune.probe.executors.ray_cluster import (
     RayCluster,
     inspect_nodes,
 )
-from autotune.probe.executors.ray_node import in_words, plan
+from autotune.probe.executors.ray_plan import in_words, plan
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RunnerSettings
 

@@ -29,7 +29,10 @@ from autotune.core.measurement import Measurement, Outcome, ProbePlan
 from autotune.core.space import Candidate
 from autotune.machine.signals import restored_signals, skip_exit_handlers
 from autotune.probe.executors import ray_node
-from autotune.probe.executors.ray_node import HeadWatch, Node, Plan, first_line, merged
+from autotune.probe.executors.head_watch import HeadWatch
+from autotune.probe.executors.merged_parts import merged
+from autotune.probe.executors.ray_node import first_line
+from autotune.probe.executors.ray_plan import Node, Plan
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
 

@@ -16,12 +16,13 @@ from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl import async_grpo
+from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
-from autotune.frameworks.trl.user_config import TRAINED, UserConfig
+from autotune.frameworks.trl.user_config import UserConfig
 from autotune.frameworks.trl.user_launch_files import read_deepspeed
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile

@@ -21,7 +21,7 @@ from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Measurement, Outcome
 from autotune.core.space import Knobs
 from autotune.failures.numbers import Numbers
-from autotune.failures.table import directions_after
+from autotune.failures.remedy_table import directions_after
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable
 
 # Causes where the rollout engine lacks room for itself

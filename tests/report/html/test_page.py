@@ -16,8 +16,8 @@ from autotune.core.units import format_bytes
 from autotune.report.answer_document import document
 from autotune.report.candidate_types import CandidateRow
 from autotune.report.document_types import read_answer
-from autotune.report.html.charts import frontier
 from autotune.report.html.render import figures_of, markdown, render
+from autotune.report.html.speed_chart import frontier
 from tests.report.answers import answered
 from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -217,28 +218,23 @@ def test_packed_weights_stored_as_bfloat16_are_not_cast() -> None:
     assert model.model.layers[0].self_attn.q_proj.weight.dtype is torch.bfloat16
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        {"load_in_4bit": True},
-        {"load_in_8bit": True},
-        {"gptq_bits": 4},
-    ],
+QUANTISED: tuple[dict[str, Any], ...] = (
+    {"load_in_4bit": True},
+    {"load_in_8bit": True},
+    {"gptq_bits": 4},
 )
+ADAPTERS: tuple[dict[str, Any], ...] = ({}, {"lora_dropout": 0.1}, {"use_dora": True})
+NOT_IN_PEFT = ({"gptq_bits": 4}, {"use_dora": True})
+
+
 @pytest.mark.parametrize(
-    "lora_settings",
-    [
-        {},
-        {"lora_dropout": 0.1},
-        {"use_dora": True},
-    ],
+    ("settings", "lora_settings"),
+    [case for case in itertools.product(QUANTISED, ADAPTERS) if case != NOT_IN_PEFT],
 )
 def test_adapters_train_on_quantised_models(
     settings: dict[str, Any], lora_settings: dict[str, Any]
 ) -> None:
     peft = pytest.importorskip("peft")
-    if "use_dora" in lora_settings and "gptq_bits" in settings:
-        pytest.skip("peft has no DoRA for GPTQ")
 
     def code() -> None:
         model = peft.prepare_model_for_kbit_training(

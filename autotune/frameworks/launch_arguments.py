@@ -1,0 +1,148 @@
+"""Arguments of a training command: its settings by name, and their values."""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+
+import yaml
+
+from autotune.core.shell_script import UNKNOWN, Word
+from autotune.core.space import KnobValue
+from autotune.core.user_script import StatedSetting
+from autotune.frameworks.base import Field
+from autotune.frameworks.launch_kinds import LaunchKind
+
+
+def stated_settings(
+    kind: LaunchKind,
+    launcher: Sequence[Word],
+    arguments: Sequence[Word],
+) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield each setting of a training command by its name. `launcher`: words before its
+    arguments.
+    """
+    if kind.reads_launcher:
+        # Each option has one value: the script, which is the last word, may follow it.
+        yield from _options(kind, launcher[:-1], most_values=1)
+    if kind.dotted:
+        yield from _assignments(kind, arguments)
+    else:
+        yield from _options(kind, arguments, most_values=len(arguments))
+
+
+def _assignments(
+    kind: LaunchKind,
+    arguments: Sequence[Word],
+) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield the settings of Hydra's command line: `name=value`, `+name=value`, `++name=value`."""
+    for word in arguments:
+        full_name, equals, value = word.text.partition("=")
+        name = full_name.lstrip("+")
+        if not equals or name.startswith(("~", "-", "hydra.")):
+            continue
+        prefix = full_name.removesuffix(name)
+        if len(value) > 1 and value[0] == value[-1] and value[0] in "'\"":
+            value = value[1:-1]
+        yield (
+            kind.former.get(name, name),
+            StatedSetting(
+                text=value,
+                line=word.line,
+                span=word.span,
+                prefix=prefix,
+                unset=word.unset,
+            ),
+        )
+
+
+def _options(
+    kind: LaunchKind,
+    arguments: Sequence[Word],
+    most_values: int,
+) -> Iterator[tuple[str, StatedSetting]]:
+    """Yield each option with its values."""
+    remaining = collections.deque(arguments)
+    while remaining:
+        option = remaining.popleft()
+        if not option.text.startswith("--") or option.text == "--":
+            continue
+        flag, equals, value = option.text[2:].partition("=")
+        name = flag.replace("-", "_")
+        name = kind.former.get(name, name)
+        if equals:
+            setting = StatedSetting(
+                text=value,
+                line=option.line,
+                span=None,
+                option=option.span,
+                unset=option.unset,
+            )
+            yield name, setting
+            continue
+
+        values: list[Word] = []
+        while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
+            values.append(remaining.popleft())
+        text = None
+        span = None
+        if values:
+            text = " ".join(word.text for word in values)
+        if len(values) == 1:
+            span = values[0].span
+        yield (
+            name,
+            StatedSetting(
+                text=text,
+                line=option.line,
+                span=span,
+                option=option.span,
+                unset=_unset_of(option, values),
+            ),
+        )
+
+
+def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
+    names = list(option.unset)
+    if not values:
+        names += option.missing
+    for value in values:
+        names += value.unset
+    return tuple(dict.fromkeys(names))
+
+
+def is_known(setting: StatedSetting) -> bool:
+    """Return False for a value that only a run of the script can yield."""
+    return setting.text is None or UNKNOWN not in setting.text
+
+
+def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
+    """Return the value as the framework's parser reads it."""
+    if stated.text is None:
+        return True
+    try:
+        value = yaml.safe_load(stated.text)
+    except yaml.YAMLError:
+        value = stated.text
+
+    # 1. Numbers in the type of the setting.
+    takes_float = "float" in field.kinds
+    takes_int = "int" in field.kinds
+    takes_text = "str" in field.kinds
+    if isinstance(value, str) and not takes_text and (takes_float or takes_int):
+        with contextlib.suppress(ValueError):
+            value = float(value)
+    if isinstance(value, float) and takes_int and not takes_float and value.is_integer():
+        value = int(value)
+    is_int = isinstance(value, int) and not isinstance(value, bool)
+    if is_int and takes_float and not takes_int:
+        with contextlib.suppress(OverflowError):
+            value = float(value)
+
+    # 2. What is no plain value, or of another type than the setting, stays a text.
+    if not isinstance(value, bool | int | float | str | None):
+        return stated.text
+    if takes_text and value is not None and type(value).__name__ not in field.kinds:
+        return stated.text
+    return value

@@ -1,0 +1,111 @@
+"""Inputs of a request outside of its flags: hardware, interpreter, space, and the user's file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from autotune import frameworks
+from autotune.catalog import space_files
+from autotune.core.errors import BadInput
+from autotune.core.job import Hardware
+from autotune.core.space import SearchSpace
+from autotune.frameworks.base import Trainer
+from autotune.machine import environment
+from autotune.request.origins import HeldSetting
+from autotune.request.precedence import choose_training
+from autotune.request.resources import target_hardware
+from autotune.request.searched_space import accepted_settings
+from autotune.request.sources.config_file import read_config_file
+from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
+from autotune.request.sources.reader import SourceReader
+from autotune.request.values import FlagValues, SettingChoice, UserFile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sources:
+    """Inputs of a request outside of its flags."""
+
+    hardware: Hardware
+    trainer: Trainer
+    space: SearchSpace  # of --space, or of the trainer; with the knobs for these devices
+    python: Path  # interpreter of the training environment
+    file: UserFile | None
+    exported: HeldSetting | None  # allocator settings of this shell; None: none that count
+
+
+def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
+    """Read the user's file and the space, which decide framework and method together."""
+    training = flags.training
+    choice = flags.file
+    hardware = target_hardware(flags.hardware)
+    python = environment.interpreter(training.python)
+
+    # 1. A script names framework and method itself.
+    file: UserFile | None = None
+    is_predicted = flags.hardware.mode == "predict" or not hardware.here
+    if choice is not None and choice.flag != "--config":
+        from autotune.request.sources.scripts import read_script  # with parsers of shell and Python
+
+        inspection = (python, hardware, training.method, is_predicted)
+        file = read_script(choice, reader, flags.settings.stated_by_flags, inspection)
+
+    # 2. The trainer, and its space.
+    space = None if training.space is None else space_files.load_space(training.space)
+    framework, method = choose_training(training, file, space)
+    trainer = None if file is None else file.trainer
+    if trainer is None:
+        trainer = frameworks.trainer(framework, method)
+    if space is None:
+        space = space_files.load_space(trainer.space)
+    space = space.on(hardware.count if hardware.kind == "cuda" else 0)
+
+    # 3. A configuration file is read as one of this method.
+    if choice is not None and choice.flag == "--config":
+        _refuse_config_of_trl(trainer)
+        file = reader.once(read_config_file, choice, method)
+    return Sources(
+        hardware=hardware,
+        trainer=trainer,
+        space=space,
+        python=python,
+        file=file,
+        exported=None
+        if sets_allocator(file)
+        else _exported(flags.settings, space, trainer, hardware),
+    )
+
+
+def _refuse_config_of_trl(trainer: Trainer) -> None:
+    if not trainer.reads_config:
+        raise BadInput(
+            f"--config reads TRL's files, not {trainer.name}'s.",
+            way_out=(
+                f"Give {trainer.name}'s settings one by one, under their own names: --set"
+                f" {next(iter(trainer.fields()))}=..."
+            ),
+        )
+
+
+def _exported(
+    choice: SettingChoice,
+    space: SearchSpace,
+    trainer: Trainer,
+    hardware: Hardware,
+) -> HeldSetting | None:
+    """Return the exported allocator settings, where they count.
+
+    They count for GPUs of this machine, since another shell starts a run elsewhere, and unless a
+    flag names them.
+    """
+    setting = exported_allocator()
+    if setting is None or hardware.kind != "cuda" or not hardware.here:
+        return None
+    is_known = setting.name in space or setting.name in accepted_settings(trainer)
+    return setting if is_known and not choice.names(setting.name) else None
+
+
+def with_exported(choice: SettingChoice, exported: HeldSetting | None) -> SettingChoice:
+    if exported is None:
+        return choice
+    return replace(choice, hold={**choice.hold, exported.name: exported})

@@ -1,0 +1,285 @@
+"""Launch of a framework with settings on its command line or in TOML files: those that are held."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from autotune.core.errors import BadInput
+from autotune.core.space import KnobValue, setting_text
+from autotune.core.units import counted
+from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.frameworks.base import Field, Trainer, plain_default
+from autotune.frameworks.configuration_files import why_unread
+from autotune.frameworks.copied_defaults import CopiedDefault, copied_defaults, named_file
+from autotune.frameworks.launch_arguments import is_known, stated_value
+from autotune.frameworks.launch_kinds import LaunchKind
+from autotune.frameworks.trl.user_config import UserConfig
+from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
+from autotune.request.origins import Origin, Source
+
+OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path|_name)$")
+"""Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
+
+
+def origin_of(launch: LaunchScript, stated: StatedSetting) -> Origin:
+    return Origin(
+        source=Source.FILE,
+        place=launch.path,
+        line=stated.line,
+    )
+
+
+def framework_launch_config(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+    stated_by_flags: frozenset[str],
+) -> tuple[UserConfig, dict[str, Origin]]:
+    """Return the settings that the framework's table has; the others stay in the script."""
+    fields = _known_fields(kind, trainer)
+    _refuse_unread_files(launch, kind, fields)
+    split = _split(launch, kind, trainer, fields, stated_by_flags)
+    if split.outputs:
+        names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
+        raise BadInput(
+            f"{launch.path}: {'; '.join(split.outputs.values())}.",
+            way_out=f"Write its value, or give it: {names}.",
+        )
+    copied = _copied(launch, kind, fields, stated_by_flags)
+    former = _former_defaults(launch, kind, stated_by_flags)
+    config = UserConfig(
+        path=Path(launch.path),
+        settings={**former, **{name: copied[name].value for name in copied}, **split.settings},
+        rest={},
+        notes=tuple(_notes(launch, split, trainer)),
+        assumed=(
+            *_assumed(launch, split, trainer, stated_by_flags),
+            *_about_copy(launch, kind, trainer, copied),
+            *(
+                f"{name}={setting_text(former[name])}, as in releases with these names"
+                for name in former
+            ),
+        ),
+    )
+    origins = {name: origin_of(launch, launch.stated[name]) for name in split.settings}
+    for name in former:
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=launch.path,
+            line=launch.line,
+        )
+    for name, default in copied.items():
+        place = os.path.relpath(default.file)
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=place,
+            line=default.line,
+        )
+    return config, origins
+
+
+def _former_defaults(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    stated_by_flags: frozenset[str],
+) -> dict[str, KnobValue]:
+    """Return the defaults of an earlier release, if the launch has its names."""
+    if not launch.is_former:
+        return {}
+    defaults: dict[str, KnobValue] = {}
+    for name, value in kind.former_defaults.items():
+        if name not in launch.stated and name not in stated_by_flags:
+            defaults[name] = value
+    return defaults
+
+
+def _copied(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
+) -> dict[str, CopiedDefault]:
+    """Return what the configuration files of a copy state, and neither command nor flags do."""
+    if kind.config_files is None:
+        return {}
+    unread = {*stated_by_flags, *kind.follows_hardware, kind.model, kind.adapter}
+    copied = copied_defaults(launch, kind.config_files, fields, kind.former)
+    defaults = {}
+    for name, default in copied.items():
+        if name not in unread and not name.startswith(kind.kept):
+            defaults[name] = default
+    return defaults
+
+
+def _about_copy(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+    copied: Mapping[str, CopiedDefault],
+) -> Iterator[str]:
+    """Yield the copy's defaults that decide memory, and a configuration file that is not here."""
+    by_file: dict[Path, list[str]] = {}
+    for name, default in copied.items():
+        if name in trainer.decides_memory:
+            by_file.setdefault(default.file, []).append(f"{name}={setting_text(default.value)}")
+    for file, settings in by_file.items():
+        yield (
+            f"{os.path.relpath(file)} is the configuration of this copy of {launch.framework}:"
+            f" {', '.join(settings)}"
+        )
+    config_name = launch.config_name
+    if config_name is None or kind.config_files is None:
+        return
+    if config_name.name.removesuffix(".yaml") + ".yaml" in kind.config_files.names:
+        return
+    if named_file(launch, config_name, kind.config_files) is None:
+        yield (
+            f"no setting of {config_name.name} (--config-name, line {config_name.line}), whose file"
+            " is not here: give them with --set NAME=VALUE, or run where it is"
+        )
+
+
+def _known_fields(kind: LaunchKind, trainer: Trainer) -> Mapping[str, Field]:
+    """Return the framework's fields, and settings for which only earlier releases had flags."""
+    fields = dict(trainer.fields())
+    for name in trainer.canonical:
+        if name not in fields and name in kind.former.values():
+            fields[name] = Field(kinds=("int",), default=None)
+    return fields
+
+
+def _refuse_unread_files(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    fields: Mapping[str, Field],
+) -> None:
+    if kind.files is None:
+        return
+    for name, stated in launch.stated.items():
+        reason = why_unread(kind.files, name, stated.text, fields)
+        if reason is not None:
+            raise BadInput(
+                f"{launch.path}, line {stated.line}: {reason}.",
+                way_out="Leave it out, or use --framework command.",
+            )
+
+
+@dataclass
+class _StatedSplit:
+    """Settings of a command by what becomes of them."""
+
+    settings: dict[str, KnobValue] = field(default_factory=dict)  # held
+    # Names that stay in the script, not considered
+    left_in_script: list[str] = field(default_factory=list)
+    unknown: list[str] = field(default_factory=list)  # names that are not known for the release
+    lacking: list[str] = field(default_factory=list)  # names without a value: by default
+    # Name -> why its value is only known by a run of the script
+    outputs: dict[str, str] = field(default_factory=dict)
+
+
+def _split(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+    fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
+) -> _StatedSplit:
+    split = _StatedSplit()
+    for name, stated in launch.stated.items():
+        if name in kind.follows_hardware or name == kind.model:
+            continue
+        if name.startswith(kind.kept):
+            split.left_in_script.append(name)
+        elif name not in fields:
+            is_ours = name.startswith(kind.sections)
+            is_ours |= trainer.known_names != frozenset() and name not in trainer.known_names
+            unread = split.unknown if is_ours else split.left_in_script
+            unread.append(name)
+        elif name in stated_by_flags and not is_readable(stated, fields[name]):
+            continue
+        elif lacks_value(stated, fields[name]):
+            if not _has_default(fields[name]):
+                raise without_value(launch.path, name, stated)
+            split.lacking.append(name)
+        elif not is_known(stated) and _has_default(fields[name]) and not _is_number(fields[name]):
+            split.lacking.append(name)
+        elif not is_known(stated):
+            split.outputs[name] = (
+                f"line {stated.line}: {name} is the output of a command, which is not run"
+            )
+        else:
+            value = stated_value(stated, fields[name])
+            if value is not None or "null" in fields[name].kinds:
+                split.settings[name] = value
+    return split
+
+
+def is_readable(stated: StatedSetting, setting: Field | None) -> bool:
+    return is_known(stated) and not lacks_value(stated, setting)
+
+
+def _is_number(setting: Field) -> bool:
+    return not {"int", "float"}.isdisjoint(setting.kinds)
+
+
+def _has_default(setting: Field) -> bool:
+    return setting.default is not None or setting.follows is not None
+
+
+def _assumed(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+    stated_by_flags: frozenset[str],
+) -> Iterator[str]:
+    """Yield what the answer rests on besides the script's own values."""
+    yield from launch.assumed
+    for name in split.lacking:
+        stated = launch.stated[name]
+        default = trainer.fields()[name].default
+        value = name if default is None else f"{name}={setting_text(default)}"
+        if stated.unset:
+            reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
+        else:
+            reason = f"has the output of a command, which is not run. Give it: --set {name}=VALUE"
+        yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
+    fields = trainer.fields()
+    for name, default in trainer.assumed_defaults.items():
+        if name in fields and name not in split.settings and name not in stated_by_flags:
+            yield (
+                f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
+                f" {default}: --set {name}=VALUE gives it"
+            )
+    for name in (*split.unknown, *split.left_in_script):
+        stated = launch.stated[name]
+        if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
+            yield f"no memory of the model of {name} (line {stated.line})"
+    if split.unknown:
+        places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
+        yield (
+            f"no effect on memory of settings that are not known for {launch.framework}"
+            f" {trainer.release}: {', '.join(places)}"
+        )
+
+
+def _notes(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+) -> Iterator[str]:
+    yield (
+        f"read from {launch.path}, line {launch.line}: {counted(len(split.settings), 'setting')}"
+        f" of {launch.framework} {launch.method}"
+    )
+    if launch.former:
+        releases = ", ".join(trainer.requires.values())
+        yield (
+            f"flags of an earlier {launch.framework} are read as those of {releases}, which is"
+            " modelled"
+        )
+    if split.left_in_script:
+        yield f"kept in the script, but not considered: {', '.join(split.left_in_script)}"

@@ -1,0 +1,151 @@
+"""Launch of TRL: the settings of its YAML file, overridden by the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import yaml
+
+from autotune.core.errors import BadInput
+from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.core.yaml_document import Document, KeyPath, read_document
+from autotune.frameworks.base import Field
+from autotune.frameworks.launch_arguments import is_known
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.requests import SIDE_EFFECTS
+from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.frameworks.unset_variables import lacks_value, without_value
+from autotune.request.origins import Origin
+from autotune.request.sources.config_file import origins_of
+from autotune.request.sources.framework_launch import is_readable, origin_of
+
+LAUNCHER_ONLY = frozenset(
+    {
+        "main_process_port",
+        "main_process_ip",
+        "nproc_per_node",
+        "nnodes",
+        "node_rank",
+        "master_addr",
+        "master_port",
+        "rdzv_backend",
+        "rdzv_endpoint",
+        "rdzv_id",
+        "standalone",
+        "num_cpu_threads_per_process",
+        "include",
+        "num_gpus",
+        "use_deepspeed",
+    }
+)
+"""Options of launchers before TRL's script, without an effect on the training."""
+
+OF_SCHEDULER = frozenset(
+    {
+        "num_processes",
+        "num_machines",
+        "machine_rank",
+        "main_process_ip",
+        "main_process_port",
+        "rdzv_conf",
+        "role",
+    }
+)
+"""Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
+
+BOOLEANS = {"1": True, "0": False, "t": True, "f": False, "T": True, "F": False}
+"""Words for true and false that transformers' argument parser takes, besides YAML's."""
+
+
+def trl_launch_config(
+    launch: LaunchScript,
+    fields: Mapping[str, Field],
+    stated_by_flags: frozenset[str],
+) -> tuple[UserConfig, dict[str, Origin]]:
+    """Return the settings of the YAML file behind `--config`, overridden by the command line."""
+    content: dict[str, object] = {}
+    places: dict[KeyPath, tuple[int, int]] = {}
+    repeated: tuple[str, ...] = ()
+    path = Path(launch.path)
+
+    # 1. The file.
+    config_file = launch.stated.get("config")
+    if config_file is not None and config_file.text:
+        path = _beside(launch, config_file.text)
+        document = read_document(path, last_counts=True)
+        repeated = document.repeated
+        content.update((str(name), value) for name, value in document.content.items())
+        places.update(document.places)
+
+    # 2. The command line.
+    for name, stated in launch.stated.items():
+        if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
+            continue
+        present_name = former_keys().present_name(name, fields)
+        if name in OF_SCHEDULER and not is_readable(stated, None):
+            continue
+        is_stated_by_flag = {name, present_name} & stated_by_flags
+        if is_stated_by_flag and not is_readable(stated, fields.get(present_name)):
+            continue
+        if lacks_value(stated, fields.get(present_name)):
+            raise without_value(launch.path, name, stated)
+        if is_known(stated):
+            content[name] = _trl_value(stated, fields.get(name))
+            places[(name,)] = (stated.line, 1)
+        elif not name.startswith(SIDE_EFFECTS):
+            raise BadInput(
+                f"{launch.path}, line {stated.line}: {name} is the output of a command, which is"
+                " not run.",
+                way_out=f"Write its value, or give it with --hold {name}=VALUE.",
+            )
+
+    # 3. The launcher's own file, which is relative to the script.
+    if "config_file" in content:
+        accelerate_file = _beside(launch, str(content.pop("config_file")))
+        content["accelerate_config"] = str(accelerate_file.absolute())
+        places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
+
+    document = Document(
+        path=path,
+        content=content,
+        places=places,
+        repeated=repeated,
+    )
+    config = split_document(document, launch.method)
+    config = replace(config, assumed=(*launch.assumed, *config.assumed))
+    origins = origins_of(config, document, launch.method)
+    for key, stated in launch.stated.items():
+        name = former_keys().present_name(key, fields)
+        if name in origins:
+            origins[name] = origin_of(launch, stated)
+    return config, origins
+
+
+def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
+    """Return the value as TRL's parser reads it."""
+    if stated.text is None:
+        return True
+    kinds = () if setting is None else setting.kinds
+    if "list" in kinds:
+        return [yaml.safe_load(word) for word in stated.text.split()]
+    if "bool" in kinds and not {"int", "float"} & {*kinds} and stated.text in BOOLEANS:
+        return BOOLEANS[stated.text]
+    try:
+        value: object = yaml.safe_load(stated.text)
+    except yaml.YAMLError:
+        return stated.text
+    is_number_or_date = not isinstance(value, dict | list | bool | None)
+    if is_number_or_date and "str" in kinds and "float" not in kinds:
+        return stated.text
+    return value
+
+
+def _beside(launch: LaunchScript, name: str) -> Path:
+    """Return the path of a file: in the working folder, else beside the script."""
+    path = Path(name).expanduser()
+    if path.is_absolute() or path.is_file():
+        return path
+    beside_script = Path(launch.path).parent / path
+    return beside_script if beside_script.is_file() else path

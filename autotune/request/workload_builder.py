@@ -1,0 +1,189 @@
+"""Model and workload of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from autotune.catalog import model_lookup
+from autotune.catalog.assumed_shapes import model_named_by
+from autotune.core.dataset import TokenLengths, refuse_unreadable
+from autotune.core.errors import BadInput
+from autotune.core.job import Model, Workload
+from autotune.core.space import KnobValue, SearchSpace
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
+from autotune.frameworks.trl.settings import OFFLINE
+from autotune.request.inputs import Sources
+from autotune.request.merged_settings import MergedSettings, completed_settings
+from autotune.request.origins import values_of
+from autotune.request.sources import length_sources
+from autotune.request.values import FlagValues, LengthChoice, SettingChoice, UserFile
+
+
+def model_of(flags: FlagValues, file: UserFile | None) -> Model:
+    if file is not None and file.made_model is not None:
+        return file.made_model
+    name = flags.model.name or (None if file is None else file.model)
+    hinted = _hinted_model(flags, file)
+    if name is None and hinted is not None:
+        return hinted
+    if name is None:
+        reason = "" if file is None else file.why_no_model
+        raise BadInput(
+            reason or "No model was named.",
+            way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
+        )
+    try:
+        model = model_lookup.find_model(name, is_of_script=flags.model.name is None)
+    except BadInput as error:
+        if hinted is not None:
+            return hinted
+        if file is None or flags.model.name or not file.why_no_model:
+            raise
+        raise BadInput(f"{file.why_no_model} {error.what}", way_out=error.way_out) from error
+    if flags.model.weights == "real" and not model_lookup.has_weights(model.folder):
+        raise BadInput(
+            f"--weights real needs the weights of {model.name} on this machine, and only its shape"
+            " is here.",
+            way_out=(
+                f"Fetch them with `hf download {model.name}`, or leave --weights out: memory and"
+                " speed are the same."
+            ),
+        )
+    return model
+
+
+def _hinted_model(flags: FlagValues, file: UserFile | None) -> Model | None:
+    """Return the shape that the file speaks of elsewhere, as in the name of its run."""
+    if file is None or flags.model.name is not None:
+        return None
+    return model_named_by(file.model_hints)
+
+
+def workload_of(
+    flags: FlagValues,
+    sources: Sources,
+    settings: MergedSettings,
+    space: SearchSpace,
+    model: Model,
+) -> Workload:
+    file = sources.file
+    trainer = sources.trainer
+    held_values = values_of(settings.held_settings)
+    lengths = _completion_lengths(flags.lengths, trainer.method)
+    typical = flags.lengths.typical_completion
+    if typical is None and lengths is not None:
+        typical = max(1, round(lengths.mean))
+    global_batch = _global_batch(flags.settings, sources, settings, space)
+    workload = Workload(
+        model=model,
+        method=trainer.method,
+        framework=trainer.name,
+        python=sources.python,
+        tuning=settings.tuning.tuning,
+        weights=flags.model.weights,
+        global_batch=global_batch,
+        typical_completion_length=typical,
+        completion_lengths=lengths,
+        prompt_lengths=_prompt_lengths(flags.lengths),
+        dataset=flags.model.dataset,
+        held_values=held_values,
+        trust_remote_code=bool(held_values.get("trust_remote_code", False)),
+        seed=flags.search.seed,
+    )
+    if file is not None:
+        workload = _with_file(workload, file, settings)
+    # A prediction needs no rows: the longest ones are assumed.
+    if workload.dataset is not None and (flags.model.dataset or sources.hardware.here):
+        refuse_unreadable(workload.dataset)
+    return workload
+
+
+def _with_file(
+    workload: Workload,
+    file: UserFile,
+    settings: MergedSettings,
+) -> Workload:
+    """Return the workload with what the user's file states."""
+    config = file.config
+    unstated: dict[str, KnobValue] = {}
+    for name, value in settings.defaults.items():
+        is_held = name in workload.held_values and workload.held_values[name] == value
+        if is_held and name not in settings.tuning.settings:
+            unstated[name] = value
+    return replace(
+        workload,
+        weights=file.weights or workload.weights,
+        dataset=workload.dataset or config.dataset,
+        config_file=config.path,
+        user_settings=dict(config.rest),
+        stated={**config.settings, **config.rest, **config.moved},
+        defaults=unstated,
+        launch=file.launch,
+        script=file.script,
+    )
+
+
+def _completion_lengths(choice: LengthChoice, method: str) -> TokenLengths | None:
+    if choice.completions is None:
+        return None
+    if method in OFFLINE:
+        raise BadInput(
+            f"--lengths {choice.completions}: {method} trains on given rows and generates no"
+            " completions.",
+            way_out="Leave it out; --dataset states the lengths of your rows.",
+        )
+    return length_sources.read(choice.completions)
+
+
+def _prompt_lengths(choice: LengthChoice) -> TokenLengths | None:
+    if choice.prompts is None:
+        return None
+    if choice.completions is None:
+        raise BadInput(
+            f"--prompt-lengths {choice.prompts}: without --lengths they change nothing.",
+            way_out="Give --lengths, the completions that occur, as well.",
+        )
+    return length_sources.read_prompts(choice.prompts)
+
+
+def _global_batch(
+    choice: SettingChoice,
+    sources: Sources,
+    settings: MergedSettings,
+    space: SearchSpace,
+) -> int | None:
+    """Return completions per optimizer step: by flag, by micro-batch and accumulation of flags or
+    file, or as the space assumes. None: they follow from the framework's own settings.
+    """
+    if choice.global_batch is not None:
+        return choice.global_batch
+    trainer = sources.trainer
+    file = sources.file
+
+    # 1. The settings that make the batch.
+    has_own_parts = MICRO_BATCH in settings.of_flags and ACCUMULATION in settings.of_flags
+    if not trainer.completions_each and (file is not None or ACCUMULATION in settings.of_flags):
+        return None  # it follows from what fills a micro-batch
+    if file is None and not has_own_parts:
+        assumed = space.assume.get("global_batch")
+        return assumed if isinstance(assumed, int) else None
+    defaults = {name: setting.default for name, setting in trainer.fields().items()}
+    if MICRO_BATCH not in defaults or ACCUMULATION not in defaults:
+        return None
+
+    # 2. Their product.
+    held_values = values_of(settings.held_settings)
+    stated: Mapping[str, KnobValue] = held_values
+    if file is not None and not has_own_parts and MICRO_BATCH not in file.unread:
+        stated = file.config.settings
+    micro_batch = stated.get(MICRO_BATCH, defaults[MICRO_BATCH])
+    accumulation = stated.get(ACCUMULATION, defaults[ACCUMULATION])
+    completed = completed_settings(trainer, held_values)
+    if accumulation is None:
+        of_file = {**completed, MICRO_BATCH: micro_batch}
+        accumulation = trainer.default_accumulation(of_file, sources.hardware.count)
+    if not isinstance(micro_batch, int) or not isinstance(accumulation, int):
+        return None
+    ranks = trainer.ranks(completed, sources.hardware.count)
+    return micro_batch * accumulation * ranks * trainer.completions_each

@@ -1,0 +1,60 @@
+"""Packages without which tests skip: the environment of `make test` has all of them but a few.
+
+In an environment that lost one of them hundreds of tests would skip, and the run would pass.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parent
+NOT_INSTALLED = {
+    "liger_kernel": "laid over the environment for its own tests",
+    "mlflow": "an extra for one tracker",
+    "sky": "a client of clouds, larger than the rest of the environment",
+    "trackio": "an extra for one tracker",
+    "wandb": "an extra for one tracker",
+}
+"""Package -> why `make test` does not install it."""
+
+RUN_ELSEWHERE = ("accepts", "sees", "on_nodes")
+"""Folders with programs for the environments of other frameworks, and for other machines."""
+
+
+def _packages_of(file: Path) -> Iterator[str]:
+    """Yield the packages without which tests of a file skip."""
+    for node in ast.walk(ast.parse(file.read_text())):
+        if not isinstance(node, ast.Call) or not node.args:
+            continue
+        name = node.args[0]
+        looks = ast.unparse(node.func).endswith(("importorskip", "find_spec"))
+        if looks and isinstance(name, ast.Constant):
+            yield str(name.value).partition(".")[0]
+
+
+def packages() -> set[str]:
+    names: set[str] = set()
+    for file in TESTS.rglob("*.py"):
+        if file.parent.name not in RUN_ELSEWHERE:
+            names.update(_packages_of(file))
+    return names
+
+
+PACKAGES = packages()
+
+
+def test_the_listed_packages_are_those_of_skips() -> None:
+    assert {"torch", "trl", "vllm", "ray"} < PACKAGES, "nothing was found, or this test is stale"
+    assert set(NOT_INSTALLED) <= PACKAGES
+
+
+@pytest.mark.parametrize("package", sorted(PACKAGES - set(NOT_INSTALLED)))
+def test_no_test_skips_for_a_package_of_the_environment(package: str) -> None:
+    assert importlib.util.find_spec(package) is not None, (
+        f"tests skip without {package}: install it, or say in NOT_INSTALLED why it is absent"
+    )
