@@ -31,7 +31,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.measured_data import with_longest_prompt
 
 CHECKPOINT = "{checkpoint}"
-STEP = "{step}"
+STEP_NUMBER = "{step}"
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -392,9 +392,9 @@ def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, t
 
 def check_pattern(pattern: str | None) -> None:
     """Refuse a pattern of checkpoints whose steps could not be told apart."""
-    if pattern is not None and STEP not in Path(pattern).name:
+    if pattern is not None and STEP_NUMBER not in Path(pattern).name:
         raise BadInput(
-            f"--checkpoints {pattern}: its last part has no {STEP}.",
+            f"--checkpoints {pattern}: its last part has no {STEP_NUMBER}.",
             way_out="Write {step} where the number of the step is: --checkpoints 'out/step_{step}'",
         )
 

@@ -7,7 +7,7 @@ The trainer's own methods are the phases, the outermost one counts. Counters are
 
 A phase that raises the mark has the new mark as its peak. Another one has at least what is held at
 its begin and its end. On a GPU this is its peak, because torch's reserved memory only grows inside
-a phase. On a CPU it is a lower bound.
+a phase, unless the allocator gives its cache back. On a CPU it is a lower bound.
 """
 
 from __future__ import annotations

@@ -76,9 +76,9 @@ def test_growing_rows_are_saved_and_go_on_before_memory_runs_out(tmp_path: Path)
     assert first["change"] == {"micro": "2", "accumulate": "2"}
     assert second["last_step"] == second["from_step"] + STEPS_AFTER_THE_RESTART
 
-    # 3. MemoryWatch reports the phases: the forward pass and the optimizer's state of this tiny
-    # model stay below the whole process, and the checkpoint was one.
+    # 3. MemoryWatch reports the phases, the saving among them.
     phases = first["phase_peak_bytes"]
     assert {"forward", "backward", "optimizer", "checkpoint"} <= phases.keys()
-    assert 0 < max(phases.values()) <= first["host_peak_bytes"]
+    # Guard and trainer read the same process, not at the same moment.
+    assert max(phases.values()) == pytest.approx(first["host_peak_bytes"], rel=0.1)
     assert first["longest_row"] > second["longest_row"] / 2 and first["ran_out"] is None
