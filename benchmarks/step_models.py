@@ -13,8 +13,8 @@ Of 337 points of 74 families, 38 are exceptions. Causes were looked for in a few
 
 - SFT (23 of 95 points, 20 of them in device memory, 0.3 to 5 %): the rows of all micro-batches are
   collated at the end of loading, so the number of allocations in that block depends on the point,
-  and its bytes are scaled by part: the weights with them, by 0.1 % or less of the peak. The reuse of
-  cached blocks then differs.
+  and its bytes are scaled by part: the weights with them, by 0.1 % or less of the peak. The reuse
+  of cached blocks then differs.
 - GRPO with an engine (7 points, 0.5 to 3.5 % of device memory; one of them is left undecided where
   its trace fits): loops of the scoring pass allocate as often as at the survey's first point.
   Allocated bytes are equal within 0.005 %; torch's cache keeps more or less.

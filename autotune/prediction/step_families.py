@@ -237,8 +237,7 @@ def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
 
 
 def _separates(points: Sequence[Point]) -> bool:
-    """Return True if one surveyed point is the lowest in every coordinate and another one the
-    highest.
+    """Return True if one surveyed point is the lowest in every coordinate and one the highest.
 
     The points of a search may have one micro-batch for each number of micro-steps: what depends on
     their product is a constant there, and elsewhere it is not.
@@ -246,7 +245,7 @@ def _separates(points: Sequence[Point]) -> bool:
     columns = list(zip(*points, strict=True))
     lowest = Point(*map(min, columns))
     highest = Point(*map(max, columns))
-    return lowest != highest and {lowest, highest} <= set(points)
+    return {lowest, highest} <= set(points)
 
 
 def _in_range(points: Sequence[Point], requested: Sequence[Point]) -> bool:
