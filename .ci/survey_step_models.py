@@ -22,7 +22,7 @@ from pathlib import Path
 from autotune.core.errors import AutotuneError
 from autotune.core.files import write_atomically
 from autotune.core.space import Candidate, KnobValue
-from autotune.estimate.screening import Point, StepModel
+from autotune.estimate.screening import Point, StepModel, point_of
 from autotune.estimate.screening.request_points import Request
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.service import PredictionService
@@ -179,7 +179,7 @@ class SurveyedModels(StepModels):
         return unpacked(content) if content else None
 
     def surveyed_points(self, request: Request) -> tuple[Point, ...]:
-        return ()
+        return (point_of(request),)  # as if asked before: a first answer is a model of its point
 
     def is_refused(self, request: Request) -> bool:
         return self._read(self._file(request)) == b""

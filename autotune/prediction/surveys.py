@@ -1,7 +1,9 @@
 """Surveys of families, and the step models found so far: what the services of one command share.
 
-A model comes from a store if one has it (`step_models`), else from a survey now. Candidates so few
-that a survey would take longer are traced one by one; `traced_alone` decides.
+A model comes from a store if one has it (`step_models`), else from a survey now. The first answer
+waits for no survey: two short traces of its own point are a model of that point, and the second
+point of a family begins its survey. Candidates so few that a survey would take longer are traced
+one by one; `traced_alone` decides.
 """
 
 from __future__ import annotations
@@ -83,8 +85,8 @@ class Surveys:
     def model_at(
         self, request: Request, repetition: LayerRepetition | None
     ) -> SurveyedModel | None:
-        """Return the model for one candidate, surveyed around its point if none is stored. None:
-        it is traced alone.
+        """Return the model for one candidate, surveyed at or around its point if none is stored.
+        None: it is traced alone.
         """
         stored = self._stored
         if stored is None:
@@ -97,8 +99,9 @@ class Surveys:
             return None
         earlier = stored.surveyed_points(request)
         points = points_around(request, earlier)
-        if crosses_window(request, points):
-            return None
+        is_first_answer = self._reference is None and not earlier
+        if is_first_answer or crosses_window(request, points):
+            points = [point_of(request)]
         try:
             surveyed = self._survey(request, points, repetition)
             if _serves_single_candidates(surveyed.model):
@@ -157,17 +160,19 @@ class Surveys:
         def trace_point(point: Point, layers: int | None) -> Trace:
             return self.trace(request_at(request, point, layers))
 
-        planned = initial_traces(points, repetition, self._batches)
-        self.expect(request_at(request, *plan) for plan in planned)
+        if len(points) > 1:  # else two traces: a second process would start for one of them
+            planned = initial_traces(points, repetition, self._batches)
+            self.expect(request_at(request, *plan) for plan in planned)
         model = survey(trace_point, points, repetition, self._reference, self._reference_batches)
         if self._stored is not None:
             if _serves_single_candidates(model):
                 self._stored.keep(request, model, points)
             else:
                 self._stored.refuse(request)
-        if self._reference is None:
-            self._reference_batches = tuple(point.micro_batch for point in points)
-        self._reference = model
+        if len(points) > 1:
+            if self._reference is None:
+                self._reference_batches = tuple(point.micro_batch for point in points)
+            self._reference = model
         return SurveyedModel(
             model=model,
             points=tuple(points),

@@ -49,7 +49,8 @@ class Tracers:
 def test_only_an_exact_model_of_the_operations_is_kept(tmp_path: Path, regular: bool) -> None:
     store = models(tmp_path)
     surveys = Surveys(Tracers(regular=regular), store)  # type: ignore[arg-type]
-    surveyed = surveys.model_at(request(), REPETITION)
+    surveys.model_at(request(settings={"gradient_accumulation_steps": 8}), REPETITION)
+    surveyed = surveys.model_at(request(), REPETITION)  # a second point: the family is surveyed
 
     assert (surveyed is not None) is regular
     # A later command neither takes the model for exact, nor surveys the family again.

@@ -49,9 +49,9 @@ def apply(trace: Trace, sharding: Sharding) -> ShardedTrace:
 def compared_ranks(trace: Trace, sharding: Sharding) -> list[ShardedTrace]:
     """Return the ranks one of which reserves most: first, last and, under ZeRO-1 and ZeRO-2, the
     one with most reduced gradients; with `begins_on_meta`, the last. Equal ranks are one, as all of
-    DDP are.
+    DDP and of ZeRO-3 are.
     """
-    if sharding.kind == "ddp":
+    if sharding.kind in ("ddp", "zero3"):
         return [apply(trace, sharding)]
     last = sharding.ranks - 1
     ranks = {0, last}

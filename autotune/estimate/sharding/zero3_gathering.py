@@ -227,10 +227,10 @@ class Gathering:
             if parameter not in self._persistent and not is_prefetched:
                 plan.add(parameter)
         distance = 0
-        for later in self._order[at:]:
+        for place in range(at, len(self._order)):
             if distance >= self._sharding.max_reuse_distance:
                 break
-            for parameter in self._of(later):
+            for parameter in self._of(self._order[place]):
                 plan.discard(parameter)
                 distance += self._usage.parameters[parameter].count
         fixed = frozenset(plan)

@@ -183,6 +183,8 @@ def _run_on_fake_tensors(
         for model in reversed(models):
             fsdp2.shard(model, spec, tracker, scores=model is not trained)
         annotator.mark_layers(trained)
+        for model in other_models:
+            annotator.count_layers(model)
 
         # 2. Uses of parameters. Under ZeRO-3 each model is partitioned by an engine of its own.
         log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)

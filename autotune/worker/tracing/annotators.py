@@ -140,6 +140,20 @@ class StepAnnotator(NullAnnotator):
         for index, layer in enumerate(layers_of(model)):
             self._mark_layer(index, layer)
 
+    def count_layers(self, model: Any) -> None:
+        """Count the work in the layers of a model that is not trained, from now on."""
+        ledger = self.ledger
+
+        def begins(*_: Any) -> None:
+            ledger.in_other_layer = True
+
+        def ends(*_: Any) -> None:
+            ledger.in_other_layer = False
+
+        for layer in layers_of(model):
+            layer.register_forward_pre_hook(begins)
+            layer.register_forward_hook(ends)
+
     def _mark_layer(self, index: int, layer: Any) -> None:
         ledger = self.ledger
 

@@ -59,6 +59,7 @@ class Ledger:
         self.phase = "load"
         self.step = 0
         self.layer: int | None = None
+        self.in_other_layer = False  # of a model that is not trained: its work counts, unmarked
         self.closed = False
         self.enter("load")
 
@@ -133,7 +134,7 @@ class Ledger:
         self.kernels[phase] += 1
         if dtype:
             self.flops[phase, dtype] += flops
-        if self.layer is not None:
+        if self.layer is not None or self.in_other_layer:
             self.in_layers[phase, "moved_bytes"] += moved_bytes
             self.in_layers[phase, "kernels"] += 1
             if dtype:

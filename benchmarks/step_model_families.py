@@ -1,0 +1,113 @@
+"""Families of which `step_models.py` compares points: chosen ones, then drawn ones without end.
+
+A drawn family is a model, GPUs, a method and changes of its defaults. Models whose shape is that of
+another (Coder, Math, distilled ones) are among them: they are answered from its step models. Small
+models are drawn more often, since many points are wanted: a trace takes seconds for each.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+
+from autotune.core.space import KnobValue
+
+Family = tuple[str, str, Mapping[str, str], Mapping[str, KnobValue]]
+
+LORA, FULL = {"tuning": "lora"}, {"tuning": "full"}
+SFT, DPO = {"method": "sft"}, {"method": "dpo"}
+VLLM, KEPT = {"use_vllm": True}, {"gradient_checkpointing": False}
+ZERO2, ZERO3 = {"sharding": "zero2"}, {"sharding": "zero3"}
+
+CHOSEN: Sequence[Family] = (
+    ("Qwen2.5-0.5B", "A100-40G", LORA, {}),
+    ("Qwen2.5-0.5B", "A100-40G", LORA, VLLM),
+    ("Qwen2.5-0.5B", "2xH100", LORA, ZERO3),
+    ("Qwen2.5-0.5B", "2xA100-40G", LORA, ZERO2),
+    ("Qwen2.5-0.5B", "A100-40G", FULL, {}),
+    ("Qwen2.5-0.5B", "2xA100-40G", FULL, ZERO2),
+    ("Qwen2.5-0.5B", "4xA100-40G", FULL, {**ZERO3, **VLLM}),
+    ("Qwen2.5-0.5B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-0.5B", "A100-40G", {**LORA, **DPO}, KEPT),
+    ("Qwen2.5-0.5B", "A100-40G", LORA, {"load_in_4bit": True}),
+    ("Llama-3.2-1B", "A100-40G", LORA, {}),
+    ("Llama-3.2-1B", "H100", LORA, {**VLLM, **KEPT}),
+    ("Llama-3.2-1B", "2xA100-40G", FULL, VLLM),
+    ("Llama-3.2-1B", "2xH100", LORA, ZERO3),
+    ("Qwen3-0.6B", "A100-40G", LORA, KEPT),
+    ("Qwen3-0.6B", "2xH100", LORA, VLLM),
+    ("Qwen2.5-1.5B", "A100-40G", LORA, VLLM),
+    ("Qwen2.5-1.5B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-7B", "2xA100-40G", LORA, {}),
+    ("Qwen2.5-7B", "2xA100-40G", LORA, ZERO3),
+    ("Llama-3.1-8B", "2xA100-80G", LORA, KEPT),
+    ("Llama-3.1-8B", "4xH100", FULL, {**ZERO3, **VLLM}),
+    ("Llama-3.2-1B", "2xA100-40G", FULL, ZERO2),
+    ("Llama-3.2-1B", "A100-40G", {**LORA, **SFT}, KEPT),
+    ("Qwen3-0.6B", "2xA100-40G", FULL, ZERO3),
+    ("Qwen3-0.6B", "A100-40G", {**LORA, **SFT}, {}),
+    ("Qwen2.5-0.5B", "2xH100", {**LORA, **SFT}, ZERO2),
+    ("SmolLM2-1.7B", "A100-40G", LORA, {}),
+    ("SmolLM2-1.7B", "2xH100", LORA, {**ZERO3, **VLLM}),
+    ("SmolLM3-3B", "A100-40G", LORA, VLLM),
+    ("Mistral-7B-v0.3", "2xA100-40G", LORA, KEPT),
+    ("Phi-4", "2xH100", LORA, {}),
+    ("Qwen2.5-14B", "2xH100", LORA, ZERO3),
+)
+
+SMALL_MODELS = (
+    "Qwen2.5-0.5B",
+    "Qwen2.5-1.5B",
+    "Qwen2.5-Coder-1.5B",
+    "Qwen2.5-Math-1.5B",
+    "Qwen3-0.6B",
+    "Qwen3-1.7B",
+    "Llama-3.2-1B",
+    "SmolLM2-1.7B",
+)
+LARGER_MODELS = (
+    "Qwen2.5-3B",
+    "Qwen3-4B",
+    "Llama-3.2-3B",
+    "Qwen2.5-7B",
+    "Qwen2.5-Coder-7B",
+    "Llama-3.1-8B",
+    "DeepSeek-R1-Distill-Llama-8B",
+    "Qwen3-8B",
+    "Mistral-7B-v0.3",
+    "Phi-4",
+    "Qwen2.5-14B",
+)
+SHARE_OF_SMALL = 0.7
+
+GPUS = ("A100-40G", "2xA100-40G", "A100-80G", "4xA100-80G", "H100", "2xH100", "8xH100")
+FLAGS = (
+    LORA,
+    FULL,
+    {**LORA, **SFT},
+    {**FULL, **SFT},
+    {**LORA, **DPO},
+    {**FULL, **DPO},
+)
+CHANGES: Sequence[Mapping[str, KnobValue]] = (
+    {},
+    VLLM,
+    KEPT,
+    {**VLLM, **KEPT},
+    ZERO2,
+    ZERO3,
+    {**ZERO3, **VLLM},
+    {"load_in_4bit": True},
+    {"dtype": "float32"},
+)
+
+
+def drawn_families(seed: object) -> Iterator[Family]:
+    """Yield families without end; many are illegal, or have no shipped model."""
+    draw = random.Random(f"families {seed}")
+    while True:
+        is_small = draw.random() < SHARE_OF_SMALL
+        model = draw.choice(SMALL_MODELS if is_small else LARGER_MODELS)
+        family = (model, draw.choice(GPUS), draw.choice(FLAGS), draw.choice(CHANGES))
+        if family not in CHOSEN:
+            yield family
