@@ -270,7 +270,7 @@ def _autotunes(results: Sequence[Result]) -> list[Result]:
 
 
 def _common(results: Sequence[Result]) -> dict[str, Any]:
-    seeds = grouped(results, lambda result: result.seed)
+    seeds = grouped(results, lambda result: str(result.seed))
     by_setup = grouped(results, lambda result: result.setup)
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
