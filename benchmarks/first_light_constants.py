@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from autotune import catalog
-from autotune.catalog import HOPPER_CAPABILITY, Gpu
+from autotune.catalog import Gpu
 from autotune.catalog.attention_kernels import AttentionUse, attention_share, kernel_of
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
@@ -95,24 +95,22 @@ def _constant(name: str, gpu: Gpu) -> tuple[Estimate, str]:
         attention = AttentionUse(kernel=kernel, row_tokens=LONG_ROWS)
         share = attention_share(attention, gpu.compute_capability)
         return share, f"of the dense peak, {kernel}, rows of {LONG_ROWS}"
-    constant = catalog.constants().get(name)
-    if constant is None:
-        constant = catalog.efficiency(name, gpu.compute_capability)
+    row_of = catalog.constant if name in catalog.constants() else catalog.efficiency
+    constant = row_of(name, gpu.compute_capability)
     return constant, constant.unit
 
 
 def memory_values(facts: Facts, gpu: Gpu) -> dict[str, float]:
     """Return the constants of memory outside torch, from the steps of one process."""
     values: dict[str, float] = {}
-    on_hopper = "_on_hopper" if gpu.compute_capability == HOPPER_CAPABILITY else ""
     for steps in facts.get("outside torch", [])[-1:]:
         by_name = {step["step"]: step for step in steps}
         context = _figure(by_name, "initialised", "outside_torch_mib")
         if context is not None and gpu.multiprocessors:
-            values[f"context_mib_per_multiprocessor{on_hopper}"] = context / gpu.multiprocessors
+            values["context_mib_per_multiprocessor"] = context / gpu.multiprocessors
         last = _figure(by_name, "sort and multinomial", "outside_torch_mib")
         if context is not None and last is not None:
-            values[f"kernels_mib{on_hopper}"] = last - context
+            values["kernels_mib"] = last - context
         workspace = _figure(by_name, "first bf16 product", "workspace")
         if workspace is not None:
             is_new = float(gpu.compute_capability or 0) >= FIRST_HOPPER

@@ -20,7 +20,6 @@ from autotune.core.units import MIB
 from autotune.core.yaml_document import packaged_table
 
 HOPPER = 9  # compute capability, major
-HOPPER_CAPABILITY = "9.0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -114,20 +113,25 @@ def constants(file: str = "constants.yaml") -> Mapping[str, Constant]:
     return {constant.name: constant for constant in table.constants}
 
 
-def constant(name: str) -> Constant:
-    """Return a memory constant that no trace contains."""
-    return constants()[name]
+def constant(name: str, compute_capability: str | None = None) -> Constant:
+    """Return a memory constant that no trace contains: that of cards of this capability where there
+    is one.
+    """
+    return _at(constants(), name, compute_capability)
 
 
 def efficiency(name: str, compute_capability: str | None = None) -> Constant:
     """Return a constant of speed: that of cards of this capability where there is one."""
-    rows = constants("efficiency.yaml")
+    return _at(constants("efficiency.yaml"), name, compute_capability)
+
+
+def _at(rows: Mapping[str, Constant], name: str, compute_capability: str | None) -> Constant:
     return rows.get(f"{name} at {compute_capability}", rows[name])
 
 
-def estimate(name: str, unit: float = MIB) -> Estimate:
+def estimate(name: str, unit: float = MIB, compute_capability: str | None = None) -> Estimate:
     """Return a constant in bytes; `unit`: bytes of one."""
-    published = constant(name)
+    published = constant(name, compute_capability)
     return Estimate(
         value=round(published.value * unit),
         low=round(published.low * unit),
@@ -161,17 +165,15 @@ def bare_context(gpu: Gpu | None) -> Estimate:
     """Bytes of the CUDA context of a process that runs no kernel."""
     if gpu is None or gpu.multiprocessors is None:
         return estimate("context_mib_unknown_gpu")
-    name = "context_mib_per_multiprocessor"
-    if gpu.compute_capability == HOPPER_CAPABILITY:
-        name = "context_mib_per_multiprocessor_on_hopper"
-    return estimate(name, MIB * gpu.multiprocessors)
+    unit = MIB * gpu.multiprocessors
+    return estimate("context_mib_per_multiprocessor", unit, gpu.compute_capability)
 
 
 def loaded_kernels(gpu: Gpu | None) -> Estimate:
     """Bytes of the kernels that a training loads into its context."""
-    if gpu is not None and gpu.compute_capability == HOPPER_CAPABILITY:
-        return estimate("kernels_mib_on_hopper")
-    return estimate("kernels_mib")
+    if gpu is None:
+        return estimate("kernels_mib")
+    return estimate("kernels_mib", compute_capability=gpu.compute_capability)
 
 
 def cublas_workspace(gpu: Gpu | None) -> int:

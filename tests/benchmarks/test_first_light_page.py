@@ -249,10 +249,10 @@ def test_constants_of_memory_outside_torch() -> None:
         fact("torch", {"free_and_total": [0, 81_059 * MIB]}),
     ]
     by_name = constants(lines)
-    context = by_name["context_mib_per_multiprocessor_on_hopper"]
+    context = by_name["context_mib_per_multiprocessor"]
     assert context.measured == pytest.approx(5)
     assert context.contradicted
-    kernels = by_name["kernels_mib_on_hopper"]
+    kernels = by_name["kernels_mib"]
     assert kernels.measured == pytest.approx(200)
     assert not kernels.contradicted
     assert by_name["cublas_workspace_mib_from_hopper_on"].measured == 32
