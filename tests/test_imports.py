@@ -1,11 +1,12 @@
 """Names that benchmarks, tests and the CI's programs import from the package exist, also in
-files that no test runs.
+files that no test runs and in programs that are written as text.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,9 +41,23 @@ def _defined(file: Path) -> frozenset[str]:
     return frozenset(names)
 
 
+# A line of a program in a string: `from autotune.core.space import Candidate, Choice`.
+IMPORT_IN_TEXT = re.compile(
+    r"^ *from (?P<module>(?:autotune|tests)[\w.]*) import (?P<names>[\w, ]+)", re.MULTILINE
+)
+
+
+def _imports_in(text: str) -> Iterator[tuple[str, str]]:
+    for line in IMPORT_IN_TEXT.finditer(text):
+        for name in line["names"].split(","):
+            yield line["module"], name.split(" as ")[0].strip()
+
+
 def _imports(file: Path) -> Iterator[tuple[str, str]]:
     for node in ast.walk(ast.parse(file.read_text())):
-        if (
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            yield from _imports_in(node.value)
+        elif (
             isinstance(node, ast.ImportFrom)
             and node.level == 0
             and (node.module or "").split(".")[0] in ("autotune", "tests")

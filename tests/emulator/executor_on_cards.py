@@ -14,7 +14,7 @@ import json, sys, tempfile, threading
 from pathlib import Path
 from autotune.machine.hardware_detection import hardware
 from autotune.probe.executors.local import LocalExecutor
-from autotune.probe.executors.local import local_places
+from autotune.probe.executors.local_places import local_places
 from autotune.probe.runner import RequestBuilders
 from autotune.probe.worker_process import RankSpan, RunnerSettings
 from autotune.core.space import Candidate
