@@ -230,6 +230,7 @@ class EmulatedMachine:
             "reserved_mib": card.reserved_mib,
             "context_mib": card.context_mib,
             "kernels_mib": round(loaded_kernels(gpu).value / MIB),
+            "engine_kernels_mib": round(constant("vllm_non_torch_beside_trainer_mib").value),
             "nccl_mib": card.nccl_mib(len(self.cards)),
             "foreign_mib": card.foreign_mib,
             "state": card.state,

@@ -9,7 +9,7 @@
 #include <sys/stat.h>
 
 typedef struct {
-  int32_t pid, has_context, has_launched, unused;
+  int32_t pid, has_context, has_launched, has_engine;
   int64_t used;
 } Holder;
 typedef struct {
@@ -252,5 +252,16 @@ void emu_first_launch(int ordinal) {
   Holder *holder = this_process_on(ordinal);
   if (holder && !holder->has_launched)
     holder->has_launched = !take(machine.physical[ordinal], emu_card(ordinal)->kernels);
+  unlock();
+}
+
+/* An engine has kernels of its own, which are loaded while it profiles. */
+ENTRY void emu_engine_kernels(void) {
+  int ordinal = emu_device();
+  if (emu_enter(ordinal)) return;
+  lock();
+  Holder *holder = this_process_on(ordinal);
+  if (holder && !holder->has_engine)
+    holder->has_engine = !take(machine.physical[ordinal], emu_card(ordinal)->engine_kernels);
   unlock();
 }

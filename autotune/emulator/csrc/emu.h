@@ -135,6 +135,7 @@ typedef struct {
   int64_t reserved; /* what the driver keeps beside it: NVML's total is the sum */
   int64_t context;  /* charged to a process when it first uses the card */
   int64_t kernels;  /* charged with its first launch */
+  int64_t engine_kernels; /* charged when an engine starts in a trainer's process */
   int64_t nccl;     /* charged for each communicator of several ranks */
   int64_t foreign;  /* held by processes that are not emulated */
   enum card_state state;

@@ -32,6 +32,7 @@ static void set_card_field(Card *card, const char *field, const char *value) {
   else if (is(field, "reserved_mib")) card->reserved = number * MIB;
   else if (is(field, "context_mib")) card->context = number * MIB;
   else if (is(field, "kernels_mib")) card->kernels = number * MIB;
+  else if (is(field, "engine_kernels_mib")) card->engine_kernels = number * MIB;
   else if (is(field, "nccl_mib")) card->nccl = number * MIB;
   else if (is(field, "foreign_mib")) card->foreign = number * MIB;
   else if (is(field, "state")) card->state = state_named(value);

@@ -32,6 +32,7 @@ from concurrent.futures import Future
 from types import ModuleType
 from typing import Any
 
+TRAINER_MODULE = "transformers.trainer"  # in a process that has imported it, a trainer runs
 ROLLOUT_STRIDE = int(os.environ.get("AUTOTUNE_EMULATOR_STRIDE") or 1)
 
 UPLOADS = (
@@ -230,8 +231,26 @@ def _watch_worker(worker: Any) -> None:
         "initialize_cache",
         "_init_cache_engine",
     )
+    _load_engine_kernels(worker)
     _wrap(worker, "engine start", *starts, after=None)
     _wrap(worker, "rollout", "execute_model", after=None)
+
+
+def _load_engine_kernels(worker: Any) -> None:
+    """Charge an engine's own kernels while it profiles in a trainer's process, whose kernels are
+    there before.
+    """
+    profile = getattr(worker, "determine_available_memory", None)
+    if profile is None:
+        return
+
+    @functools.wraps(profile)
+    def run(*args: Any, **kwargs: Any) -> Any:
+        if TRAINER_MODULE in sys.modules:
+            ctypes.CDLL(None).emu_engine_kernels()
+        return profile(*args, **kwargs)
+
+    worker.determine_available_memory = run
 
 
 def _watch_deepspeed(engine: Any) -> None:
