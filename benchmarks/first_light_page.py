@@ -280,7 +280,7 @@ def _of_point(
     predicted: Line,
     basis: str,
 ) -> Iterable[Difference]:
-    for figure, share in _shares(line, predicted, basis):
+    for figure, share in _shares(line, predicted):
         yield Difference(
             figure=figure,
             basis=basis,
@@ -292,19 +292,14 @@ def _of_point(
 def _shares(
     line: Line,
     predicted: Line,
-    basis: str,
 ) -> Iterable[tuple[str, float]]:
-    # An emulated engine has nothing outside torch, and a cache that is larger by as much.
-    added = predicted["engine_outside_torch_bytes"] if basis == "emulated" else 0
-    allocated = predicted["torch_peak_allocated_bytes"]["value"] + added
     if line["torch_allocated_bytes"]:
+        allocated = predicted["torch_peak_allocated_bytes"]["value"]
         yield ALLOCATED, allocated / line["torch_allocated_bytes"] - 1
     if line["peak_bytes"]:
         yield DEVICE, predicted["peak_memory_bytes"]["value"] / line["peak_bytes"] - 1
     if line.get("kv_cache_tokens") and predicted.get("kv_cache_tokens"):
-        cache = predicted["kv_cache_bytes"]["value"]
-        tokens = predicted["kv_cache_tokens"] * (cache + added) / cache
-        yield KV, tokens / line["kv_cache_tokens"] - 1
+        yield KV, predicted["kv_cache_tokens"] / line["kv_cache_tokens"] - 1
 
 
 def _differences(results: Results) -> list[str]:

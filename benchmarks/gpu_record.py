@@ -17,7 +17,6 @@ from autotune.core.answer import plain
 from autotune.core.measurement import Measurement, judge
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
-from autotune.estimate.engine_passes import outside_torch_bytes
 
 Line = dict[str, Any]
 Basis = Literal["measured", "emulated"]
@@ -167,10 +166,6 @@ def predicted_figures(prediction: Prediction) -> Line:
         "tokens_per_second": _interval(prediction.tokens_per_second),
         "kv_cache_bytes": _interval(engine.kv_cache_bytes) if engine else None,
         "kv_cache_tokens": engine.kv_cache_tokens if engine else None,
-        # An emulated engine has nothing outside torch: its cache takes these bytes in addition.
-        "engine_outside_torch_bytes": outside_torch_bytes(1, beside_trainer=True).value
-        if engine
-        else 0,
         "versions": dict(prediction.versions),
     }
 
