@@ -145,6 +145,7 @@ def test_the_hand_written_entry_points_are_found_in_the_sources() -> None:
             "compiled_for",
             "copy_written",
             "give_back",
+            "engine_kernels",
         )
     }
     assert {name for name in written if name.startswith("emu")} == for_python
