@@ -52,8 +52,7 @@ class References:
         if upper in pairing.per_group:
             return [(first, 0), *_in(all_but_lowest, second)]
         # a(0), a(1) ... a(c)
-        same_block = pairing.place_of(first) == pairing.place_of(second)
-        if same_block and (first_instance, second_instance) == (0, 1):
+        if first == second and (first_instance, second_instance) == (0, 1):
             return _in(instances, first)
         # e, a(0) ... a(c - 1)
         if pairing.is_in_group(second) and second_instance == 0:
