@@ -117,6 +117,7 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "head_dim": 24,
     },
     "qwen2_5_vl_text": {},
+    "qwen2_vl_text": {},
     "qwen3_next": {
         **(
             DELTA := {
@@ -306,5 +307,5 @@ def tied(config: Mapping[str, object]) -> dict[str, Any]:
     return {"tie_word_embeddings": config["tie_word_embeddings"]}
 
 
-WITHIN = ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_5_vl_text")
+WITHIN = ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_vl_text", "qwen2_5_vl_text")
 """Language models that transformers builds only within a multimodal one."""
