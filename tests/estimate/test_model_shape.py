@@ -88,6 +88,7 @@ ODD: Mapping[str, Mapping[str, object]] = {
     "olmo2": {"pad_token_id": 0},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 24},
     "gpt_bigcode": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": 200, "n_positions": 128},
+    "gpt2": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": None, "n_positions": 128},
     "deepseek_v2": {
         "n_routed_experts": 8,
         "n_shared_experts": 2,
