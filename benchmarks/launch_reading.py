@@ -214,7 +214,7 @@ def main() -> None:
         launch = json.loads(line)
         key = f"{launch['repository']} {launch['path']}"
         is_new = key not in rows
-        row = rows.setdefault(key, Reading(**{k: launch[k] for k in _PLACE}))
+        row = rows.setdefault(key, Reading(**{name: launch[name] for name in _PLACE}))
         wants_help = row.outcome == REFUSED and key in helps and not row.added
         wants_verdict = options.verdicts and row.outcome != REFUSED and not row.verdict
         if not (is_new or wants_help or wants_verdict):
@@ -234,7 +234,7 @@ def main() -> None:
                 read_launch(row, Path(folder), row.added)
             else:
                 verdict_of(row, Path(folder))
-        lines = [json.dumps(asdict(each), ensure_ascii=False) for each in rows.values()]
+        lines = [json.dumps(asdict(reading), ensure_ascii=False) for reading in rows.values()]
         options.out.write_text("\n".join([*lines, ""]))
         print(f"{row.outcome:15} {row.seconds:5.0f} s {key} {row.verdict}", flush=True)
 

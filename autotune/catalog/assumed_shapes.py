@@ -96,7 +96,14 @@ page above it says.
 def _of_fine_tune(name: list[str]) -> KnownModel | None:
     for name_of_tune, base in FINE_TUNES.items():
         if _contains(name, _words(name_of_tune)):
-            return next((model for model in catalog.models() if base in model.ids), None)
+            return _catalogued(base)
+    return None
+
+
+def _catalogued(hub_id: str) -> KnownModel | None:
+    for model in catalog.models():
+        if hub_id in model.ids:
+            return model
     return None
 
 

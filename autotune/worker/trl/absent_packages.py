@@ -41,7 +41,7 @@ LEVELS = 4  # folders above the script in which its packages are looked for
 
 
 ANNOTATION = "None"
-"""Content of a placeholder that is an annotation: `typing` compiles it, and empty text is no code."""
+"""Content of a placeholder as an annotation: `typing` compiles it, and empty text is no code."""
 
 
 class Anything(str):
