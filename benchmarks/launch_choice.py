@@ -117,7 +117,8 @@ def _is_launch(kind: str, text: str, rule: Rule) -> bool:
     if kind not in rule or len(text) >= MOST_CHARACTERS:
         return False
     patterns = rule[kind] if isinstance(rule[kind], list) else [rule[kind]]
-    if kind == "python" and rule["python_without"] in text:
+    without = rule.get("python_without")
+    if kind == "python" and without and without in text:
         return False
     return all(re.search(pattern, text) for pattern in patterns)
 
@@ -125,7 +126,7 @@ def _is_launch(kind: str, text: str, rule: Rule) -> bool:
 def upstream_names(clones: Path, rule: Rule) -> set[str]:
     """Return the names of launches that upstream has: forks have copies of them."""
     names: set[str] = set()
-    for repository in UPSTREAM:
+    for repository in rule.get("upstream", UPSTREAM):
         clone = clone_of(clones, repository)
         if clone is None:
             continue
@@ -166,7 +167,7 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
 
 
 def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
-    """Return the set in the order of hashes, every second launch held back."""
+    """Return the set in the order of hashes, every second launch or all of them held back."""
 
     def order(launch: Chosen) -> str:
         name = f"{rule.get('order_prefix', '')}{launch.repository}/{launch.path}"
@@ -174,7 +175,7 @@ def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
 
     ordered = sorted(launches, key=order)[: rule["at_most"]]
     for place, launch in enumerate(ordered):
-        launch.held_back = bool(place % 2)
+        launch.held_back = bool(place % 2) or rule.get("all_held_back", False)
     return ordered
 
 

@@ -75,27 +75,35 @@ def _closest(name: list[str]) -> KnownModel | None:
 
 
 FINE_TUNES = {
+    # https://huggingface.co/huggingkot/DeepScaleR-1.5B-Preview-q4f32_1-MLC (its model tree)
     "deepscale-r1-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
     "deepscaler-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
-    "deepcoder-1.5b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-1.5B",
+    # https://ollama.com/search?q=Deepcoder+14B
     "deepcoder-14b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-14B",
-    "skywork-or-1-7b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-7B",
-    "skywork-or-1-32b": "deepseek-ai/DeepSeek-R1-Distill-Qwen-32B",
+    # https://huggingface.co/open-thoughts/OpenThinker-7B, and OpenThinker-32B
     "openthinker-7b": "Qwen/Qwen2.5-7B-Instruct",
     "openthinker-32b": "Qwen/Qwen2.5-32B-Instruct",
+    # https://huggingface.co/QuantFactory/zephyr-7b-beta-GGUF (its model tree)
     "zephyr-7b": "mistralai/Mistral-7B-v0.1",
+    # https://featherless.ai/models/allenai/Llama-3.1-Tulu-3-8B-SFT/readme; 8 rows of 128,264 more
     "tulu-3-8b": "meta-llama/Llama-3.1-8B",
-    "openhermes-2.5-mistral-7b": "mistralai/Mistral-7B-v0.1",
 }
-"""Words of well-known models that are not catalogued -> the model that each was made from, as its
-page on the hub says.
+"""Words of well-known models that are not catalogued -> the model that each was made from, as the
+page above it says.
 """
 
 
 def _of_fine_tune(name: list[str]) -> KnownModel | None:
     for name_of_tune, base in FINE_TUNES.items():
         if _contains(name, _words(name_of_tune)):
-            return next((model for model in catalog.models() if base in model.ids), None)
+            return _catalogued(base)
+    return None
+
+
+def _catalogued(hub_id: str) -> KnownModel | None:
+    for model in catalog.models():
+        if hub_id in model.ids:
+            return model
     return None
 
 

@@ -49,6 +49,23 @@ def _siglip(vision: Config, text_hidden: int) -> int:
     return patches + layers + 2 * hidden + projection
 
 
+def _qwen2_vl(vision: Config, text_hidden: int) -> int:
+    """Layer norms and a plain MLP; `hidden_size` is the width of the text."""
+    tower = _in_usual_names(vision)
+    hidden, width = numbers(tower, "hidden_size", "intermediate_size")
+    layers = number(vision, "depth", 32) * _plain_layer(hidden, width)
+    return _patches(tower, 14) + layers + 2 * hidden + _merger(tower, text_hidden)
+
+
+def _in_usual_names(vision: Config) -> Config:
+    """Return the tower of Qwen2-VL with its width as `hidden_size`; any other unchanged."""
+    if "embed_dim" not in vision:
+        return vision
+    width = number(vision, "embed_dim")
+    mlp_width = width * number(vision, "mlp_ratio", 4)
+    return {**vision, "hidden_size": width, "intermediate_size": mlp_width}
+
+
 def _qwen2_5_vl(vision: Config, text_hidden: int) -> int:
     """RMS norms and a gated MLP; merger: 4d·4d + 4d·h."""
     hidden = number(vision, "hidden_size")
@@ -145,6 +162,7 @@ _QWEN3_TOWERS = (
 )
 _TOWERS: Mapping[str, Callable[[Config, int], int]] = {
     "siglip_vision_model": _siglip,
+    "qwen2_vl": _qwen2_vl,
     "qwen2_5_vl": _qwen2_5_vl,
     **dict.fromkeys(_QWEN3_TOWERS, _qwen3_vl),
     "gemma4_vision": _gemma4,
@@ -209,8 +227,9 @@ def profiled_encoder(
     if not image_tokens or not isinstance(vision, Mapping):
         return 0, 0
     images = max(tokens, image_tokens) // image_tokens
-    width = number(vision, "hidden_size")
-    mlp_width = number(vision, "intermediate_size", 3420)
+    shape = _in_usual_names(vision)
+    width = number(shape, "hidden_size")
+    mlp_width = number(shape, "intermediate_size", 3420)
     outputs = 1 + _deepstack_levels(vision)
     cache = images * image_tokens * hidden * size * outputs
     tower = images * image_patches * size * (2 * width + max(3 * mlp_width, 6 * width))

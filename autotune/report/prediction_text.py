@@ -180,7 +180,7 @@ def show_basis(
 ) -> None:
     """Print what the figures hold for; each assumption and note once."""
     print_line(console, f"job      {describe_job(job)}")
-    print_line(console, f"settings {knobs_text(_deciding(job, candidate))}")
+    print_line(console, f"settings {knobs_text(deciding_settings(job, candidate))}")
     precisions = precision_text(candidate, prediction)
     if precisions:
         print_line(console, f"         {precisions}")
@@ -229,7 +229,7 @@ def precision_text(candidate: Candidate, prediction: Prediction) -> str:
     return ", ".join(parts)
 
 
-def _deciding(job: Job, candidate: Candidate) -> dict[str, KnobValue]:
+def deciding_settings(job: Job, candidate: Candidate) -> dict[str, KnobValue]:
     """Return the knobs, and what else decides the memory of this framework."""
     workload = job.task.workload
     trainer = frameworks.trainer(workload.framework, workload.method)

@@ -97,6 +97,7 @@ NEW = [
     "Olmo-3-32B-Think",
     *in_sizes("Qwen3.5-{}", "0.8B 2B 4B 9B 27B 35B-A3B 122B-A10B 397B-A17B"),
     *in_sizes("Qwen3-VL-{}-Instruct", "2B 4B 8B 32B 30B-A3B 235B-A22B"),
+    *in_sizes("Qwen2-VL-{}-Instruct", "2B 7B"),
     *in_sizes("Qwen2.5-VL-{}-Instruct", "3B 7B 32B 72B"),
     *in_sizes("gemma-4-{}-it", "E2B E4B 12B 26B-A4B 31B"),
     *in_sizes("granite-4.0-{}", "micro h-micro h-tiny h-small"),

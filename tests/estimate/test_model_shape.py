@@ -88,6 +88,7 @@ ODD: Mapping[str, Mapping[str, object]] = {
     "olmo2": {"pad_token_id": 0},
     "gpt_oss": {"num_local_experts": 4, "head_dim": 24},
     "gpt_bigcode": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": 200, "n_positions": 128},
+    "gpt2": {"n_embd": 96, "n_head": 4, "n_layer": 3, "n_inner": None, "n_positions": 128},
     "deepseek_v2": {
         "n_routed_experts": 8,
         "n_shared_experts": 2,
@@ -117,6 +118,7 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "head_dim": 24,
     },
     "qwen2_5_vl_text": {},
+    "qwen2_vl_text": {},
     "qwen3_next": {
         **(
             DELTA := {
@@ -306,5 +308,5 @@ def tied(config: Mapping[str, object]) -> dict[str, Any]:
     return {"tie_word_embeddings": config["tie_word_embeddings"]}
 
 
-WITHIN = ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_5_vl_text")
+WITHIN = ("qwen3_vl_text", "qwen3_vl_moe_text", "qwen2_vl_text", "qwen2_5_vl_text")
 """Language models that transformers builds only within a multimodal one."""

@@ -30,6 +30,7 @@ def test_channels_that_are_no_two_numbers_are_refused_by_name(channels: object) 
 SIZES = [(448, 448), (1024, 768), (37, 2000), (28, 28), (5000, 4000), (300, 200)]
 
 MODELS = [
+    "Qwen/Qwen2-VL-7B-Instruct",
     "Qwen/Qwen2.5-VL-7B-Instruct",
     "Qwen/Qwen3-VL-8B-Instruct",
     "google/gemma-4-E2B",

@@ -269,3 +269,43 @@ def test_a_deepspeed_file_of_the_call_is_the_sharding(
     assert request.job.task.workload.held_values["max_prompt_length"] == 256
     model = request.job.task.workload.model
     assert model.config["num_hidden_layers"] == 28 and "assumed by the name" in model.origin
+
+
+def test_an_absent_package_may_annotate(tmp_path: Path, cards: Hardware) -> None:
+    """`typing` compiles the annotations, and a dataclass parser evaluates them."""
+    annotated = """
+import typing
+from dataclasses import dataclass
+import absent_chess
+from verl.utils.reward_score import absent_score
+from transformers import HfArgumentParser
+
+
+@dataclass
+class Positions:
+    board: typing.Optional[absent_chess.Board] = None
+    boards: typing.List[absent_chess.pgn.Game] = None
+
+
+def reward(board: absent_chess.Board | None = None) -> typing.Dict[str, absent_chess.Move]:
+    return {}
+
+
+assert typing.get_type_hints(Positions) and typing.get_type_hints(reward)
+assert not absent_chess.name and len(absent_chess.rows) == 0 and f"{absent_chess.name}" == ""
+"""
+    inspection = look(tmp_path, annotated + FORMER_CALL, cards)
+    assert "absent_chess" in inspection.absent["package"]
+    assert inspection.raw["num_generations"] == 8
+
+
+def test_a_vocabulary_keeps_its_size_without_its_tokenizer(tmp_path: Path, cards: Hardware) -> None:
+    """Qwen2.5-1.5B has 151,936 rows. Their mean is no number without weights."""
+    source = FORMER_CALL.replace(
+        "arguments = GRPOConfig(",
+        "tokenizer.add_special_tokens({'additional_special_tokens': ['<keep>']})\n"
+        "assert model.resize_token_embeddings(len(tokenizer)) is not None\n"
+        "arguments = GRPOConfig(",
+    )
+    model = look(tmp_path, source, cards).model
+    assert model.config is not None and model.config["vocab_size"] == 151936

@@ -287,3 +287,29 @@ def test_an_authors_rank_without_use_peft_is_said_at_the_top(tmp_path: Path) -> 
         )
     )
     assert any("lora_r=16 is stated without use_peft" in line for line in request.assumed)
+
+
+MENTIONED = """
+#MODEL=Qwen/Qwen2.5-72B
+export BASE_MODEL=/data/models/Qwen2.5-3B-Instruct
+JUDGE_MODEL=openai/gpt-oss-120b
+latest=$(find /data -name huggingface | tail -1)
+"""
+
+
+def test_a_model_that_the_text_assigns_stands_for_one_that_is_an_output(tmp_path: Path) -> None:
+    """Of the models in the text, comments and judges count not: 36 layers of 2048."""
+    launch = verl_launch().replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
+    request = predicted(tmp_path, MENTIONED + launch)
+    model = request.job.task.workload.model
+    assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (36, 2048)
+    assert "assumed by BASE_MODEL (line 3)" in model.origin
+    with pytest.raises(BadInput, match="model"):
+        predicted(tmp_path, MENTIONED.replace("JUDGE", "OTHER") + launch)
+
+
+def test_the_name_of_the_run_outweighs_models_in_the_text(tmp_path: Path) -> None:
+    launch = verl_launch(more="trainer.experiment_name=qwen2.5-7b-grpo")
+    launch = launch.replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
+    model = predicted(tmp_path, MENTIONED + launch).job.task.workload.model
+    assert model.config["hidden_size"] == 3584

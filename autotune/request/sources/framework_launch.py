@@ -60,7 +60,7 @@ def framework_launch_config(
             *_assumed(launch, split, trainer, stated_by_flags),
             *_about_copy(launch, kind, trainer, copied),
             *(
-                f"{name}={setting_text(former[name])}, as in releases with these names"
+                f"{name}={setting_text(former[name])}, as in most releases with these names"
                 for name in former
             ),
         ),

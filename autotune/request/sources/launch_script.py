@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
 from autotune import frameworks
+from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.job import Tuning
 from autotune.core.shell_script import UNKNOWN, commands_of
 from autotune.core.user_script import LaunchScript
@@ -91,14 +93,32 @@ NAME_OF_RUN = re.compile(
 """Settings whose text often says which model is trained."""
 
 
+MENTIONED_MODEL = re.compile(
+    r"""(?im)^[^#\n]*?\b(?P<name>[\w.]*model[\w.]*)\s*=\s*["']?(?P<model>[\w.-]*(?:/[\w.-]+)+)"""
+)
+"""Assignment of a model anywhere in a script, comments excepted: `BASE_MODEL=Qwen/Qwen2.5-7B`."""
+
+MODEL_BESIDE = re.compile(r"(?i)judge|teacher|reward|verif|embed|critic|draft|retriev|eval")
+
+
 def _model_hints(launch: LaunchScript) -> dict[str, str]:
-    """Return the texts of a launch that may say its model: names of the run, then its own name."""
+    """Return the texts of a launch that may say its model: names of the run and its own name, else
+    the models that its text assigns."""
     hints: dict[str, str] = {}
     for name, stated in launch.stated.items():
         if NAME_OF_RUN.search(name) and stated.text:
             hints[f"{name} (line {stated.line})"] = stated.text.replace(UNKNOWN, "-")
     hints["the script's name"] = Path(launch.path).stem
+    if model_named_by(hints) is None:
+        hints.update(_mentioned_models(launch.text))
     return hints
+
+
+def _mentioned_models(text: str) -> Iterator[tuple[str, str]]:
+    for match in MENTIONED_MODEL.finditer(text):
+        if not MODEL_BESIDE.search(match["name"]):
+            line = text.count("\n", 0, match.start("name")) + 1
+            yield f"{match['name']} (line {line})", match["model"]
 
 
 def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:

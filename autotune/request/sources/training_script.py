@@ -241,7 +241,7 @@ def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
 
 REPLACED_PARTS = {
     "dataset": "rows that cannot be read here are taken at the longest lengths",
-    "tokenizer": "tokenizers that are not here are replaced",
+    "tokenizer": "tokenizers that are not here are replaced, and vocabularies keep their sizes",
     "name": "names that this release lacks are replaced by placeholders",
     "package": "packages that are not installed here are replaced by placeholders",
 }

@@ -131,6 +131,10 @@ def without_weights(
 
     absent = AbsentModels(look_up, report)
     with ExitStack() as stack:
+        keeps_size = attribute(
+            transformers.PreTrainedModel, "resize_token_embeddings", _same_embeddings
+        )
+        stack.enter_context(keeps_size)
         no_login = attribute(huggingface_hub, "login", lambda *_, **__: None)
         stack.enter_context(no_login)
         # No model is partitioned while it is built: there is one process here.
@@ -158,6 +162,11 @@ def without_weights(
             moved = _without_device(getattr(module_class, name))
             stack.enter_context(attribute(module_class, name, moved))
         yield
+
+
+def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:
+    """Keep the vocabulary: a synthetic tokenizer has another size, and a few rows are no memory."""
+    return model.get_input_embeddings()
 
 
 def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,6 @@ REQUIRED = frozenset(
         "datasets",
         "accelerate",
         "unsloth",
-        "verl",
         "swift",
         "openrlhf",
         "deepspeed",
@@ -41,15 +40,19 @@ REQUIRED = frozenset(
 LEVELS = 4  # folders above the script in which its packages are looked for
 
 
+ANNOTATION = "None"
+"""Content of a placeholder as an annotation: `typing` compiles it, and empty text is no code."""
+
+
 class Anything(str):
-    """Object with every attribute and of every use: a class, a decorator, a context, an empty
-    text, no rows.
+    """Object with every attribute and of every use: a class, an annotation, a decorator, a
+    context, an empty text, no rows.
     """
 
     __slots__ = ("__dict__",)
 
     def __new__(cls, *_: Any, **__: Any) -> Anything:
-        return super().__new__(cls)
+        return super().__new__(cls, ANNOTATION)
 
     def __init__(self, *_: Any, **__: Any) -> None:
         """Accept everything."""
@@ -78,6 +81,15 @@ class Anything(str):
 
     def __bool__(self) -> bool:
         return False
+
+    def __len__(self) -> int:
+        return 0
+
+    def __str__(self) -> str:
+        return ""
+
+    def __format__(self, _: str) -> str:
+        return ""
 
     def __getitem__(self, _: Any) -> Any:
         return self
