@@ -74,19 +74,33 @@ def acquisition_values(
     first = view.table.candidates[pool[0]]
     contenders = view.same_tier_contenders(first)
     if contenders:
-        leader = view.leader(contenders)
-        lead, deviation = estimates.speed.lead_over(leader)
+        gain = expected_gains(view, view.leader(contenders), pool)
     else:
         fastest = estimates.speed.mean[pool].max()
-        lead = estimates.speed.mean - fastest + 1.0
-        deviation = estimates.speed.deviation
-    improvement = expected_improvement(lead[pool], EXPLORED_SHARE * deviation[pool], 0.0)
-    gain = improvement * weights_of_fitting(estimates.fits[pool], view.completed)
+        lead = estimates.speed.mean[pool] - fastest + 1.0
+        gain = _weighted_gains(view, pool, lead, estimates.speed.deviation[pool])
     if not view.problem.surrogate.options.value_per_second:
         return gain
     seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
     cost = seconds[pool] ** COST_EXPONENT
     return np.asarray(gain / cost)
+
+
+def expected_gains(view: TrialView, leader: int, pool: IndexArray) -> FloatArray:
+    """Return EI · P^c of each member of the pool over the leader's row."""
+    lead, deviation = view.estimates.speed.lead_over(leader)
+    return _weighted_gains(view, pool, lead[pool], deviation[pool])
+
+
+def _weighted_gains(
+    view: TrialView,
+    pool: IndexArray,
+    lead: FloatArray,
+    deviation: FloatArray,
+) -> FloatArray:
+    improvement = expected_improvement(lead, EXPLORED_SHARE * deviation, 0.0)
+    weights = weights_of_fitting(view.estimates.fits[pool], view.completed)
+    return np.asarray(improvement * weights)
 
 
 def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
