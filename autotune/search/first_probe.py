@@ -43,6 +43,14 @@ class _ProbeSeconds:
     confirmation: float  # on the same load
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Paid:
+    """Candidate whose probe ends within the budget."""
+
+    candidate: Candidate
+    seconds: _ProbeSeconds
+
+
 def instead_of_baseline(view: TrialView, budget_seconds: float) -> Candidate | None:
     """Return the candidate to measure before the baseline; None for the baseline itself."""
     baseline = view.baseline
@@ -56,10 +64,8 @@ def instead_of_baseline(view: TrialView, budget_seconds: float) -> Candidate | N
     best = _best_paid(baseline, tier, view, budget_seconds)
     if best is None:
         return None
-    best_seconds = _predicted_seconds(best, view)
-    assert best_seconds is not None
-    seconds_of_both = baseline_seconds.probe + best_seconds.probe + best_seconds.confirmation
-    return best if seconds_of_both > budget_seconds else None
+    needed_seconds = baseline_seconds.probe + best.seconds.probe + best.seconds.confirmation
+    return best.candidate if needed_seconds > budget_seconds else None
 
 
 def _best_paid(
@@ -67,13 +73,13 @@ def _best_paid(
     tier: Tier,
     view: TrialView,
     budget_seconds: float,
-) -> Candidate | None:
+) -> _Paid | None:
     """Return the safe candidate with the highest value whose probe ends within the budget."""
     pool = view.open_in(tier)
     pool = pool[view.estimates.fits[pool] >= SAFE_CHANCE]
     baseline_row = view.table.row_by_id[baseline.id]
     gains = expected_gains(view, baseline_row, pool)
-    best: Candidate | None = None
+    best: _Paid | None = None
     highest_value = 0.0
     for row, gain in zip(pool, gains, strict=True):
         candidate = view.table.candidates[row]
@@ -82,7 +88,7 @@ def _best_paid(
             continue
         value = gain / seconds.probe**COST_EXPONENT
         if value > highest_value:
-            best = candidate
+            best = _Paid(candidate=candidate, seconds=seconds)
             highest_value = value
     return best
 
