@@ -5,8 +5,8 @@ activations kept for the backward pass have different prediction errors, so each
 corrected by the peaks measured in it. A candidate fits if every stretch does.
 
     y_s      log(peak of stretch s / limit)
-    prior    mean of y_s: the predicted one, or a guess;  width: its standard deviation, by the half of
-             the predicted interval in which the limit may be
+    prior    mean of y_s: the predicted one, or a guess;  width: its standard deviation, by the half
+             of the predicted interval in which the limit may be
     μ_s, s_s posterior mean and standard deviation of y_s, by regression of (measured y_s - prior)
     need     the stretch with the highest μ_s
     fits     Π_s Φ(-μ_s / s_s), the probability that no stretch exceeds the limit
