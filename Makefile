@@ -42,7 +42,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
+.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-search-budgets search-pages bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
@@ -71,6 +71,8 @@ help:
 	@echo "make bench-latency  seconds to an answer, process start included (--python: an environment without torch)"
 	@echo "make step-models   the step models that the package ships, surveyed again (MODELS='Qwen2.5-7B' for some)"
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
+	@echo "make search-pages  its pages of results, written again of the studies that are stored"
+	@echo "make bench-search-budgets  the search in budgets of minutes, by its first probe (five minutes)"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
@@ -173,6 +175,12 @@ atlas: $(READY)
 
 bench-search: $(READY)
 	$(BIN)/python benchmarks/search.py
+
+search-pages: $(READY)
+	$(BIN)/python benchmarks/search_pages.py
+
+bench-search-budgets: $(READY)
+	$(BIN)/python benchmarks/search_budgets.py
 
 bench-scale: $(READY)
 	$(BIN)/python benchmarks/scale.py

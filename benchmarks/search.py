@@ -24,8 +24,8 @@ import multiprocessing
 import os
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -81,13 +81,16 @@ def main() -> None:
         return
     if arguments.worse or arguments.independent:
         about = INDEPENDENT_ABOUT if arguments.independent else WORSE_ABOUT
-        document = _worse_document(results, about)
-        _write("search" + _ending(arguments), document)
+        document = worse_document(results, about, facts_of_run(results))
+        write("search" + _ending(arguments), document)
         return
-    _write("search", _document(results, range(arguments.first_seed, arguments.first_seed + seeds)))
+    of_all = range(arguments.first_seed, arguments.first_seed + seeds)
+    compared = [result for result in results if result.seed in of_all]
+    facts_of_usual = facts_of_run(compared, with_cost=True)
+    write("search", usual_document(results, compared, facts_of_usual))
 
 
-def _write(stem: str, document: dict[str, Any]) -> None:
+def write(stem: str, document: dict[str, Any]) -> None:
     (RESULTS / f"{stem}.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / f"{stem}.md").write_text(markdown(document))
     for name, some in {**document["bars_by_setup"], "all": document["bars"]}.items():
@@ -192,7 +195,9 @@ def _all_studies(
     arguments: argparse.Namespace,
 ) -> list[Result]:
     raw, end = arguments.raw, time.monotonic() + arguments.seconds
-    stored = {(result.setup, result.searcher, result.seed): result for result in _kept(raw)}
+    stored = {
+        (result.setup, result.searcher, result.seed): result for result in stored_studies(raw)
+    }
     results, remaining = [], []
     for task in tasks:
         if task in stored:
@@ -215,7 +220,7 @@ def _all_studies(
     return sorted(results, key=lambda result: (result.setup, result.searcher, result.seed))
 
 
-def _kept(raw: Path | None) -> list[Result]:
+def stored_studies(raw: Path | None) -> list[Result]:
     """Return the studies of an interrupted run; an incomplete line is left out."""
     results = []
     for line in raw.read_bytes().splitlines() if raw and raw.exists() else ():
@@ -228,35 +233,67 @@ def _study(task: tuple[str, str, int]) -> Result:
     return study(*task)
 
 
-def _document(everything: Sequence[Result], seeds: range) -> dict[str, Any]:
-    cost, results = five_thousand(), [result for result in everything if result.seed in seeds]
+@dataclass(frozen=True, kw_only=True)
+class RunFacts:
+    """Facts of a run that its studies do not hold."""
+
+    machine: Mapping[str, Any]
+    off_the_prediction: Mapping[str, Any]
+    """Distance of the truth from the predictions by setup."""
+
+    five_thousand: Mapping[str, float] | None = None
+    """The search's own time with 5,000 candidates."""
+
+
+def facts_of_run(results: Sequence[Result], *, with_cost: bool = False) -> RunFacts:
+    versions = {}
+    for name in ("optuna", "numpy", "scipy", "trl", "torch"):
+        versions[name] = importlib.metadata.version(name)
+    distances = {}
+    for name in grouped(results, lambda result: result.setup):
+        if setup(name).kind == "simulated":
+            distances[name] = distance(setup(name), 0)
+    return RunFacts(
+        machine=facts(versions),
+        off_the_prediction=distances,
+        five_thousand=five_thousand() if with_cost else None,
+    )
+
+
+def usual_document(
+    everything: Sequence[Result],
+    compared: Sequence[Result],
+    facts_of_run: RunFacts,
+) -> dict[str, Any]:
+    """Return the page's content. `compared`: the studies of the seeds that all searchers have."""
+    by_setup = grouped(compared, lambda result: result.setup)
+    cost = facts_of_run.five_thousand
     return {
         "about": ABOUT,
-        **_common(results),
+        **_common(compared, facts_of_run),
         "studies": len(everything),
         "not_run": [case.name for case in CASES if case.name not in names()],
         "bars": [
-            *bars(results, cost, everything),
-            *bars_of_rivals(results, MOST_BELOW, in_seconds=True),
+            *bars(compared, cost, everything),
+            *bars_of_rivals(compared, MOST_BELOW, in_seconds=True),
         ],
-        "bars_by_setup": {
-            name: bars(some) for name, some in grouped(results, lambda result: result.setup).items()
-        },
+        "bars_by_setup": {name: bars(some) for name, some in by_setup.items()},
         "five_thousand_candidates": cost,
         "of_autotune": list(map(asdict, _autotunes(everything))),
     }
 
 
-def _worse_document(
+def worse_document(
     results: Sequence[Result],
     about: str,
+    facts_of_run: RunFacts,
 ) -> dict[str, Any]:
     by_setup = grouped(results, lambda result: result.setup)
     predictions_are_right = about is INDEPENDENT_ABOUT
     rival_bars = bars_of_rivals(results, MOST_BELOW_WORSE, in_seconds=predictions_are_right)
     return {
         "about": about,
-        **_common(results),
+        **_common(results, facts_of_run),
         "studies": len(results),
         "not_run": [case.name for case in CASES if not any(case.name in name for name in by_setup)],
         "bars": [*bars_of_worse(results), *rival_bars],
@@ -269,8 +306,8 @@ def _autotunes(results: Sequence[Result]) -> list[Result]:
     return [result for result in results if result.searcher == OURS]
 
 
-def _common(results: Sequence[Result]) -> dict[str, Any]:
-    seeds = grouped(results, lambda result: str(result.seed))
+def _common(results: Sequence[Result], facts_of_run: RunFacts) -> dict[str, Any]:
+    seeds = {result.seed for result in results}
     by_setup = grouped(results, lambda result: result.setup)
 
     def rows(some: Sequence[Result]) -> dict[str, Any]:
@@ -278,16 +315,9 @@ def _common(results: Sequence[Result]) -> dict[str, Any]:
         return {name: summary(by_name[name]) for name in (*ORDER, SECOND) if name in by_name}
 
     return {
-        "machine": facts(
-            {
-                name: importlib.metadata.version(name)
-                for name in ("optuna", "numpy", "scipy", "trl", "torch")
-            }
-        ),
+        "machine": facts_of_run.machine,
         "seeds": f"{min(seeds)} to {max(seeds)}",
-        "off_the_prediction": {
-            name: distance(setup(name), 0) for name in by_setup if setup(name).kind == "simulated"
-        },
+        "off_the_prediction": facts_of_run.off_the_prediction,
         "overall": rows(results),
         "by_setup": {name: rows(some) for name, some in by_setup.items()},
     }

@@ -22,6 +22,7 @@ Purpose = Literal["baseline", "anchor", "search", "refused", "confirm"]
 
 Proven = Literal[
     "no better candidate possible",
+    "nothing fits",
     "stopped improving",
     "budget spent",
     "not proven infeasible",

@@ -114,7 +114,7 @@ def _what_next(job: Job, answer: Recommendation) -> str:
         return "Next: find out what ends the probes, then measure again with --fresh."
     counts = answer.counts
     decided = counts.probed + counts.screened + counts.implied >= counts.candidates
-    if answer.proven != "no better candidate possible" and not decided:
+    if answer.proven != "nothing fits" and not decided:
         return (
             "Next: the space was not searched to its end. Go on with --resume and a larger"
             " --budget."

@@ -15,6 +15,7 @@ Pure functions of the trials, without storage and loop:
 
 agenda.py           next measurement or end
     confirmation.py     which finalist to confirm next
+    first_probe.py      baseline, or another where the budget pays for one of the two
     affordable.py       candidates that the remaining budget pays for
     acquisition.py      candidate of the agenda's pool
     trial_view.py       what they decide by; pooling.py, speed_comparison.py

@@ -28,7 +28,6 @@ from autotune.core.answer import Trial
 from autotune.core.space import Candidate
 from autotune.search.predicted_order import LIKELY_CHANCE
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
-from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
@@ -70,23 +69,42 @@ def acquisition_values(
     live: Collection[str] = (),
 ) -> FloatArray:
     """Return the value of each member of the pool; without a leader, all that fits is a gain."""
-    estimates = view.estimates
     first = view.table.candidates[pool[0]]
     contenders = view.same_tier_contenders(first)
     if contenders:
         leader = view.leader(contenders)
-        lead, deviation = estimates.speed.lead_over(leader)
+        gain = expected_gains(view, leader, pool)
     else:
-        fastest = estimates.speed.mean[pool].max()
-        lead = estimates.speed.mean - fastest + 1.0
-        deviation = estimates.speed.deviation
-    improvement = expected_improvement(lead[pool], EXPLORED_SHARE * deviation[pool], 0.0)
-    gain = improvement * weights_of_fitting(estimates.fits[pool], view.completed)
+        speed = view.estimates.speed
+        mean = speed.mean[pool]
+        lead = mean - mean.max() + 1.0
+        gain = _weighted_gains(view, pool, lead, speed.deviation[pool])
     if not view.problem.surrogate.options.value_per_second:
         return gain
-    seconds = _seconds_to_measure(view.table, view.completed, estimates, live)
+    seconds = _seconds_to_measure(view, live)
     cost = seconds[pool] ** COST_EXPONENT
     return np.asarray(gain / cost)
+
+
+def expected_gains(
+    view: TrialView,
+    leader: int,
+    pool: IndexArray,
+) -> FloatArray:
+    """Return EI · P^c of each member of the pool over the leader's row."""
+    lead, deviation = view.estimates.speed.lead_over(leader)
+    return _weighted_gains(view, pool, lead[pool], deviation[pool])
+
+
+def _weighted_gains(
+    view: TrialView,
+    pool: IndexArray,
+    lead: FloatArray,
+    deviation: FloatArray,
+) -> FloatArray:
+    improvement = expected_improvement(lead, EXPLORED_SHARE * deviation, 0.0)
+    weights = weights_of_fitting(view.estimates.fits[pool], view.completed)
+    return np.asarray(improvement * weights)
 
 
 def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
@@ -100,57 +118,49 @@ def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArr
     return np.asarray(chances ** OOM_EXPONENTS[place])
 
 
-def _seconds_to_measure(
-    table: CandidateTable,
-    trials: Sequence[Trial],
-    estimates: Estimates,
-    live: Collection[str],
-) -> FloatArray:
-    """Return the expected seconds of every candidate."""
-    if not trials:
-        return np.ones(len(table))
-    probe = _probe_seconds(trials, estimates)
-    usual_seconds = float(np.median(probe))
-    load = _load_seconds(table, trials, usual_seconds)
-    last = trials[-1]
+def _seconds_to_measure(view: TrialView, live: Collection[str]) -> FloatArray:
+    """Return the expected seconds of every candidate, loads included."""
+    if not view.completed:
+        return np.ones(len(view.table))
+    probe, load = expected_seconds(view)
+    last = view.completed[-1]
     ran_out = last.measurement.outcome.is_out_of_memory
     if not live and not ran_out:
         live = {last.candidate.load_key}
-    is_loaded = table.is_loaded(live)
+    is_loaded = view.table.is_loaded(live)
     load_first = np.where(is_loaded, 0.0, load)
-    load_again = (1 - estimates.fits) * load
+    load_again = (1 - view.estimates.fits) * load
     return np.asarray(probe + load_first + load_again)
-
-
-def _probe_seconds(trials: Sequence[Trial], estimates: Estimates) -> FloatArray:
-    """Median seconds of a probe times the candidate's expected slowdown, within bounds."""
-    probes = [trial for trial in trials if trial.purpose != "confirm"]
-    seconds = []
-    for trial in probes or trials[-1:]:
-        cost = trial.measurement.cost
-        seconds.append(cost.total_seconds - cost.load_seconds)
-    usual_seconds = max(statistics.median(seconds), MIN_PROBE_SECONDS)
-
-    speeds = []
-    for trial in trials:
-        speed = trial.measurement.ranking_speed
-        if speed is not None:
-            speeds.append(speed.tokens_per_second)
-    if not speeds:
-        return np.full(len(estimates.fits), usual_seconds)
-    usual_log_speed = np.log(statistics.median(speeds))
-    log_slowdown = usual_log_speed - estimates.speed.mean
-    bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
-    return np.asarray(usual_seconds * np.exp(bounded))
 
 
 def expected_seconds(view: TrialView) -> tuple[FloatArray, FloatArray]:
     """Return the expected seconds of every candidate's probe, and of its load. Requires a
     measurement.
     """
-    probe = _probe_seconds(view.completed, view.estimates)
+    probe = _probe_seconds(view)
     usual_seconds = float(np.median(probe))
     return probe, _load_seconds(view.table, view.completed, usual_seconds)
+
+
+def _probe_seconds(view: TrialView) -> FloatArray:
+    """Median seconds of a probe times the candidate's expected slowdown, within bounds."""
+    seconds = []
+    for trial in view.probes or view.completed[-1:]:
+        cost = trial.measurement.cost
+        seconds.append(cost.total_seconds - cost.load_seconds)
+    usual_seconds = max(statistics.median(seconds), MIN_PROBE_SECONDS)
+
+    speeds = []
+    for trial in view.completed:
+        speed = trial.measurement.ranking_speed
+        if speed is not None:
+            speeds.append(speed.tokens_per_second)
+    if not speeds:
+        return np.full(len(view.table), usual_seconds)
+    usual_log_speed = np.log(statistics.median(speeds))
+    log_slowdown = usual_log_speed - view.estimates.speed.mean
+    bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
+    return np.asarray(usual_seconds * np.exp(bounded))
 
 
 def _load_seconds(

@@ -19,6 +19,7 @@ from collections.abc import Collection
 
 import numpy as np
 
+from autotune.core.space import Candidate
 from autotune.search.acquisition import expected_seconds
 from autotune.search.confirmation import PROBES_PER_CONFIRMATION
 from autotune.search.surrogate.candidate_table import FloatArray, IndexArray
@@ -40,24 +41,24 @@ def affordable(
     last_load = view.completed[-1].candidate.load_key
     is_ready = view.table.is_loaded(live or [last_load])
     needed = np.where(is_ready, 0.0, load) + probe
-    if view.best() is not None:
+    incumbent = view.best()
+    if incumbent is not None:
         confirmation = PROBES_PER_CONFIRMATION * probe
-        needed += np.maximum(confirmation, _seconds_of_incumbent(view, confirmation, load))
+        of_incumbent = _seconds_of_incumbent(incumbent.candidate, view, confirmation, load)
+        needed += np.maximum(confirmation, of_incumbent)
     return pool[needed[pool] < seconds]
 
 
 def _seconds_of_incumbent(
+    incumbent: Candidate,
     view: TrialView,
     confirmation: FloatArray,
     load: FloatArray,
 ) -> FloatArray:
     """Return the seconds of the incumbent's own confirmation after a probe of each candidate."""
-    incumbent = view.best()
-    if incumbent is None or incumbent.candidate == view.baseline:
+    if incumbent == view.baseline or view.is_confirmed(incumbent):
         return np.zeros(len(view.table))
-    if view.is_confirmed(incumbent.candidate):
-        return np.zeros(len(view.table))
-    row = view.table.row_by_id[incumbent.candidate.id]
-    same_load = view.table.is_loaded([incumbent.candidate.load_key])
+    row = view.table.row_by_id[incumbent.id]
+    same_load = view.table.is_loaded([incumbent.load_key])
     load_again = np.where(same_load, 0.0, load[row])
     return np.asarray(confirmation[row] + load_again)

@@ -7,33 +7,33 @@ candidate: its chance of fitting, and its speed with a standard deviation. Each 
 all estimates. The search ends when no candidate is expected to add MIN_EXPECTED_GAIN to the speed.
 Without further state, a killed study continues at the same point.
 
-`next_step` decides in this order; the purpose of a probe is in brackets:
+`next_step` decides in this order. Numbers are those of the sections below, brackets the purpose of
+the probe:
 
     1. Every probe fails in the same way: the end.
-    2. The user's own configuration is not measured: measure it [baseline]. Every gain is measured
-       against it.
-    3. For each tier, most preferred first:
-       a. It is the first one with a candidate that fits:
-            measure any candidate that may be faster [search];
-            then measure the likeliest of those that prediction ruled out, to check it [refused];
-            then the end.
-       b. Its safest candidates are likely enough to fit: measure one of them [anchor].
-       c. Prediction rules out all of it: measure the likeliest [refused], up to
-          MAX_REFUSED_PROBES.
-       d. Otherwise the next tier.
-    4. No tier is likely to fit: measure the likeliest candidate of all, up to MAX_LAST_RESORTS.
-       Predictions alone never prove that nothing fits.
+    2. The baseline is not measured: measure it [baseline], or first another candidate if the budget
+       pays for one of the two [search] (`first_probe`).
+    3. Which tier fits? For each tier before the first one with a candidate that fits, most
+       preferred first:
+       a. Its safest candidates are likely enough to fit: measure one of them [anchor].
+       b. Prediction rules out all of it: measure the likeliest [refused], to check it.
+       c. Otherwise the next tier.
+       No tier is likely to fit: measure the likeliest candidate of all, refused ones included, up
+       to MAX_LAST_RESORTS. Predictions alone never prove that nothing fits.
+    4. Inside the tier that fits:
+       a. Measure any candidate that may be faster [search].
+       b. Measure the likeliest of the faster ones that prediction rules out [refused], to check it.
+       c. The end.
     5. Of the pool of steps 2 to 4, candidates that leave no time for a confirmation are left out
        (`affordable`); without any other: the end.
-    6. At the end: confirm the finalists, one at a time [confirm] (`confirmation`).
-    7. Steps 6 and the end wait until no other probe is pending.
+    6. At the end: confirm the finalists, one at a time [confirm] (`confirmation`). A confirmation
+       and the end wait until no other probe is pending.
 
-On emulated GPUs speed is predicted (`predicted_order`). Step 3a measures the fastest candidate by
-prediction that is likely to fit, and ends with the first that does. Step 2 comes last.
+The agenda names a pool of candidates; the sampler chooses the one to measure (`sampler`).
 
-The agenda names a pool of candidates; the sampler chooses the one to measure (`sampler`). Optuna's
-own samplers do not say when to end. For them step 3a is replaced: all open candidates of the tier,
-until MAX_PROBES_WITHOUT_GAIN.
+On emulated GPUs speed is predicted (`predicted_order`): steps 3 and 4 measure the fastest candidate
+by prediction that is likely to fit, and end with the first that does. Step 2 comes last. Optuna's
+own samplers do not say when to end: for them step 4a is section 7.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ from autotune.failures.classify import depends_on_candidate
 from autotune.search.acquisition import OOM_EXPONENTS
 from autotune.search.affordable import affordable
 from autotune.search.confirmation import MIN_EXPECTED_GAIN, next_confirmation
+from autotune.search.first_probe import SAFE_CHANCE, instead_of_baseline
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
 from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
@@ -59,7 +60,6 @@ from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.surrogate.implications import ran_out
 from autotune.search.trial_view import Tier, TrialView, speed_of
 
-SAFE_CHANCE = 0.95  # Chance of fitting from which a candidate is safe to begin with
 # A tier is skipped for now if all its candidates are below this chance of fitting.
 PLAUSIBLE_CHANCE = 0.25  # while nothing has fitted
 REMOTE_CHANCE = 0.03  # once a less preferred tier is known to fit
@@ -104,21 +104,23 @@ class Wait:
 
 
 def next_step(view: TrialView, budget: RemainingBudget) -> NextProbe | Wait | SearchEnd:
-    """Return the next step. Confirmations run alone, and the search ends only when nothing is
-    pending.
-    """
-    step = _search_within(budget, view)
+    """Return the next step."""
+    step = _next_probe(view, budget)
     if isinstance(step, SearchEnd):
-        finalist = next_confirmation(view, budget.seconds)
-        if finalist is not None:
-            step = _probe("confirm", finalist, view)
-        elif view.open_baseline is not None:
-            comparison = _probe("baseline", view.open_baseline, view)
-            step = _affordable_part(comparison, view, budget) or step
-
+        step = _before_the_end(view, budget) or step
     needs_all_results = isinstance(step, SearchEnd) or step.purpose == "confirm"
     if view.pending and needs_all_results:
         return Wait()
+    return step
+
+
+def _next_probe(view: TrialView, budget: RemainingBudget) -> NextProbe | SearchEnd:
+    """Return the next probe of the search, or its end."""
+    if _every_probe_fails_alike(view):
+        return SearchEnd(proven="not proven infeasible")
+    step = _baseline(view, budget) or _search(view)
+    if isinstance(step, NextProbe):
+        return _affordable_part(step, view, budget) or SearchEnd(proven="budget spent")
     return step
 
 
@@ -129,20 +131,6 @@ def _probe(
 ) -> NextProbe:
     rows = view.table.rows_of([candidate])
     return NextProbe(purpose=purpose, pool=rows)
-
-
-def _search_within(budget: RemainingBudget, view: TrialView) -> NextProbe | SearchEnd:
-    """Return the next probe of the search, or its end."""
-    if _every_probe_fails_alike(view):
-        return SearchEnd(proven="not proven infeasible")
-    baseline = view.open_baseline
-    if baseline is not None and not view.problem.predicted_rates:
-        step: NextProbe | SearchEnd = _probe("baseline", baseline, view)
-    else:
-        step = _search(view)
-    if isinstance(step, NextProbe):
-        return _affordable_part(step, view, budget) or SearchEnd(proven="budget spent")
-    return step
 
 
 # 1. Every probe fails in the same way.
@@ -171,21 +159,29 @@ def _every_probe_fails_alike(view: TrialView) -> bool:
     return len(wordings) == 1
 
 
-# 2. The first tier that fits; before it, any preferred tier that may fit after all.
+# 2. The baseline.
+
+
+def _baseline(view: TrialView, budget: RemainingBudget) -> NextProbe | None:
+    """Return the baseline's probe, or the one that precedes it; None once it is measured."""
+    baseline = view.open_baseline
+    if baseline is None or view.problem.predicted_rates:
+        return None
+    earlier = instead_of_baseline(view, budget.seconds)
+    if earlier is not None:
+        return _probe("search", earlier, view)
+    return _probe("baseline", baseline, view)
+
+
+# 3. Which tier fits.
 
 
 def _search(view: TrialView) -> NextProbe | SearchEnd:
     fitting_tier = view.tier_of_choice()
     plausible = PLAUSIBLE_CHANCE if fitting_tier is None else REMOTE_CHANCE
     for tier in view.tiers:
-        fastest = fastest_by_prediction(tier, view)
-        if fastest is not None:
-            return _probe("search", fastest, view)
         if tier is fitting_tier:
-            end = SearchEnd(proven="no better candidate possible")
-            if view.problem.predicted_rates:
-                return end
-            return _inside(tier, view) or _refused(tier, view) or end
+            return _inside(tier, view)
         step = _whether_fits(tier, view, plausible)
         if step is not None:
             return step
@@ -198,6 +194,10 @@ def _whether_fits(
     plausible: float,
 ) -> NextProbe | SearchEnd | None:
     """Return a probe that may show that the tier fits; None if that is not likely enough."""
+    fastest = fastest_by_prediction(tier, view)
+    if fastest is not None:
+        return _probe("search", fastest, view)
+
     safest = _safest(tier, view)
     if safest is not None:
         highest_chance = view.estimates.fits[safest].max()
@@ -205,9 +205,9 @@ def _whether_fits(
             return None
         return NextProbe(purpose="anchor", pool=safest)
 
-    refused = _refused(tier, view)
-    if refused is not None:
-        return refused
+    check = _check_of_refusal(view.refused_in(tier), tier, view)
+    if check is not None:
+        return check
     for trial in view.probed_in(tier):
         if trial.measurement.outcome is Outcome.CRASH:
             return SearchEnd(proven="not proven infeasible")  # A crash is no lack of memory
@@ -230,32 +230,23 @@ def _safest(tier: Tier, view: TrialView) -> IndexArray | None:
     return pool[chances >= threshold]
 
 
-def _refused(tier: Tier, view: TrialView) -> NextProbe | None:
-    """Return the refused candidate nearest to fitting, if it may be worth having."""
-    # 1. Stop after a check that did not fit, and where the limit was located by measurement.
-    probed = view.probed_in(tier)
-    contenders = view.contenders(tier)
-    checks = [trial for trial in probed if trial.purpose == "refused"]
+def _check_of_refusal(
+    pool: IndexArray,
+    tier: Tier,
+    view: TrialView,
+) -> NextProbe | None:
+    """Return the refused candidate of the pool that is likeliest to fit; None after a check in this
+    tier that did not fit.
+    """
+    checks = [trial for trial in view.probed_in(tier) if trial.purpose == "refused"]
     all_fitted = all(trial.verdict.fits for trial in checks)
     if not all_fitted or len(checks) >= MAX_REFUSED_PROBES:
         return None
-    any_ran_out = any(ran_out(trial.measurement) for trial in probed)
-    if contenders and any_ran_out:
-        return None
-
-    # 2. Of those that are estimated to be faster, choose the likeliest to fit.
-    pool = view.refused_in(tier)
-    best = max(map(speed_of, contenders), default=0.0)
-    if best > 0:
-        threshold = np.log(best * (1 + MIN_GAIN))
-        log_speeds = view.estimates.speed.mean[pool]
-        pool = pool[log_speeds > threshold]
     chances = view.estimates.fits[pool]
     if not len(pool) or chances.max() < MIN_REFUSED_CHANCE:
         return None
     likeliest = int(chances.argmax())
-    likeliest_pool = pool[[likeliest]]
-    return NextProbe(purpose="refused", pool=likeliest_pool)
+    return NextProbe(purpose="refused", pool=pool[[likeliest]])
 
 
 def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
@@ -278,7 +269,7 @@ def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
 
     refused = np.concatenate([view.refused_in(tier) for tier in view.tiers])
     if not len(refused):
-        return SearchEnd(proven="no better candidate possible")
+        return SearchEnd(proven="nothing fits")
     refused_probes = sum(trial.purpose == "refused" for trial in view.probes)
     if refused_probes >= MAX_LAST_RESORTS:
         return SearchEnd(proven="not proven infeasible")
@@ -287,18 +278,25 @@ def _last_resort(view: TrialView) -> NextProbe | SearchEnd:
     return NextProbe(purpose="refused", pool=refused[[least_demanding]])
 
 
-# 3. Inside the tier that fits.
+# 4. Inside the tier that fits.
 
 
-def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
-    """Return the next probe among the candidates that may be faster; None without any."""
+def _inside(tier: Tier, view: TrialView) -> NextProbe | SearchEnd:
+    """Return the next probe of the tier, or the end without any."""
+    end = SearchEnd(proven="no better candidate possible")
+    if view.problem.predicted_rates:
+        fastest = fastest_by_prediction(tier, view)
+        return end if fastest is None else _probe("search", fastest, view)
+    return _maybe_faster(tier, view) or _maybe_wrongly_refused(tier, view) or end
+
+
+def _maybe_faster(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     pool = view.open_in(tier)
     if not len(pool):
         return None
     if not view.problem.uses_surrogate:
         return _open_until_no_gain(tier, pool, view)
-    contenders = view.contenders(tier)
-    leader = view.leader(contenders)
+    leader = view.leader(view.contenders(tier))
     pool = pool[promising(view.estimates, pool, leader)]
     if not len(pool):
         return None
@@ -319,7 +317,20 @@ def promising(
     return weight * improvement >= MIN_EXPECTED_GAIN
 
 
-# 4. The budget.
+def _maybe_wrongly_refused(tier: Tier, view: TrialView) -> NextProbe | None:
+    """Return a check among the refused candidates that are estimated to be faster; None where an
+    out-of-memory error located the limit.
+    """
+    if any(ran_out(trial.measurement) for trial in view.probed_in(tier)):
+        return None
+    fastest = view.contenders(tier)[0]
+    threshold = math.log(speed_of(fastest) * (1 + MIN_GAIN))
+    pool = view.refused_in(tier)
+    log_speeds = view.estimates.speed.mean[pool]
+    return _check_of_refusal(pool[log_speeds > threshold], tier, view)
+
+
+# 5. The budget.
 
 
 def _affordable_part(
@@ -336,7 +347,21 @@ def _affordable_part(
     return replace(step, pool=pool) if len(pool) else None
 
 
-# 5. For Optuna's own samplers.
+# 6. The end.
+
+
+def _before_the_end(view: TrialView, budget: RemainingBudget) -> NextProbe | None:
+    """Return the next confirmation, then the baseline if it is still open."""
+    finalist = next_confirmation(view, budget.seconds)
+    if finalist is not None:
+        return _probe("confirm", finalist, view)
+    if view.open_baseline is None:
+        return None
+    comparison = _probe("baseline", view.open_baseline, view)
+    return _affordable_part(comparison, view, budget)
+
+
+# 7. For Optuna's own samplers.
 
 
 def _open_until_no_gain(

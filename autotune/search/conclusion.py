@@ -92,19 +92,18 @@ def _what_is_proven(
 ) -> Proven:
     """Return the reason of the search's end, as far as the measurements support it.
 
-    Without a winner, "no better candidate possible" says that nothing fits. A probe that was ended
-    from outside, crashed or took too long shows nothing about memory.
+    A probe that was ended from outside, crashed or took too long shows nothing about memory.
     """
     if proven is None:
         return "interrupted"
-    exhausted = proven == "no better candidate possible"
+    exhausted = proven in ("no better candidate possible", "nothing fits")
     if exhausted and without_result(view.all):
         return "not all measured"
     if winner is not None:
         return proven
     failed = any(trial.measurement.outcome in MACHINE_OUTCOMES for trial in view.probes)
     if exhausted and not failed:
-        return "no better candidate possible"
+        return "nothing fits"
     return "not proven infeasible"
 
 

@@ -23,9 +23,9 @@ from autotune.machine.signals import stop_requested, uninterrupted
 from autotune.probe.executors.base import ConcurrentProbes, Executor, Slot, SlotProbe
 from autotune.search.agenda import RemainingBudget, SearchEnd
 from autotune.search.conclusion import conclude
-from autotune.search.objective import LONG_PROBE as LONG_PROBE
-from autotune.search.objective import SHORT_PROBE as SHORT_PROBE
 from autotune.search.objective import plan_of
+from autotune.search.probe_cost import LONG_PROBE as LONG_PROBE
+from autotune.search.probe_cost import SHORT_PROBE as SHORT_PROBE
 from autotune.search.problem import baseline_candidate as baseline_candidate
 from autotune.search.problem import legal_candidates as legal_candidates
 from autotune.search.study import Study, TrialRequest

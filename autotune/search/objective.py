@@ -24,28 +24,11 @@ from autotune.core.space import Candidate
 from autotune.probe.executors import open_executor
 from autotune.probe.executors.base import Executor
 from autotune.search.measured_trial import measured_trial
+from autotune.search.probe_cost import LONG_PROBE, SHORT_PROBE
 from autotune.search.pruning import cycle_spread, speed_to_reach
 from autotune.search.sampler import PredictedSampler
 from autotune.search.trial_storage import PURPOSE, WHY, measured_end, write_end
 from autotune.search.trial_view import TrialView
-
-# Probe that decides fit and estimates the speed; probe of one confirmation round.
-SHORT_PROBE = ProbePlan(
-    optimizer_steps=2,
-    warmup_cycles=1,
-    timed_cycles=3,
-    settling_cycles=2,
-    reuse_rollouts=True,
-)
-LONG_PROBE = ProbePlan(
-    optimizer_steps=4,
-    warmup_cycles=1,
-    timed_cycles=5,
-    settling_cycles=4,
-    varied_lengths=True,
-    save_checkpoint=True,
-    evaluate=True,
-)
 
 
 def plan_of(

@@ -226,7 +226,7 @@ class _Searcher:
         """Return True if nothing fits for lack of memory, and there is time for a wider search."""
         if answer.winner is not None or answer.interrupted or not self.clock.left:
             return False
-        ended = answer.proven in ("no better candidate possible", "not proven infeasible")
+        ended = answer.proven in ("nothing fits", "not proven infeasible")
         if not ended or not answer.counts.out_of_memory:
             return False
         crashes = []

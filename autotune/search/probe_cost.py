@@ -1,4 +1,4 @@
-"""Predicted cost of a probe, and of a search of usual length."""
+"""Plans of the probes, and what a probe and a search of usual length are predicted to cost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,24 @@ from autotune.catalog import efficiency
 from autotune.core.measurement import ProbePlan
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import format_seconds
-from autotune.search.loop import LONG_PROBE, SHORT_PROBE
+
+# Probe that decides fit and estimates the speed; probe of one confirmation round.
+SHORT_PROBE = ProbePlan(
+    optimizer_steps=2,
+    warmup_cycles=1,
+    timed_cycles=3,
+    settling_cycles=2,
+    reuse_rollouts=True,
+)
+LONG_PROBE = ProbePlan(
+    optimizer_steps=4,
+    warmup_cycles=1,
+    timed_cycles=5,
+    settling_cycles=4,
+    varied_lengths=True,
+    save_checkpoint=True,
+    evaluate=True,
+)
 
 SHORT_PROBES = 10
 LONG_PROBES = 3
@@ -49,10 +66,9 @@ def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
     """Return the expected cost; None if no speed is predicted."""
     costs = []
     for prediction in predictions:
-        cycle = _cycle_seconds(prediction)
-        if prediction.fits is not False and cycle is not None:
-            short = _probe_seconds(cycle, SHORT_PROBE, prediction)
-            long = _probe_seconds(cycle, LONG_PROBE, prediction)
+        short = predicted_seconds(prediction, SHORT_PROBE)
+        long = predicted_seconds(prediction, LONG_PROBE)
+        if prediction.fits is not False and short is not None and long is not None:
             cost = ProbeCost(short=short, long=long)
             costs.append(cost)
     if not costs:
@@ -65,20 +81,22 @@ def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
     return costs[len(costs) // 2]
 
 
-def _cycle_seconds(prediction: Prediction) -> Estimate | None:
-    """Return the seconds of a cycle at the longest lengths, at which probes measure."""
-    timed = prediction.seconds_by_phase.values()
-    return sum(timed, start=Estimate.exactly(0)) if timed else None
-
-
-def _probe_seconds(
-    cycle: Estimate,
-    plan: ProbePlan,
-    prediction: Prediction,
-) -> Estimate:
+def predicted_seconds(prediction: Prediction, plan: ProbePlan) -> Estimate | None:
+    """Return the seconds of a probe with its load; None if no speed is predicted."""
+    cycles = seconds_of_cycles(prediction, plan)
+    if cycles is None:
+        return None
     seconds: Estimate = efficiency("worker_start_seconds")
     if prediction.engine is not None:
         seconds += efficiency("engine_start_seconds")
-    cycles = plan.warmup_cycles + plan.timed_cycles
-    seconds += cycle.scaled(cycles)
+    seconds += cycles
     return seconds.at_most(plan.deadline_seconds)
+
+
+def seconds_of_cycles(prediction: Prediction, plan: ProbePlan) -> Estimate | None:
+    """Return the seconds of a probe's cycles at the longest lengths, at which probes measure."""
+    timed = prediction.seconds_by_phase.values()
+    if not timed:
+        return None
+    cycle = sum(timed, start=Estimate.exactly(0))
+    return cycle.scaled(plan.warmup_cycles + plan.timed_cycles)

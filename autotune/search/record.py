@@ -44,6 +44,8 @@ SCHEMA = 1
 MAX_RECORD_BYTES = 256 * 1024
 # Bytes read from one file; a longer one is read from its end, which is the newest part
 MAX_RECORDS_BYTES = 16 * 1024 * 1024
+# Ends of a search after which a larger budget finds no more
+FINAL_ENDS = ("no better candidate possible", "nothing fits", "stopped improving")
 MEASUREMENTS = "measurements"
 ANSWERS = "answers"
 MAX_ANSWER_BYTES = 64 * 1024 * 1024
@@ -285,7 +287,7 @@ class Record:
         """Return True if the budget ended the search, and this one's allows more: a larger one, or
         the same one for a winner that was not confirmed.
         """
-        if stored.answer.proven in ("no better candidate possible", "stopped improving"):
+        if stored.answer.proven in FINAL_ENDS:
             return False
         more_time = self._job.budget_seconds > stored.budget_seconds
         more_probes = self._job.max_probes > stored.max_probes
@@ -336,7 +338,7 @@ def _is_conclusive(answer: Recommendation) -> bool:
         return False
     if not answer.trials or answer.from_record is not None:
         return False
-    return answer.winner is not None or answer.proven == "no better candidate possible"
+    return answer.winner is not None or answer.proven == "nothing fits"
 
 
 # 3. Conditions of a measurement.

@@ -346,14 +346,6 @@ class TrialView:
     def is_confirmed(self, candidate: Candidate) -> bool:
         return candidate.id in self.confirmations
 
-    def confirmed_among(self, trials: Iterable[Trial]) -> list[Trial]:
-        """Return the pooled confirmations of those of the candidates that have any."""
-        confirmed = []
-        for trial in trials:
-            if self.is_confirmed(trial.candidate):
-                confirmed.append(self.evidence(trial))
-        return confirmed
-
     def confirmation_count(self, candidate: Candidate) -> int:
         confirmations = self.rounds.get(candidate.id, ())
         return len(confirmations)

@@ -122,7 +122,7 @@ def test_nothing_fits_is_proven_with_few_probes(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=120 * MIB)
     answer = run(toy_job(tmp_path, toy_space(), machine.limit_bytes), machine)
     assert answer.winner is None
-    assert answer.proven == "no better candidate possible"
+    assert answer.proven == "nothing fits"
     assert answer.counts.probed <= 2 * 2 * 3 + 1
 
 

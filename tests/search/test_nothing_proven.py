@@ -58,7 +58,7 @@ def _search(job: Job, outcome_with_checkpointing: Outcome) -> Recommendation:
 @pytest.mark.parametrize(
     ("outcome", "proven", "status"),
     [
-        (Outcome.OOM_BACKWARD, "no better candidate possible", "nothing_fits"),
+        (Outcome.OOM_BACKWARD, "nothing fits", "nothing_fits"),
         (Outcome.INTERRUPTED, "not all measured", "undecided"),
         (Outcome.CRASH, "not proven infeasible", "nothing_fits"),
     ],

@@ -177,7 +177,7 @@ def test_where_it_may_not_or_cannot_help_nothing_fits(tmp_path: Path, limit: int
     request, machine = _asked(tmp_path, limit, pinned=pinned)
     result = _answer(request, machine, [])
     assert result.recommendation.winner is None
-    assert result.recommendation.proven == "no better candidate possible"
+    assert result.recommendation.proven == "nothing fits"
 
 
 def test_a_second_time_the_wider_answer_comes_from_the_record_at_once(tmp_path: Path) -> None:

@@ -5,7 +5,8 @@ activations kept for the backward pass have different prediction errors, so each
 corrected by the peaks measured in it. A candidate fits if every stretch does.
 
     y_s      log(peak of stretch s / limit)
-    prior    mean of y_s: the predicted one, or a guess;  width: its standard deviation
+    prior    mean of y_s: the predicted one, or a guess;  width: its standard deviation, by the half
+             of the predicted interval in which the limit may be
     μ_s, s_s posterior mean and standard deviation of y_s, by regression of (measured y_s - prior)
     need     the stretch with the highest μ_s
     fits     Π_s Φ(-μ_s / s_s), the probability that no stretch exceeds the limit
@@ -269,8 +270,18 @@ def _priors(
         peak = _predicted_peak(prediction, phases, by_phase)
         share = peak.scaled(1 / limit_bytes)
         means[row] = math.log(share.value)
-        widths[row] = max(MIN_MEMORY_WIDTH, interval_width(share))
+        widths[row] = max(MIN_MEMORY_WIDTH, _width_towards_limit(share))
     return means, widths
+
+
+def _width_towards_limit(share: Estimate) -> float:
+    """Return the standard deviation of log(share) by the half of its interval in which the limit
+    may be. The halves differ: under pressure torch needs far less than it reserves.
+    """
+    if share.value <= 1:
+        return math.log(share.high / share.value) / INTERVAL_DEVIATIONS
+    lowest = replace(share, high=share.value)
+    return 2 * interval_width(lowest)
 
 
 def _predicted_peak(
