@@ -54,7 +54,7 @@ def predict_flags(
     from autotune.request.explanation import origins
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import read_sources
-    from autotune.search.shown_room import room_after, ways_within
+    from autotune.search.shown_room import ways_after
 
     # 1. One prediction for each combination of unknown values.
     possible, notes = _legal_variants(read_sources(flags, mode="predict"))
@@ -92,11 +92,7 @@ def predict_flags(
         # 3. Changes that make it fit.
         ways: tuple[WayToFit, ...] = ()
         if refusal is not None:
-            peak = worst_variant.prediction.peak_memory_bytes
-            room = room_after(refusal, round(peak.value))
-            ways = ways_within(
-                request, candidate, service.of(request.job), room, refuted={candidate.id}
-            )
+            ways = ways_after(request, candidate, service.of(request.job), refusal)
         elif not prediction.fits:
             from autotune.search.advice import ways_to_fit
 

@@ -138,9 +138,11 @@ def command(
     from autotune.guard.command_reading import check_learning
     from autotune.guard.history import last_run
     from autotune.guard.watch import GuardOptions
+    from autotune.report.output_folder import check_folder
 
     command_words = tuple(context.meta.get(COMMAND_KEY, ()))
     _check(config, command_words)
+    check_folder(Path(out))
     options = GuardOptions(
         out=Path(out),
         restarts=restarts,

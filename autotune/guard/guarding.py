@@ -23,7 +23,7 @@ from autotune.guard.history import (
     lines_of_restart,
     summary,
 )
-from autotune.guard.learned import learn
+from autotune.guard.learned import learn, shown_step_rows
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.trainer_facts import clear_facts, read_facts
@@ -62,7 +62,7 @@ class RunGuard:
     say: Print
     since: float  # checkpoints written earlier are not this run's
     _watcher: MemoryWatcher = field(default_factory=MemoryWatcher)
-    _refuted: set[str] = field(default_factory=set)
+    _refuted: list[Training] = field(default_factory=list)
     _changed_from: tuple[Training, Evidence] | None = None  # before our last change
 
     def run(self, checkpoint: Checkpoint | None = None) -> Guarded:
@@ -199,8 +199,8 @@ class RunGuard:
         `is_ours`: the failed one is a change that does not work here. Another one is chosen for the
         configuration before it, by what that one has shown.
         """
-        self.training = self.training.with_longest_rows()
-        self._refuted.add(self.training.key)
+        self.training = self.training.with_longest_rows(record.longest_prompt)
+        self._refuted.append(self.training)
         if is_ours and self._changed_from is not None:
             self.training, evidence = self._changed_from
         else:
@@ -209,8 +209,10 @@ class RunGuard:
                 peak_bytes=record.peak_bytes,
                 refuted=frozenset(),
                 may_change=self.options.may_change,
+                rows=shown_step_rows(record),
             )
-        evidence = replace(evidence, refuted=frozenset(self._refuted))
+        keys = {training.with_rows_of(self.training).key for training in self._refuted}
+        evidence = replace(evidence, refuted=frozenset(keys))
         self._changed_from = (self.training, evidence)
         following = self.training.smaller(evidence)
         if following is None:

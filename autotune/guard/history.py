@@ -63,6 +63,8 @@ class AttemptRecord:
     place: str | None = None
     phase_peak_bytes: dict[str, int] | None = None  # None: no `MemoryWatch` in the trainer
     longest_row: int | None = None  # tokens in a forward pass, likewise
+    longest_prompt: int | None = None  # likewise
+    longest_completion: int | None = None  # likewise
     ran_out: dict[str, Any] | None = None  # phase and rows, likewise
     host_peak_bytes: int | None = None
     memory: list[dict[str, Any]] = field(default_factory=list)
@@ -95,6 +97,8 @@ class AttemptRecord:
         if facts is not None:
             self.phase_peak_bytes = dict(facts.phase_peak_bytes)
             self.longest_row = facts.longest_row
+            self.longest_prompt = facts.longest_prompt
+            self.longest_completion = facts.longest_completion
             if facts.ran_out_in is not None:
                 rows = facts.ran_out_rows
                 self.ran_out = {

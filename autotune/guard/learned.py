@@ -25,6 +25,7 @@ from autotune.diagnosis import Diagnosis
 from autotune.estimate.throughput import cycle_steps
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.history import AttemptRecord
+from autotune.guard.trainer_facts import longest_of
 from autotune.guard.training import KnownTraining, Training
 from autotune.prediction.guarded_runs import (
     GuardedRun,
@@ -33,8 +34,10 @@ from autotune.prediction.guarded_runs import (
     keep,
     other_settings,
 )
+from autotune.prediction.step_rows import StepRows
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.sources.length_sources import LONGEST, MEAN, Step, lengths_of
+from autotune.search.shown_room import refused_step_rows
 
 OF_OTHERS = "gpu_other_process"
 OF_A_GUARDED_RUN = "a guarded run"
@@ -99,6 +102,21 @@ def _refused_rows(record: AttemptRecord) -> RefusedRows | None:
     """Return the rows with which memory ran out, where the trainer states them."""
     rows = None if record.ran_out is None else record.ran_out["rows"]
     return None if rows is None else RefusedRows(**rows)
+
+
+def shown_step_rows(record: AttemptRecord) -> StepRows | None:
+    """Return the rows that ran out of memory, or else the longest completion of earlier steps, by
+    the trainer or by what it printed.
+    """
+    refused_rows = _refused_rows(record)
+    if refused_rows is not None and record.ran_out is not None:
+        rows = refused_step_rows(refused_rows, record.ran_out["phase"])
+        if rows is not None:
+            return rows
+    lengths = _lengths(record.lengths)
+    printed = None if lengths is None else round(lengths.longest)
+    longest = longest_of((record.longest_completion, printed))
+    return None if longest is None else StepRows(completion=longest)
 
 
 def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:

@@ -12,11 +12,13 @@ import contextlib
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from autotune.core.answer import WayToFit
 from autotune.core.errors import AutotuneError
 from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.diagnosis import Diagnosis
 from autotune.diagnosis.next_change import Next, smaller_configurations
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
+from autotune.prediction.step_rows import StepRows
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.change_kinds import BATCH_KNOBS
 
@@ -44,10 +46,10 @@ class Evidence:
 
     diagnosis: Diagnosis
     peak_bytes: int | None  # seen from outside
-    refuted: frozenset[
-        str
-    ]  # ids of candidates that ended for lack of memory, or by a change of ours
+    # Ids of candidates that ended for lack of memory, or by a change of ours
+    refuted: frozenset[str]
     may_change: frozenset[str]  # learning settings that the user allows to change
+    rows: StepRows | None = None  # of the step that ran out, or the longest before it
 
 
 def next_choice(
@@ -79,29 +81,35 @@ def _predicted(
     keeps_batches: bool,
 ) -> Choice | None:
     from autotune.prediction.service import open_prediction_service
-    from autotune.search.shown_room import missing_bytes, room_bytes, ways_within
+    from autotune.search.shown_room import Shown, missing_bytes, shown_rooms, ways_within
 
-    # 1. The room that the run has shown, in predicted bytes.
+    limit = request.job.memory_limit_bytes
+    missing = missing_bytes(evidence.diagnosis.numbers, evidence.peak_bytes, limit)
+    shown = Shown(missing_bytes=missing, rows=evidence.rows)
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
-        peak = service.predict(candidate).peak_memory_bytes
-        limit = request.job.memory_limit_bytes
-        missing = missing_bytes(evidence.diagnosis.numbers, evidence.peak_bytes, limit)
-        room = min(limit, room_bytes(round(peak.value), missing))
-
-        # 2. The advice within that room.
-        ways = ways_within(request, candidate, service, room, evidence.refuted)
-    for way in sorted(ways, key=lambda way: way.learning):
-        if _is_allowed(way.change, way.learning, evidence, keeps_batches):
-            return Choice(
-                candidate=_changed(request, candidate, way.change),
-                change=way.change,
-                learning=way.learning,
-                basis=BY_PREDICTION,
-                speed_ratio=way.speed_ratio,
-                needed_bytes=round(way.prediction.peak_memory_bytes.value),
-                room_bytes=room,
-            )
+        for room in shown_rooms(request, candidate, service, shown):
+            ways = ways_within(request, candidate, room.service, room.bytes, evidence.refuted)
+            for way in sorted(ways, key=lambda way: way.learning):
+                if _is_allowed(way.change, way.learning, evidence, keeps_batches):
+                    return _predicted_choice(request, candidate, way, room.bytes)
     return None
+
+
+def _predicted_choice(
+    request: ParsedRequest,
+    candidate: Candidate,
+    way: WayToFit,
+    room_bytes: int,
+) -> Choice:
+    return Choice(
+        candidate=_changed(request, candidate, way.change),
+        change=way.change,
+        learning=way.learning,
+        basis=BY_PREDICTION,
+        speed_ratio=way.speed_ratio,
+        needed_bytes=round(way.prediction.peak_memory_bytes.value),
+        room_bytes=room_bytes,
+    )
 
 
 def _by_the_table(

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +28,11 @@ class TrainingRows:
 
     rows: int
     tokens: int  # of each row, with its padding
+    completion_tokens: int | None = None  # of them; None: rows without a completion
+
+    @property
+    def prompt_tokens(self) -> int | None:
+        return None if self.completion_tokens is None else self.tokens - self.completion_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +40,9 @@ class ShownFacts:
     """Facts of one rank, or of all ranks together."""
 
     phase_peak_bytes: Mapping[str, int]
-    longest_row: int | None = None  # tokens
+    longest_row: int | None = None  # tokens of a forward pass's rows, likewise below
+    longest_prompt: int | None = None
+    longest_completion: int | None = None
     ran_out_in: str | None = None  # phase in which memory ran out
     ran_out_rows: TrainingRows | None = None  # of the forward pass before that
 
@@ -69,18 +76,22 @@ def read_facts(folder: Path) -> ShownFacts | None:
 def _together(of_ranks: Sequence[ShownFacts]) -> ShownFacts:
     """Return the highest peaks, and how memory ran out on the first rank where it did."""
     peaks: dict[str, int] = {}
-    longest_row: int | None = None
-    refused: ShownFacts | None = None
+    refused = ShownFacts(phase_peak_bytes={})
     for facts in of_ranks:
         for phase, peak in facts.phase_peak_bytes.items():
             peaks[phase] = max(peak, peaks.get(phase, 0))
-        if facts.longest_row is not None:
-            longest_row = max(facts.longest_row, longest_row or 0)
-        if refused is None and facts.ran_out_in is not None:
+        if refused.ran_out_in is None and facts.ran_out_in is not None:
             refused = facts
     return ShownFacts(
         phase_peak_bytes=peaks,
-        longest_row=longest_row,
-        ran_out_in=None if refused is None else refused.ran_out_in,
-        ran_out_rows=None if refused is None else refused.ran_out_rows,
+        longest_row=longest_of(facts.longest_row for facts in of_ranks),
+        longest_prompt=longest_of(facts.longest_prompt for facts in of_ranks),
+        longest_completion=longest_of(facts.longest_completion for facts in of_ranks),
+        ran_out_in=refused.ran_out_in,
+        ran_out_rows=refused.ran_out_rows,
     )
+
+
+def longest_of(lengths: Iterable[int | None]) -> int | None:
+    """Return the longest of the lengths that are known; None: none is."""
+    return max((length for length in lengths if length is not None), default=None)

@@ -28,7 +28,11 @@ from autotune.guard.smaller import OWN_VALUES, Choice, Evidence, next_choice, sa
 from autotune.prediction.guarded_runs import with_prompts_of
 from autotune.preflight.command_words import VARIABLE, with_file
 from autotune.request.job_builder import ParsedRequest
-from autotune.request.measured_data import with_longest_prompt
+from autotune.request.measured_data import (
+    PROMPT_KNOB,
+    hold_longest_prompt,
+    with_longest_prompt,
+)
 
 CHECKPOINT = "{checkpoint}"
 STEP_NUMBER = "{step}"
@@ -82,8 +86,13 @@ class Training(Protocol):
         An unchanged one without a checkpoint is the user's own file.
         """
 
-    def with_longest_rows(self) -> Training:
-        """Return it with the longest prompt of its data, which predictions need."""
+    def with_longest_rows(self, shown_prompt: int | None) -> Training:
+        """Return it with the longest prompt of its data, which predictions need; at least as long
+        as the run has shown.
+        """
+
+    def with_rows_of(self, later: Training) -> Training:
+        """Return it with the longest prompt that a later configuration knows, to compare both."""
 
     def smaller(self, evidence: Evidence) -> tuple[Training, Choice] | None:
         """Return the next configuration that learns the same; None: there is none."""
@@ -179,10 +188,22 @@ class KnownTraining:
             write_atomically(file, changed.text.encode(), mode=TO_BE_RUN)
         return file, changed.changed
 
-    def with_longest_rows(self) -> KnownTraining:
+    def with_longest_rows(self, shown_prompt: int | None) -> KnownTraining:
         request = self.request
         with contextlib.suppress(AutotuneError):
             request = with_longest_prompt(request)
+        assumed_prompt = self.candidate.settings.get(PROMPT_KNOB)
+        assumed_prompt = request.job.task.workload.held_values.get(PROMPT_KNOB, assumed_prompt)
+        if shown_prompt and isinstance(assumed_prompt, int) and shown_prompt > assumed_prompt:
+            request = hold_longest_prompt(request, shown_prompt)
+        return self._with_prompts_of(request)
+
+    def with_rows_of(self, later: Training) -> KnownTraining:
+        if not isinstance(later, KnownTraining):
+            return self
+        return self._with_prompts_of(later.request)
+
+    def _with_prompts_of(self, request: ParsedRequest) -> KnownTraining:
         return replace(
             self,
             request=request,
@@ -340,7 +361,10 @@ class OwnTraining:
             variables={},
         )
 
-    def with_longest_rows(self) -> OwnTraining:
+    def with_longest_rows(self, shown_prompt: int | None) -> OwnTraining:
+        return self
+
+    def with_rows_of(self, later: Training) -> OwnTraining:
         return self
 
     def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:

@@ -13,11 +13,12 @@ a phase, unless the allocator gives its cache back. On a CPU it is a lower bound
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autotune.guard.trainer_facts import ShownFacts, TrainingRows
+from autotune.guard.trainer_facts import ShownFacts, TrainingRows, longest_of
 
 PHASES_BY_METHOD: Mapping[str, str] = {
     "_generate": "rollout",
@@ -29,10 +30,12 @@ PHASES_BY_METHOD: Mapping[str, str] = {
 }
 """Methods of TRL's and transformers' trainers."""
 
-PHASES_OF_ROWS = frozenset({"forward", "backward", "evaluation"})
+PHASES_OF_ROWS = frozenset({"score", "forward", "backward", "evaluation"})
 
-ROWS = (("prompt_ids", "completion_ids"), ("input_ids",))
-"""Tensors of a batch whose widths together are the length of a row."""
+PROMPT_IDS = "prompt_ids"
+COMPLETION_IDS = "completion_ids"
+ROW_IDS = "input_ids"
+"""Tensors of a batch; their width is the length of a row, or of its part."""
 
 
 class MemoryMoment(NamedTuple):
@@ -49,7 +52,7 @@ class PhasePeaks:
         self._phase: str | None = None
         self._refused_in: str | None = None
         self._rows: TrainingRows | None = None
-        self._longest_row: int | None = None
+        self._longest = ShownFacts(phase_peak_bytes={})
 
     @contextmanager
     def inside(self, phase: str) -> Iterator[None]:
@@ -72,11 +75,18 @@ class PhasePeaks:
             peak = after.mark_bytes
         self._peaks[phase] = max(peak, self._peaks.get(phase, 0))
 
-    def see_batch(self, batch: object) -> None:
+    def see_rows(self, rows: TrainingRows | None) -> None:
         """Note the rows of a forward pass."""
-        self._rows = _rows_of(batch)
-        if self._rows is not None:
-            self._longest_row = max(self._rows.tokens, self._longest_row or 0)
+        self._rows = rows
+        if rows is None:
+            return
+        longest = self._longest
+        self._longest = ShownFacts(
+            phase_peak_bytes={},
+            longest_row=longest_of((longest.longest_row, rows.tokens)),
+            longest_prompt=longest_of((longest.longest_prompt, rows.prompt_tokens)),
+            longest_completion=longest_of((longest.longest_completion, rows.completion_tokens)),
+        )
 
     def step_ended(self) -> None:
         """Forget a phase that an error left and somebody caught."""
@@ -88,9 +98,9 @@ class PhasePeaks:
 
     def facts(self) -> ShownFacts:
         is_of_rows = self._refused_in in PHASES_OF_ROWS
-        return ShownFacts(
+        return replace(
+            self._longest,
             phase_peak_bytes=dict(self._peaks),
-            longest_row=self._longest_row,
             ran_out_in=self._refused_in,
             ran_out_rows=self._rows if is_of_rows else None,
         )
@@ -100,12 +110,14 @@ class PhasePeaks:
         method = getattr(owner, name, None)
         if not callable(method):
             return None
+        rows_of = ROWS_BY_PHASE.get(phase)
 
         @functools.wraps(method)
         def in_phase(*args: Any, **kwargs: Any) -> Any:
             with self.inside(phase):
-                if phase == "forward":
-                    self.see_batch(kwargs.get("inputs", args[1] if len(args) > 1 else None))
+                if rows_of is not None:
+                    by_position = zip(PARAMETERS[phase], args, strict=False)
+                    self.see_rows(rows_of({**dict(by_position), **kwargs}))
                 return method(*args, **kwargs)
 
         return replaced(owner, name, in_phase)
@@ -127,16 +139,51 @@ def replaced(owner: Any, name: str, method: Callable[..., Any]) -> Callable[[], 
     return undo
 
 
-def _rows_of(batch: object) -> TrainingRows | None:
+def _rows_of_loss(arguments: Mapping[str, Any]) -> TrainingRows | None:
+    """Return the rows of `compute_loss`."""
+    batch = arguments.get("inputs")
     if not isinstance(batch, Mapping):
         return None
-    for names in ROWS:
-        rows = tokens = 0
-        for name in names:
-            shape = tuple(getattr(batch.get(name), "shape", ()))
-            if len(shape) == 2:
-                rows = int(shape[0])
-                tokens += int(shape[1])
-        if rows:
-            return TrainingRows(rows=rows, tokens=tokens)
-    return None
+    rows, row_tokens = _shape_of(batch.get(ROW_IDS))
+    _, prompt_tokens = _shape_of(batch.get(PROMPT_IDS))
+    completions, completion_tokens = _shape_of(batch.get(COMPLETION_IDS))
+    if completions:
+        tokens = prompt_tokens + completion_tokens
+        return TrainingRows(rows=completions, tokens=tokens, completion_tokens=completion_tokens)
+    return TrainingRows(rows=rows, tokens=row_tokens) if rows else None
+
+
+def _rows_of_score(arguments: Mapping[str, Any]) -> TrainingRows | None:
+    """Return the rows of one pass of `_get_per_token_logps_and_entropies`."""
+    rows, tokens = _shape_of(arguments.get(ROW_IDS))
+    if not rows:
+        return None
+    completion_tokens = arguments.get("logits_to_keep")
+    if not isinstance(completion_tokens, int):
+        completion_tokens = None
+    return TrainingRows(
+        rows=arguments.get("batch_size") or rows,
+        tokens=tokens,
+        completion_tokens=completion_tokens,
+    )
+
+
+def _shape_of(tensor: object) -> tuple[int, int]:
+    """Return rows and width of a batch's tensor; zeros for another one."""
+    shape = tuple(getattr(tensor, "shape", ()))
+    if len(shape) != 2:
+        return 0, 0
+    return int(shape[0]), int(shape[1])
+
+
+ROWS_BY_PHASE: Mapping[str, Callable[[Mapping[str, Any]], TrainingRows | None]] = {
+    "forward": _rows_of_loss,
+    "score": _rows_of_score,
+}
+"""Phases whose methods are called with a batch."""
+
+PARAMETERS: Mapping[str, Sequence[str]] = {
+    "forward": ("model", "inputs"),
+    "score": ("model", "input_ids", "attention_mask", "logits_to_keep", "batch_size"),
+}
+"""First parameters of these methods, in their order."""

@@ -209,8 +209,8 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         raise BadInput(
             "--gpus local: no NVIDIA GPU is visible on this machine.",
             way_out=(
-                "Type --gpus cpu to tune on its processors, or name the GPUs that you will train"
-                " on, like --gpus 2xA100-40G."
+                "Type --gpus cpu for its processors. `predict`, `run` and `solve` also take GPUs by"
+                " name, like --gpus 2xA100-40G; `guard` and `preflight` run where the GPUs are."
             ),
         )
     if len(devices) > 1 and any(device.slice_of for device in devices):

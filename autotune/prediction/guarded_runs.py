@@ -56,6 +56,7 @@ class RefusedRows:
 
     rows: int
     tokens: int  # of each row
+    completion_tokens: int | None = None  # of them; None: rows without a completion
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ from autotune.prediction.guarded_runs import measured_speed
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
+from autotune.prediction.step_rows import StepRows
 from autotune.prediction.surveys import Surveys, points_of
 from autotune.prediction.tracer import OutOfTime, TracerPool
 
@@ -77,9 +78,11 @@ class PredictionService:
         models: StepModels | None = None,
         surveys: Surveys | None = None,
         speed: MeasuredSpeed | None = None,
+        rows: StepRows | None = None,
     ) -> None:
         """`models`: stored step models; without them, a single candidate is always traced.
-        `surveys`: those of another service, to be shared. `speed`: of this machine.
+        `surveys`: those of another service, to be shared. `speed`: of this machine. `rows`: of
+        each step; None: the longest.
         """
         self._task = task
         self._trainer = trainer
@@ -88,6 +91,7 @@ class PredictionService:
         self._surveys = surveys or Surveys(tracer, models)
         self._families = self._surveys.families
         self._speed = speed
+        self._rows = rows
         self._gpu = hardware_detection.gpu_of(task.hardware)
         self._predictions: dict[str, Prediction] = {}
         self._longest: dict[str, Prediction] = {}
@@ -182,11 +186,26 @@ class PredictionService:
             tracer=self._tracer,
             surveys=self._surveys,
             speed=measured_speed(job),
+            rows=self._rows,
+        )
+
+    def at_rows(self, rows: StepRows) -> PredictionService:
+        """Return a service for steps with these rows that shares the tracing processes."""
+        return PredictionService(
+            task=self._task,
+            trainer=self._trainer,
+            limit_bytes=self._limit_bytes,
+            tracer=self._tracer,
+            surveys=self._surveys,
+            speed=self._speed,
+            rows=rows,
         )
 
     def request(self, candidate: Candidate) -> Request:
         """Return the trace request; a known GPU's compute capability selects the kernels."""
         request = self._trainer.trace_request(candidate, self._task)
+        if self._rows is not None:
+            request = request_at(request, self._rows.at(point_of(request)), None)
         capability = None if self._gpu is None else self._gpu.compute_capability
         if capability is None:
             return request
@@ -272,7 +291,7 @@ class PredictionService:
         workload = self._task.workload
         if workload.completion_lengths is None or self._task.hardware.kind != "cuda":
             return longest
-        composition = self._trainer.compose(candidate, self._task)
+        composition = self._composition(candidate)
         row = fullest_rows(composition, workload.completion_lengths, workload.prompt_lengths)
         at_lengths = longest
         if row is not None:
@@ -350,7 +369,7 @@ class PredictionService:
         allocator = str(settings.get(ALLOCATOR) or "")
         return PredictionInput(
             candidate_id=candidate.id,
-            composition=self._trainer.compose(candidate, task),
+            composition=self._composition(candidate),
             hardware=task.hardware,
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
@@ -361,6 +380,18 @@ class PredictionService:
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
             lengths=task.workload.completion_lengths,
+        )
+
+    def _composition(self, candidate: Candidate) -> Composition:
+        composition = self._trainer.compose(candidate, self._task)
+        if self._rows is None:
+            return composition
+        point = point_of(self.request(candidate))
+        return replace(
+            composition,
+            micro_batch=point.micro_batch,
+            prompt_length=point.prompt,
+            completion_length=point.completion,
         )
 
     # Families.

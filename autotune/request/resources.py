@@ -62,7 +62,7 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
     if not hardware_detection.can_be_probed(hardware):
         raise HardwareNotHere(
             f"{hardware} is no NVIDIA GPU, and probes support no other kind.",
-            way_out="Leave --mode out for a prediction.",
+            way_out="`autotune predict` computes what it needs.",
         )
     if not hardware.here:
         names = sorted({device.name for device in devices_here()})
@@ -72,8 +72,8 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
             f"{hardware} is not on this machine, which has {present}, so it can't be measured"
             " here.",
             way_out=(
-                f"Run this command on the machine that has it, {alternative}, or leave --mode"
-                " out for a prediction."
+                f"Run this command on the machine that has it, or {alternative}. `autotune predict`"
+                " computes what it needs."
             ),
         )
 
@@ -87,7 +87,7 @@ def measuring_mode(
     if choice.mode in ("probe", "emulate") and not trainer.measures:
         raise BadInput(
             f"{trainer.method} with {trainer.name} can be predicted, but not measured yet.",
-            way_out="Leave --mode out for a prediction.",
+            way_out="`autotune predict` computes what it needs.",
         )
     if hardware.emulated:
         return "emulate"

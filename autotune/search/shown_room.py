@@ -4,6 +4,9 @@ need at most
 
     room = 0.97 P - M
 
+P is predicted at the rows that were refused, where they are known. Rows before that step fitted, so
+it had no shorter ones: the longest completion of the earlier steps replaces unknown rows.
+
     A GPU of 40 GiB held 39 GiB, and 3 GiB were requested: M = 2 GiB. P was 36 GiB: the run needed
     6 GiB more than predicted (longer rows, another process), and so will the next one. Its
     predicted peak is at most 32.9 GiB.
@@ -13,26 +16,102 @@ Predictions of two similar configurations err alike, so their values are compare
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from autotune.core.answer import WayToFit
 from autotune.core.space import Candidate
 from autotune.failures.numbers import Numbers
 from autotune.frameworks.shares_in_files import with_room
-from autotune.prediction.guarded_runs import GuardedRun
+from autotune.prediction.guarded_runs import GuardedRun, RefusedRows
 from autotune.prediction.service import PredictionService
+from autotune.prediction.step_rows import StepRows
 from autotune.request.job_builder import ParsedRequest
 from autotune.search.advice import ways_to_fit
 
 RESERVE_SHARE = 0.03  # of the predicted peak: rows may get longer than those that were refused
 UNKNOWN_REQUEST_SHARE = 0.05  # of the peak, where no message says what was requested
+PHASES_WITH_ROWS = frozenset({"score", "forward", "backward"})  # whose memory a step's rows decide
 
 
-def room_after(run: GuardedRun, predicted_peak: int) -> int:
-    """Return the room that a guarded run has shown, for a configuration of this predicted peak."""
+@dataclass(frozen=True, kw_only=True)
+class Shown:
+    """What a run has shown by running out of memory."""
+
+    missing_bytes: int
+    rows: StepRows | None = None  # of that step, or the longest before it; None: not known
+
+
+def shown_by(run: GuardedRun) -> Shown:
+    """Return what a guarded run of the record has shown."""
     assert run.failure is not None
+    rows: StepRows | None = None
+    if run.refused_rows is not None:
+        rows = refused_step_rows(run.refused_rows, run.failure.phase)
+    if rows is None and run.lengths is not None:
+        rows = StepRows(completion=round(run.lengths.longest))
     missing = missing_bytes(run.failure.numbers, run.peak_bytes, run.limit_bytes)
-    return min(run.limit_bytes, room_bytes(predicted_peak, missing))
+    return Shown(missing_bytes=missing, rows=rows)
+
+
+def refused_step_rows(rows: RefusedRows, phase: str | None) -> StepRows | None:
+    """Return the rows of the step that ran out of memory; None for a phase without a step."""
+    if phase not in PHASES_WITH_ROWS:
+        return None
+    return StepRows(count=rows.rows, tokens=rows.tokens, completion=rows.completion_tokens)
+
+
+def ways_after(
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
+    run: GuardedRun,
+) -> tuple[WayToFit, ...]:
+    """Return the changes that are predicted to fit after a guarded run of the candidate did not."""
+    for room in shown_rooms(request, candidate, service, shown_by(run)):
+        ways = ways_within(request, candidate, room.service, room.bytes, {candidate.id})
+        if ways:
+            return ways
+    return ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShownRoom:
+    """Room, and the service whose predictions are to be compared with it."""
+
+    bytes: int
+    service: PredictionService
+
+
+def shown_rooms(
+    request: ParsedRequest,
+    candidate: Candidate,
+    service: PredictionService,
+    shown: Shown,
+) -> Iterator[ShownRoom]:
+    """Yield the rooms that a run of this candidate has shown, the safest first.
+
+    1. The longest rows fit, if the prediction errs there as it did at the rows that were refused.
+    2. The rows that were refused fit.
+    3. The longest rows fit, if they were refused: where the log alone states lengths, or nothing.
+    """
+    limit = request.job.memory_limit_bytes
+    if shown.rows is not None and _are_rows_of_one_length(request, candidate):
+        peak = service.at_rows(shown.rows).predict(candidate).peak_memory_bytes
+        room = min(limit, room_bytes(round(peak.value), shown.missing_bytes))
+        yield ShownRoom(bytes=room, service=service)
+        yield ShownRoom(bytes=room, service=service.at_rows(shown.rows.of_one_length()))
+        if shown.rows.tokens is not None:
+            return
+    peak = service.predict(candidate).peak_memory_bytes
+    room = min(limit, room_bytes(round(peak.value), shown.missing_bytes))
+    yield ShownRoom(bytes=room, service=service)
+
+
+def _are_rows_of_one_length(request: ParsedRequest, candidate: Candidate) -> bool:
+    """Return True if a micro-batch is a number of padded rows, not of tokens."""
+    composition = request.trainer.compose(candidate, request.job.task)
+    return not (composition.packs_rows or composition.token_budget)
 
 
 def ways_within(

@@ -145,7 +145,7 @@ def test_what_no_probe_can_use(folder: Path) -> None:
         "--mode",
         "probe",
         says="MI300X is no NVIDIA GPU",
-        instead="Leave --mode out",
+        instead="`autotune predict`",
     )
 
 

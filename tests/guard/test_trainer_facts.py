@@ -74,9 +74,23 @@ def test_memory_runs_out_in_a_phase_with_its_rows(counters: Counters) -> None:
     phases.ran_out()
     facts = phases.facts()
     assert (facts.ran_out_in, facts.longest_row) == ("forward", 964)
+    assert (facts.longest_prompt, facts.longest_completion) == (900, 64)
     assert facts.ran_out_rows == TrainingRows(rows=2, tokens=800)
     undo()
     assert trainer.compute_loss is _compute_loss
+
+
+def test_rows_of_a_scoring_pass_are_seen(counters: Counters) -> None:
+    phases = PhasePeaks(counters.read)
+    trainer = SimpleNamespace(_get_per_token_logps_and_entropies=_refused_score)
+    assert phases.watch(trainer, "_get_per_token_logps_and_entropies", "score") is not None
+    with pytest.raises(MemoryError):
+        trainer._get_per_token_logps_and_entropies(
+            "model", _Shape(16, 700), _Shape(16, 700), 300, batch_size=4
+        )
+    phases.ran_out()
+    rows = TrainingRows(rows=4, tokens=700, completion_tokens=300)
+    assert phases.facts().ran_out_rows == rows and rows.prompt_tokens == 400
 
 
 class _Shape:
@@ -84,6 +98,10 @@ class _Shape:
 
     def __init__(self, *shape: int) -> None:
         self.shape = shape
+
+
+def _refused_score(*arguments: object, batch_size: int) -> None:
+    raise MemoryError
 
 
 def _compute_loss(model: str, inputs: dict[str, object]) -> None:
