@@ -63,7 +63,7 @@ def run_request(
     from autotune.report.trackers import check_tracker, log_answer
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import possible_candidates
-    from autotune.search.loop import legal_candidates
+    from autotune.search.problem import legal_candidates
 
     # 1. The job, and what could end it before anything is measured.
     request = with_row_lengths(sources.parse(limit_prompts=True))

@@ -125,8 +125,6 @@ class Knob:
 
     def applies(self, knobs: Mapping[str, object]) -> bool:
         """Return True if the condition on other knobs is met."""
-        if not self.when:  # of most knobs, asked for each of thousands of candidates
-            return True
         return all(knobs.get(name) in values for name, values in self.when.items())
 
 
@@ -156,6 +154,10 @@ class SearchSpace:
     def _by_name(self) -> Mapping[str, Knob]:
         # Cached: tens of thousands of assignments look up each knob.
         return _by_name(self.knobs)
+
+    @cached_property
+    def _conditional(self) -> Sequence[Knob]:
+        return [knob for knob in self.knobs if knob.when]
 
     def on(self, gpus: int) -> SearchSpace:
         """Return the space without knobs and remedies that require more GPUs."""
@@ -191,7 +193,11 @@ class SearchSpace:
 
     def applicable(self, knobs: Knobs) -> Knobs:
         """Return `knobs` without those whose condition fails."""
-        return {name: value for name, value in knobs.items() if self[name].applies(knobs)}
+        applicable = dict(knobs)
+        for knob in self._conditional:
+            if not knob.applies(knobs):
+                applicable.pop(knob.name, None)
+        return applicable
 
     def with_remedies(self, knobs: Knobs) -> Knobs:
         """Return `knobs`, remedies included, without those whose condition fails."""

@@ -13,6 +13,7 @@ import itertools
 from collections.abc import Callable, Collection, Mapping, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import numpy as np
 
@@ -125,7 +126,7 @@ class StepStage:
         self._sizes = self._track.sizes
         self._batch_sized = _batch_sized_in_first_step(completed)
         self._usage: dict[int | None, TraceUsage] = {}  # by capacity
-        self._replays: dict[int | None, Replay] = {}  # as traced, by capacity
+        self._replays: dict[int | None, ReplayPeaks] = {}  # as traced, by capacity
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
         """Return the same step with these sizes; None if the context has other events."""
@@ -150,7 +151,7 @@ class StepStage:
         """Return peaks with unlimited memory, without the second replay: `reserved_high_bytes` are
         `reserved_bytes`.
         """
-        return _as_usage(self._replay(None), {})
+        return self._track.usage(self._replay(None), self._sizes)
 
     @property
     def requested_bytes(self) -> int:
@@ -163,11 +164,8 @@ class StepStage:
             return True
         if not self.fits_as_traced(capacity_bytes):
             return False
-        shorter = self._track.replay(
-            self._shorter_first(),
-            settings=self._context.settings,
-            capacity_bytes=capacity_bytes,
-        )
+        settings = self._context.settings
+        shorter = self._track.run(self._shorter_first(), settings, capacity_bytes)
         return shorter.out_of_memory is None
 
     def fits_as_traced(self, capacity_bytes: int) -> bool:
@@ -178,19 +176,19 @@ class StepStage:
 
     def _usage_within(self, capacity_bytes: int | None) -> TraceUsage:
         if capacity_bytes is not None:
-            return _as_usage(self._replay(capacity_bytes), {})
+            return self._track.usage(self._replay(capacity_bytes), self._sizes)
         # A compiled replay holds no lock: the two run on two cores.
         settings = self._context.settings
-        with ThreadPoolExecutor(1) as pool:
-            shorter = pool.submit(self._track.reserved, self._shorter_first(), settings=settings)
-            as_traced = self._replay(None)
-            return _as_usage(as_traced, shorter.result())
+        shorter = _second_replays.submit(
+            self._track.reserved, self._shorter_first(), settings=settings
+        )
+        as_traced = self._replay(None)
+        return self._track.usage(as_traced, self._sizes, shorter.result())
 
-    def _replay(self, capacity_bytes: int | None) -> Replay:
+    def _replay(self, capacity_bytes: int | None) -> ReplayPeaks:
         if capacity_bytes not in self._replays:
-            self._replays[capacity_bytes] = self._track.replay(
-                self._sizes, settings=self._context.settings, capacity_bytes=capacity_bytes
-            )
+            settings = self._context.settings
+            self._replays[capacity_bytes] = self._track.run(self._sizes, settings, capacity_bytes)
         return self._replays[capacity_bytes]
 
     def _shorter_first(self) -> Integers:
@@ -211,33 +209,6 @@ def _batch_sized_in_first_step(trace: Trace) -> Integers:
             if entry > 0 and trace.part_names[trace.parts[entry - 1]] in BATCH_PARTS:
                 numbers.append(entry - 1)
     return np.array(numbers, dtype=np.int64)
-
-
-def _as_usage(as_traced: Replay, after_shorter: Mapping[Phase, int]) -> TraceUsage:
-    """Return each phase's highest occurrence; of equals the latest."""
-    by_phase: dict[Phase, list[PhaseUse]] = {}
-    for use in as_traced.phases:
-        by_phase.setdefault(use.phase, []).append(use)
-    phases = []
-    for phase, uses in by_phase.items():
-        highest = max(reversed(uses), key=lambda use: use.allocated_bytes)
-        reserved = max(use.reserved_bytes for use in uses)
-        reserved_high = max(reserved, after_shorter.get(phase, 0))
-        phases.append(
-            replace(
-                highest,
-                step=0,
-                reserved_bytes=reserved,
-                reserved_high_bytes=reserved_high,
-            )
-        )
-    last = as_traced.phases[-1]
-    return TraceUsage(
-        phases=tuple(phases),
-        resting=as_traced.resting or replace(last, step=0),
-        loaded_bytes=by_phase["load"][0].reserved_bytes if "load" in by_phase else 0,
-        out_of_memory=None if as_traced.out_of_memory is None else last.phase,
-    )
 
 
 def _sorted_insertions(places: Places, context: TraceContext) -> list[Insertion]:
@@ -295,26 +266,71 @@ class Track:
     ) -> Replay:
         """Replay with the trace's own sizes, or with these."""
         sizes = self.sizes if sizes is None else sizes
-        result = self._run(sizes, settings, capacity_bytes)
+        result = self.run(sizes, settings, capacity_bytes)
         phases = []
         for number, (phase, step) in enumerate(self._rows):
             if result.reached[number]:
                 phases.append(self._phase_use(phase, step, result.peaks[number], sizes))
-        resting = None
-        if self._has_snapshot:
-            resting = self._phase_use("optimizer", 0, result.peaks[-1], sizes)
         return Replay(
             phases=tuple(phases),
             retries=result.retries,
-            resting=resting,
+            resting=self._resting(result, sizes),
             out_of_memory=result.out_of_memory,
         )
+
+    def usage(
+        self,
+        result: ReplayPeaks,
+        sizes: Integers,
+        after_shorter: Mapping[Phase, int] = MappingProxyType({}),
+    ) -> TraceUsage:
+        """Return each phase's highest occurrence; of equals the latest. `after_shorter`: reserved
+        bytes by phase after a first step of shorter sequences.
+        """
+        # 1. The rows of each phase that ran.
+        rows_by_phase: dict[Phase, list[int]] = {}
+        last_phase, last_row = self._rows[0][0], 0
+        for row, (phase, _) in enumerate(self._rows):
+            if result.reached[row]:
+                rows_by_phase.setdefault(phase, []).append(row)
+                last_phase, last_row = phase, row
+
+        # 2. The highest of them. Only its parts are summed: they take as long as the replay.
+        allocated = result.peaks[:, PEAK_ALLOCATED].tolist()
+        reserved = result.peaks[:, PEAK_RESERVED].tolist()
+        phases = []
+        for phase, rows in rows_by_phase.items():
+            highest = max(reversed(rows), key=allocated.__getitem__)
+            use = self._phase_use(phase, 0, result.peaks[highest], sizes)
+            reserved_bytes = max(reserved[row] for row in rows)
+            high_bytes = max(reserved_bytes, after_shorter.get(phase, 0))
+            phases.append(
+                replace(use, reserved_bytes=reserved_bytes, reserved_high_bytes=high_bytes)
+            )
+
+        # 3. The state between two steps.
+        loading = rows_by_phase.get("load")
+        resting = self._resting(result, sizes)
+        if resting is None:
+            resting = self._phase_use(last_phase, 0, result.peaks[last_row], sizes)
+        return TraceUsage(
+            phases=tuple(phases),
+            resting=resting,
+            loaded_bytes=reserved[loading[0]] if loading else 0,
+            out_of_memory=None if result.out_of_memory is None else last_phase,
+        )
+
+    def _resting(self, result: ReplayPeaks, sizes: Integers) -> PhaseUse | None:
+        """Return the requested snapshot."""
+        if not self._has_snapshot:
+            return None
+        return self._phase_use("optimizer", 0, result.peaks[-1], sizes)
 
     def reserved(
         self, sizes: Integers, *, settings: AllocatorSettings | None = None
     ) -> Mapping[Phase, int]:
         """Return reserved bytes by phase alone: the parts take as long as the replay."""
-        result = self._run(sizes, settings, None)
+        result = self.run(sizes, settings, None)
         reserved: dict[Phase, int] = {}
         for number, (phase, _) in enumerate(self._rows):
             if result.reached[number]:
@@ -328,12 +344,13 @@ class Track:
         changes = np.sign(self.arrays.events) * sizes[numbers]
         return int(np.cumsum(changes).max(initial=0))
 
-    def _run(
+    def run(
         self,
         sizes: Integers,
         settings: AllocatorSettings | None,
         capacity_bytes: int | None,
     ) -> ReplayPeaks:
+        """Replay with these sizes; return the peaks of every row."""
         rows = len(self._rows)
         if settings in (None, AllocatorSettings()):
             replay_events = _compiled_replay()
@@ -416,6 +433,7 @@ class Track:
 
 
 _replays = itertools.count()
+_second_replays = ThreadPoolExecutor(1)  # its thread starts with the first of them
 
 
 def _compiled_replay() -> Callable[..., ReplayPeaks] | None:

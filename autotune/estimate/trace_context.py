@@ -90,7 +90,7 @@ def step_context(inputs: PredictionInput) -> TraceContext:
         sync_streams=_sync_streams(composition, inputs.trace),
         loads_at_once=_loads_at_once(inputs),
         empties_before_rollout=composition.empties_rollout_cache or engine_sleeps,
-        empty_cache_steps=_empty_cache_steps(inputs.settings),
+        empty_cache_steps=empty_cache_steps(inputs.settings),
         settings=inputs.allocator,
     )
 
@@ -145,6 +145,6 @@ def _loads_at_once(inputs: PredictionInput) -> bool:
     return release_numbers(trace.versions.get("transformers") or "0") >= LOADS_AT_ONCE_FROM
 
 
-def _empty_cache_steps(settings: Mapping[str, object]) -> int | None:
+def empty_cache_steps(settings: Mapping[str, object]) -> int | None:
     steps = settings.get("torch_empty_cache_steps")
     return steps if isinstance(steps, int) and steps > 0 else None

@@ -39,7 +39,7 @@ from autotune.estimate.screening.step_model import sizes_at
 from autotune.estimate.sharding import Sharding, compared_ranks
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.throughput.measured_speed import MeasuredSpeed, calibrated
-from autotune.estimate.trace_context import PredictionInput, TraceContext, step_context
+from autotune.estimate.trace_context import PredictionInput, empty_cache_steps, step_context
 from autotune.estimate.unknown_facts import fullest_rows, with_lower_bound
 from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
@@ -504,22 +504,20 @@ class PredictionService:
     def _predict_from_model(
         self, family: Family, members: Members
     ) -> Iterator[tuple[str, Prediction]]:
-        """Predict members by point and by trace context: equal ones share an allocator replay.
-        Members whose resident bytes are equal too (only the group size differs) share the memory
-        prediction.
+        """Predict members by point. Equal trace contexts share an allocator replay, and members
+        that differ in the group size alone the whole prediction of memory.
         """
         by_point: dict[Point, list[Candidate]] = {}
         for candidate, request in members:
             candidates = by_point.setdefault(point_of(request), [])
             candidates.append(candidate)
         for point, trace, sizes in family.traces(list(by_point)):
-            predictions: dict[tuple[TraceContext, Composition], Prediction] = {}
+            predictions: dict[tuple[Composition, int | None], Prediction] = {}
             for candidate in by_point[point]:
                 rank = self._input(candidate, trace, family.rank.host_bytes)
-                context = step_context(rank)
-                key = (context, rank.composition)
+                key = (rank.composition, empty_cache_steps(rank.settings))
                 if key not in predictions:
-                    stage = family.stage(point, sizes, context)
+                    stage = family.stage(point, sizes, step_context(rank))
                     predictions[key] = memory(rank, stage)
                 prediction = replace(predictions[key], candidate_id=candidate.id)
                 yield candidate.id, self._timed(rank, prediction)

@@ -15,7 +15,7 @@ from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import possible_candidates, read_sources
 from autotune.search.forecast_search import best_predicted
-from autotune.search.loop import legal_candidates
+from autotune.search.problem import legal_candidates
 
 MAX_CANDIDATES = 20_000
 """Candidates of a space that is predicted completely: the page of so many has a few megabytes."""
