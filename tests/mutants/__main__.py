@@ -6,6 +6,7 @@ import argparse
 import dataclasses
 import gc
 import json
+import random
 import tempfile
 import time
 from collections import defaultdict
@@ -84,6 +85,9 @@ class Work:
             executed = executed_lines.read(self._lines, set(by_name))
             self.try_mutants(LoadedTests(by_name, Path.cwd()), executed, at_import=False)
 
+    def is_left_to_fresh_imports(self) -> bool:
+        return all(mutant.at_import for mutant in self._remaining())
+
     def try_fresh_imports(self) -> None:
         self.try_mutants(FreshImports(), executed_lines.read(self._lines), at_import=True)
 
@@ -99,7 +103,8 @@ class Work:
             self._note(mutant, verdict, len(names))
 
     def _remaining(self) -> Iterator[Mutant]:
-        for mutant in self._chosen[self._shared]:
+        in_any_order = random.Random(self._arguments.seed).sample(self._chosen, len(self._chosen))
+        for mutant in in_any_order[self._shared]:  # what is judged so far is a fair sample
             judged = self.verdicts().get(_key(mutant))
             if judged is None or self._is_again(judged):
                 yield mutant
@@ -157,12 +162,13 @@ def main() -> None:
         copy_repository(ROOT, copy)
         enter(copy)
         options = [*OPTIONS, f"--basetemp={copy / '.temporary'}", *arguments.tests]
-        if not arguments.measure_only:
+        if not arguments.measure_only and work.is_left_to_fresh_imports():
             work.try_fresh_imports()
-        pytest.main(options, plugins=[Session(work)])
+        else:
+            pytest.main(options, plugins=[Session(work)])
     judged = work.judged()
     print(f"{len(judged)} of {arguments.number} mutants are judged")
-    if len(judged) == arguments.number:
+    if judged and not arguments.measure_only:
         page.write(
             judged,
             work.judged(reading=1),

@@ -27,10 +27,10 @@ def tests_of(
         executing = _tests_with_names(names, executed, files, root)
     else:
         executing = executed.tests_by_line.get((mutant.file, mutant.line), frozenset())
-    mirror = Path(mutant.file).parent.as_posix().replace("autotune/", "tests/", 1)
     neighbours = _in_the_same_files(executing, executed)
     if not executing:
-        neighbours = {test for test in executed.seconds if test.startswith(mirror)}
+        room = mutant.file.split("/")[1]
+        neighbours = {test for test in executed.seconds if test.startswith(f"tests/{room}/")}
     ordered = _cheapest(executing, executed) + _cheapest(neighbours - executing, executed)
     return _within(ordered, executed, budget_s)
 
