@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import json
 import random
 import tempfile
@@ -50,8 +49,6 @@ class Session:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
-        gc.collect()
-        gc.freeze()  # a fork copies no page that the collector would write to
         self._work.with_tests(session.items)
         return True
 
@@ -77,6 +74,8 @@ class Work:
     def with_tests(self, items: Sequence[pytest.Item]) -> None:
         """Measure what the tests execute where that is not known, then try the mutants."""
         for file, tests in list(_by_file(items).items())[self._shared]:
+            if self._arguments.measured_only:
+                break
             if file not in executed_lines.measured_files(self._lines) and not self.is_late():
                 print("measured:", file, flush=True)
                 executed_lines.measure(tests, self._arguments.only or ROOMS, self._lines)
@@ -98,6 +97,9 @@ class Work:
             if mutant.at_import != at_import:
                 continue
             budget_s = self._arguments.budget
+            place = (mutant.file, mutant.line)
+            if self._arguments.measured_only and place not in executed.tests_by_line:
+                continue
             names = tests_of(mutant, executed, self._files, ROOT, budget_s)
             verdict = try_mutant(mutant, names, run_tests, 4 * budget_s + 30)
             self._note(mutant, verdict, len(names))
@@ -172,6 +174,7 @@ def main() -> None:
         page.write(
             judged,
             work.judged(reading=1),
+            number=arguments.number,
             sites=work.number_of_sites,
             seed=arguments.seed,
             budget_s=arguments.budget,
@@ -189,6 +192,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=15.0, help="seconds of tests per mutant")
     parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
     parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--measured-only", action="store_true", help="measure no further test")
     parser.add_argument("--share", default="1/1", help="1/2 and 2/2: two runs at the same time")
     parser.add_argument("--reading", type=int, default=1, help="2: after tests were added")
     parser.add_argument("--out", type=Path, default=RESULT)

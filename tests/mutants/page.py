@@ -23,9 +23,9 @@ TEXT = """\
 # Mutants
 
 {number} small wrong changes of the code, chosen with seed {seed} from {sites} possible ones
-(`make mutants`). First reading: {first} were noticed by a fast test. Second reading: {second}.
-The bar is {bar:.0%}. The second reading tries the survivors of the first again, with a larger
-selection of tests and with those that were added for them.
+(`make mutants`); {judged} of them are judged. First reading: {first} were noticed by a fast test.
+Second reading: {second}. The bar is {bar:.0%} of at least 300: {met}. The second reading tries the
+survivors of the first again, with the tests that were added for them.
 
 Date {date}; {machine}; Python {python}; {packages}.
 
@@ -43,6 +43,7 @@ def write(
     rows: Sequence[Row],
     first: Sequence[Row],
     *,
+    number: int,
     sites: int,
     seed: int,
     budget_s: float,
@@ -58,6 +59,7 @@ def write(
         "python": platform.python_version(),
         "packages": {package: version(package) for package in PACKAGES},
         "seed": seed,
+        "number": number,
         "sites": sites,
         "budget_s": budget_s,
         "bar": BAR,
@@ -77,18 +79,25 @@ def count_noticed(rows: Sequence[Row]) -> int:
     return sum(row["outcome"] in NOTICED for row in rows)
 
 
+def is_met(result: Mapping[str, Any]) -> bool:
+    rows = result["mutants"]
+    return len(rows) >= 300 and count_noticed(rows) >= BAR * len(rows)
+
+
 def page(result: Mapping[str, Any]) -> str:
     """Return the page: shares by room, then what survived and why."""
     rows = result["mutants"]
     first = result["first_reading"]
     packages = ", ".join(f"{name} {number}" for name, number in result["packages"].items())
     text = TEXT.format(
-        number=len(rows),
+        number=result["number"],
+        judged=len(rows),
         seed=result["seed"],
         sites=result["sites"],
         first=_share(first["noticed"], first["mutants"]),
         second=_share(count_noticed(rows), len(rows)),
         bar=result["bar"],
+        met="met" if is_met(result) else "not met",
         date=result["date"],
         machine=result["machine"],
         python=result["python"],

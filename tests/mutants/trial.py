@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import compileall
+import gc
 import os
 import py_compile
 import shutil
@@ -80,6 +81,7 @@ class LoadedTests:
     def __init__(self, items: Mapping[str, pytest.Item], copy: Path) -> None:
         self._items = items
         self._functions = patch.loaded_functions(copy)
+        gc.freeze()  # a fork copies no page that the collector would write to
 
     def __call__(self, mutant: Mutant | None, tests: Sequence[str], note: Path) -> None:
         if mutant:
