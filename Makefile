@@ -81,7 +81,7 @@ help:
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make bench-guard   what watching a training costs it"
 	@echo "make test-faults   every fault at every place, many times over (long)"
-	@echo "make mutants     small wrong changes of the code: which of them does a fast test notice? (hours; MUTANTS=20 for fewer)"
+	@echo "make mutants     small wrong changes of the code: which of them does a fast test notice? (an hour; MUTANTS=20 for fewer)"
 	@echo "make test-guard-faults  each fault of a guarded run, twenty times"
 	@echo "make fuzz          a hundred thousand broken inputs for everything that reads what others wrote (FUZZ=9: a million)"
 	@echo "make first-light   on a machine with a GPU, in the environment you train with: what nine minutes can settle (MINUTES=30: all)"
@@ -119,10 +119,14 @@ test-release: $(READY)
 test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
 	$(call TESTS,slow and not gpu and not long)
 
-# Slow: the fast tests once under coverage, then some of them for each mutant. It goes on where it was ended.
+# The tests of these rooms once under coverage, then the cheapest of them for each mutant. It goes on where it
+# was ended. The second command tries what an import executes: nothing of the package is loaded when it begins.
 MUTANTS ?= 300
+MUTANT_TESTS = tests/estimate tests/search tests/probe tests/prediction tests/preflight tests/request tests/frameworks \
+	tests/executors/test_slots.py tests/executors/test_missing_gpus.py
 mutants: $(READY)
-	$(BIN)/python -m tests.mutants --number $(MUTANTS)
+	$(BIN)/python -m tests.mutants --number $(MUTANTS) --tests $(MUTANT_TESTS)
+	$(BIN)/python -m tests.mutants --number $(MUTANTS) --tests $(MUTANT_TESTS)
 
 test-long: $(READY) trl-overlays frameworks
 	$(call TESTS,slow and long and not gpu)

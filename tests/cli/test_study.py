@@ -119,12 +119,11 @@ def test_nothing_is_written_over(tmp_path: Path) -> None:
     assert _content(url, "another") == before
 
 
-def _broken(tmp_path: Path, change: Any) -> Path:
-    autotune("study", "export", "--storage", _made(tmp_path), "moved.json", cwd=tmp_path)
-    document = json.loads((tmp_path / "moved.json").read_text())
-    change(document)
-    (tmp_path / "broken.json").write_text(json.dumps(document))
-    return tmp_path
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = tmp_path_factory.mktemp("exported")
+    autotune("study", "export", "--storage", _made(folder), "moved.json", cwd=folder)
+    return (folder / "moved.json").read_text()
 
 
 @pytest.mark.parametrize(
@@ -141,15 +140,19 @@ def test_a_broken_file_leaves_no_study_behind(
     tmp_path: Path,
     change: Any,
     message: str,
+    exported: str,
 ) -> None:
-    folder = _broken(tmp_path, change)
-    done = autotune("study", "import", "--storage", "sqlite:///three.db", "broken.json", cwd=folder)
+    document = json.loads(exported)
+    change(document)
+    (tmp_path / "broken.json").write_text(json.dumps(document))
+    storage_url = "sqlite:///three.db"
+    done = autotune("study", "import", "--storage", storage_url, "broken.json", cwd=tmp_path)
     assert done.code == 2
     assert message in done.err
     assert "Traceback" not in done.err
     storage = (
-        optuna.storages.RDBStorage(f"sqlite:///{folder}/three.db")
-        if (folder / "three.db").exists()
+        optuna.storages.RDBStorage(f"sqlite:///{tmp_path}/three.db")
+        if (tmp_path / "three.db").exists()
         else None
     )
     assert storage is None or storage.get_all_studies() == []

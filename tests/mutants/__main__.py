@@ -5,18 +5,29 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import platform
+import random
 import tempfile
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from datetime import UTC, datetime
+import time
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-import yaml
+import pytest
 
-from tests.mutants.covering_tests import measure, tests_by_line
+from tests.mutants import executed_lines, page
+from tests.mutants.choice import tests_of
+from tests.mutants.executed_lines import Executed
 from tests.mutants.sites import Mutant, mutants_of, sample
-from tests.mutants.trial import Verdict, copy_repository, enter, try_mutant
+from tests.mutants.trial import (
+    OPTIONS,
+    FreshImports,
+    LoadedTests,
+    RunTests,
+    Verdict,
+    copy_repository,
+    enter,
+    try_mutant,
+)
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 ROOMS = (
@@ -28,39 +39,147 @@ ROOMS = (
     "autotune/frameworks/trl",
 )
 RESULT = ROOT / "benchmarks" / "results" / "mutants.json"
-REASONS = Path(__file__).with_name("survivors.yaml")
-BAR = 0.85
-MAX_TESTS = 400
-LIMIT_S = 240.0
+
+
+class Session:
+    """Pytest plugin: instead of running the tests that were collected, do the work with them."""
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_runtestloop(self, session: pytest.Session) -> bool:
+        self._work.with_tests(session.items)
+        return True
+
+
+class Work:
+    """What is left to do of a run: it ends when its time is up, and goes on when started again."""
+
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
+        self._lines = arguments.folder / "executed-lines.jsonl"
+        share, shares = map(int, arguments.share.split("/"))
+        self._log = (
+            arguments.folder / f"verdicts-{arguments.seed}-{arguments.reading}-{share}.jsonl"
+        )
+        self._files = _files(arguments.only or ROOMS)
+        self._deadline = time.monotonic() + arguments.stop_after
+
+        mutants = [mutant for file in self._files for mutant in mutants_of(file, ROOT)]
+        self._chosen = sample(mutants, arguments.number, arguments.seed)
+        self._shared = slice(share - 1, None, shares)
+        self.number_of_sites = len(mutants)
+
+    def with_tests(self, items: Sequence[pytest.Item]) -> None:
+        """Measure what the tests execute where that is not known, then try the mutants."""
+        for file, tests in list(_by_file(items).items())[self._shared]:
+            if self._arguments.measured_only:
+                break
+            if file not in executed_lines.measured_files(self._lines) and not self.is_late():
+                print("measured:", file, flush=True)
+                executed_lines.measure(tests, self._arguments.only or ROOMS, self._lines)
+        if not self.is_late() and not self._arguments.measure_only:
+            by_name = {item.nodeid: item for item in items}
+            executed = executed_lines.read(self._lines, set(by_name))
+            self.try_mutants(LoadedTests(by_name, Path.cwd()), executed, at_import=False)
+
+    def is_left_to_fresh_imports(self) -> bool:
+        return all(mutant.at_import for mutant in self._remaining())
+
+    def try_fresh_imports(self) -> None:
+        self.try_mutants(FreshImports(), executed_lines.read(self._lines), at_import=True)
+
+    def try_mutants(self, run_tests: RunTests, executed: Executed, *, at_import: bool) -> None:
+        for mutant in self._remaining():
+            if self.is_late():
+                return
+            if mutant.at_import != at_import:
+                continue
+            budget_s = self._arguments.budget
+            place = (mutant.file, mutant.line)
+            if self._arguments.measured_only and place not in executed.tests_by_line:
+                continue
+            names = tests_of(mutant, executed, self._files, ROOT, budget_s)
+            verdict = try_mutant(mutant, names, run_tests, 4 * budget_s + 30)
+            self._note(mutant, verdict, len(names))
+
+    def _remaining(self) -> Iterator[Mutant]:
+        in_any_order = random.Random(self._arguments.seed).sample(self._chosen, len(self._chosen))
+        for mutant in in_any_order[self._shared]:  # what is judged so far is a fair sample
+            judged = self.verdicts().get(_key(mutant))
+            if judged is None or self._is_again(judged):
+                yield mutant
+
+    def _is_again(self, judged: Mapping[str, object]) -> bool:
+        """Return whether a survivor has not been tried yet with this budget or reading."""
+        if judged["outcome"] not in ("survived", "not executed"):
+            return False
+        if judged["outcome"] == "not executed" and judged["reading"] == self._arguments.reading:
+            return True
+        former = (judged["reading"], judged["budget_s"])
+        return former < (self._arguments.reading, self._arguments.budget)
+
+    def _note(self, mutant: Mutant, verdict: Verdict, tests: int) -> None:
+        described = dataclasses.asdict(mutant)
+        row = {
+            "key": _key(mutant),
+            **{name: described[name] for name in ("file", "line", "function", "kind")},
+            "before": mutant.before,
+            "after": mutant.after,
+            **dataclasses.asdict(verdict),
+            "tests": tests,
+            "budget_s": self._arguments.budget,
+            "reading": self._arguments.reading,
+        }
+        with self._log.open("a") as log:
+            log.write(json.dumps(row) + "\n")
+        place = f"{mutant.file}:{mutant.line} {mutant.function}"
+        print(f"{verdict.outcome} in {verdict.seconds} s: {place}", flush=True)
+        print(f"    {mutant.before!r} -> {mutant.after!r} {verdict.test}", flush=True)
+
+    def verdicts(self, reading: int = 2) -> dict[str, dict[str, object]]:
+        """Return the last row of each mutant, up to a reading, by its key."""
+        verdicts = {}
+        for log in sorted(self._arguments.folder.glob(f"verdicts-{self._arguments.seed}-*.jsonl")):
+            for row in map(json.loads, log.read_text().splitlines()):
+                if row["reading"] <= reading:
+                    verdicts[row["key"]] = row
+        return verdicts
+
+    def judged(self, reading: int = 2) -> list[Mapping[str, object]]:
+        verdicts = self.verdicts(reading)
+        keys = map(_key, self._chosen)
+        return [verdicts[key] for key in keys if key in verdicts]
+
+    def is_late(self) -> bool:
+        return time.monotonic() > self._deadline
 
 
 def main() -> None:
     arguments = _arguments()
-    files = _files(arguments.only or ROOMS)
-    data = Path(arguments.coverage).resolve()
-    if not data.exists():
-        measure(ROOT, data, arguments.tests)
-    tests = tests_by_line(data)
-    mutants = [mutant for file in files for mutant in mutants_of(file, ROOT)]
-    chosen = sample(mutants, arguments.number, arguments.seed)
-    finished = _finished(arguments.log)
+    work = Work(arguments)
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder)
+        copy = Path(folder).resolve()
         copy_repository(ROOT, copy)
         enter(copy)
-        for number, mutant in enumerate(chosen, 1):
-            if _key(mutant) in finished:
-                continue
-            names = _tests_of(mutant, tests)
-            verdict = try_mutant(mutant, names, LIMIT_S)
-            row = _row(mutant, verdict, len(names))
-            finished[_key(mutant)] = row
-            with arguments.log.open("a") as log:
-                log.write(json.dumps(row) + "\n")
-            place = f"{mutant.file}:{mutant.line} {mutant.function}"
-            print(f"{number}/{len(chosen)} {verdict.outcome}: {place}", flush=True)
-            print(f"    {mutant.before!r} -> {mutant.after!r} {verdict.test}", flush=True)
-    _write([finished[_key(mutant)] for mutant in chosen], arguments)
+        options = [*OPTIONS, f"--basetemp={copy / '.temporary'}", *arguments.tests]
+        if not arguments.measure_only and work.is_left_to_fresh_imports():
+            work.try_fresh_imports()
+        else:
+            pytest.main(options, plugins=[Session(work)])
+    judged = work.judged()
+    print(f"{len(judged)} of {arguments.number} mutants are judged")
+    if judged and not arguments.measure_only:
+        page.write(
+            judged,
+            work.judged(reading=1),
+            number=arguments.number,
+            sites=work.number_of_sites,
+            seed=arguments.seed,
+            budget_s=arguments.budget,
+            out=arguments.out,
+        )
 
 
 def _arguments() -> argparse.Namespace:
@@ -68,24 +187,19 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="files or folders, instead of the usual rooms")
-    parser.add_argument(
-        "--tests",
-        nargs="+",
-        default=["tests"],
-        help="which tests may notice",
-    )
-    parser.add_argument("--coverage", default=".mutants/coverage", help="kept between calls")
-    parser.add_argument(
-        "--log",
-        type=Path,
-        default=Path(".mutants/log.jsonl"),
-        help="resumed",
-    )
+    parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests may notice")
+    parser.add_argument("--folder", type=Path, default=Path(".mutants"), help="resumed from here")
+    parser.add_argument("--budget", type=float, default=15.0, help="seconds of tests per mutant")
+    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
+    parser.add_argument("--measure-only", action="store_true")
+    parser.add_argument("--measured-only", action="store_true", help="measure no further test")
+    parser.add_argument("--share", default="1/1", help="1/2 and 2/2: two runs at the same time")
+    parser.add_argument("--reading", type=int, default=1, help="2: after tests were added")
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
-    arguments.log = arguments.log.resolve()
+    arguments.folder = arguments.folder.resolve()
     arguments.out = arguments.out.resolve()
-    arguments.log.parent.mkdir(parents=True, exist_ok=True)
+    arguments.folder.mkdir(parents=True, exist_ok=True)
     return arguments
 
 
@@ -97,77 +211,15 @@ def _files(places: Iterable[str]) -> list[Path]:
     return files
 
 
-def _tests_of(mutant: Mutant, tests: Mapping[tuple[str, int], frozenset[str]]) -> list[str]:
-    """Return the tests that execute the mutant's line; of many, the same number of each file.
-
-    Those of the room itself come first: they are written to notice. A line outside of functions is
-    executed by an import: every test of the file may notice.
-    """
-    names: set[str] = set()
-    for (file, line), executing in tests.items():
-        if file == mutant.file and (mutant.at_import or line == mutant.line):
-            names |= executing
-    by_file: dict[str, list[str]] = defaultdict(list)
-    for name in sorted(names):
-        by_file[name.partition("::")[0]].append(name)
-    room = mutant.file.split("/")[1]
-    files = sorted(by_file, key=lambda file: (f"tests/{room}/" not in file, file))
-    share = max(1, MAX_TESTS // max(1, len(files)))
-    chosen: list[str] = []
-    for file in files:
-        chosen += by_file[file][:share]
-    return chosen[:MAX_TESTS]
+def _by_file(items: Sequence[pytest.Item]) -> Mapping[str, list[pytest.Item]]:
+    by_file: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        by_file[item.nodeid.partition("::")[0]].append(item)
+    return by_file
 
 
 def _key(mutant: Mutant) -> str:
     return f"{mutant.file}:{mutant.function}: {mutant.before} -> {mutant.after} @{mutant.start}"
-
-
-def _row(
-    mutant: Mutant,
-    verdict: Verdict,
-    tests: int,
-) -> dict[str, object]:
-    described = dataclasses.asdict(mutant)
-    return {
-        "key": _key(mutant),
-        **{name: described[name] for name in ("file", "line", "function", "kind")},
-        "before": mutant.before,
-        "after": mutant.after,
-        **dataclasses.asdict(verdict),
-        "tests": tests,
-    }
-
-
-def _finished(log: Path) -> dict[str, dict[str, object]]:
-    if not log.exists():
-        return {}
-    rows = map(json.loads, log.read_text().splitlines())
-    return {row["key"]: row for row in rows}
-
-
-def _write(rows: Sequence[Mapping[str, object]], arguments: argparse.Namespace) -> None:
-    reasons = yaml.safe_load(REASONS.read_text()) or {}
-    outcomes = Counter(row["outcome"] for row in rows)
-    noticed = outcomes["noticed"] + outcomes["too slow"]
-    survivors = []
-    for row in rows:
-        if row["outcome"] in ("survived", "not executed"):
-            place = f"{row['file']}:{row['function']}: {row['before']} -> {row['after']}"
-            survivors.append({**row, "reason": reasons.get(place, "")})
-    result = {
-        "date": datetime.now(UTC).date().isoformat(),
-        "python": platform.python_version(),
-        "seed": arguments.seed,
-        "rooms": arguments.only or ROOMS,
-        "mutants": len(rows),
-        "outcomes": dict(outcomes),
-        "noticed_share": round(noticed / max(1, len(rows)), 3),
-        "bar": BAR,
-        "survivors": survivors,
-    }
-    arguments.out.write_text(json.dumps(result, indent=1) + "\n")
-    print(f"{noticed} of {len(rows)} noticed, {len(survivors)} survived: {arguments.out}")
 
 
 if __name__ == "__main__":
