@@ -313,3 +313,19 @@ def test_the_name_of_the_run_outweighs_models_in_the_text(tmp_path: Path) -> Non
     launch = launch.replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
     model = predicted(tmp_path, MENTIONED + launch).job.task.workload.model
     assert model.config["hidden_size"] == 3584
+
+
+def test_embeddings_of_ms_swift_are_no_supervised_rows(tmp_path: Path) -> None:
+    """Their loss compares the rows of a batch, and there is no head of the vocabulary."""
+    launch = "swift sft --model Qwen/Qwen3-0.6B --per_device_train_batch_size 4"
+    assert (
+        predicted(tmp_path, f"{launch} --task_type causal_lm\n").job.task.workload.method == "sft"
+    )
+    with pytest.raises(BadInput, match="task_type=embedding of swift is not modelled"):
+        predicted(tmp_path, f"{launch} --task_type embedding\n")
+
+
+def test_a_former_name_of_a_stage_shards(tmp_path: Path) -> None:
+    launch = "swift sft --model Qwen/Qwen3-0.6B --sft_type lora --batch_size 1"
+    request = predicted(tmp_path, f"{launch} --deepspeed default-zero2\n")
+    assert candidate_of_job(request).settings["deepspeed"] == "zero2"
