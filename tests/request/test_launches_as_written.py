@@ -329,3 +329,12 @@ def test_a_former_name_of_a_stage_shards(tmp_path: Path) -> None:
     launch = "swift sft --model Qwen/Qwen3-0.6B --sft_type lora --batch_size 1"
     request = predicted(tmp_path, f"{launch} --deepspeed default-zero2\n")
     assert candidate_of_job(request).settings["deepspeed"] == "zero2"
+
+
+def test_a_playground_of_a_fork_is_no_script_of_trl(tmp_path: Path) -> None:
+    launch = "DEBUG_MODE=True python3 -m playground.orz_14m_ppo_mini\n"
+    with pytest.raises(BadInput, match="orz_14m_ppo_mini is a playground of a fork") as refusal:
+        predicted(tmp_path, launch)
+    assert "--framework command" in refusal.value.way_out
+    known = predicted(tmp_path, launch.replace("orz_14m_ppo_mini", "orz_7b_ppo"))
+    assert known.job.task.workload.framework == "open-reasoner-zero"
