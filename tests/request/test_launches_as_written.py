@@ -336,5 +336,6 @@ def test_a_playground_of_a_fork_is_no_script_of_trl(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="orz_14m_ppo_mini is a playground of a fork") as refusal:
         predicted(tmp_path, launch)
     assert "--framework command" in refusal.value.way_out
-    known = predicted(tmp_path, launch.replace("orz_14m_ppo_mini", "orz_7b_ppo"))
+    known_launch = launch.replace("orz_14m_ppo_mini", "orz_7b_ppo pretrain=Qwen/Qwen2.5-7B")
+    known = predicted(tmp_path, known_launch)
     assert known.job.task.workload.framework == "open-reasoner-zero"
