@@ -93,18 +93,24 @@ def read_one(flags: Sequence[str]) -> dict[str, Any]:
     task = request.job.task
     workload = task.workload
     settings = deciding_settings(request.job, candidate)
+    stated = dict(settings)
+    for name, value in settings.items():
+        if value is None:
+            stated.pop(name)
     return {
         "read_as": f"{workload.framework} {workload.method} {workload.tuning} on {task.hardware}",
         "model": f"{workload.model.name} / {workload.model.origin}",
-        "reading": {name: value for name, value in settings.items() if value is not None},
+        "reading": stated,
         "assumed": [note[:200] for note in request.assumed],
     }
 
 
 def _print_reading(flags: Sequence[str]) -> None:
     answer = read_one(flags)
-    spent = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    answer["cpu_seconds"] = round(sum(usage.ru_utime + usage.ru_stime for usage in spent), 1)
+    own = resource.getrusage(resource.RUSAGE_SELF)
+    children = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    answer["cpu_seconds"] = round(cpu_seconds, 1)
     print(json.dumps(answer, default=str))
 
 
@@ -234,8 +240,9 @@ def main() -> None:
                 read_launch(row, Path(folder), row.added)
             else:
                 verdict_of(row, Path(folder))
-        lines = [json.dumps(asdict(reading), ensure_ascii=False) for reading in rows.values()]
-        options.out.write_text("\n".join([*lines, ""]))
+        with options.out.open("w") as out:
+            for reading in rows.values():
+                out.write(json.dumps(asdict(reading), ensure_ascii=False) + "\n")
         print(f"{row.outcome:15} {row.seconds:5.0f} s {key} {row.verdict}", flush=True)
 
 

@@ -35,10 +35,21 @@ def all_names() -> frozenset[str]:
     return msgspec.json.decode(listed, type=SettingNames).names
 
 
+FORMER_STAGE = "default-"
+"""Beginning of a stage's name in ms-swift 2: `default-zero2`."""
+
+
 def with_named_stage(launch: LaunchScript) -> LaunchScript:
-    """Return the launch with the name of a stage in place of a DeepSpeed file that is here."""
+    """Return the launch with the name of a stage in place of a former one, or of a DeepSpeed file
+    that is here.
+    """
     stated = launch.stated.get("deepspeed")
-    if stated is None or stated.text is None or not stated.text.endswith(".json"):
+    if stated is None or stated.text is None:
+        return launch
+    if stated.text.startswith(FORMER_STAGE):
+        present = replace(stated, text=stated.text.removeprefix(FORMER_STAGE))
+        return replace(launch, stated={**launch.stated, "deepspeed": present})
+    if not stated.text.endswith(".json"):
         return launch
     for folder in (Path(), Path(launch.path).parent):
         file = folder / stated.text

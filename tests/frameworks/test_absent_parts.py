@@ -309,3 +309,15 @@ def test_a_vocabulary_keeps_its_size_without_its_tokenizer(tmp_path: Path, cards
     )
     model = look(tmp_path, source, cards).model
     assert model.config is not None and model.config["vocab_size"] == 151936
+
+
+def test_a_script_whose_arguments_name_its_model_asks_for_them(
+    tmp_path: Path, cards: Hardware
+) -> None:
+    source = FORMER_CALL.replace('name = "Qwen/Qwen2.5-1.5B-Instruct"', "name = None")
+    source = source.replace(
+        "model = AutoModel", "AutoTokenizer.from_pretrained(name)\nmodel = AutoModel"
+    )
+    with pytest.raises(BadInput, match="passes no model to its tokenizer") as refusal:
+        look(tmp_path, source, cards)
+    assert "-- --model_name_or_path MODEL" in refusal.value.way_out

@@ -105,6 +105,18 @@ def test_a_file_of_another_method_names_it(tmp_path: Path) -> None:
     assert read(tmp_path, text, "sft").settings["max_length"] == 4096
 
 
+def test_an_authors_key_does_not_hide_the_method(tmp_path: Path) -> None:
+    """A file of supervised rows says `packing`, one of GRPO says `num_generations` beside it."""
+    text = "learning_rate: 1.0e-5\npacking: true\nmax_seq_length: 4096\ndataset_of_mine: rows\n"
+    with pytest.raises(
+        BadInput, match="packing, max_length: settings of sft, and not of grpo"
+    ) as refusal:
+        read(tmp_path, text)
+    assert "--method sft" in refusal.value.way_out
+    assert read(tmp_path, text, "sft").settings["max_length"] == 4096
+    assert read(tmp_path, f"{text}num_generations: 4\n").settings["num_generations"] == 4
+
+
 def test_the_type_of_an_output_setting_is_left_to_trl(tmp_path: Path) -> None:
     config = read(tmp_path, "beta: 0.1\nresume_from_checkpoint: false\n")
     assert config.settings["beta"] == 0.1

@@ -313,3 +313,29 @@ def test_the_name_of_the_run_outweighs_models_in_the_text(tmp_path: Path) -> Non
     launch = launch.replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
     model = predicted(tmp_path, MENTIONED + launch).job.task.workload.model
     assert model.config["hidden_size"] == 3584
+
+
+def test_embeddings_of_ms_swift_are_no_supervised_rows(tmp_path: Path) -> None:
+    """Their loss compares the rows of a batch, and there is no head of the vocabulary."""
+    launch = "swift sft --model Qwen/Qwen3-0.6B --per_device_train_batch_size 4"
+    assert (
+        predicted(tmp_path, f"{launch} --task_type causal_lm\n").job.task.workload.method == "sft"
+    )
+    with pytest.raises(BadInput, match="task_type=embedding of swift is not modelled"):
+        predicted(tmp_path, f"{launch} --task_type embedding\n")
+
+
+def test_a_former_name_of_a_stage_shards(tmp_path: Path) -> None:
+    launch = "swift sft --model Qwen/Qwen3-0.6B --sft_type lora --batch_size 1"
+    request = predicted(tmp_path, f"{launch} --deepspeed default-zero2\n")
+    assert candidate_of_job(request).settings["deepspeed"] == "zero2"
+
+
+def test_a_playground_of_a_fork_is_no_script_of_trl(tmp_path: Path) -> None:
+    launch = "DEBUG_MODE=True python3 -m playground.orz_14m_ppo_mini\n"
+    with pytest.raises(BadInput, match="orz_14m_ppo_mini is a playground of a fork") as refusal:
+        predicted(tmp_path, launch)
+    assert "--framework command" in refusal.value.way_out
+    known_launch = launch.replace("orz_14m_ppo_mini", "orz_7b_ppo pretrain=Qwen/Qwen2.5-7B")
+    known = predicted(tmp_path, known_launch)
+    assert known.job.task.workload.framework == "open-reasoner-zero"

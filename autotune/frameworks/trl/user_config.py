@@ -199,13 +199,23 @@ class _SplitKeys:
                 way_out=own_script_instead(self._document),
             )
         for method in METHODS_OF_FILES:
-            fields_of_method = trl_fields(method)
-            if all(name in fields_of_method for name in self._document.content):
+            foreign = self._only_of(method)
+            if foreign:
                 raise self._document.error(
-                    place,
-                    f"{listed}: settings of {method}, and not of {self._method}.",
+                    (foreign[0],),
+                    f"{', '.join(foreign)}: settings of {method}, and not of {self._method}.",
                     way_out=f"Add --method {method}.",
                 )
+
+    def _only_of(self, method: str) -> list[str]:
+        """Return the keys that another method has and this one lacks; empty if the file has one of
+        this method's own.
+        """
+        fields = trl_fields(method)
+        for key in self._document.content:
+            if key not in self._of_author and key not in fields and key in self._accepted:
+                return []
+        return [key for key in self._of_author if key in fields]
 
     def _add_launch_file(self, name: str, value: object) -> None:
         launch = launch_file_of(self._document, name, value)

@@ -59,6 +59,8 @@ class AbsentModels:
             except (OSError, ValueError, ImportError):
                 pass  # nothing of that name is here
             folder = self.folder(str(name))
+            if name is None and folder is None:
+                raise ScriptFailed("no_model", kind)
             if folder is None:
                 raise ScriptFailed("unknown_model", str(name))
             self._report(kind, str(name))
