@@ -107,9 +107,9 @@ def read_one(flags: Sequence[str]) -> dict[str, Any]:
 
 def _print_reading(flags: Sequence[str]) -> None:
     answer = read_one(flags)
-    own = resource.getrusage(resource.RUSAGE_SELF)
-    children = resource.getrusage(resource.RUSAGE_CHILDREN)
-    cpu_seconds = own.ru_utime + own.ru_stime + children.ru_utime + children.ru_stime
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    child_usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    cpu_seconds = usage.ru_utime + usage.ru_stime + child_usage.ru_utime + child_usage.ru_stime
     answer["cpu_seconds"] = round(cpu_seconds, 1)
     print(json.dumps(answer, default=str))
 
