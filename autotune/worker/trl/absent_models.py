@@ -54,7 +54,7 @@ class AbsentModels:
         def loaded(name: Any, *args: Any, **options: Any) -> Any:
             try:
                 # Without its files, a tokenizer of some classes is built empty.
-                if str(name) not in self._folders:
+                if name is not None and str(name) not in self._folders:
                     return load(name, *args, **options)
             except (OSError, ValueError, ImportError):
                 pass  # nothing of that name is here
