@@ -11,9 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.space import setting_text
 from autotune.guard.checkpoints import Checkpoint
+from autotune.guard.command_settings import as_script, settings_of_flags
 from autotune.guard.history import attempts_in
-from autotune.guard.training import YAML_ENDINGS, KnownTraining, OwnTraining, Training, as_script
+from autotune.guard.own_training import OwnTraining
+from autotune.guard.training import YAML_ENDINGS, KnownTraining, Training
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
@@ -35,7 +38,11 @@ def known_training(
     """
     if config is not None and config.endswith(YAML_ENDINGS):
         flags = request.replace(config=config, method=_method_of(command_words) or request.method)
-        return _opened(flags, Path(config), command_words)
+        training = _opened(flags, Path(config), command_words)
+        overridden = overriding_flags(training)
+        if overridden:
+            training = _opened(flags.replace(set=overridden), Path(config), command_words)
+        return training
     if config is not None:
         return _opened(request.replace(from_command=config), Path(config), command_words)
     script = out / COMMAND_FILE
@@ -45,6 +52,18 @@ def known_training(
         command = ("bash", str(script))
         return _opened(request.replace(from_command=str(script)), script, command)
     return None
+
+
+def overriding_flags(training: Training) -> tuple[str, ...]:
+    """Return the knobs that flags of the command set, as in `--set`: they win over CONFIG's."""
+    if not isinstance(training, KnownTraining):
+        return ()
+    stated = settings_of_flags(training.command_words)
+    texts = []
+    for name, value in stated.items():
+        if name in training.request.whole_space:
+            texts.append(f"{name}={setting_text(value)}")
+    return tuple(texts)
 
 
 def _opened(

@@ -17,6 +17,7 @@ from autotune.guard.attempt import STOPPING, ProcessEnd
 
 SIGNALLED = 128  # exit codes of a shell above this are those of signals
 
+PHASE_BY_NAME = {str(phase): phase for phase in PHASES}  # others have no part in a cycle
 MACHINE_CAUSES = frozenset({"hang_or_nccl", "network"})
 GPU_FAULT = "cuda_fault"
 # Faults on a GPU that a program causes itself: they come back.
@@ -72,7 +73,7 @@ def ending_of(
     stop_requested: bool,
     requested: Reason | None = None,
 ) -> Ending:
-    """Classify one end. `asked`: the guard itself ended the attempt, for this reason."""
+    """Classify one end. `requested`: the guard itself ended the attempt, for this reason."""
     if requested is not None and not stop_requested:
         return Ending(reason=requested, end=end)
     if end.exit == 0:
@@ -105,10 +106,8 @@ def in_phase(ending: Ending, phase: str | None) -> Ending:
     diagnosis = ending.diagnosis
     if not ending.is_out_of_memory or diagnosis is None or diagnosis.phase is not None:
         return ending
-    for candidate in PHASES:
-        if candidate == phase:
-            return replace(ending, diagnosis=replace(diagnosis, phase=candidate))
-    return ending
+    stated = PHASE_BY_NAME.get(phase or "")
+    return replace(ending, diagnosis=replace(diagnosis, phase=stated))
 
 
 def _signal_of(end: ProcessEnd) -> int | None:
