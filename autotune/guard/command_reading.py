@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.core.errors import AutotuneError, BadInput
 from autotune.core.space import setting_text
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.guard.checkpoints import Checkpoint
 from autotune.guard.command_settings import as_script, settings_of_flags
 from autotune.guard.history import attempts_in
@@ -23,6 +24,7 @@ from autotune.request.request_parser import read_sources
 
 COMMAND_FILE = "command.sh"
 PROVEN_METHOD = "grpo"
+ROWS_OF_A_STEP = frozenset({MICRO_BATCH, ACCUMULATION})
 HALVES_BATCHES = "auto_find_batch_size"
 
 
@@ -59,9 +61,13 @@ def overriding_flags(training: Training) -> tuple[str, ...]:
     if not isinstance(training, KnownTraining):
         return ()
     stated = settings_of_flags(training.command_words)
+    if not stated.keys().isdisjoint(ROWS_OF_A_STEP):
+        # One of them alone would be taken for a change at the same global batch.
+        for name in training.candidate.settings.keys() & ROWS_OF_A_STEP:
+            stated.setdefault(name, training.candidate.settings[name])
     texts = []
     for name, value in stated.items():
-        if name in training.request.whole_space:
+        if name in training.request.whole_space or name in ROWS_OF_A_STEP:
             texts.append(f"{name}={setting_text(value)}")
     return tuple(texts)
 

@@ -177,7 +177,7 @@ def _rows_of_score(arguments: Mapping[str, Any]) -> TrainingRows | None:
 
 def _shape_of(tensor: object) -> tuple[int, int]:
     """Return rows and width of a batch's tensor; zeros for another one."""
-    shape = getattr(tensor, "shape", ())
+    shape: Sequence[int] = getattr(tensor, "shape", ())
     if len(shape) != 2:
         return 0, 0
     rows, width = shape
