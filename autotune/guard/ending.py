@@ -13,7 +13,7 @@ from enum import StrEnum
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import Diagnosis, diagnose
 from autotune.failures.classify import HOST_KILLED
-from autotune.guard.attempt import STOPPING, ProcessEnd
+from autotune.guard.attempt import STOPPING, TO_THE_LEADER, ProcessEnd
 
 SIGNALLED = 128  # exit codes of a shell above this are those of signals
 
@@ -94,7 +94,7 @@ def ending_of(
         return _of_a_killed_process(ending, host)
     if diagnosis.is_memory:
         return replace(ending, reason=Reason.MEMORY)
-    if number in STOPPING and not diagnosis.known:
+    if number in (*STOPPING, *TO_THE_LEADER) and not diagnosis.known:
         return replace(ending, reason=Reason.STOPPED, evidence="")
     if diagnosis.cause in MACHINE_CAUSES or _is_lost_gpu(diagnosis):
         return replace(ending, reason=Reason.MACHINE)
