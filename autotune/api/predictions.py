@@ -92,7 +92,12 @@ def predict_flags(
         # 3. Changes that make it fit.
         ways: tuple[WayToFit, ...] = ()
         if refusal is not None:
-            ways = ways_after(request, candidate, service.of(request.job), refusal)
+            ways = ways_after(
+                request,
+                candidate,
+                service.of(request.job),
+                refusal,
+            )
         elif not prediction.fits:
             from autotune.search.advice import ways_to_fit
 

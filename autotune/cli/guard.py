@@ -197,7 +197,7 @@ def _training(
 ) -> Training:
     """Return what is guarded: a training that autotune reads, or the command as it is."""
     from autotune.guard.command_reading import known_training
-    from autotune.guard.training import CHECKPOINT, OwnTraining, check_pattern, ladder_of
+    from autotune.guard.own_training import CHECKPOINT, OwnTraining, check_pattern, ladder_of
 
     check_pattern(checkpoints)
     ladder = ladder_of(values, command_words)
@@ -220,7 +220,7 @@ def _proof(
     earlier: Mapping[str, Any] | None,
 ) -> Preflight | None:
     """Prove that the configuration fits; None for what no preflight can prove."""
-    from autotune.guard.command_reading import can_be_proven, is_changed
+    from autotune.guard.command_reading import can_be_proven, is_changed, overriding_flags
     from autotune.preflight.check import preflight_flags
 
     if config is None or not can_be_proven(training):
@@ -231,7 +231,8 @@ def _proof(
         say(f"autotune guard: not proven: goes on with the changes to {config}.", sys.stderr)
         return None
     with PreflightDisplay(to_stderr=True) as terminal:
-        result = preflight_flags(request.replace(config=config), listener=terminal)
+        stated = request.replace(config=config, set=overriding_flags(training))
+        result = preflight_flags(stated, listener=terminal)
     say(result_text(result), sys.stderr)
     return result
 

@@ -9,7 +9,9 @@ checkpoints.py     the last whole checkpoint, by the framework's own layout
 ending.py          why a training ended, and whether to start it again
 smaller.py         the next configuration, which learns the same
 training.py        that configuration as a file, and the command that reads it
+own_training.py    the same for a command of the user's own, by placeholders
 command_reading.py  what is guarded, from the words of the command
+command_settings.py  settings in these words
 before_the_limit.py  trend of the peak, hangs
 save_request.py    request to the trainer to save before memory runs out
 learned.py         what the record learns: steps, peak, lengths, speed, and how memory ran out

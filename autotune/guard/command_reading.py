@@ -11,15 +11,20 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.space import setting_text
+from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.guard.checkpoints import Checkpoint
+from autotune.guard.command_settings import as_script, settings_of_flags
 from autotune.guard.history import attempts_in
-from autotune.guard.training import YAML_ENDINGS, KnownTraining, OwnTraining, Training, as_script
+from autotune.guard.own_training import OwnTraining
+from autotune.guard.training import YAML_ENDINGS, KnownTraining, Training
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
 
 COMMAND_FILE = "command.sh"
 PROVEN_METHOD = "grpo"
+ROWS_OF_A_STEP = frozenset({MICRO_BATCH, ACCUMULATION})
 HALVES_BATCHES = "auto_find_batch_size"
 
 
@@ -35,7 +40,11 @@ def known_training(
     """
     if config is not None and config.endswith(YAML_ENDINGS):
         flags = request.replace(config=config, method=_method_of(command_words) or request.method)
-        return _opened(flags, Path(config), command_words)
+        training = _opened(flags, Path(config), command_words)
+        overridden = overriding_flags(training)
+        if overridden:
+            training = _opened(flags.replace(set=overridden), Path(config), command_words)
+        return training
     if config is not None:
         return _opened(request.replace(from_command=config), Path(config), command_words)
     script = out / COMMAND_FILE
@@ -45,6 +54,22 @@ def known_training(
         command = ("bash", str(script))
         return _opened(request.replace(from_command=str(script)), script, command)
     return None
+
+
+def overriding_flags(training: Training) -> tuple[str, ...]:
+    """Return the knobs that flags of the command set, as in `--set`: they win over CONFIG's."""
+    if not isinstance(training, KnownTraining):
+        return ()
+    stated = settings_of_flags(training.command_words)
+    if not stated.keys().isdisjoint(ROWS_OF_A_STEP):
+        # One of them alone would be taken for a change at the same global batch.
+        for name in training.candidate.settings.keys() & ROWS_OF_A_STEP:
+            stated.setdefault(name, training.candidate.settings[name])
+    texts = []
+    for name, value in stated.items():
+        if name in training.request.whole_space or name in ROWS_OF_A_STEP:
+            texts.append(f"{name}={setting_text(value)}")
+    return tuple(texts)
 
 
 def _opened(

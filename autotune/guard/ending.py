@@ -13,10 +13,11 @@ from enum import StrEnum
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import Diagnosis, diagnose
 from autotune.failures.classify import HOST_KILLED
-from autotune.guard.attempt import STOPPING, ProcessEnd
+from autotune.guard.attempt import STOPPING, TO_THE_LEADER, ProcessEnd
 
 SIGNALLED = 128  # exit codes of a shell above this are those of signals
 
+PHASE_BY_NAME = {str(phase): phase for phase in PHASES}  # others have no part in a cycle
 MACHINE_CAUSES = frozenset({"hang_or_nccl", "network"})
 GPU_FAULT = "cuda_fault"
 # Faults on a GPU that a program causes itself: they come back.
@@ -72,7 +73,7 @@ def ending_of(
     stop_requested: bool,
     requested: Reason | None = None,
 ) -> Ending:
-    """Classify one end. `asked`: the guard itself ended the attempt, for this reason."""
+    """Classify one end. `requested`: the guard itself ended the attempt, for this reason."""
     if requested is not None and not stop_requested:
         return Ending(reason=requested, end=end)
     if end.exit == 0:
@@ -93,7 +94,7 @@ def ending_of(
         return _of_a_killed_process(ending, host)
     if diagnosis.is_memory:
         return replace(ending, reason=Reason.MEMORY)
-    if number in STOPPING and not diagnosis.known:
+    if number in (*STOPPING, *TO_THE_LEADER) and not diagnosis.known:
         return replace(ending, reason=Reason.STOPPED, evidence="")
     if diagnosis.cause in MACHINE_CAUSES or _is_lost_gpu(diagnosis):
         return replace(ending, reason=Reason.MACHINE)
@@ -105,10 +106,8 @@ def in_phase(ending: Ending, phase: str | None) -> Ending:
     diagnosis = ending.diagnosis
     if not ending.is_out_of_memory or diagnosis is None or diagnosis.phase is not None:
         return ending
-    for candidate in PHASES:
-        if candidate == phase:
-            return replace(ending, diagnosis=replace(diagnosis, phase=candidate))
-    return ending
+    stated = PHASE_BY_NAME.get(phase or "")
+    return replace(ending, diagnosis=replace(diagnosis, phase=stated))
 
 
 def _signal_of(end: ProcessEnd) -> int | None:

@@ -211,7 +211,10 @@ class RunGuard:
                 may_change=self.options.may_change,
                 rows=shown_step_rows(record),
             )
-        keys = {training.with_rows_of(self.training).key for training in self._refuted}
+        keys = set()
+        for refuted in self._refuted:
+            comparable = refuted.with_rows_of(self.training)
+            keys.add(comparable.key)
         evidence = replace(evidence, refuted=frozenset(keys))
         self._changed_from = (self.training, evidence)
         following = self.training.smaller(evidence)
@@ -235,7 +238,7 @@ class RunGuard:
         resumed_at = record.began if available.newest is None else available.newest.written
         self.history.lost_seconds += max(0.0, time.time() - max(resumed_at, record.began))
         remaining = self.options.restarts - self.history.restarts - 1
-        lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
+        lines = lines_of_end(ending, record)
         lines += lines_of_restart(choice, before, available, file, remaining)
         self.say(indented(lines))
         self._write()
@@ -250,7 +253,7 @@ class RunGuard:
     ) -> Guarded:
         """Print how it ended for good. `reason`: why it is not started again."""
         if record is not None:
-            lines = lines_of_end(ending, record.last_step, record.seconds or 0.0)
+            lines = lines_of_end(ending, record)
             lines.append(f"next     {reason}")
             newest = self._checkpoints().find().newest
             if newest is not None:

@@ -208,19 +208,22 @@ def attempts_in(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 # What is printed.
 
 
-def lines_of_end(
-    ending: Ending,
-    step: int | None,
-    seconds: float,
-) -> list[str]:
+def lines_of_end(ending: Ending, record: AttemptRecord) -> list[str]:
     """Return what ended an attempt."""
+    step = record.last_step
     place = "before its first step" if step is None else f"after step {step}"
-    lines = [f"ended    {SENTENCES[ending.reason]}, {place}, {format_seconds(seconds)} in"]
+    duration = format_seconds(record.seconds or 0.0)
+    lines = [f"ended    {SENTENCES[ending.reason]}, {place}, {duration} in"]
     if ending.cause is not None and ending.reason != Reason.STOPPED:
         lines.append(f"cause    {CAUSES[ending.cause]} ({ending.cause})")
     if ending.evidence:
         evidence = textwrap.shorten(ending.evidence, LINE_WIDTH, placeholder=" ...")
         lines.append(f"line     {evidence}")
+    if ending.is_out_of_memory and record.ran_out is not None and record.ran_out["rows"]:
+        rows = record.ran_out["rows"]
+        lines.append(
+            f"rows     {rows['rows']} of {rows['tokens']:,} tokens, in {record.ran_out['phase']}"
+        )
     return lines
 
 

@@ -25,7 +25,7 @@ from autotune.diagnosis import Diagnosis
 from autotune.estimate.throughput import cycle_steps
 from autotune.guard.ending import Ending, Reason
 from autotune.guard.history import AttemptRecord
-from autotune.guard.trainer_facts import longest_of
+from autotune.guard.trainer_facts import longer_of
 from autotune.guard.training import KnownTraining, Training
 from autotune.prediction.guarded_runs import (
     GuardedRun,
@@ -113,10 +113,13 @@ def shown_step_rows(record: AttemptRecord) -> StepRows | None:
         rows = refused_step_rows(refused_rows, record.ran_out["phase"])
         if rows is not None:
             return rows
+    longest = record.longest_completion
     lengths = _lengths(record.lengths)
-    printed = None if lengths is None else round(lengths.longest)
-    longest = longest_of((record.longest_completion, printed))
-    return None if longest is None else StepRows(completion=longest)
+    if lengths is not None:
+        longest = longer_of(longest, round(lengths.longest))
+    if longest is None:
+        return None
+    return StepRows(completion=longest)
 
 
 def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:

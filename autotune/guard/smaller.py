@@ -88,7 +88,13 @@ def _predicted(
     shown = Shown(missing_bytes=missing, rows=evidence.rows)
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
         for room in shown_rooms(request, candidate, service, shown):
-            ways = ways_within(request, candidate, room.service, room.bytes, evidence.refuted)
+            ways = ways_within(
+                request,
+                candidate,
+                room.service,
+                room.bytes,
+                evidence.refuted,
+            )
             for way in sorted(ways, key=lambda way: way.learning):
                 if _is_allowed(way.change, way.learning, evidence, keeps_batches):
                     return _predicted_choice(request, candidate, way, room.bytes)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -32,7 +32,9 @@ class TrainingRows:
 
     @property
     def prompt_tokens(self) -> int | None:
-        return None if self.completion_tokens is None else self.tokens - self.completion_tokens
+        if self.completion_tokens is None:
+            return None
+        return self.tokens - self.completion_tokens
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,22 +78,32 @@ def read_facts(folder: Path) -> ShownFacts | None:
 def _together(of_ranks: Sequence[ShownFacts]) -> ShownFacts:
     """Return the highest peaks, and how memory ran out on the first rank where it did."""
     peaks: dict[str, int] = {}
+    row: int | None = None
+    prompt: int | None = None
+    completion: int | None = None
     refused = ShownFacts(phase_peak_bytes={})
     for facts in of_ranks:
         for phase, peak in facts.phase_peak_bytes.items():
             peaks[phase] = max(peak, peaks.get(phase, 0))
-        if refused.ran_out_in is None and facts.ran_out_in is not None:
+        row = longer_of(row, facts.longest_row)
+        prompt = longer_of(prompt, facts.longest_prompt)
+        completion = longer_of(completion, facts.longest_completion)
+        if refused.ran_out_in is None:
             refused = facts
     return ShownFacts(
         phase_peak_bytes=peaks,
-        longest_row=longest_of(facts.longest_row for facts in of_ranks),
-        longest_prompt=longest_of(facts.longest_prompt for facts in of_ranks),
-        longest_completion=longest_of(facts.longest_completion for facts in of_ranks),
+        longest_row=row,
+        longest_prompt=prompt,
+        longest_completion=completion,
         ran_out_in=refused.ran_out_in,
         ran_out_rows=refused.ran_out_rows,
     )
 
 
-def longest_of(lengths: Iterable[int | None]) -> int | None:
-    """Return the longest of the lengths that are known; None: none is."""
-    return max((length for length in lengths if length is not None), default=None)
+def longer_of(first: int | None, second: int | None) -> int | None:
+    """Return the longer of two lengths, of which each may be unknown."""
+    if first is None:
+        return second
+    if second is None:
+        return first
+    return max(first, second)

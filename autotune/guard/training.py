@@ -1,22 +1,21 @@
-"""Guarded trainings: of a supported framework, or a command of the user's own.
+"""Guarded trainings: each gives the words of the next start, and the next smaller configuration.
 
-Both give the words of the next start, and the next smaller configuration.
+`KnownTraining` is one of a supported framework, `OwnTraining` (`own_training.py`) any command.
 """
 
 from __future__ import annotations
 
 import contextlib
-import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
 import yaml
 
-from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.errors import AutotuneError
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
-from autotune.core.space import Candidate, Knobs, KnobValue, setting_text
+from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.core.user_script import LaunchScript
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.changed_launch import changed_script, changes_of
@@ -24,7 +23,8 @@ from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder
-from autotune.guard.smaller import OWN_VALUES, Choice, Evidence, next_choice, same_learning
+from autotune.guard.command_settings import settings_of_flags, with_settings
+from autotune.guard.smaller import Choice, Evidence, next_choice, same_learning
 from autotune.prediction.guarded_runs import with_prompts_of
 from autotune.preflight.command_words import VARIABLE, with_file
 from autotune.request.job_builder import ParsedRequest
@@ -34,8 +34,6 @@ from autotune.request.measured_data import (
     with_longest_prompt,
 )
 
-CHECKPOINT = "{checkpoint}"
-STEP_NUMBER = "{step}"
 YAML_ENDINGS = (".yaml", ".yml")
 
 
@@ -98,9 +96,6 @@ class Training(Protocol):
         """Return the next configuration that learns the same; None: there is none."""
 
 
-# 1. A framework that is known.
-
-
 @dataclass(frozen=True, kw_only=True)
 class KnownTraining:
     """Training by a configuration file or a launch script."""
@@ -127,11 +122,16 @@ class KnownTraining:
 
     @property
     def stated(self) -> dict[str, object]:
-        """Return all settings of the user's file, with the values that the framework would use."""
+        """Return all settings of the user's file and of the command's flags, with the values that
+        the framework would use.
+        """
         workload = self.request.job.task.workload
         of_script = {} if workload.launch is None else _values_of(workload.launch)
         of_job = {**workload.user_settings, **workload.stated}
-        return {**of_script, **self.candidate.settings, **of_job}
+        settings = {**of_script, **self.candidate.settings, **of_job}
+        if workload.launch is None:
+            settings |= settings_of_flags(self.command_words)
+        return settings
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
         if self.layout is None or not self.layout.resume:
@@ -192,11 +192,17 @@ class KnownTraining:
         request = self.request
         with contextlib.suppress(AutotuneError):
             request = with_longest_prompt(request)
-        assumed_prompt = self.candidate.settings.get(PROMPT_KNOB)
-        assumed_prompt = request.job.task.workload.held_values.get(PROMPT_KNOB, assumed_prompt)
-        if shown_prompt and isinstance(assumed_prompt, int) and shown_prompt > assumed_prompt:
+        if shown_prompt is not None and shown_prompt > self._longest_prompt(request):
             request = hold_longest_prompt(request, shown_prompt)
         return self._with_prompts_of(request)
+
+    def _longest_prompt(self, request: ParsedRequest) -> int:
+        """Return the longest prompt by the data or, without them, by the settings."""
+        of_settings = self.candidate.settings.get(PROMPT_KNOB)
+        longest = request.job.task.workload.held_values.get(PROMPT_KNOB, of_settings)
+        if not isinstance(longest, int):
+            return 0
+        return longest
 
     def with_rows_of(self, later: Training) -> KnownTraining:
         if not isinstance(later, KnownTraining):
@@ -294,153 +300,3 @@ def _values_of(launch: LaunchScript) -> dict[str, object]:
         with contextlib.suppress(yaml.YAMLError):
             values[name] = True if setting.text is None else yaml.safe_load(setting.text)
     return values
-
-
-# 2. A command of the user's own.
-
-
-@dataclass(frozen=True, kw_only=True)
-class OwnTraining:
-    """Command with `{checkpoint}`, and a ladder of values for its other placeholders."""
-
-    command_words: tuple[str, ...]
-    ladder: Mapping[str, tuple[str, ...]]  # placeholder -> its values, one after the other
-    rung: int = 0
-    pattern: str | None = None  # of the checkpoints, `{step}` in it
-
-    @property
-    def key(self) -> str:
-        return f"rung {self.rung}"
-
-    @property
-    def limits(self) -> str:
-        if not any(CHECKPOINT in word for word in self.command_words):
-            return "the command names no {checkpoint}, so a restart begins at step 0"
-        if self.pattern is None:
-            return "--checkpoints does not say where they are, so a restart begins at step 0"
-        return ""
-
-    def checkpoints(self, since: float) -> CheckpointFolder | None:
-        if self.pattern is None:
-            return None
-        folder = Path(self.pattern).parent
-        layout = Resuming(
-            folder_setting="",
-            folder=str(folder),
-            names=(Path(self.pattern).name,),
-            complete=("*",),
-            resume={"": CHECKPOINT},
-        )
-        return CheckpointFolder(
-            folder=folder,
-            layout=layout,
-            since=since,
-        )
-
-    def start(
-        self,
-        folder: Path,
-        number: int,
-        checkpoint: Checkpoint | None,
-        why: str,
-    ) -> Start:
-        values = {name: values[self.rung] for name, values in self.ladder.items()}
-        command_words: list[str] = []
-        for word in self.command_words:
-            for name, value in values.items():
-                word = word.replace(f"{{{name}}}", value)
-            if CHECKPOINT not in word:
-                command_words.append(word)
-            elif checkpoint is not None:
-                command_words.append(word.replace(CHECKPOINT, str(checkpoint.path.absolute())))
-            elif word == CHECKPOINT and command_words and command_words[-1].startswith("-"):
-                del command_words[-1]  # the flag before it
-        return Start(
-            command_words=tuple(command_words),
-            file=None,
-            variables={},
-        )
-
-    def with_longest_rows(self, shown_prompt: int | None) -> OwnTraining:
-        return self
-
-    def with_rows_of(self, later: Training) -> OwnTraining:
-        return self
-
-    def smaller(self, evidence: Evidence) -> tuple[OwnTraining, Choice] | None:
-        rungs = [len(values) for values in self.ladder.values()]
-        if not rungs or self.rung + 1 >= min(rungs):
-            return None
-        following = replace(self, rung=self.rung + 1)
-        change: dict[str, KnobValue] = {}
-        for name, values in self.ladder.items():
-            change[name] = values[following.rung]
-        candidate = Candidate(
-            knobs=change,
-            settings=change,
-            load={},
-        )
-        choice = Choice(
-            candidate=candidate,
-            change=change,
-            learning=False,
-            basis=OWN_VALUES,
-        )
-        return following, choice
-
-
-def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, tuple[str, ...]]:
-    """Return the values of each placeholder from texts like `micro=8,4,2`."""
-    ladder = {}
-    for text in texts:
-        name, equals, values = text.partition("=")
-        if not equals or not values:
-            raise BadInput(
-                f"--values {text} names no values.",
-                way_out="Write --values micro=8,4,2 with {micro} in the command.",
-            )
-        if not any(f"{{{name}}}" in word for word in command_words):
-            raise BadInput(
-                f"--values {text}: the command has no {{{name}}}.",
-                way_out=f"Write {{{name}}} where its value goes.",
-            )
-        ladder[name] = tuple(values.split(","))
-    lengths = {len(values) for values in ladder.values()}
-    if len(lengths) > 1:
-        raise BadInput(
-            "The lists of --values have different lengths.",
-            way_out="They are used one after the other, all at once: give each as many values.",
-        )
-    return ladder
-
-
-def check_pattern(pattern: str | None) -> None:
-    """Refuse a pattern of checkpoints whose steps could not be told apart."""
-    if pattern is not None and STEP_NUMBER not in Path(pattern).name:
-        raise BadInput(
-            f"--checkpoints {pattern}: its last part has no {STEP_NUMBER}.",
-            way_out="Write {step} where the number of the step is: --checkpoints 'out/step_{step}'",
-        )
-
-
-def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) -> list[str]:
-    """Return the command with the changed settings also where its own flags state them."""
-    changed: list[str] = []
-    pending: object = None
-    for word in command_words:
-        name, equals, _ = word.lstrip("-").partition("=")
-        if pending is not None:
-            changed.append(setting_text(pending))
-            pending = None
-        elif word.startswith("--") and name.replace("-", "_") in settings:
-            value = settings[name.replace("-", "_")]
-            changed.append(f"--{name}={setting_text(value)}" if equals else word)
-            pending = None if equals else value
-        else:
-            changed.append(word)
-    return changed
-
-
-def as_script(command_words: Sequence[str]) -> str:
-    """Return a command as a shell script."""
-    return f"{shlex.join(command_words)}\n"

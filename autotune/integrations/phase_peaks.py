@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autotune.guard.trainer_facts import ShownFacts, TrainingRows, longest_of
+from autotune.guard.trainer_facts import ShownFacts, TrainingRows, longer_of
 
 PHASES_BY_METHOD: Mapping[str, str] = {
     "_generate": "rollout",
@@ -81,11 +81,14 @@ class PhasePeaks:
         if rows is None:
             return
         longest = self._longest
+        row = longer_of(longest.longest_row, rows.tokens)
+        prompt = longer_of(longest.longest_prompt, rows.prompt_tokens)
+        completion = longer_of(longest.longest_completion, rows.completion_tokens)
         self._longest = ShownFacts(
             phase_peak_bytes={},
-            longest_row=longest_of((longest.longest_row, rows.tokens)),
-            longest_prompt=longest_of((longest.longest_prompt, rows.prompt_tokens)),
-            longest_completion=longest_of((longest.longest_completion, rows.completion_tokens)),
+            longest_row=row,
+            longest_prompt=prompt,
+            longest_completion=completion,
         )
 
     def step_ended(self) -> None:
@@ -116,8 +119,9 @@ class PhasePeaks:
         def in_phase(*args: Any, **kwargs: Any) -> Any:
             with self.inside(phase):
                 if rows_of is not None:
-                    by_position = zip(PARAMETERS[phase], args, strict=False)
-                    self.see_rows(rows_of({**dict(by_position), **kwargs}))
+                    arguments = dict(zip(PARAMETERS[phase], args, strict=False))
+                    arguments |= kwargs
+                    self.see_rows(rows_of(arguments))
                 return method(*args, **kwargs)
 
         return replaced(owner, name, in_phase)
@@ -149,8 +153,14 @@ def _rows_of_loss(arguments: Mapping[str, Any]) -> TrainingRows | None:
     completions, completion_tokens = _shape_of(batch.get(COMPLETION_IDS))
     if completions:
         tokens = prompt_tokens + completion_tokens
-        return TrainingRows(rows=completions, tokens=tokens, completion_tokens=completion_tokens)
-    return TrainingRows(rows=rows, tokens=row_tokens) if rows else None
+        return TrainingRows(
+            rows=completions,
+            tokens=tokens,
+            completion_tokens=completion_tokens,
+        )
+    if not rows:
+        return None
+    return TrainingRows(rows=rows, tokens=row_tokens)
 
 
 def _rows_of_score(arguments: Mapping[str, Any]) -> TrainingRows | None:
@@ -158,22 +168,20 @@ def _rows_of_score(arguments: Mapping[str, Any]) -> TrainingRows | None:
     rows, tokens = _shape_of(arguments.get(ROW_IDS))
     if not rows:
         return None
-    completion_tokens = arguments.get("logits_to_keep")
-    if not isinstance(completion_tokens, int):
-        completion_tokens = None
     return TrainingRows(
         rows=arguments.get("batch_size") or rows,
         tokens=tokens,
-        completion_tokens=completion_tokens,
+        completion_tokens=arguments.get("logits_to_keep"),
     )
 
 
 def _shape_of(tensor: object) -> tuple[int, int]:
     """Return rows and width of a batch's tensor; zeros for another one."""
-    shape = tuple(getattr(tensor, "shape", ()))
+    shape: Sequence[int] = getattr(tensor, "shape", ())
     if len(shape) != 2:
         return 0, 0
-    return int(shape[0]), int(shape[1])
+    rows, width = shape
+    return int(rows), int(width)
 
 
 ROWS_BY_PHASE: Mapping[str, Callable[[Mapping[str, Any]], TrainingRows | None]] = {

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from autotune.core.answer import WayToFit
+from autotune.core.job import Job
 from autotune.core.space import Candidate
 from autotune.failures.numbers import Numbers
 from autotune.frameworks.shares_in_files import with_room
@@ -58,7 +59,11 @@ def refused_step_rows(rows: RefusedRows, phase: str | None) -> StepRows | None:
     """Return the rows of the step that ran out of memory; None for a phase without a step."""
     if phase not in PHASES_WITH_ROWS:
         return None
-    return StepRows(count=rows.rows, tokens=rows.tokens, completion=rows.completion_tokens)
+    return StepRows(
+        count=rows.rows,
+        tokens=rows.tokens,
+        completion=rows.completion_tokens,
+    )
 
 
 def ways_after(
@@ -68,8 +73,10 @@ def ways_after(
     run: GuardedRun,
 ) -> tuple[WayToFit, ...]:
     """Return the changes that are predicted to fit after a guarded run of the candidate did not."""
-    for room in shown_rooms(request, candidate, service, shown_by(run)):
-        ways = ways_within(request, candidate, room.service, room.bytes, {candidate.id})
+    shown = shown_by(run)
+    refuted = {candidate.id}
+    for room in shown_rooms(request, candidate, service, shown):
+        ways = ways_within(request, candidate, room.service, room.bytes, refuted)
         if ways:
             return ways
     return ()
@@ -95,17 +102,29 @@ def shown_rooms(
     2. The rows that were refused fit.
     3. The longest rows fit, if they were refused: where the log alone states lengths, or nothing.
     """
-    limit = request.job.memory_limit_bytes
+    job = request.job
     if shown.rows is not None and _are_rows_of_one_length(request, candidate):
-        peak = service.at_rows(shown.rows).predict(candidate).peak_memory_bytes
-        room = min(limit, room_bytes(round(peak.value), shown.missing_bytes))
+        at_refusal = service.at_rows(shown.rows)
+        room = _room_at(job, candidate, at_refusal, shown)
         yield ShownRoom(bytes=room, service=service)
-        yield ShownRoom(bytes=room, service=service.at_rows(shown.rows.of_one_length()))
+        rows = shown.rows.of_one_length()
+        yield ShownRoom(bytes=room, service=service.at_rows(rows))
         if shown.rows.tokens is not None:
             return
-    peak = service.predict(candidate).peak_memory_bytes
-    room = min(limit, room_bytes(round(peak.value), shown.missing_bytes))
+    room = _room_at(job, candidate, service, shown)
     yield ShownRoom(bytes=room, service=service)
+
+
+def _room_at(
+    job: Job,
+    candidate: Candidate,
+    service: PredictionService,
+    shown: Shown,
+) -> int:
+    """Return the room if memory ran out at the rows of this service."""
+    peak = service.predict(candidate).peak_memory_bytes
+    room = room_bytes(round(peak.value), shown.missing_bytes)
+    return min(job.memory_limit_bytes, room)
 
 
 def _are_rows_of_one_length(request: ParsedRequest, candidate: Candidate) -> bool:

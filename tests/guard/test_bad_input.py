@@ -61,7 +61,6 @@ def test_without_a_gpu_the_way_out_is_one_that_the_guard_takes(tmp_path: Path) -
     without = autotune("guard", "train.yaml", *COMMAND, cwd=tmp_path, CUDA_VISIBLE_DEVICES="")
     assert without.code == 2
     assert "Type --gpus cpu" in without.err and "`guard` and `preflight` run where" in without.err
-    followed = autotune(
-        "guard", "train.yaml", *ON_A_CPU, "--restarts", "0", *COMMAND[:-1], "exit 7", cwd=tmp_path
-    )
+    ends = ("--", "bash", "-c", "test -f $AUTOTUNE_CONFIG && exit 7")
+    followed = autotune("guard", "train.yaml", *ON_A_CPU, *ends, cwd=tmp_path)
     assert followed.code == 7, followed.err

@@ -35,6 +35,8 @@ KILLS = HostEvidence(kills=1)
         (ProcessEnd(exit=137), "", KILLS, Reason.MEMORY),
         (ProcessEnd(signal=signal.SIGTERM), "", NOTHING, Reason.STOPPED),
         (ProcessEnd(exit=143), "", NOTHING, Reason.STOPPED),
+        # A scheduler warns before the end of a job: SIGUSR1 ends a trainer that does not handle it.
+        (ProcessEnd(signal=signal.SIGUSR1), "", NOTHING, Reason.STOPPED),
         (ProcessEnd(signal=signal.SIGSEGV), "", NOTHING, Reason.SCRIPT),
         (
             ProcessEnd(exit=1),

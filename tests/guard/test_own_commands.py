@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.errors import BadInput
-from autotune.guard.training import OwnTraining, check_pattern
+from autotune.guard.own_training import OwnTraining, check_pattern
 
 
 @pytest.mark.parametrize("pattern", ["out/step", "out/{step}/state", "out/{checkpoint}"])

@@ -4,6 +4,7 @@ those rows, and so will the next one.
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,9 @@ from autotune.guard.history import AttemptRecord
 from autotune.guard.learned import learn, shown_step_rows
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.training import KnownTraining
+from autotune.prediction.service import open_prediction_service
 from autotune.prediction.step_rows import StepRows
+from autotune.search.shown_room import Shown, shown_rooms
 from tests.guard.test_learned import OUT_OF_MEMORY, attempt, ended, flags, training_of
 
 MICRO_BATCH = 32
@@ -88,17 +91,27 @@ def test_the_room_is_that_of_the_rows_that_were_refused(tmp_path: Path) -> None:
     assert room > choice.room_bytes
 
 
-def test_where_the_longest_rows_cannot_fit_those_that_occurred_do(tmp_path: Path) -> None:
-    choice = _next(training_of(_config(tmp_path)), StepRows(completion=128))
-    micro = choice.change["per_device_train_batch_size"]
-    assert isinstance(micro, int) and micro < MICRO_BATCH
-    refused = _predicted(_config(tmp_path, 128)).peak_memory_bytes.value
-    assert choice.room_bytes == pytest.approx(0.97 * refused - MISSING, abs=MISSING / 100)
-    needed = _predicted(_config(tmp_path, 128, micro)).peak_memory_bytes.value
-    assert choice.needed_bytes == pytest.approx(needed, rel=1e-3)
-    assert needed <= choice.room_bytes
-    at_the_longest = _predicted(_config(tmp_path, LONGEST, 1)).peak_memory_bytes.value
-    assert at_the_longest > choice.room_bytes, "not even one of the longest rows"
+@pytest.mark.parametrize("is_exact", [True, False])
+def test_then_the_rows_that_were_refused_have_to_fit(tmp_path: Path, is_exact: bool) -> None:
+    training = training_of(_config(tmp_path))
+    request, candidate = training.request, training.candidate
+    rows = StepRows(completion=OCCURRED)
+    if is_exact:
+        rows = StepRows(count=MICRO_BATCH, tokens=PROMPT + OCCURRED, completion=OCCURRED)
+    shown = Shown(missing_bytes=round(MISSING), rows=rows)
+    smaller = training_of(_config(tmp_path, LONGEST, 8)).candidate
+    with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
+        rooms = list(shown_rooms(request, candidate, service, shown))
+        at_the_longest = rooms[0].service.predict(smaller).peak_memory_bytes
+        at_those = rooms[1].service.predict(smaller).peak_memory_bytes
+    assert at_the_longest == _predicted(_config(tmp_path, LONGEST, 8)).peak_memory_bytes
+    assert at_those == _predicted(_config(tmp_path, OCCURRED, 8)).peak_memory_bytes
+    refused = _predicted(_config(tmp_path, OCCURRED)).peak_memory_bytes.value
+    longest = _predicted(_config(tmp_path)).peak_memory_bytes.value
+    expected = [0.97 * peak - MISSING for peak in (refused, refused, longest)]
+    if is_exact:  # then the longest were not refused
+        del expected[2]
+    assert [room.bytes for room in rooms] == pytest.approx(expected, abs=MISSING / 100)
 
 
 def test_a_longer_prompt_than_the_data_have_is_believed(tmp_path: Path) -> None:

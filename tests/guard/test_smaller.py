@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import GIB
+from autotune.guard.command_settings import settings_of_flags, with_settings
+from autotune.guard.own_training import ladder_of
 from autotune.guard.step_progress import StepProgress
-from autotune.guard.training import ladder_of, with_settings
 from autotune.search.shown_room import missing_bytes, room_bytes
 
 
@@ -43,6 +44,12 @@ def test_flags_of_the_command_follow_the_changed_file() -> None:
     ]
     changed = with_settings(command, {"per_device_train_batch_size": 4, "seed": 2})
     assert changed == [*command[:5], "4", "--seed=2"]
+
+
+def test_settings_are_read_from_the_flags_of_a_command() -> None:
+    command = ["trl", "grpo", "--config", "a.yaml", "--bf16", "--beta=0.1", "--max-steps", "7"]
+    expected = {"config": "a.yaml", "bf16": True, "beta": 0.1, "max_steps": 7}
+    assert settings_of_flags(command) == expected
 
 
 def test_values_of_placeholders_go_on_together() -> None:
