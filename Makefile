@@ -34,7 +34,8 @@ PYTEST := $(BIN)/python -m pytest -q --durations=30 -n $(TEST_JOBS) --dist loadf
 TESTS = $(PYTEST) -m "$(1)" || { [ $$? -eq 1 ] && $(BIN)/python -m pytest -q -x --last-failed --last-failed-no-failures none -m "$(1)"; }
 
 DEMO_MODEL := .demo/model
-DEMO_SHAPE := --hidden 128 --intermediate 768 --layers 2 --vocab 1024
+DEMO_SHAPE := --hidden 64 --heads 2 --kv-heads 2 --intermediate 128 --layers 8 --vocab 512
+DEMO_BATCH ?= 64
 DEMO_LIMIT ?= 1150M
 DEMO_BUDGET ?= 4m
 DEMO_OUT ?= demo-out
@@ -42,7 +43,7 @@ DEMO_OUT ?= demo-out
 # Environments of public measurements: packages of their time laid over .venv, whose torch they share; and Liger over today's.
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
-.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-search bench-search-budgets search-pages bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
+.PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-demo bench-search bench-search-budgets search-pages bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
   bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
@@ -73,6 +74,7 @@ help:
 	@echo "make bench-search  the search beside others, on spaces whose optimum is known"
 	@echo "make search-pages  its pages of results, written again of the studies that are stored"
 	@echo "make bench-search-budgets  the search in budgets of minutes, by its first probe (five minutes)"
+	@echo "make bench-demo    what the demo has to find, and twenty runs of it (45 minutes; it continues)"
 	@echo "make bench-rig     what it saves to measure many candidates on one loaded model"
 	@echo "make bench-diagnose  how often diagnose names the right cause, on labelled logs"
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
@@ -92,9 +94,11 @@ help:
 	@echo "make field-lists   settings of TRL, verl, OpenRLHF, SkyRL, prime-rl and Open-Reasoner-Zero, listed again from their releases"
 	@echo "make frameworks    ms-swift, verl, OpenRLHF, SkyRL and unsloth without what only a GPU machine has, for the slow tests"
 
+# One thread: two threads of one process wait for each other whenever something else runs.
+demo: export OMP_NUM_THREADS := 1
 demo: $(READY) $(DEMO_MODEL)/config.json
-	$(BIN)/autotune run --model $(DEMO_MODEL) --gpus cpu --space demo --memory-limit $(DEMO_LIMIT) \
-	  --budget $(DEMO_BUDGET) --out $(DEMO_OUT) --fresh
+	$(BIN)/autotune run --model $(DEMO_MODEL) --gpus cpu --space demo --global-batch $(DEMO_BATCH) \
+	  --memory-limit $(DEMO_LIMIT) --budget $(DEMO_BUDGET) --out $(DEMO_OUT) --fresh
 
 # A run of its own, so that the pictures of docs/pictures are of what is there now: on a quiet machine, with Chromium.
 pictures: $(READY)
@@ -185,6 +189,10 @@ search-pages: $(READY)
 
 bench-search-budgets: $(READY)
 	$(BIN)/python benchmarks/search_budgets.py
+
+bench-demo: export OMP_NUM_THREADS := 1
+bench-demo: $(READY) $(DEMO_MODEL)/config.json
+	$(BIN)/python benchmarks/demo_runs.py --model $(DEMO_MODEL) --pairs 2 --runs 20
 
 bench-scale: $(READY)
 	$(BIN)/python benchmarks/scale.py

@@ -2,10 +2,12 @@
 
 python benchmarks/search_pages.py            # results/search{,-worse,-independent}.{json,md}
 python benchmarks/search_pages.py --check    # fails if a page would change
+python benchmarks/search_pages.py --facts    # after new studies: facts of the run anew
 
 results/search/held-out has a line for each study (benchmarks/search.py --raw). A page has the seeds
 of which it has every study of its searchers. Facts of the run are kept from the page: the machine,
-the search's own time, and the distance of the truth from the predictions.
+the search's own time, and the distance of the truth from the predictions. With --facts all but the
+search's own time, which only benchmarks/search.py measures, are found again.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import argparse
 import json
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +27,7 @@ from search import (
     RESULTS,
     WORSE_ABOUT,
     RunFacts,
+    facts_of_run,
     stored_studies,
     usual_document,
     worse_document,
@@ -45,10 +49,11 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--check", action="store_true")
+    parser.add_argument("--facts", action="store_true")
     arguments = parser.parse_args()
     changed = []
     for kind, stem in STEMS.items():
-        document = document_of(kind)
+        document = document_of(kind, with_facts=arguments.facts)
         if not arguments.check:
             write(stem, document)
         elif not _is_committed(stem, document):
@@ -57,7 +62,7 @@ def main() -> None:
         raise SystemExit(f"other pages than the committed ones: {', '.join(changed)}")
 
 
-def document_of(kind: str) -> dict[str, Any]:
+def document_of(kind: str, *, with_facts: bool = False) -> dict[str, Any]:
     """Return the document of the stored studies."""
     results = complete_seeds(stored_studies(HELD_OUT / f"{kind}.jsonl"))
     page = json.loads((RESULTS / f"{STEMS[kind]}.json").read_text())
@@ -66,6 +71,8 @@ def document_of(kind: str) -> dict[str, Any]:
         off_the_prediction=page["off_the_prediction"],
         five_thousand=page.get("five_thousand_candidates"),
     )
+    if with_facts:
+        facts = replace(facts_of_run(results), five_thousand=facts.five_thousand)
     if kind == "usual":
         return usual_document(results, results, facts)
     about = INDEPENDENT_ABOUT if kind == "independent" else WORSE_ABOUT

@@ -4,7 +4,7 @@ Measures every legal candidate of the demo's space several times, in rounds, so 
 machine affects all alike. Then answers the demo's job again for several seeds, and compares each
 recommendation with the sweep's best at the same learning knobs.
 
-python benchmarks/sweep_demo.py --model .demo/model --memory-limit 1G --repeats 3 --seeds 10
+python benchmarks/sweep_demo.py --model .demo/model --memory-limit 1150M --repeats 3 --seeds 10
 """
 
 from __future__ import annotations
@@ -83,6 +83,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--memory-limit", required=True)
+    parser.add_argument("--global-batch", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument(
@@ -104,6 +105,7 @@ def _question(
             model=str(arguments.model),
             gpus="cpu",
             space="demo",
+            global_batch=arguments.global_batch,
             memory_limit=arguments.memory_limit,
             budget=arguments.budget,
             seed=seed,

@@ -38,9 +38,10 @@ ROOT = Path(__file__).resolve().parent.parent
 PICTURES = ROOT / "docs" / "pictures"
 EXAMPLE = ROOT / "examples" / "tiny-qwen2-on-a-cpu"
 COMMAND = (
-    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m"
+    "autotune run --model .demo/model --gpus cpu --space demo --global-batch 64"
+    " --memory-limit 1150M --budget 4m"
 )
-SHAPE = "--hidden 128 --intermediate 768 --layers 2 --vocab 1024"
+SHAPE = "--hidden 64 --heads 2 --kv-heads 2 --intermediate 128 --layers 8 --vocab 512"
 COLUMNS, LINES = 116, 400
 LANDMARKS = ("candidates; at most", "recommended", "Confirmed by", "Written:")
 """Beginnings of the parts of the output that the picture contains."""

@@ -172,7 +172,7 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     for name, text in (("autotune", "mean"), ("predicted order", "in predicted order")):
         mean = independent[name]["mean_recommended"]
         yield "recommended candidate", f"{text} {_percent(mean, 1)}"
-    assert usual["out_of_memory"] == 1
+    assert usual["out_of_memory"] == 2
 
     logs, excerpts = (
         _read("diagnose")[name] for name in ("eighth_set_first_run", "eighth_excerpts_first_run")

@@ -297,9 +297,8 @@ SLOW = {
 }
 
 OTHER_TESTS = {
-    "autotune run --model .demo/model --gpus cpu --space demo --memory-limit 1150M --budget 4m": (
-        "e2e/test_demo.py::demo"
-    ),
+    "autotune run --model .demo/model --gpus cpu --space demo --global-batch 64"
+    " --memory-limit 1150M --budget 4m": "e2e/test_demo.py::demo",
     (
         "autotune predict --model Qwen2.5-7B --gpus A100-40G --set gradient_checkpointing=false"
         " --set per_device_train_batch_size=4"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -34,7 +35,9 @@ def test_the_recommendation_is_legal_and_its_files_agree_with_it(folder: Path) -
     )
     job, recommended = recommendation["question"], recommendation["recommendation"]
     space = load_space(job["space"])
-    task = make_task(global_batch=space.assume["global_batch"])
+    stated = re.search(r"--global-batch (\d+)", (folder / "README.md").read_text())
+    global_batch = int(stated[1]) if stated else space.assume["global_batch"]
+    task = make_task(global_batch=global_batch)
     candidate = trainer(job["framework"], job["method"]).complete(recommended["knobs"], task)
     assert trainer("trl").why_illegal(candidate, task) is None
     assert dict(candidate.settings) == recommended["settings"]

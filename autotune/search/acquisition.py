@@ -83,7 +83,8 @@ def acquisition_values(
         return gain
     seconds = _seconds_to_measure(view, live)
     cost = seconds[pool] ** COST_EXPONENT
-    return np.asarray(gain / cost)
+    values: FloatArray = gain / cost
+    return values
 
 
 def expected_gains(
@@ -104,7 +105,8 @@ def _weighted_gains(
 ) -> FloatArray:
     improvement = expected_improvement(lead, EXPLORED_SHARE * deviation, 0.0)
     weights = weights_of_fitting(view.estimates.fits[pool], view.completed)
-    return np.asarray(improvement * weights)
+    gains: FloatArray = improvement * weights
+    return gains
 
 
 def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArray:
@@ -130,7 +132,8 @@ def _seconds_to_measure(view: TrialView, live: Collection[str]) -> FloatArray:
     is_loaded = view.table.is_loaded(live)
     load_first = np.where(is_loaded, 0.0, load)
     load_again = (1 - view.estimates.fits) * load
-    return np.asarray(probe + load_first + load_again)
+    seconds: FloatArray = probe + load_first + load_again
+    return seconds
 
 
 def expected_seconds(view: TrialView) -> tuple[FloatArray, FloatArray]:

@@ -270,8 +270,8 @@ def test_a_window_below_prompt_and_completion(folder: Path) -> None:
 
 
 def test_such_a_window_while_the_engine_is_only_one_choice(folder: Path) -> None:
-    flags = ["--gpus", "cpu", "--space", "demo", "--hold", "vllm_max_model_length=100"]
-    refused(folder, *flags, says="vllm_max_model_length (100)", instead="another value")
+    flags = ["--gpus", "cpu", "--space", "demo", "--hold", "vllm_max_model_length=30"]
+    refused(folder, *flags, says="vllm_max_model_length (30)", instead="another value")
 
 
 def test_such_a_window_in_the_configuration(folder: Path) -> None:

@@ -25,6 +25,8 @@ def demo_flags() -> list[str]:
         "cpu",
         "--space",
         "demo",
+        "--global-batch",
+        _variable("DEMO_BATCH"),
         "--memory-limit",
         _variable("DEMO_LIMIT"),
         "--budget",

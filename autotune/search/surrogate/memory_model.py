@@ -30,12 +30,12 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import (
     INTERVAL_DEVIATIONS,
+    MAX_VALUE_PER_LOW,
     MIN_DEVIATION,
     Fit,
     Observations,
     Posterior,
     Regression,
-    interval_width,
     normal_cdf,
     normal_density,
 )
@@ -278,10 +278,11 @@ def _width_towards_limit(share: Estimate) -> float:
     """Return the standard deviation of log(share) by the half of its interval in which the limit
     may be. The halves differ: under pressure torch needs far less than it reserves.
     """
-    if share.value <= 1:
-        return math.log(share.high / share.value) / INTERVAL_DEVIATIONS
-    lowest = replace(share, high=share.value)
-    return 2 * interval_width(lowest)
+    half = math.log(share.high / share.value)
+    if share.value > 1:
+        low = max(share.low, share.value / MAX_VALUE_PER_LOW)
+        half = math.log(share.value / low)
+    return half / INTERVAL_DEVIATIONS
 
 
 def _predicted_peak(
