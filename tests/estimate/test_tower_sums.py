@@ -74,3 +74,51 @@ def test_each_part_of_gemma_4_without_an_encoder_is_counted_once() -> None:
     }
     config = {"vision_config": vision, "text_config": {"hidden_size": 7}}
     assert tower_parameters(config) == 26 + 32 + 20 + 21
+
+
+def test_each_part_of_a_qwen_3_tower_is_counted_once() -> None:
+    """As Qwen 2.5's, with a plain MLP, five positions, and a second merger for DeepStack.
+
+    patches, positions      2 x 1 + 2 + 5 x 2                 14
+    layer                   24, 2 x 3 + 3 + 3 x 2 + 2, 2 x 4  49
+    norm, merger            2 x 2, 117                       121
+    DeepStack               norm of 8 with biases, 117       133
+    """
+    vision = {
+        "model_type": "qwen3_vl",
+        "hidden_size": 2,
+        "intermediate_size": 3,
+        "depth": 1,
+        "patch_size": 1,
+        "temporal_patch_size": 1,
+        "in_channels": 1,
+        "spatial_merge_size": 2,
+        "num_position_embeddings": 5,
+        "deepstack_visual_indexes": [0],
+        "out_hidden_size": 5,
+    }
+    config = {"vision_config": vision, "text_config": {"hidden_size": 7}}
+    assert tower_parameters(config) == 14 + 49 + 121 + 133
+
+
+def test_each_part_of_a_gemma_4_tower_is_counted_once() -> None:
+    """Width 2, MLP 3, one head of 2, one layer, five positions on each axis.
+
+    patches, positions      3 x 2 + 2 x 5 x 2                 26
+    attention               4 x (2 x 2), two norms of 2       20
+    gated MLP, norms        3 x 2 x 3 + 4 x 2                 26
+    projection              2 x 7                             14
+    """
+    vision = {
+        "model_type": "gemma4_vision",
+        "hidden_size": 2,
+        "intermediate_size": 3,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 1,
+        "num_key_value_heads": 1,
+        "head_dim": 2,
+        "patch_size": 1,
+        "position_embedding_size": 5,
+    }
+    config = {"vision_config": vision, "text_config": {"hidden_size": 7}}
+    assert tower_parameters(config) == 26 + 20 + 26 + 14

@@ -25,7 +25,8 @@ TEXT = """\
 {number} small wrong changes of the code, chosen with seed {seed} from {sites} possible ones
 (`make mutants`); {judged} of them are judged. First reading: {first} were noticed by a fast test.
 Second reading: {second}. The bar is {bar:.0%} of at least 300: {met}. The second reading tries the
-survivors of the first again, with the tests that were added for them.
+survivors of the first again, with the tests that were added for them. Of a run that has not ended,
+the shares are those of the mutants judged so far: those whose line a measured test executes.
 
 Date {date}; {machine}; Python {python}; {packages}.
 
@@ -48,6 +49,7 @@ def write(
     seed: int,
     budget_s: float,
     out: Path,
+    note: str = "",
 ) -> None:
     """Write the result as JSON and as a page next to it.
 
@@ -63,13 +65,14 @@ def write(
         "sites": sites,
         "budget_s": budget_s,
         "bar": BAR,
+        "note": note,
         "first_reading": {"mutants": len(first), "noticed": count_noticed(first)},
         "mutants": [_without_times(row) for row in rows],
     }
     reasons = yaml.safe_load(REASONS.read_text()) or {}
     for row in result["mutants"]:
         if row["outcome"] not in NOTICED:
-            row["reason"] = reasons.get(row["key"], "")
+            row["reason"] = reasons.get(row["key"], "Not examined.")
     out.write_text(json.dumps(result, indent=1) + "\n")
     out.with_suffix(".md").write_text(page(result))
     print(f"{count_noticed(rows)} of {len(rows)} noticed: {out}")
@@ -95,7 +98,7 @@ def page(result: Mapping[str, Any]) -> str:
         seed=result["seed"],
         sites=result["sites"],
         first=_share(first["noticed"], first["mutants"]),
-        second=_share(count_noticed(rows), len(rows)),
+        second=_second(rows),
         bar=result["bar"],
         met="met" if is_met(result) else "not met",
         date=result["date"],
@@ -104,6 +107,8 @@ def page(result: Mapping[str, Any]) -> str:
         packages=packages,
         budget_s=result["budget_s"],
     )
+    if result["note"]:
+        text = text.replace("\n\n| room", f"\n\n{result['note']}\n\n| room")
     lines = [text]
     for room, number in sorted(Counter(room_of(row) for row in rows).items()):
         noticed = count_noticed([row for row in rows if room_of(row) == room])
@@ -121,6 +126,12 @@ def room_of(row: Row) -> str:
     file: str = row["file"]
     parts = file.split("/")
     return "/".join(parts[1:3]) if parts[1] == "frameworks" else parts[1]
+
+
+def _second(rows: Sequence[Row]) -> str:
+    if all(row["reading"] == 1 for row in rows):
+        return "none yet"
+    return _share(count_noticed(rows), len(rows))
 
 
 def _share(noticed: int, mutants: int) -> str:
