@@ -12,18 +12,21 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from unittest.mock import patch
 
 from search_setups import Setup, names, setup
-from search_studies import InlineExecutor
 
 from autotune.core.answer import Recommendation
 from autotune.search import agenda
 from autotune.search.loop import Clock, run_search
 from autotune.search.study import open_study
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the executor of the tests
+from tests.inline_executor import InlineExecutor  # noqa: E402
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MINUTES = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)

@@ -23,7 +23,6 @@ from typing import Any
 from search import (
     INDEPENDENT_ABOUT,
     INDEPENDENT_ORDER,
-    OURS,
     RESULTS,
     WORSE_ABOUT,
     RunFacts,
@@ -34,7 +33,7 @@ from search import (
     write,
 )
 from search_report import markdown
-from search_studies import Result
+from search_studies import OURS, Result
 
 HELD_OUT = RESULTS / "search" / "held-out"
 STEMS = {"usual": "search", "worse": "search-worse", "independent": "search-independent"}
