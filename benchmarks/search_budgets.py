@@ -26,7 +26,7 @@ from autotune.search.loop import Clock, run_search
 from autotune.search.study import open_study
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))  # the executor of the tests
-from tests.inline_executor import InlineExecutor  # noqa: E402
+from tests.inline_executor import InlineExecutor
 
 RESULTS = Path(__file__).resolve().parent / "results"
 MINUTES = (1.5, 2.0, 3.0, 4.0, 6.0, 10.0)
