@@ -132,16 +132,18 @@ def markdown(endings: Sequence[Ending]) -> str:
                 if ending.minutes == minutes and ending.by_gain == by_gain:
                     group.append(ending)
             way = "by gain" if by_gain else "baseline first"
-            begins = statistics.fmean(ending.began_with_baseline for ending in group)
-            probes = statistics.fmean(ending.probes for ending in group)
-            answered = statistics.fmean(ending.answered for ending in group)
-            confirmed = statistics.fmean(ending.confirmed for ending in group)
-            share = statistics.fmean(ending.share for ending in group)
+            begins = _mean(group, "began_with_baseline")
+            answered = _mean(group, "answered")
+            confirmed = _mean(group, "confirmed")
             lines.append(
-                f"| {minutes:g} | {way} | {begins:.0%} | {probes:.1f} | {answered:.0%}"
-                f" | {confirmed:.0%} | {share:.1%} |"
+                f"| {minutes:g} | {way} | {begins:.0%} | {_mean(group, 'probes'):.1f}"
+                f" | {answered:.0%} | {confirmed:.0%} | {_mean(group, 'share'):.1%} |"
             )
     return "\n".join(lines) + "\n"
+
+
+def _mean(group: Sequence[Ending], name: str) -> float:
+    return statistics.fmean(getattr(ending, name) for ending in group)
 
 
 if __name__ == "__main__":

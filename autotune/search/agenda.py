@@ -323,11 +323,13 @@ def _maybe_wrongly_refused(tier: Tier, view: TrialView) -> NextProbe | None:
     """
     if any(ran_out(trial.measurement) for trial in view.probed_in(tier)):
         return None
-    fastest = view.contenders(tier)[0]
-    threshold = math.log(speed_of(fastest) * (1 + MIN_GAIN))
     pool = view.refused_in(tier)
-    log_speeds = view.estimates.speed.mean[pool]
-    return _check_of_refusal(pool[log_speeds > threshold], tier, view)
+    fastest = speed_of(view.contenders(tier)[0])
+    if fastest > 0:  # -inf where no speed was measured
+        threshold = math.log(fastest * (1 + MIN_GAIN))
+        log_speeds = view.estimates.speed.mean[pool]
+        pool = pool[log_speeds > threshold]
+    return _check_of_refusal(pool, tier, view)
 
 
 # 5. The budget.
