@@ -28,7 +28,11 @@ from guard_overhead import (  # noqa: E402
 
 def test_the_centre_of_three_values() -> None:
     # Means of all pairs, each value with itself too: 1, 1.5, 2, 2.5, 3, 4 -> (2 + 2.5) / 2.
-    assert centre([1.0, 2.0, 4.0]) == Centre(value=2.25, low=1.0, high=4.0)
+    assert centre([1.0, 2.0, 4.0]) == Centre(
+        value=2.25,
+        low=1.0,
+        high=4.0,
+    )
 
 
 @pytest.mark.parametrize("count, critical", [(10, 8), (15, 25), (20, 52), (25, 89)])
@@ -45,7 +49,12 @@ def test_a_drift_of_the_machine_cancels_and_the_guard_does_not() -> None:
     steps, parts, now, cpu = [], [], 0.0, 0.0
     for number, is_guarded in enumerate(BLOCKS[0]):
         parts.append(
-            Part(is_guarded=is_guarded, began=now, ended=10.0 * (number + 1), guard_cpu_seconds=0.1)
+            Part(
+                is_guarded=is_guarded,
+                began=now,
+                ended=10.0 * (number + 1),
+                guard_cpu_seconds=0.1,
+            )
         )
         while now < 10.0 * (number + 1):
             seconds = (0.1 + 0.0001 * now) * (1.1 if is_guarded else 1.0)
@@ -57,9 +66,36 @@ def test_a_drift_of_the_machine_cancels_and_the_guard_does_not() -> None:
 
 
 def test_the_whole_interval_decides() -> None:
-    assert verdict(Centre(value=1.0, low=0.99, high=1 + 0.9 * BAR)) == BELOW
-    assert verdict(Centre(value=1.0, low=0.99, high=1 + 1.1 * BAR)) == "undecided around"
-    assert verdict(Centre(value=1.01, low=1.006, high=1.02)) == "above"
+    assert (
+        verdict(
+            Centre(
+                value=1.0,
+                low=0.99,
+                high=1 + 0.9 * BAR,
+            )
+        )
+        == BELOW
+    )
+    assert (
+        verdict(
+            Centre(
+                value=1.0,
+                low=0.99,
+                high=1 + 1.1 * BAR,
+            )
+        )
+        == "undecided around"
+    )
+    assert (
+        verdict(
+            Centre(
+                value=1.01,
+                low=1.006,
+                high=1.02,
+            )
+        )
+        == "above"
+    )
 
 
 def test_the_documentation_quotes_the_committed_result() -> None:

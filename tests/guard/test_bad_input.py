@@ -43,7 +43,10 @@ ON_A_CPU = ("--gpus", "cpu", "--no-proof")
     ],
 )
 def test_a_sentence_and_a_way_out(
-    tmp_path: Path, arguments: tuple[str, ...], says: str, way_out: str
+    tmp_path: Path,
+    arguments: tuple[str, ...],
+    says: str,
+    way_out: str,
 ) -> None:
     (tmp_path / "train.yaml").write_text(CONFIG)
     done = autotune("guard", *arguments, cwd=tmp_path)

@@ -75,7 +75,10 @@ def test_a_flag_wins_over_the_file_and_follows_the_change(tmp_path: Path) -> Non
     ],
 )
 def test_the_batch_is_that_of_file_and_flags(
-    tmp_path: Path, flags: tuple[str, ...], micro: int, steps: int
+    tmp_path: Path,
+    flags: tuple[str, ...],
+    micro: int,
+    steps: int,
 ) -> None:
     config = tmp_path / "train.yaml"
     config.write_text(yaml.safe_dump(CONFIG))

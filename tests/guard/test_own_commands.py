@@ -29,5 +29,9 @@ def test_a_restart_from_step_0_is_said(
     pattern: str | None,
     limit: str,
 ) -> None:
-    limits = OwnTraining(command_words=command, ladder={}, pattern=pattern).limits
+    limits = OwnTraining(
+        command_words=command,
+        ladder={},
+        pattern=pattern,
+    ).limits
     assert limit in limits and bool(limit) == bool(limits)

@@ -41,10 +41,18 @@ output_dir: out
 """
 
 
-def _config(folder: Path, completion: int = LONGEST, micro: int = MICRO_BATCH) -> Path:
+def _config(
+    folder: Path,
+    completion: int = LONGEST,
+    micro: int = MICRO_BATCH,
+) -> Path:
     config = folder / f"of-{micro}-{completion}.yaml"
     config.write_text(
-        CONFIG.format(completion=completion, micro=micro, steps=GLOBAL_BATCH // micro)
+        CONFIG.format(
+            completion=completion,
+            micro=micro,
+            steps=GLOBAL_BATCH // micro,
+        )
     )
     return config
 
@@ -67,7 +75,11 @@ def _next(training: KnownTraining, rows: StepRows | None) -> Choice:
     return following[1]
 
 
-def _attempt_that_ran_out(prompt: int, completion: int, phase: str = "backward") -> AttemptRecord:
+def _attempt_that_ran_out(
+    prompt: int,
+    completion: int,
+    phase: str = "backward",
+) -> AttemptRecord:
     record = attempt()
     rows = {"rows": MICRO_BATCH, "tokens": prompt + completion, "completion_tokens": completion}
     record.ran_out = {"phase": phase, "rows": rows}
@@ -97,7 +109,11 @@ def test_then_the_rows_that_were_refused_have_to_fit(tmp_path: Path, is_exact: b
     request, candidate = training.request, training.candidate
     rows = StepRows(completion=OCCURRED)
     if is_exact:
-        rows = StepRows(count=MICRO_BATCH, tokens=PROMPT + OCCURRED, completion=OCCURRED)
+        rows = StepRows(
+            count=MICRO_BATCH,
+            tokens=PROMPT + OCCURRED,
+            completion=OCCURRED,
+        )
     shown = Shown(missing_bytes=round(MISSING), rows=rows)
     smaller = training_of(_config(tmp_path, LONGEST, 8)).candidate
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
@@ -133,19 +149,36 @@ def test_rows_of_the_log_replace_unknown_ones() -> None:
     record.ran_out = {"phase": "rollout", "rows": None}
     assert shown_step_rows(record) == StepRows(completion=350)
     refused = _attempt_that_ran_out(100, 400)
-    assert shown_step_rows(refused) == StepRows(count=MICRO_BATCH, tokens=500, completion=400)
+    assert shown_step_rows(refused) == StepRows(
+        count=MICRO_BATCH,
+        tokens=500,
+        completion=400,
+    )
     refused = _attempt_that_ran_out(100, 400, phase="evaluation")
     refused.lengths = []
     assert shown_step_rows(refused) is None, "an evaluation is no training step"
 
 
 def test_rows_at_a_point() -> None:
-    point = Point(micro_batch=8, prompt=100, completion=1000, micro_steps=4)
-    refused = StepRows(count=3, tokens=500, completion=300)
+    point = Point(
+        micro_batch=8,
+        prompt=100,
+        completion=1000,
+        micro_steps=4,
+    )
+    refused = StepRows(
+        count=3,
+        tokens=500,
+        completion=300,
+    )
     assert refused.at(point) == Point(3, 200, 300, 4)
     assert refused.of_one_length().at(point) == Point(8, 200, 300, 4)
     assert StepRows(completion=250).at(point) == Point(8, 100, 250, 4)
-    assert StepRows(count=16, tokens=9000, completion=8000).at(point) == Point(8, 1000, 1000, 4)
+    assert StepRows(
+        count=16,
+        tokens=9000,
+        completion=8000,
+    ).at(point) == Point(8, 1000, 1000, 4)
     # Rows without a completion keep the shares: 110 of 1,100 tokens.
     assert StepRows(count=2, tokens=110).at(point) == Point(2, 10, 100, 4)
 

@@ -89,7 +89,11 @@ def test_rows_of_a_scoring_pass_are_seen(counters: Counters) -> None:
             "model", _Shape(16, 700), _Shape(16, 700), 300, batch_size=4
         )
     phases.ran_out()
-    rows = TrainingRows(rows=4, tokens=700, completion_tokens=300)
+    rows = TrainingRows(
+        rows=4,
+        tokens=700,
+        completion_tokens=300,
+    )
     assert phases.facts().ran_out_rows == rows and rows.prompt_tokens == 400
 
 
@@ -145,7 +149,11 @@ def test_ranks_are_put_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_the_trainers_phase_counts_where_the_output_shows_none() -> None:
     diagnosis = diagnose("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.")
     assert diagnosis.phase is None
-    ending = Ending(reason=Reason.MEMORY, end=ProcessEnd(exit=1), diagnosis=diagnosis)
+    ending = Ending(
+        reason=Reason.MEMORY,
+        end=ProcessEnd(exit=1),
+        diagnosis=diagnosis,
+    )
     stated = in_phase(ending, "backward").diagnosis
     assert stated is not None and stated.phase == "backward"
     assert in_phase(ending, "evaluation") == ending, "no phase of a generation cycle"

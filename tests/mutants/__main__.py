@@ -90,7 +90,13 @@ class Work:
     def try_fresh_imports(self) -> None:
         self.try_mutants(FreshImports(), executed_lines.read(self._lines), at_import=True)
 
-    def try_mutants(self, run_tests: RunTests, executed: Executed, *, at_import: bool) -> None:
+    def try_mutants(
+        self,
+        run_tests: RunTests,
+        executed: Executed,
+        *,
+        at_import: bool,
+    ) -> None:
         for mutant in self._remaining():
             if self.is_late():
                 return
@@ -120,7 +126,12 @@ class Work:
         former = (judged["reading"], judged["budget_s"])
         return former < (self._arguments.reading, self._arguments.budget)
 
-    def _note(self, mutant: Mutant, verdict: Verdict, tests: int) -> None:
+    def _note(
+        self,
+        mutant: Mutant,
+        verdict: Verdict,
+        tests: int,
+    ) -> None:
         described = dataclasses.asdict(mutant)
         row = {
             "key": _key(mutant),
@@ -187,14 +198,39 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--number", type=int, default=300)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", nargs="+", help="files or folders, instead of the usual rooms")
-    parser.add_argument("--tests", nargs="+", default=["tests"], help="which tests may notice")
-    parser.add_argument("--folder", type=Path, default=Path(".mutants"), help="resumed from here")
-    parser.add_argument("--budget", type=float, default=15.0, help="seconds of tests per mutant")
-    parser.add_argument("--stop-after", type=float, default=float("inf"), help="seconds")
+    parser.add_argument(
+        "--tests",
+        nargs="+",
+        default=["tests"],
+        help="which tests may notice",
+    )
+    parser.add_argument(
+        "--folder",
+        type=Path,
+        default=Path(".mutants"),
+        help="resumed from here",
+    )
+    parser.add_argument(
+        "--budget",
+        type=float,
+        default=15.0,
+        help="seconds of tests per mutant",
+    )
+    parser.add_argument(
+        "--stop-after",
+        type=float,
+        default=float("inf"),
+        help="seconds",
+    )
     parser.add_argument("--measure-only", action="store_true")
     parser.add_argument("--measured-only", action="store_true", help="measure no further test")
     parser.add_argument("--share", default="1/1", help="1/2 and 2/2: two runs at the same time")
-    parser.add_argument("--reading", type=int, default=1, help="2: after tests were added")
+    parser.add_argument(
+        "--reading",
+        type=int,
+        default=1,
+        help="2: after tests were added",
+    )
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
     arguments.folder = arguments.folder.resolve()

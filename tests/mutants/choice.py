@@ -46,7 +46,11 @@ def _cheapest(tests: Iterable[str], executed: Executed) -> list[str]:
     return sorted(tests, key=lambda test: (executed.seconds[test], test))
 
 
-def _within(tests: Sequence[str], executed: Executed, budget_s: float) -> list[str]:
+def _within(
+    tests: Sequence[str],
+    executed: Executed,
+    budget_s: float,
+) -> list[str]:
     chosen: list[str] = []
     for test in tests:
         budget_s -= executed.seconds[test]

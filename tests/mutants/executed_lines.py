@@ -44,14 +44,22 @@ class Recorder:
             self.failed.add(report.nodeid)
 
 
-def measure(items: Sequence[pytest.Item], sources: Sequence[str], log: Path) -> None:
+def measure(
+    items: Sequence[pytest.Item],
+    sources: Sequence[str],
+    log: Path,
+) -> None:
     """Run the tests of one file in a fork, and append what they execute to the log."""
     status = in_fork(lambda: _run_recorded(items, sources, log), LIMIT_S)
     if status != 0:
         _append({"file": _file_of(items[0].nodeid)}, log)
 
 
-def _run_recorded(items: Sequence[pytest.Item], sources: Sequence[str], log: Path) -> None:
+def _run_recorded(
+    items: Sequence[pytest.Item],
+    sources: Sequence[str],
+    log: Path,
+) -> None:
     import coverage
 
     tracer = coverage.Coverage(
@@ -112,7 +120,11 @@ def read(log: Path, collected: Collection[str] | None = None) -> Executed:
                 for line in lines:
                     tests_by_line[file, line].add(test)
     frozen = {place: frozenset(tests) for place, tests in tests_by_line.items()}
-    return Executed(tests_by_line=frozen, seconds=seconds, by_test_file=by_test_file)
+    return Executed(
+        tests_by_line=frozen,
+        seconds=seconds,
+        by_test_file=by_test_file,
+    )
 
 
 def _rows(log: Path) -> list[dict[str, Any]]:

@@ -29,7 +29,11 @@ def loaded_functions(folder: Path) -> Functions:
     return functions
 
 
-def apply(mutant: Mutant, text: str, functions: Functions) -> None:
+def apply(
+    mutant: Mutant,
+    text: str,
+    functions: Functions,
+) -> None:
     """Change the loaded functions of the mutant's file to what its changed text says."""
     file = str(Path(mutant.file).resolve())
     original = compile(text, file, "exec")

@@ -67,7 +67,12 @@ class FirstFailure:
 class FreshImports:
     """Runs tests in a process that has nothing of autotune loaded: for what an import executes."""
 
-    def __call__(self, mutant: Mutant | None, tests: Sequence[str], note: Path) -> None:
+    def __call__(
+        self,
+        mutant: Mutant | None,
+        tests: Sequence[str],
+        note: Path,
+    ) -> None:
         del mutant  # in the file that is imported
         forget_tests()
         first_failure = FirstFailure(note)
@@ -83,7 +88,12 @@ class LoadedTests:
         self._functions = patch.loaded_functions(copy)
         gc.freeze()  # a fork copies no page that the collector would write to
 
-    def __call__(self, mutant: Mutant | None, tests: Sequence[str], note: Path) -> None:
+    def __call__(
+        self,
+        mutant: Mutant | None,
+        tests: Sequence[str],
+        note: Path,
+    ) -> None:
         if mutant:
             patch.apply(mutant, _original(mutant).read_text(), self._functions)
         items = [self._items[test] for test in tests]
@@ -161,7 +171,11 @@ def try_mutant(
     )
 
 
-def _passes_alone(test: str, run_tests: RunTests, limit_s: float) -> bool:
+def _passes_alone(
+    test: str,
+    run_tests: RunTests,
+    limit_s: float,
+) -> bool:
     if test not in PASS_ALONE:
         if _run(None, [test], run_tests, limit_s)[0] != "survived":
             return False

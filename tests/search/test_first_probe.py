@@ -31,7 +31,12 @@ CYCLE_TOKENS = 3250.0
 START_SECONDS, ENGINE_SECONDS = 25.0, 35.0
 LIMIT_BYTES = 4000 * MIB
 NOTHING = Estimate.exactly(0)
-ENGINE = EngineFit(kv_cache_bytes=NOTHING, kv_cache_tokens=1, concurrency=1, longest_length=1)
+ENGINE = EngineFit(
+    kv_cache_bytes=NOTHING,
+    kv_cache_tokens=1,
+    concurrency=1,
+    longest_length=1,
+)
 
 
 @dataclass
@@ -64,9 +69,15 @@ def predictions_of(machine: TimedMachine, candidates: list[Candidate]) -> dict[s
     for candidate in candidates:
         prediction = Oracle(machine, off=0.05).predict(candidate)
         seconds = machine.cycle_seconds(candidate)
-        estimate = Estimate(value=seconds, low=0.95 * seconds, high=1.05 * seconds)
+        estimate = Estimate(
+            value=seconds,
+            low=0.95 * seconds,
+            high=1.05 * seconds,
+        )
         rollout = PhasePrediction(
-            name="rollout", peak_bytes=prediction.peak_memory_bytes, seconds=estimate
+            name="rollout",
+            peak_bytes=prediction.peak_memory_bytes,
+            seconds=estimate,
         )
         engine = ENGINE if candidate.knobs["use_vllm"] else None
         predictions[candidate.id] = replace(prediction, phases=(rollout,), engine=engine)
@@ -81,10 +92,16 @@ def unchanged(candidate: Candidate, prediction: Prediction) -> Prediction:
 
 
 def search(
-    folder: Path, budget_seconds: float, change: Change = unchanged
+    folder: Path,
+    budget_seconds: float,
+    change: Change = unchanged,
 ) -> tuple[Recommendation, TimedMachine]:
     machine = TimedMachine(limit_bytes=LIMIT_BYTES)
-    space = toy_space(batch=(8,), num_generations=(8,), max_completion_length=(64,))
+    space = toy_space(
+        batch=(8,),
+        num_generations=(8,),
+        max_completion_length=(64,),
+    )
     job = toy_job(folder, space, LIMIT_BYTES, storage="memory://")
     candidates = list(legal_candidates(job, ToyTrainer()))
     predictions = predictions_of(machine, candidates)
@@ -141,7 +158,11 @@ def test_a_risk_of_running_out_of_memory_is_not_taken(tmp_path: Path) -> None:
     def near_the_limit(candidate: Candidate, prediction: Prediction) -> Prediction:
         if candidate.knobs["checkpointing"]:
             return prediction
-        peak = Estimate(value=0.97 * LIMIT_BYTES, low=0.96 * LIMIT_BYTES, high=0.99 * LIMIT_BYTES)
+        peak = Estimate(
+            value=0.97 * LIMIT_BYTES,
+            low=0.96 * LIMIT_BYTES,
+            high=0.99 * LIMIT_BYTES,
+        )
         phases = tuple(replace(phase, peak_bytes=peak) for phase in prediction.phases)
         return replace(prediction, peak_memory_bytes=peak, phases=phases)
 
@@ -159,7 +180,11 @@ def test_without_predicted_seconds_the_baseline_is_the_first(tmp_path: Path) -> 
 
 def test_a_second_slot_measures_the_baseline_at_the_same_time(tmp_path: Path) -> None:
     machine = TimedMachine(limit_bytes=LIMIT_BYTES)
-    space = toy_space(batch=(8,), num_generations=(8,), max_completion_length=(64,))
+    space = toy_space(
+        batch=(8,),
+        num_generations=(8,),
+        max_completion_length=(64,),
+    )
     job = toy_job(tmp_path, space, LIMIT_BYTES, storage="memory://")
     candidates = list(legal_candidates(job, ToyTrainer()))
     baseline = baseline_candidate(job, ToyTrainer())
@@ -175,7 +200,11 @@ def test_a_second_slot_measures_the_baseline_at_the_same_time(tmp_path: Path) ->
 @pytest.mark.parametrize("sampler", ["tpe", "random"])
 def test_optunas_own_samplers_begin_with_the_baseline(tmp_path: Path, sampler: str) -> None:
     machine = TimedMachine(limit_bytes=LIMIT_BYTES)
-    space = toy_space(batch=(8,), num_generations=(8,), max_completion_length=(64,))
+    space = toy_space(
+        batch=(8,),
+        num_generations=(8,),
+        max_completion_length=(64,),
+    )
     job = toy_job(tmp_path, space, LIMIT_BYTES, storage="memory://", sampler=sampler)
     candidates = list(legal_candidates(job, ToyTrainer()))
     baseline = baseline_candidate(job, ToyTrainer())

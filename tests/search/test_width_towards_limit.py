@@ -21,7 +21,12 @@ from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
 LIMIT_BYTES = 1000 * MIB
 
 
-def estimates(folder: Path, value: float, low: float, high: float) -> Estimates:
+def estimates(
+    folder: Path,
+    value: float,
+    low: float,
+    high: float,
+) -> Estimates:
     """Return the estimates of one candidate whose predicted peak has these shares of the limit."""
     space = toy_space(
         batch=(4,),
@@ -33,7 +38,11 @@ def estimates(folder: Path, value: float, low: float, high: float) -> Estimates:
     job = toy_job(folder, space, LIMIT_BYTES, storage="memory://")
     candidates = legal_candidates(job, ToyTrainer())
     predictions = Oracle(Machine(limit_bytes=LIMIT_BYTES)).screen(candidates)
-    peak = Estimate(value=value, low=low, high=high).scaled(LIMIT_BYTES)
+    peak = Estimate(
+        value=value,
+        low=low,
+        high=high,
+    ).scaled(LIMIT_BYTES)
     for name, prediction in predictions.items():
         predictions[name] = replace(prediction, peak_memory_bytes=peak, fits=None)
     return open_study(job, candidates, None, predictions).view.estimates
