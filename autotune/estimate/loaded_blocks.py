@@ -38,34 +38,39 @@ def loaded_in_blocks(
     shape: Shape,
     size: int,
     ranks: int,
+    *,
+    makes_head_first: bool,
 ) -> LoadedBlocks:
-    """Return the blocks of weights that are loaded as they are."""
-    allocator = CachingAllocator(LOADING)
-    for number, elements in enumerate(_matrices(shape, ranks)):
-        allocator.malloc(number, elements * size)
-    return LoadedBlocks(
-        unsplit_bytes=allocator.allocated - allocator.requested,
-        open_bytes=allocator.reserved - allocator.allocated,
-    )
+    """Return the blocks of weights that are loaded as they are.
 
-
-def _matrices(shape: Shape, ranks: int) -> Iterator[int]:
-    """Yield elements of the fused matrices, in the order in which they are made; latent
-    attention has others.
+    The rotary tables are made in 32 bits first. Later matrices use the blocks that these leave, if
+    they are small enough.
     """
-    table = table_bytes(shape, 1, ranks)
-    yield table
-    for layer in shape.layers:
-        if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
-            attention = _fused(shape, layer, ranks)
-            yield attention.joint
-            yield attention.output
-        for width in (layer.width, layer.expert_width * _expert_count(shape, layer)):
-            if width:
-                yield 2 * width * shape.hidden // ranks  # gate and up projection
-                yield width * shape.hidden // ranks
-    if shape.head:
-        yield table
+    loading = _Loading(size)
+    table = table_bytes(shape, size, ranks)
+    loading.make(table)
+    for index, layer in enumerate(shape.layers):
+        loading.make_all(_attention(shape, layer, ranks))
+        if index == 0:
+            loading.make_rotary_tables(shape.rotary_rows * shape.rotary_dim)
+        loading.make_all(_mlp(shape, layer, ranks))
+    loading.make_head(table, is_tied=not shape.head, makes_head_first=makes_head_first)
+    return loading.blocks()
+
+
+def _attention(shape: Shape, layer: Layer, ranks: int) -> Iterator[int]:
+    """Yield elements of the fused matrices; latent attention has others."""
+    if layer.cached == 2 * shape.key_value_heads * shape.head_dim:
+        attention = _fused(shape, layer, ranks)
+        yield attention.joint
+        yield attention.output
+
+
+def _mlp(shape: Shape, layer: Layer, ranks: int) -> Iterator[int]:
+    for width in (layer.width, layer.expert_width * _expert_count(shape, layer)):
+        if width:
+            yield 2 * width * shape.hidden // ranks  # gate and up projection
+            yield width * shape.hidden // ranks
 
 
 def _expert_count(shape: Shape, layer: Layer) -> int:
@@ -98,29 +103,18 @@ def quantised_in_blocks(
         if index == 0:
             loading.make_rotary_tables(shape.rotary_rows * shape.rotary_dim)
         loading.make_packed(attention.gate_and_up, attention.down)
-    if shape.head or makes_head_first:
-        head = loading.make(table)
-        if not shape.head:
-            loading.free(head)
+    loading.make_head(table, is_tied=not shape.head, makes_head_first=makes_head_first)
 
     # 2. One matrix of the checkpoint after the other; then the statistics of fused matrices.
     matrices: list[int] = []
     for layer in shape.layers:
         matrices += _separate(shape, layer, ranks)
     loading.quantise(matrices)
-
-    # 3. The engine empties its cache.
-    reserved = loading.allocator.reserved
-    loading.allocator.empty_cache()
-    return LoadedBlocks(
-        unsplit_bytes=loading.allocator.allocated - loading.allocator.requested,
-        open_bytes=loading.allocator.reserved - loading.allocator.allocated,
-        left_bytes=reserved - loading.allocator.reserved,
-    )
+    return loading.blocks()
 
 
-class _QuantisedLoading:
-    """Allocations of bitsandbytes' loader in vLLM, one after the other."""
+class _Loading:
+    """Allocations of vLLM's loader, one after the other."""
 
     def __init__(self, size: int) -> None:
         self.allocator = CachingAllocator(LOADING)
@@ -136,15 +130,24 @@ class _QuantisedLoading:
         if number is not None:
             self.allocator.free(number)
 
-    def make_packed(self, *elements: int) -> None:
-        """Make the parameters of fused matrices: two weights a byte."""
+    def make_all(self, elements: Iterable[int]) -> None:
         for count in elements:
-            self.make(count / 2)
+            self.make(count * self._size)
+
+    def make_head(self, table: int, *, is_tied: bool, makes_head_first: bool) -> None:
+        """Make the output projection; a tied one is freed again, if it is made at all."""
+        if is_tied and not makes_head_first:
+            return
+        head = self.make(table)
+        if is_tied:
+            self.free(head)
 
     def make_rotary_tables(self, elements: int) -> None:
         """Make angles, cosines and sines, both together, and both in the model's dtype; only the
         last stays.
         """
+        if not elements:
+            return
         half = elements * FLOAT32_BYTES // 2
         parts = [self.make(half), self.make(half), self.make(half)]
         joined = self.make(elements * FLOAT32_BYTES)
@@ -152,6 +155,25 @@ class _QuantisedLoading:
             self.free(part)
         self.make(elements * self._size)
         self.free(joined)
+
+    def blocks(self) -> LoadedBlocks:
+        """Return the blocks once the engine has emptied its cache."""
+        reserved = self.allocator.reserved
+        self.allocator.empty_cache()
+        return LoadedBlocks(
+            unsplit_bytes=self.allocator.allocated - self.allocator.requested,
+            open_bytes=self.allocator.reserved - self.allocator.allocated,
+            left_bytes=reserved - self.allocator.reserved,
+        )
+
+
+class _QuantisedLoading(_Loading):
+    """Allocations of bitsandbytes' loader in vLLM."""
+
+    def make_packed(self, *elements: int) -> None:
+        """Make the parameters of fused matrices: two weights a byte."""
+        for count in elements:
+            self.make(count / 2)
 
     def quantise(self, matrices: Iterable[int]) -> None:
         """Read and pack matrices of these sizes; write their statistics back in the end."""

@@ -132,7 +132,9 @@ class VllmEngine:
                 self.shape, self.size, self.ranks, makes_head_first=_makes_head_first(self.shape)
             )
         if self.settings.quantised_bits is None and quantisation(self.config) is None:
-            return loaded_blocks.loaded_in_blocks(self.shape, self.size, self.ranks)
+            return loaded_blocks.loaded_in_blocks(
+                self.shape, self.size, self.ranks, makes_head_first=_makes_head_first(self.shape)
+            )
         return LoadedBlocks()
 
     @cached_property

@@ -62,7 +62,7 @@ FOUR_BITS = "grpo Qwen2.5-7B qlora 24 GiB, micro-batch 4, 512 + 512 tokens, chec
 
 MISSED = {"H100": {(DEVICE, FOUR_BITS), (DEVICE, SMALL_ENGINE)}, "A100-40G": set()}
 """Points that miss the bar, as docs/gpu-benchmarks.md says: torch's cache is predicted too small
-beside the small engine (3.4 %), and too large in 4 bits (6.0 %). What torch allocates agrees.
+beside the small engine (3.6 %), and too large in 4 bits (6.0 %). What torch allocates agrees.
 """
 
 
