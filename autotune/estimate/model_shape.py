@@ -129,7 +129,7 @@ def _with_usual_names(config: Config) -> Config:
             usual[name] = config[other_name]
     usual.setdefault("intermediate_size", 4 * number(usual, "hidden_size"))
     is_multi_query = config.get("multi_query", config.get("model_type") != "gpt2")
-    usual["num_key_value_heads"] = 1 if is_multi_query else usual["num_attention_heads"]
+    usual["num_key_value_heads"] = 1 if is_multi_query else usual.get("num_attention_heads")
     return {**config, **usual}
 
 
