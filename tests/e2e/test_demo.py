@@ -56,7 +56,7 @@ def test_its_report_opens_in_a_browser(demo: dict[str, Any]) -> None:
 def test_it_measures_what_it_promises(demo: dict[str, Any]) -> None:
     trials = [trial for trial in demo["told"]["trials"] if trial["purpose"] != "confirm"]
     with_engine = [trial for trial in trials if trial["knobs"].get("use_vllm")]
-    assert len(trials) >= 8 and "ok" in outcomes_of(with_engine)
+    assert len(trials) >= 6 and "ok" in outcomes_of(with_engine)
     assert demo["told"]["counts"]["loads"] < len(trials), "candidates share what was loaded"
     assert demo["told"]["elapsed_seconds"] < 240
 
