@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cli.command import environment
@@ -34,9 +35,9 @@ def demo_flags() -> list[str]:
     ]
 
 
-def demo_model(folder: Path) -> Path:
-    """The model that `make demo` makes."""
-    shape = _variable("DEMO_SHAPE").split()
+def demo_model(folder: Path, shape: Sequence[str] = ()) -> Path:
+    """The model that `make demo` makes, or one of another shape."""
+    shape = shape or _variable("DEMO_SHAPE").split()
     command = [sys.executable, str(ROOT / "autotune/worker/synthetic.py"), str(folder), *shape]
     subprocess.run(
         command,

@@ -12,10 +12,13 @@ from tests.e2e.demo import demo_model
 
 pytestmark = pytest.mark.slow
 
+# All of the demo's candidates take longer than the budgets, on a fast machine too.
+SLOW_SHAPE = ("--hidden", "512", "--intermediate", "2048", "--layers", "8", "--vocab", "1024")
+
 
 @pytest.mark.parametrize("seconds", [12, 25])
 def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
-    model = demo_model(tmp_path / "model")
+    model = demo_model(tmp_path / "model", SLOW_SHAPE)
     started = time.monotonic()
     done = autotune(
         "run",
@@ -27,6 +30,8 @@ def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
         "demo",
         "--hold",
         "use_vllm=false",
+        "--global-batch",
+        "64",
         "--budget",
         f"{seconds}s",
         "--out",
