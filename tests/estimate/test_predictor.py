@@ -261,8 +261,8 @@ def test_an_offloaded_engine_counts_in_the_rollout_alone() -> None:
     assert peak_in(awake, "forward") > forward + 8 * GIB
     assert sleeping.peak_phase is not None and sleeping.peak_phase.name in ("rollout", "load")
     # The pool of one that sleeps is on the device in whole segments, whose free parts serve nothing
-    # else.
-    assert sleeping.peak_memory_bytes.value <= awake.peak_memory_bytes.value + 64 * MIB
+    # else; its cache has what the rotary tables left.
+    assert sleeping.peak_memory_bytes.value <= awake.peak_memory_bytes.value + 2 * 64 * MIB
 
 
 def test_during_the_sync_a_waking_engine_has_no_cache_yet() -> None:

@@ -54,8 +54,8 @@ def test_a_sentence_and_a_way_out(
     assert done.out == ""
     assert done.err.startswith("Error: ") and done.err.count("\n") == 1, done.err
     assert says in done.err and way_out in done.err, done.err
-    left = [path.name for path in tmp_path.iterdir()]
-    assert left == ["train.yaml"], "something was started or left behind"
+    remaining = [path.name for path in tmp_path.iterdir()]
+    assert remaining == ["train.yaml"], "something was started or left behind"
 
 
 def test_without_a_gpu_the_way_out_is_one_that_the_guard_takes(tmp_path: Path) -> None:

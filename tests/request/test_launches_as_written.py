@@ -337,5 +337,5 @@ def test_a_playground_of_a_fork_is_no_script_of_trl(tmp_path: Path) -> None:
         predicted(tmp_path, launch)
     assert "--framework command" in refusal.value.way_out
     known_launch = launch.replace("orz_14m_ppo_mini", "orz_7b_ppo pretrain=Qwen/Qwen2.5-7B")
-    known = predicted(tmp_path, known_launch)
-    assert known.job.task.workload.framework == "open-reasoner-zero"
+    request = predicted(tmp_path, known_launch)
+    assert request.job.task.workload.framework == "open-reasoner-zero"
