@@ -43,8 +43,10 @@ class WorkFolder:
         base.mkdir(parents=True, exist_ok=True)
         _sweep(base)
         self.path = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=base))
-        self._claim = os.open(self.path / "owner", os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o600)
+        # Locked before it has its name: another slot removes folders whose claim is free.
+        self._claim, unnamed = tempfile.mkstemp(prefix="claim-", dir=self.path)
         fcntl.flock(self._claim, fcntl.LOCK_EX)
+        Path(unnamed).replace(self.path / "owner")
         self.log = self.path / "log"
         self.older_log = self.path / "log.1"
         self.scratch = self.path / "scratch"  # TMPDIR of the worker's processes
