@@ -179,11 +179,10 @@ class StepStage:
             return self._track.usage(self._replay(capacity_bytes), self._sizes)
         # A compiled replay holds no lock: the two run on two cores.
         settings = self._context.settings
-        shorter = _second_replays.submit(
-            self._track.reserved, self._shorter_first(), settings=settings
-        )
-        as_traced = self._replay(None)
-        return self._track.usage(as_traced, self._sizes, shorter.result())
+        with ThreadPoolExecutor(1) as pool:  # of its own: threads do not survive a fork
+            shorter = pool.submit(self._track.reserved, self._shorter_first(), settings=settings)
+            as_traced = self._replay(None)
+            return self._track.usage(as_traced, self._sizes, shorter.result())
 
     def _replay(self, capacity_bytes: int | None) -> ReplayPeaks:
         if capacity_bytes not in self._replays:
@@ -433,7 +432,6 @@ class Track:
 
 
 _replays = itertools.count()
-_second_replays = ThreadPoolExecutor(1)  # its thread starts with the first of them
 
 
 def _compiled_replay() -> Callable[..., ReplayPeaks] | None:
