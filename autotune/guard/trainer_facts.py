@@ -11,7 +11,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
@@ -48,6 +48,20 @@ class ShownFacts:
     ran_out_in: str | None = None  # phase in which memory ran out
     ran_out_rows: TrainingRows | None = None  # of the forward pass before that
 
+    def with_lengths(
+        self,
+        row: int | None,
+        prompt: int | None,
+        completion: int | None,
+    ) -> ShownFacts:
+        """Return the facts with these lengths where they are longer."""
+        return replace(
+            self,
+            longest_row=longer_of(self.longest_row, row),
+            longest_prompt=longer_of(self.longest_prompt, prompt),
+            longest_completion=longer_of(self.longest_completion, completion),
+        )
+
 
 def write_facts(rank: int, facts: ShownFacts) -> None:
     """Give the guard of this process, if there is one, the facts of a rank."""
@@ -78,23 +92,18 @@ def read_facts(folder: Path) -> ShownFacts | None:
 def _together(of_ranks: Sequence[ShownFacts]) -> ShownFacts:
     """Return the highest peaks, and how memory ran out on the first rank where it did."""
     peaks: dict[str, int] = {}
-    row: int | None = None
-    prompt: int | None = None
-    completion: int | None = None
-    refused = ShownFacts(phase_peak_bytes={})
+    together = ShownFacts(phase_peak_bytes=peaks)
+    refused = together
     for facts in of_ranks:
         for phase, peak in facts.phase_peak_bytes.items():
             peaks[phase] = max(peak, peaks.get(phase, 0))
-        row = longer_of(row, facts.longest_row)
-        prompt = longer_of(prompt, facts.longest_prompt)
-        completion = longer_of(completion, facts.longest_completion)
+        together = together.with_lengths(
+            facts.longest_row, facts.longest_prompt, facts.longest_completion
+        )
         if refused.ran_out_in is None:
             refused = facts
-    return ShownFacts(
-        phase_peak_bytes=peaks,
-        longest_row=row,
-        longest_prompt=prompt,
-        longest_completion=completion,
+    return replace(
+        together,
         ran_out_in=refused.ran_out_in,
         ran_out_rows=refused.ran_out_rows,
     )

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from autotune.guard.trainer_facts import ShownFacts, TrainingRows, longer_of
+from autotune.guard.trainer_facts import ShownFacts, TrainingRows
 
 PHASES_BY_METHOD: Mapping[str, str] = {
     "_generate": "rollout",
@@ -80,15 +80,8 @@ class PhasePeaks:
         self._rows = rows
         if rows is None:
             return
-        longest = self._longest
-        row = longer_of(longest.longest_row, rows.tokens)
-        prompt = longer_of(longest.longest_prompt, rows.prompt_tokens)
-        completion = longer_of(longest.longest_completion, rows.completion_tokens)
-        self._longest = ShownFacts(
-            phase_peak_bytes={},
-            longest_row=row,
-            longest_prompt=prompt,
-            longest_completion=completion,
+        self._longest = self._longest.with_lengths(
+            rows.tokens, rows.prompt_tokens, rows.completion_tokens
         )
 
     def step_ended(self) -> None:
