@@ -35,7 +35,7 @@ from typing import Any
 import machine
 import psutil
 from first_light_page import write_page
-from first_light_steps import Step, plan, seconds_for
+from first_light_steps import Step, plan, seconds_for, steps
 from gpu_record import DONE, FILE, OUT_OF_TIME, Record, basis_here
 from gpu_setups import PARTS
 
@@ -54,6 +54,7 @@ PACKAGES = (
     "vllm",
     "bitsandbytes",
 )
+ANY_CARD_GIB = 80  # all cards have the same names of steps
 PR_SET_CHILD_SUBREAPER = 36
 ENDING_SECONDS = 3
 DOCUMENT = '{"schema"'  # beginning of the line that --json prints
@@ -100,7 +101,7 @@ def _arguments() -> argparse.Namespace:
         type=_names,
         default=[],
         metavar="STEPS",
-        help="these steps: sft,search",
+        help="these steps, in this order: search,sft",
     )
     add("--again", action="store_true", help="repeat steps that ended well")
     add("--out", type=Path, help="folder of the results")
@@ -112,7 +113,11 @@ def _arguments() -> argparse.Namespace:
         metavar="DIR",
         help="write the page again, and end",
     )
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    unknown = set(arguments.only) - {step.name for step in steps(ANY_CARD_GIB)}
+    if unknown:
+        parser.error(f"no such step: {', '.join(sorted(unknown))}")
+    return arguments
 
 
 def _names(text: str) -> list[str]:

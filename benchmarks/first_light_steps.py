@@ -6,13 +6,13 @@ long as its host code on a busy machine.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 BENCHMARKS = Path(__file__).resolve().parent
 LONG_MINUTES = 15
-"""From here on a program is a long one: its search gets more time."""
+"""From here on a program is a long one: its search gets more time. So is one of chosen steps."""
 
 RESERVE_SECONDS = 4  # for ending a step's processes and writing the page
 SEARCH_RESERVE_SECONDS = 20  # a search writes its files after its budget
@@ -216,14 +216,20 @@ def plan(
     card_gib: float,
     *,
     done: Collection[str] = (),
-    only: Collection[str] = (),
+    only: Sequence[str] = (),
 ) -> tuple[Step, ...]:
-    """Return the steps that are left, with the time limits of a program of so many minutes."""
+    """Return the steps that are left, with the time limits of a program of so many minutes.
+
+    Steps that were chosen by name are run in the order named, with the limits of a long program.
+    """
+    by_name = {step.name: step for step in steps(card_gib)}
+    long = bool(only) or minutes >= LONG_MINUTES
     planned = []
-    for step in steps(card_gib):
-        if step.name in done or (only and step.name not in only):
+    for name in only or by_name:
+        if name in done:
             continue
-        if minutes >= LONG_MINUTES and step.long_limit_seconds is not None:
+        step = by_name[name]
+        if long and step.long_limit_seconds is not None:
             step = replace(step, limit_seconds=step.long_limit_seconds)
         planned.append(step)
     return tuple(planned)

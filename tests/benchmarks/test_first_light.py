@@ -90,6 +90,12 @@ def test_a_search_ends_within_its_step() -> None:
     assert values["--out"] == "/searches/search"
 
 
+def test_chosen_steps_run_in_the_order_named_with_the_limits_of_a_long_program() -> None:
+    search, identity = plan(9, H100_GIB, only=["search", "identity"])
+    assert (search.name, identity.name) == ("search", "identity")
+    assert search.limit_seconds == 300
+
+
 def test_on_a_smaller_card_the_search_has_all_of_it() -> None:
     (search,) = plan(9, A100_GIB, only=["search"])
     assert search.arguments[search.arguments.index("--memory-limit") + 1] == "100%"
