@@ -1,11 +1,13 @@
-"""Training speed on our own card, in the table of `make bench-cards`: points of `make first-light`
-that ended well, with the predictions that were committed before and those of today.
+"""Training speed on cards of our own, in the table of `make bench-cards`: points of
+`make first-light` that ended well, with the predictions that were committed before and those of
+today.
 
-First readings are those of predicted.json, which was committed before the card was seen. Second
-readings are those of the code as it is. The catalogue has that card's rates (products, attention,
-memory, launches), not the points. Two things were found in the points, and are second readings in
-every sense: products that are added to a float32 sum were timed at the float32 rate, and the upper
-end of what a host takes to launch a kernel.
+First readings are those of predicted.json, which was committed before the point was measured.
+Second readings are those of the code as it is. The catalogue has the first card's rates (products,
+attention, memory, launches), not the points. Three things were found in the points, and are second
+readings in every sense: products that are added to a float32 sum were timed at the float32 rate,
+the upper end of what a host takes to launch a kernel, and what an adapter launches while
+transformers generates.
 """
 
 from __future__ import annotations
@@ -18,13 +20,16 @@ from statistics import median
 from typing import Any
 
 from gpu_points import key_of, ladder_of
-from gpu_setups import COLOCATED, SFT, Setup
+from gpu_setups import COLOCATED, ROLLOUTS, SFT, SHARES, Setup
 
 from autotune.core.prediction import Estimate
 from autotune.prediction.service import predict_candidates
 
 CARD = "H200"
-FOLDER = Path(__file__).resolve().parent / "results" / "first-light" / CARD
+FOLDER = Path(__file__).resolve().parent / "results" / "first-light"
+SESSIONS = ("H200", "H200-second")
+"""Folders of the sessions, in their order: each was on another card, in another machine."""
+
 DISTINCT = 1.04
 """Ratio of two speeds whose order counts."""
 
@@ -36,35 +41,44 @@ Line = dict[str, Any]
 
 
 def compared_points() -> list[Line]:
-    """Return the points that ended well, with both readings of their tokens per second."""
-    first_readings = json.loads((FOLDER / "predicted.json").read_text())
-    measured = _measured_points()
-    lines = []
-    for setup in (*SFT, *COLOCATED):
+    """Return the points that ended well, with both readings of their tokens per second.
+
+    A point that a later session repeats has that measurement beside its own.
+    """
+    today: dict[str, tuple[Setup, Estimate]] = {}
+    for setup in (*SFT, *COLOCATED, *SHARES, *ROLLOUTS):
         for key, estimate in _predicted(setup).items():
+            today[key] = (setup, estimate)
+    lines: dict[str, Line] = {}
+    for number, session in enumerate(SESSIONS, start=1):
+        first_readings = json.loads((FOLDER / session / "predicted.json").read_text())
+        measured = _measured_points(session)
+        for key, (setup, estimate) in today.items():
             if key not in measured:
                 continue
             point = measured[key]
-            lines.append(
-                {
-                    "setup": point["setup"],
-                    "point": point["point"],
-                    "method": setup.method,
-                    "measured": round(point["tokens_per_second"]),
-                    "first": first_readings[key]["tokens_per_second"],
-                    "second": {
-                        "value": estimate.value,
-                        "low": estimate.low,
-                        "high": estimate.high,
-                    },
-                }
-            )
-    return lines
+            if key in lines:
+                lines[key]["repeated"] = round(point["tokens_per_second"])
+                continue
+            lines[key] = {
+                "setup": point["setup"],
+                "point": point["point"],
+                "method": setup.method,
+                "session": number,
+                "measured": round(point["tokens_per_second"]),
+                "first": first_readings[key]["tokens_per_second"],
+                "second": {
+                    "value": estimate.value,
+                    "low": estimate.low,
+                    "high": estimate.high,
+                },
+            }
+    return list(lines.values())
 
 
-def _measured_points() -> dict[str, Line]:
+def _measured_points(session: str) -> dict[str, Line]:
     points = {}
-    for text in (FOLDER / "results.jsonl").read_text().splitlines():
+    for text in (FOLDER / session / "results.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["kind"] == "point" and line["outcome"] == "ok":
             points[line["key"]] = line
@@ -90,9 +104,19 @@ def _predicted(setup: Setup) -> dict[str, Estimate]:
 
 
 def figures(lines: Sequence[Line]) -> dict[str, Any]:
-    """Return errors, coverage and order of both readings."""
-    first, second = READINGS
-    return {first: _figures(lines, first), second: _figures(lines, second)}
+    """Return errors, coverage and order of both readings; of 7B models and of smaller ones, too."""
+    large = []
+    small = []
+    for line in lines:
+        group = large if "7B" in line["setup"] else small
+        group.append(line)
+    counted = {}
+    for reading in READINGS:
+        counted[reading] = _figures(lines, reading)
+        for size, group in (("7B", large), ("smaller", small)):
+            if group:
+                counted[f"{reading}, {size}"] = _figures(group, reading)
+    return counted
 
 
 def _figures(lines: Sequence[Line], reading: str) -> dict[str, Any]:
@@ -131,14 +155,16 @@ def order(lines: Sequence[Line], reading: str) -> tuple[int, int]:
 
 def section(lines: Sequence[Line], counted: Mapping[str, Any]) -> Iterator[str]:
     """Yield the page's lines about our own card."""
-    yield "## Measured by us: one H200"
+    yield "## Measured by us: two H200"
     yield ""
     yield (
-        "Points of `make first-light` on 2026-11-27, torch 2.11, a slow host (a linear layer takes"
-        " it 27 microseconds). First reading: committed before the card was seen. Second reading:"
-        " the code of this page, whose catalogue has the card's rates. In sample, because points"
-        " showed them: that TRL's head multiplies in bfloat16 and sums in float32, the upper end of"
-        " what a launch takes the host, and that an engine's host works for each sequence."
+        "Points of `make first-light` on 2026-11-27, torch 2.11, in two sessions on two cards and"
+        " slow hosts (a linear layer takes both 27 microseconds). First reading: committed before"
+        " the point was measured. Second reading: the code of this page, whose catalogue has the"
+        " first card's rates. In sample, because points showed them: that TRL's head multiplies in"
+        " bfloat16 and sums in float32, the upper end of what a launch takes the host, that an"
+        " engine's host works for each sequence, and what an adapter launches while transformers"
+        " generates. Repeated: the same point in the second session."
     )
     yield ""
     yield (
@@ -146,18 +172,21 @@ def section(lines: Sequence[Line], counted: Mapping[str, Any]) -> Iterator[str]:
         " order of settings |"
     )
     yield "|---|---|---|---|---|---|---|"
-    for reading in READINGS:
-        row = counted[reading]
+    for reading, row in counted.items():
         pairs = row["order"]
         yield (
             f"| {reading} | {row['rows']} | {row['median']:.1%} | {row['within_25_percent']} |"
             f" {row['worst']:.1%} | {row['inside']} | {pairs['right']} of {pairs['pairs']} |"
         )
     yield ""
-    yield "| setup | point | measured tokens/s | first reading | second reading |"
-    yield "|---|---|---|---|---|"
+    yield (
+        "| setup | point | session | measured tokens/s | repeated | first reading |"
+        " second reading |"
+    )
+    yield "|---|---|---|---|---|---|---|"
     for line in lines:
-        cells = [line["setup"], line["point"], str(line["measured"])]
+        cells = [line["setup"], line["point"], str(line["session"]), str(line["measured"])]
+        cells.append(str(line.get("repeated", "")))
         for reading in READINGS:
             rate = line[reading]
             ratio = rate["value"] / line["measured"]

@@ -185,7 +185,13 @@ def cycle(
     if composition.generation != "none":
         split = split_engines(composition)
         load = load_of(
-            composition, split, config, engine, num_generations, trace.versions.get("vllm")
+            composition,
+            split,
+            config,
+            engine,
+            num_generations,
+            vllm=trace.versions.get("vllm"),
+            launches=_forward_launches(trace, counts),
         )
         if split is not None:
             seconds, pipeline = overlapped(
@@ -255,6 +261,12 @@ def counted(
         traced_micro_steps=traced,
         scored=1 / batches if batches else micro_steps / traced / iterations,
     )
+
+
+def _forward_launches(trace: Trace, counts: CycleTime) -> float | None:
+    """Return the operations of one forward pass, the loss among them; None: not traced."""
+    launches = sum(work.kernels for work in trace.work if work.phase == "forward")
+    return launches / counts.traced_micro_steps or None
 
 
 def cycle_steps(composition: Composition, iterations: int) -> int:

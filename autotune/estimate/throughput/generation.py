@@ -31,6 +31,11 @@ SCHEDULES_AHEAD_FROM: Release = (0, 14)
 """First vLLM that prepares the next step while the device computes."""
 
 FIRST_ENGINE_UNTIL: Release = (0, 9)  # last vLLM with its first engine
+PLAIN_LAYER_LAUNCHES = 45
+"""Operations of a decoder's layer for one token: 40 that aten counts for Qwen2 with a cache, and its
+part of those outside the layers. An adapter adds seven for each matrix that it adapts.
+"""
+
 EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
 
 
@@ -52,6 +57,8 @@ class GenerationLoad:
     serves_adapter: bool = False  # the engine holds the adapter beside the weights
     vllm: Release = CURRENT
     of_batch: int = 0  # completions of all engines, or ranks, of which the slowest ends the rollout
+    # Operations of a forward pass of the trainer's own model; None: those of a plain decoder
+    launches: float | None = None
 
     @property
     def together(self) -> int:
@@ -65,9 +72,10 @@ def load_of(
     engine: EngineFit | None,
     num_generations: int,
     vllm: str | None = None,
+    launches: float | None = None,
 ) -> GenerationLoad:
     """Return what one engine, or one rank's own model, generates; `split`: engines on GPUs of
-    their own.
+    their own; `launches`: operations of the model's forward pass.
     """
     settings = composition.engine
     tensor_parallel = settings.tensor_parallel if settings is not None else 1
@@ -90,6 +98,7 @@ def load_of(
         serves_adapter=composition.syncs_adapter_only,
         vllm=release(vllm),
         of_batch=composition.generation_batch,
+        launches=launches,
     )
     if split is None:
         return load
@@ -181,7 +190,8 @@ def one_pass(
     layers = len(shape.layers)
     if not load.by_engine:
         # It waits once per token: concurrent at best, sequential at worst.
-        host = efficiency("generate_layer_microseconds").scaled(layers * MICRO)
+        launches = load.launches or layers * PLAIN_LAYER_LAUNCHES
+        host = efficiency("generate_launch_microseconds").scaled(launches * MICRO)
         return replace(highest((busy, host)), high=busy.high + host.high)
     step_seconds = efficiency("engine_step_milliseconds").scaled(MILLI)
     layer_seconds = _layer_overhead(load).scaled(layers * MICRO)
