@@ -32,8 +32,8 @@ SCHEDULES_AHEAD_FROM: Release = (0, 14)
 
 FIRST_ENGINE_UNTIL: Release = (0, 9)  # last vLLM with its first engine
 PLAIN_LAYER_LAUNCHES = 45
-"""Operations of a decoder's layer for one token: 40 that aten counts for Qwen2 with a cache, and its
-part of those outside the layers. An adapter adds seven for each matrix that it adapts.
+"""Operations of a decoder's layer for one token: 40 that aten counts for Qwen2 with a cache, and a
+share of those outside the layers. An adapter adds seven for each matrix that it adapts.
 """
 
 EXCHANGES_PER_LAYER = 2  # tensor parallelism reduces after attention and after the MLP
