@@ -8,7 +8,7 @@ from dataclasses import astuple, dataclass
 from autotune.catalog import efficiency
 from autotune.core.measurement import ProbePlan
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.units import format_seconds
+from autotune.core.units import counted, format_seconds
 
 # Probe that decides fit and estimates the speed; probe of one confirmation round.
 SHORT_PROBE = ProbePlan(
@@ -34,6 +34,9 @@ LONG_PROBES = 3
 (benchmarks/results/search.md).
 """
 
+LOADS = 2
+"""Most searches load twice: the baseline's model, and the one with an engine."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbeCost:
@@ -41,6 +44,7 @@ class ProbeCost:
 
     short: Estimate
     long: Estimate
+    load: Estimate  # part of both: model and engine are started. Later probes use what is loaded
 
     @property
     def search_seconds(self) -> float:
@@ -50,15 +54,17 @@ class ProbeCost:
 
     def text(self, budget_seconds: float) -> str:
         """Return the cost in words, and how many probes the budget pays."""
-        middle = format_seconds(self.short.value)
+        short_seconds = self.short.value - self.load.value
+        long_seconds = self.long.value - self.load.value
+        short_budget_seconds = budget_seconds - LOADS * self.load.value - LONG_PROBES * long_seconds
+        probes = max(0, int(short_budget_seconds / max(1, short_seconds)))
         low = format_seconds(self.short.low)
         high = format_seconds(self.short.high)
-        short_seconds = budget_seconds - LONG_PROBES * self.long.value
-        probes = max(0, int(short_seconds / self.short.value))
         return (
-            f"A probe is predicted to take {middle} ({low} to {high}); a budget of"
-            f" {format_seconds(budget_seconds)} pays about {probes} of them and {LONG_PROBES}"
-            " longer ones."
+            f"A probe is predicted to take {format_seconds(self.short.value)} ({low} to {high})"
+            f" with loading, {format_seconds(short_seconds)} where model and engine are loaded; a"
+            f" budget of {format_seconds(budget_seconds)} pays for {LOADS} loads,"
+            f" {counted(probes, 'short probe')} and {LONG_PROBES} confirmations."
         )
 
 
@@ -69,8 +75,8 @@ def probe_cost(predictions: Iterable[Prediction]) -> ProbeCost | None:
         short = predicted_seconds(prediction, SHORT_PROBE)
         long = predicted_seconds(prediction, LONG_PROBE)
         if prediction.fits is not False and short is not None and long is not None:
-            cost = ProbeCost(short=short, long=long)
-            costs.append(cost)
+            load = _load_seconds(prediction).at_most(short.value)
+            costs.append(ProbeCost(short=short, long=long, load=load))
     if not costs:
         return None
 
@@ -86,11 +92,15 @@ def predicted_seconds(prediction: Prediction, plan: ProbePlan) -> Estimate | Non
     cycles = seconds_of_cycles(prediction, plan)
     if cycles is None:
         return None
+    seconds = _load_seconds(prediction) + cycles
+    return seconds.at_most(plan.deadline_seconds)
+
+
+def _load_seconds(prediction: Prediction) -> Estimate:
     seconds: Estimate = efficiency("worker_start_seconds")
     if prediction.engine is not None:
         seconds += efficiency("engine_start_seconds")
-    seconds += cycles
-    return seconds.at_most(plan.deadline_seconds)
+    return seconds
 
 
 def seconds_of_cycles(prediction: Prediction, plan: ProbePlan) -> Estimate | None:

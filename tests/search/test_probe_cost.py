@@ -61,6 +61,17 @@ def test_a_probe_costs_its_starts_and_its_cycles() -> None:
     assert without.short.low < without.short.value < without.short.high
 
 
+def test_only_the_first_probe_of_a_load_pays_for_loading() -> None:
+    """Loading 25 + 35 s, a short probe 4 · 3 s, a confirmation 6 · 3 s: of 280 s, two loads and
+    three confirmations leave 280 - 120 - 54 = 106 s, which are 8 short probes.
+    """
+    cost = probe_cost([predicted(3, engine=True)])
+    assert cost is not None
+    text = cost.text(280)
+    assert "72 s (" in text and "12 s where model and engine are loaded" in text
+    assert "pays for 2 loads, 8 short probes and 3 confirmations" in text
+
+
 def test_the_median_candidate_that_may_fit_counts() -> None:
     cost = probe_cost([predicted(1), predicted(10), predicted(20), predicted(9000, fits=False)])
     assert cost is not None
