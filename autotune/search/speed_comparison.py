@@ -1,7 +1,8 @@
 """Comparison of measured speeds: which differences count.
 
     within the spread   the ratio of two speeds is 1, or less, at the lower end of its interval
-    as fast as          within the spread, and at most MAX_SPEED_LOSS slower
+    as fast as          within the spread, and at most MAX_SPEED_LOSS slower, by the pairs and by
+                        all that was measured
 
 Two confirmed candidates are compared in the pairs of their turns. A candidate's other evidence is
 its confirmations together, or its probe where it has none.
@@ -9,6 +10,7 @@ its confirmations together, or its probe where it has none.
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 from autotune.core.answer import Trial
@@ -64,6 +66,10 @@ def as_fast_as(fastest: Trial, view: TrialView) -> list[Trial]:
         if trial.candidate == fastest.candidate:
             continue
         lead = compare(fastest, trial, view)
-        if lead is not None and lead.low <= 1.0 and lead.value <= 1 + MAX_SPEED_LOSS:
+        if lead is None or lead.low > 1.0:
+            continue
+        # A pair on a busy machine may hide what the other probes have shown.
+        believed = math.exp(view.log_speed(fastest) - view.log_speed(trial))
+        if max(lead.value, believed) <= 1 + MAX_SPEED_LOSS:
             equals.append(trial)
     return equals
