@@ -1,0 +1,53 @@
+"""ZeRO-3 and the optimizer's first step, allocation by allocation."""
+
+from __future__ import annotations
+
+import pytest
+
+from autotune.core.units import MIB
+from autotune.estimate.sharding import Sharding, apply
+from autotune.estimate.sharding.rewriter import _optimizer_phase
+from tests.estimate.synthetic import Book
+from tests.estimate.test_sharding import (
+    COUNT,
+    SIZE,
+    allocated_in,
+    plain,
+    sizes_of,
+    spans_of,
+)
+
+
+@pytest.mark.parametrize(("device", "copies"), [("cuda", 1), ("cpu", 2)])
+def test_zero3_gathers_each_parameter_once_while_it_loads(device: str, copies: int) -> None:
+    """Four parameters of one layer each on four ranks; gloo gathers into a second buffer."""
+    sharding = Sharding(kind="zero3", ranks=4, reduce_bucket_size=10)
+    trace = apply(plain(device), sharding).trace
+    loading = allocated_in(trace, spans_of(trace, "load"))
+    bucket, *gathered = sizes_of(trace, "communication", loading)
+    assert bucket == 10 * 2
+    assert gathered == [copies * SIZE] * 4
+
+
+def test_an_offloaded_gradient_comes_back_in_bfloat16_and_its_norm_in_double() -> None:
+    sharding = Sharding(kind="zero3", ranks=4, reduce_bucket_size=10, offload_optimizer=True)
+    trace = apply(plain(), sharding).trace
+    passing = allocated_in(trace, spans_of(trace, "backward", 0))
+    part = COUNT // 4
+    assert sizes_of(trace, "workspaces", passing) == [part * 2 + part * 8] * 4
+
+
+def test_state_is_what_the_optimizers_first_step_leaves() -> None:
+    """Clipping makes a norm before; a temporary copy of a parameter comes and goes after."""
+    book = Book()
+    book.enter("optimizer")
+    norm = book.make(512, "workspaces")
+    book.drop(norm)
+    moments = [book.make(25 * MIB, "optimizer") for _ in range(2)]
+    copied = book.make(30 * MIB, "workspaces")
+    book.drop(copied)
+    book.make(26 * MIB, "optimizer")
+    assert len(moments) == 2
+    state, temporary = _optimizer_phase(book.trace(), smallest=MIB)
+    assert state == [25 * MIB, 25 * MIB, 26 * MIB]
+    assert temporary == [30 * MIB]
