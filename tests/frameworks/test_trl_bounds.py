@@ -107,10 +107,12 @@ def test_a_batch_that_a_micro_batch_does_not_make_is_not_tried() -> None:
 
 
 def test_without_a_legal_shape_the_first_one_is_the_baseline() -> None:
-    """Groups of 8 never fit 6 completions: the reader hears why the first shape is refused."""
-    space = load_space("grpo").with_choices({"num_generations": [8]})
-    held = {"gradient_accumulation_steps": 1}
-    job_task = make_task(global_batch=6, held_values=held)
+    """Groups of 5 never make 12 completions: the reader hears why the first shape, 6 by 2, is
+    refused.
+    """
+    space = load_space("grpo").with_choices({"num_generations": [5]})
+    job_task = make_task(global_batch=12)
     knobs = TRL.baseline(space, job_task)
-    assert knobs["per_device_train_batch_size"] == 8
-    assert TRL.why_illegal(TRL.complete(knobs, job_task), job_task) is not None
+    assert knobs["per_device_train_batch_size"] == 6
+    refusal = TRL.why_illegal(TRL.complete(knobs, job_task), job_task)
+    assert refusal is not None and "num_generations (5)" in refusal
