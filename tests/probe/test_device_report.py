@@ -163,6 +163,8 @@ def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
         device_report.taken_meanwhile(gpus, {UUID: peaks_of(newcomers={9004711: 255 * MIB})})
         is None
     )
+    least = {UUID: peaks_of(newcomers={9004711: 128 * MIB, 9004712: 128 * MIB})}
+    assert device_report.taken_meanwhile(gpus, least) is not None
     message = device_report.taken_meanwhile(
         gpus, {UUID: peaks_of(newcomers={9004711: 20480 * MIB})}
     )
