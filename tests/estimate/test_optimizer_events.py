@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import MIB
+from autotune.estimate.replay import _batch_sized_in_first_step
 from autotune.estimate.sharding import Sharding, apply
 from autotune.estimate.sharding.rewriter import _optimizer_phase
 from tests.estimate.synthetic import Book
@@ -15,6 +16,7 @@ from tests.estimate.test_sharding import (
     plain,
     sizes_of,
     spans_of,
+    with_adapters,
 )
 
 
@@ -51,3 +53,28 @@ def test_state_is_what_the_optimizers_first_step_leaves() -> None:
     state, temporary = _optimizer_phase(book.trace(), smallest=MIB)
     assert state == [25 * MIB, 25 * MIB, 26 * MIB]
     assert temporary == [30 * MIB]
+
+
+def test_fsdp1_prefetches_the_layer_below_when_the_adapter_begins() -> None:
+    """A layer's frozen matrix runs around its adapter: gathered first is the last layer's, then
+    its adapter, which announces the layer below; nothing is below the first.
+    """
+    trace = apply(with_adapters(), Sharding(kind="fsdp1", ranks=4)).trace
+    backward = allocated_in(trace, spans_of(trace, "backward", 2))
+    gathered = sizes_of(trace, "communication", backward)
+    frozen, adapter = 100 * SIZE, SIZE
+    assert gathered == [frozen] + 3 * [adapter, frozen] + [adapter]
+
+
+def test_only_what_the_batch_makes_is_shorter_in_a_first_step() -> None:
+    book = Book()
+    book.enter("load")
+    book.make(25 * MIB, "weights")
+    book.enter("forward")
+    states = book.make(30 * MIB, "activations")
+    book.enter("backward")
+    book.make(25 * MIB, "gradients")
+    book.drop(states)
+    book.enter("forward", 1)
+    book.make(30 * MIB, "activations")
+    assert list(_batch_sized_in_first_step(book.trace())) == [states - 1]

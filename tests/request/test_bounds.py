@@ -18,6 +18,7 @@ from autotune.request.request_parser import parse_request
 from autotune.request.resources import measuring_mode, target_hardware
 from autotune.request.sources.command_line import _headroom
 from autotune.request.values import HardwareChoice
+from tests.request.test_launches_as_written import predicted, verl_launch
 from tests.request.test_unset_variables import VERL
 from tests.request.test_unset_variables import request_of as launched
 
@@ -121,3 +122,29 @@ def test_a_refusal_repeats_what_it_says_of_its_own_setting_alone(tmp_path: Path)
     message = str(refused.value)
     assert f"{batch}=" in message and "$BATCH" in message
     assert "$LENGTH" not in message
+
+
+# What a launch says.
+
+
+def test_only_names_of_the_run_hint_at_its_model(tmp_path: Path) -> None:
+    """Rows that another model made are no model of this run: 28 layers of 3584 are those of 7B."""
+    launch = verl_launch(
+        more="trainer.experiment_name=qwen2.5-7b-grpo data.val_files=/rows/llama-3.1-8b.parquet"
+    )
+    launch = launch.replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
+    model = predicted(tmp_path, "latest=$(find /data | tail -1)\n" + launch).job.task.workload.model
+    assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (28, 3584)
+
+
+def test_null_is_a_value_where_a_setting_takes_it(tmp_path: Path) -> None:
+    """SkyRL returns one log probability by default, and none with null."""
+    name = "generator.sampling_params.logprobs"
+    skyrl = (
+        "python -m skyrl.train.entrypoints.main_base"
+        " trainer.policy.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    )
+    by_default = launched(tmp_path, f"{skyrl}\n").job.task.workload.held_values
+    assert name not in by_default
+    held_values = launched(tmp_path, f"{skyrl} {name}=null\n").job.task.workload.held_values
+    assert held_values[name] is None
