@@ -130,7 +130,7 @@ def test_a_refusal_repeats_what_it_says_of_its_own_setting_alone(tmp_path: Path)
 def test_only_names_of_the_run_hint_at_its_model(tmp_path: Path) -> None:
     """Rows that another model made are no model of this run: 28 layers of 3584 are those of 7B."""
     launch = verl_launch(
-        more="trainer.experiment_name=qwen2.5-7b-grpo data.val_files=/rows/llama-3.1-8b.parquet"
+        more="trainer.experiment_name=qwen2.5-7b-grpo data.val_files=/rows/llama-3.1-8b/val.parquet"
     )
     launch = launch.replace("Qwen/Qwen2.5-7B-Instruct", "$latest")
     model = predicted(tmp_path, "latest=$(find /data | tail -1)\n" + launch).job.task.workload.model
