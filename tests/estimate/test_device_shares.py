@@ -16,6 +16,7 @@ from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.model_shape import shape
 from autotune.estimate.predictor import predict
 from autotune.estimate.replay import PhaseUse, TraceUsage
+from autotune.estimate.sglang_engine import _awake
 from autotune.estimate.timeline import EngineShare, Scene
 from autotune.estimate.trace_context import PredictionInput
 from tests.estimate.synthetic import CONFIG, composition, situation, training
@@ -161,3 +162,12 @@ def test_four_models_are_kept_and_no_more() -> None:
     for config in [*others[1:], {**CONFIG, "hidden_size": 4096}]:
         shape(config)
     assert shape(first) is not kept
+
+
+def test_an_sglang_engine_is_as_uncertain_as_what_stands_and_what_passes() -> None:
+    """Of 1,000: activations 100 (80 to 130), which need not reach their peak, and a standing part
+    of 50 (40 to 70). Highest 1,000 + 30 + 20, lowest 1,000 - 100 - 10.
+    """
+    activations = Estimate(value=100, low=80, high=130)
+    standing = Estimate(value=50, low=40, high=70)
+    assert _awake(1000, activations, standing) == Estimate(value=1000, low=890, high=1050)

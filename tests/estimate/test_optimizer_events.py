@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from autotune.core.units import MIB
@@ -13,6 +15,7 @@ from tests.estimate.test_sharding import (
     COUNT,
     SIZE,
     allocated_in,
+    part_of,
     plain,
     sizes_of,
     spans_of,
@@ -78,3 +81,24 @@ def test_only_what_the_batch_makes_is_shorter_in_a_first_step() -> None:
     book.enter("forward", 1)
     book.make(30 * MIB, "activations")
     assert list(_batch_sized_in_first_step(book.trace())) == [states - 1]
+
+
+def test_ddp_broadcasts_two_at_a_time_and_frees_the_oldest() -> None:
+    """Five pairs of 150 MiB and more are joined to a broadcast each (torch's limit is 250)."""
+    trace = plain(layers=10)
+    assert trace.usage is not None
+    parameters = []
+    for number, parameter in enumerate(trace.usage.parameters):
+        size = (150 + number) * MIB
+        parameters.append(replace(parameter, size=size, count=size // 2, trains=False))
+    usage = replace(trace.usage, parameters=tuple(parameters))
+    loading = apply(replace(trace, usage=usage), Sharding(kind="ddp", ranks=2)).trace
+    copies = [
+        number
+        for number in allocated_in(loading, spans_of(loading, "load"))
+        if part_of(loading, number) == "communication"
+    ]
+    (load,) = spans_of(loading, "load")
+    events = [loading.events[at] for at in load if abs(loading.events[at]) - 1 in copies]
+    one, two, three, four, five = (number + 1 for number in copies)
+    assert events == [one, two, -one, three, -two, four, -three, five, -four, -five]

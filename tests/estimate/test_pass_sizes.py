@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from autotune.catalog import efficiency
+from autotune.catalog import Gpu, efficiency
+from autotune.core.composition import Composition, EngineSettings, SplitEngines
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
 from autotune.estimate import throughput
@@ -182,3 +183,27 @@ def test_a_layer_that_runs_is_the_last_one() -> None:
     running = BlockKey(stay=stay, layer=3, after=2)
     between = BlockKey(stay=stay, layer=None, after=2)
     assert (running.last_layer, between.last_layer) == (3, 2)
+
+
+def test_weights_reach_engines_over_an_unknown_link_at_once() -> None:
+    """What no figure is known for adds no time, not even a second."""
+    known = gpu_of("A100-80G")
+    unknown = replace(known, link=None, link_gb_per_second=None)
+    inventory = training().inventory
+    beside = timed_composition()
+    apart = replace(
+        beside,
+        split=SplitEngines(
+            gpus=1,
+            engine=EngineSettings(utilization=0.9, max_model_length=1024, max_num_seqs=8),
+            dtype="bfloat16",
+            overlap="batch",
+        ),
+    )
+    config = config_of("Qwen/Qwen2.5-7B")
+
+    def sync(composed: Composition, gpu: Gpu) -> Estimate:
+        return throughput._sync(inventory, composed, config, gpu)
+
+    assert sync(apart, unknown) == sync(beside, unknown)
+    assert sync(apart, known).value > sync(beside, known).value

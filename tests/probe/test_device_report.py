@@ -175,6 +175,17 @@ def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
     )
 
 
+def test_a_limit_below_the_card_is_torchs_alone(
+    gpus: Gpus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    limited = Gpus(1, 20480 * MIB, Path(sys.executable), library=Playback("two_a100"))
+    for cards, is_limited in ((gpus, False), (limited, True)):
+        said = any("only torch's allocator" in line for line in device_report.caveats(cards))
+        assert said is is_limited
+
+
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:
     assert device_report.on_another_device(gpus, {0: RankResult(device_uuid=UUID)}) is None
     assert device_report.on_another_device(gpus, {0: RankResult()}) is None

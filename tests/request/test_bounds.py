@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
@@ -12,15 +12,18 @@ import yaml
 from autotune.catalog.space_files import load_space
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Mode
+from autotune.core.space import Knob
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 from autotune.request.resources import measuring_mode, target_hardware
+from autotune.request.searched_space import space_around
 from autotune.request.sources.command_line import _headroom
 from autotune.request.values import HardwareChoice
 from tests.request.test_launches_as_written import predicted, verl_launch
 from tests.request.test_unset_variables import VERL
 from tests.request.test_unset_variables import request_of as launched
+from tests.simulated import ToyTrainer, toy_space
 
 
 def request_of(folder: Path, settings: dict[str, Any] | None, **flags: Any) -> ParsedRequest:
@@ -148,3 +151,16 @@ def test_null_is_a_value_where_a_setting_takes_it(tmp_path: Path) -> None:
     assert name not in by_default
     held_values = launched(tmp_path, f"{skyrl} {name}=null\n").job.task.workload.held_values
     assert held_values[name] is None
+
+
+def test_only_switches_and_numbers_join_the_choices_of_a_space() -> None:
+    """A stated number takes its place among the choices; a word that is none of them does not."""
+    space = toy_space(batch=(1, 2, 8), checkpointing=(False,))
+    mode = Knob(name="mode", choices=("a", "b"), effect="neutral", memory="unclear", says="a mode")
+    space = replace(space, knobs=(*space.knobs, mode))
+    held: dict[str, Any] = {"batch": 4, "checkpointing": True, "mode": "c", "use_vllm": True}
+    around = space_around(space, cast(Any, ToyTrainer()), held, (), {})
+    assert around["batch"].choices == (1, 2, 4, 8)
+    assert around["checkpointing"].choices == (False, True)
+    assert around["use_vllm"].choices == (False, True)
+    assert around["mode"].choices == ("a", "b")
