@@ -16,13 +16,15 @@ from autotune.core.prediction import Estimate
 from autotune.estimate import throughput
 from autotune.estimate.engine_passes import activation_bytes
 from autotune.estimate.model_shape import shape
-from autotune.estimate.screening.blocks import BlockKey, Stay
+from autotune.estimate.screening.blocks import BlockedTrace, BlockKey, BlockSpan, Stay
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad, compute_seconds
 from autotune.estimate.trainer_rollout import trainer_rollout
 from autotune.estimate.transformers_generation import transformers_generation
 from tests.estimate.synthetic import composition, config_of, gpu_of, training
+from tests.estimate.test_model_shape import odd_config
 from tests.estimate.test_throughput import composition as timed_composition
+from tests.estimate.test_throughput import seconds as timed_seconds
 
 DENSE: dict[str, Any] = {
     "model_type": "llama",
@@ -207,3 +209,31 @@ def test_weights_reach_engines_over_an_unknown_link_at_once() -> None:
 
     assert sync(apart, unknown) == sync(beside, unknown)
     assert sync(apart, known).value > sync(beside, known).value
+
+
+def test_a_recurrent_state_in_float32_is_read_and_written_twice_as_wide() -> None:
+    """A convolution over 2 · 32 + 80 channels keeps two inputs: 288 elements. Its state is of
+    4 heads · 20 · 16: 1,280.
+    """
+    for dtype, elements in ((None, 288 + 1280), ("float32", 288 + 2 * 1280)):
+        config = {**odd_config("qwen3_next", tied=False), "mamba_ssm_dtype": dtype}
+        model = shape(config)
+        layer = next(layer for layer in model.layers if layer.state)
+        read = generation._cache_read(model, layer, 100.0, by_engine=True)
+        assert read == 2 * elements, dtype
+
+
+def test_a_transfer_that_the_backward_pass_hides_does_not_double_it() -> None:
+    alone = timed_seconds()["backward"]
+    ranks = timed_seconds(ranks=2, sharded_by="ddp", generation_batch=32)["backward"]
+    assert alone.low < ranks.low < 1.2 * alone.low
+
+
+def test_the_block_of_an_event_is_the_last_one_after_all() -> None:
+    spans = [
+        BlockSpan(key=BlockKey(stay=Stay("forward", 0, 0), layer=0, after=None), start=0, stop=5),
+        BlockSpan(key=BlockKey(stay=Stay("forward", 0, 0), layer=1, after=0), start=5, stop=9),
+    ]
+    blocked = BlockedTrace.__new__(BlockedTrace)
+    vars(blocked)["spans"] = spans
+    assert [blocked._block_from(0, event) for event in (0, 4, 5, 8, 9)] == [0, 0, 1, 1, 1]

@@ -19,7 +19,7 @@ import pytest
 from tests.mutants.processes import in_fork
 
 LIMIT_S = 90.0  # for the tests of one file
-CPU_LIMIT_S = 15.0  # after it the rest of a file is left out: a mutant needs cheap tests
+CPU_LIMIT_S = 30.0  # after it the rest of a file is left out: a mutant needs cheap tests
 
 
 @dataclass(frozen=True, kw_only=True)

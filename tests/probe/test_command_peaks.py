@@ -9,6 +9,7 @@ import pytest
 
 from autotune.probe.assembly import tree_peaks
 from autotune.probe.command_reply import CommandReply
+from autotune.probe.device_meter import DevicePeaks, Reading
 from autotune.probe.limits import CgroupV1
 from autotune.probe.process_meter import ProcessMeter
 from autotune.probe.root_failure import KernelReport, failure_of
@@ -84,3 +85,14 @@ def test_an_abort_at_the_limit_is_out_of_memory_and_an_exit_is_not(
     kernel = KernelReport(out_of_memory=False, own_limit=False, full=True)
     outcome, _ = failure_of(CommandReply(failures=[lost]), kernel, "cpu", 1.0)
     assert outcome.is_out_of_memory is is_out_of_memory
+
+
+def test_memory_that_others_took_since_is_not_the_probes() -> None:
+    """5 and 30 used bytes were sampled; the list says then that 10 are of others."""
+    peaks = DevicePeaks(before=Reading(used_bytes=0, processes={}), foreign_bytes=0)
+    peaks.take(5, "load")
+    peaks.take(30, "backward")
+    peaks._attribute(10)
+    assert peaks.phase_peak_bytes == {"load": 0, "backward": 20}
+    assert peaks.peak_bytes == 20
+    assert not peaks.unattributed

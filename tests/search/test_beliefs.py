@@ -16,10 +16,12 @@ import pytest
 
 from autotune.core.answer import Trial
 from autotune.core.headroom import Headroom
-from autotune.core.measurement import Outcome, ProbePlan, Speed, judge
+from autotune.core.measurement import Outcome, Phase, ProbePlan, Speed, judge
+from autotune.core.prediction import Estimate
 from autotune.search.acquisition import _seconds_to_measure
 from autotune.search.affordable import affordable
 from autotune.search.loop import SHORT_PROBE, legal_candidates
+from autotune.search.measured_trial import _predicted_cycle
 from autotune.search.problem import search_problem
 from autotune.search.surrogate.throughput_model import ThroughputModel
 from autotune.search.trial_view import SearchProblem, TrialView
@@ -218,3 +220,25 @@ def test_a_phase_that_hardly_takes_time_is_no_evidence_of_the_machine() -> None:
     assert cycle is not None
     assert model._informative("rollout", [cycle]) == []
     assert model._informative("training", [cycle]) == [cycle]
+
+
+def test_a_predicted_cycle_is_divided_like_its_phases() -> None:
+    """100 tokens at 10 a second take 10 seconds: three quarters of them for 3 of 4 predicted."""
+    timed_speed = Speed(
+        completion_tokens=50,
+        cycle_seconds=(1.0, 1.0),
+        cycle_loss_tokens=(90, 100),
+        prompt_tokens=7,
+        phase_seconds={},
+    )
+    phases: dict[Phase, Estimate] = {
+        "rollout": Estimate.exactly(3),
+        "backward": Estimate.exactly(1),
+    }
+    cycle = _predicted_cycle(timed_speed, Estimate.exactly(10), phases)
+    assert cycle is not None
+    assert cycle.cycle_seconds == (10.0,)
+    assert cycle.phase_seconds == {"rollout": 7.5, "backward": 2.5}
+    without_phases = _predicted_cycle(timed_speed, Estimate.exactly(10), {})
+    assert without_phases is not None and without_phases.phase_seconds == {"other": 10.0}
+    assert _predicted_cycle(timed_speed, Estimate.exactly(0), phases) is None
