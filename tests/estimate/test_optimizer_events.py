@@ -42,6 +42,14 @@ def test_an_offloaded_gradient_comes_back_in_bfloat16_and_its_norm_in_double() -
     assert sizes_of(trace, "workspaces", passing) == [part * 2 + part * 8] * 4
 
 
+def test_an_offloaded_optimizer_keeps_masters_gradients_and_weights_on_the_host() -> None:
+    """Four parameters on four ranks: float32 masters and gradients, bfloat16 weights to copy back
+    from; two float32 moments after the first step.
+    """
+    sharding = Sharding(kind="zero3", ranks=4, reduce_bucket_size=10, offload_optimizer=True)
+    assert apply(plain(), sharding).host_bytes == 4 * COUNT // 4 * (4 + 4 + 2 + 2 * 4)
+
+
 def test_state_is_what_the_optimizers_first_step_leaves() -> None:
     """Clipping makes a norm before; a temporary copy of a parameter comes and goes after."""
     book = Book()

@@ -116,3 +116,8 @@ def test_without_a_legal_shape_the_first_one_is_the_baseline() -> None:
     assert knobs["per_device_train_batch_size"] == 6
     refusal = TRL.why_illegal(TRL.complete(knobs, job_task), job_task)
     assert refusal is not None and "num_generations (5)" in refusal
+
+
+def test_kto_needs_the_releases_that_have_its_trainer() -> None:
+    assert trainer("trl", "kto").requires == {"trl": "trl>=1.8,<1.17"}
+    assert trainer("trl", "sft").requires == {}

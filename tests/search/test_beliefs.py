@@ -23,6 +23,7 @@ from autotune.search.affordable import affordable
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.measured_trial import _predicted_cycle
 from autotune.search.problem import search_problem
+from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.surrogate.throughput_model import ThroughputModel
 from autotune.search.trial_view import SearchProblem, TrialView
 from tests.search.test_throughput_model import CANDIDATES as TIMED
@@ -242,3 +243,20 @@ def test_a_predicted_cycle_is_divided_like_its_phases() -> None:
     without_phases = _predicted_cycle(timed_speed, Estimate.exactly(10), {})
     assert without_phases is not None and without_phases.phase_seconds == {"other": 10.0}
     assert _predicted_cycle(timed_speed, Estimate.exactly(0), phases) is None
+
+
+def test_a_gain_beyond_three_percent_is_no_equal() -> None:
+    """Intervals hold a ratio of 1, so that the spread excludes nothing: 2 % apart are equals, 4 %
+    are not.
+    """
+    fastest, other = [member for member in problem().tiers[0].candidates if member in FITTING][:2]
+    for rate, count in ((102.0, 1), (104.0, 0)):
+        trials = [
+            trial(fastest, rate=0.8 * rate),  # runs of one candidate differ
+            trial(other, 1, rate=100.0),
+            trial(fastest, 2, purpose="confirm", rate=rate),
+        ]
+        view = TrialView(problem(), trials)
+        lead = compare(trials[2], trials[1], view)
+        assert lead is not None and lead.low < 1 < lead.value == pytest.approx(rate / 100)
+        assert len(as_fast_as(trials[2], view)) == count, rate
