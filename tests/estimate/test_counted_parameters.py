@@ -10,8 +10,8 @@ COUNTS = counts()
 
 
 @for_each(configs().items())
-def test_parameters_are_those_that_were_counted(named: tuple[str, dict[str, object]]) -> None:
-    name, config = named
+def test_parameters_are_those_that_were_counted(entry: tuple[str, dict[str, object]]) -> None:
+    name, config = entry
     assert shape(config).parameters == COUNTS[name], "see counted_parameters.py"
 
 

@@ -18,14 +18,21 @@ from autotune.estimate.predictor import predict
 from autotune.estimate.replay import PhaseUse, TraceUsage
 from autotune.estimate.sglang_engine import _awake
 from autotune.estimate.timeline import EngineShare, Scene
-from autotune.estimate.trace_context import PredictionInput
 from tests.estimate.synthetic import CONFIG, composition, situation, training
 from tests.estimate.test_sglang_engine import fitted
 
-ENGINE = EngineSettings(utilization=0.3, max_model_length=1024, max_num_seqs=8)
+ENGINE = EngineSettings(
+    utilization=0.3,
+    max_model_length=1024,
+    max_num_seqs=8,
+)
 NOTHING = Estimate.exactly(0)
 IN_USE = EngineUse(
-    reserved_bytes=Estimate(value=1000, low=880, high=1200),
+    reserved_bytes=Estimate(
+        value=1000,
+        low=880,
+        high=1200,
+    ),
     asleep_bytes=Estimate.exactly(50),
     weights_bytes=300,
     kv=None,
@@ -44,8 +51,16 @@ def test_an_engine_beside_its_trainer_holds_all_but_passing_activations() -> Non
     """
     share = EngineShare.of(IN_USE, composition(engine=ENGINE))
     assert share.passing_bytes == 100
-    assert share.awake == Estimate(value=900, low=880, high=1100)
-    assert share.loading == Estimate(value=500, low=480, high=700)
+    assert share.awake == Estimate(
+        value=900,
+        low=880,
+        high=1100,
+    )
+    assert share.loading == Estimate(
+        value=500,
+        low=480,
+        high=700,
+    )
 
 
 def test_an_engine_in_a_process_of_its_own_shares_no_cache() -> None:
@@ -64,7 +79,11 @@ def scene(**outside: dict[str, int]) -> Scene:
         parts={},
     )
     return Scene(
-        usage=TraceUsage(phases=(resting,), resting=resting, loaded_bytes=0),
+        usage=TraceUsage(
+            phases=(resting,),
+            resting=resting,
+            loaded_bytes=0,
+        ),
         trace=training(),
         composition=composition(),
         context=NOTHING,
@@ -108,11 +127,16 @@ def test_an_sglang_cache_may_be_none_at_its_lowest() -> None:
 
 
 def on_cpu(extra_bytes: int) -> Prediction:
-    machine = Hardware(kind="cpu", name="cpu", count=1, memory_bytes=16 * GIB, here=True)
+    machine = Hardware(
+        kind="cpu",
+        name="cpu",
+        count=1,
+        memory_bytes=16 * GIB,
+        here=True,
+    )
     trace = training(high_extra_bytes=extra_bytes)
     facts: dict[str, Any] = {"hardware": machine, "gpu": None, "limit_bytes": 16 * GIB}
-    inputs: PredictionInput = situation(trace=trace, **facts)
-    return predict(inputs)
+    return predict(situation(trace=trace, **facts))
 
 
 def test_on_a_cpu_what_data_may_add_is_kept_free_as_well() -> None:
@@ -154,20 +178,32 @@ def test_an_emptied_expandable_segment_has_no_free_block() -> None:
 
 def test_four_models_are_kept_and_no_more() -> None:
     configs = [{**CONFIG, "hidden_size": 128 * (number + 1)} for number in range(5)]
-    first, *others = configs
-    kept = shape(first)
-    for config in others[:3]:
+    first, *later = configs
+    cached_shape = shape(first)
+    for config in later[:3]:
         shape(config)
-    assert shape(first) is kept
-    for config in [*others[1:], {**CONFIG, "hidden_size": 4096}]:
+    assert shape(first) is cached_shape
+    for config in [*later[1:], {**CONFIG, "hidden_size": 4096}]:
         shape(config)
-    assert shape(first) is not kept
+    assert shape(first) is not cached_shape
 
 
 def test_an_sglang_engine_is_as_uncertain_as_what_stands_and_what_passes() -> None:
     """Of 1,000: activations 100 (80 to 130), which need not reach their peak, and a standing part
     of 50 (40 to 70). Highest 1,000 + 30 + 20, lowest 1,000 - 100 - 10.
     """
-    activations = Estimate(value=100, low=80, high=130)
-    standing = Estimate(value=50, low=40, high=70)
-    assert _awake(1000, activations, standing) == Estimate(value=1000, low=890, high=1050)
+    activations = Estimate(
+        value=100,
+        low=80,
+        high=130,
+    )
+    standing = Estimate(
+        value=50,
+        low=40,
+        high=70,
+    )
+    assert _awake(1000, activations, standing) == Estimate(
+        value=1000,
+        low=890,
+        high=1050,
+    )

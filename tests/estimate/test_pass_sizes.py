@@ -92,33 +92,41 @@ def test_a_prefill_holds_attention_and_both_rotary_tables() -> None:
     """2,048 tokens of bfloat16. Widths 3 · 128 and 4 · 4 heads · 32, a mask of booleans and the
     same in the dtype; sines and cosines of 32.
     """
-    held = transformers_generation(
-        shape(SMALL), dtype="bfloat16", batch=8, prompt=2048, completion=2
+    peak = transformers_generation(
+        shape(SMALL),
+        dtype="bfloat16",
+        batch=8,
+        prompt=2048,
+        completion=2,
     )
     attention = 2048 * 2 * (3 * 128 + 4 * 4 * 32) + 2048 * 2048 * (1 + 2)
-    assert held["activations"] == 8 * (attention + 2048 * 2 * 2 * 32)
+    assert peak["activations"] == 8 * (attention + 2048 * 2 * 2 * 32)
 
 
 def test_one_more_token_repeats_the_keys_of_its_layer() -> None:
     """511 cached tokens: keys and values of 2 heads become those of 4. The token itself: 4 states
     of 128 and three widths of 256.
     """
-    held = transformers_generation(
-        shape(SMALL), dtype="bfloat16", batch=8, prompt=64, completion=448
+    peak = transformers_generation(
+        shape(SMALL),
+        dtype="bfloat16",
+        batch=8,
+        prompt=64,
+        completion=448,
     )
     reading = 511 * (1 + 2) + 511 * 2 * 4 * 32 * 2
     token = 2 * (4 * 128 + 3 * 256)
     ids = 511 * 3 * 8
-    assert held["activations"] == 8 * (reading + token + ids)
+    assert peak["activations"] == 8 * (reading + token + ids)
 
 
 def test_a_rollout_of_one_sequence_is_half_of_two() -> None:
-    one, two = (
+    single, pair = (
         trainer_rollout(replace(composition(), generation_batch=count), shape(SMALL), training())
         for count in (1, 2)
     )
-    assert 2 * one.kv_cache_bytes == two.kv_cache_bytes
-    assert 2 * one.logits_bytes == two.logits_bytes
+    assert 2 * single.kv_cache_bytes == pair.kv_cache_bytes
+    assert 2 * single.logits_bytes == pair.logits_bytes
 
 
 # What a pass of generation takes.
@@ -142,21 +150,27 @@ def load(**changes: Any) -> GenerationLoad:
 def test_a_token_is_made_halfway_through_its_completion() -> None:
     """1,000 and half of 8,000 tokens are as far as 5,000 and none."""
     gpu = gpu_of("A100-80G")
-    there = generation.step(load(prompt_length=5000, completion_length=0), gpu)
-    assert generation.step(load(), gpu) == there
+    at_5000 = generation.step(load(prompt_length=5000, completion_length=0), gpu)
+    assert generation.step(load(), gpu) == at_5000
 
 
 def test_only_a_dtype_that_a_card_lacks_is_emulated() -> None:
     """bfloat16 on a T4 is as fast as float32 at best, and slower by the factor of emulation."""
     gpu = gpu_of("T4")
-    own, emulated = (compute_seconds({dtype: 1e12}, gpu) for dtype in ("float32", "bfloat16"))
-    assert emulated.value == own.value and emulated.low == own.low
-    assert own.high == pytest.approx(1e12 / 8.1e12 / efficiency("matmul_share_float32").low)
-    assert emulated.high > 1.5 * own.high
+    native, emulated = (compute_seconds({dtype: 1e12}, gpu) for dtype in ("float32", "bfloat16"))
+    assert emulated.value == native.value and emulated.low == native.low
+    assert native.high == pytest.approx(1e12 / 8.1e12 / efficiency("matmul_share_float32").low)
+    assert emulated.high > 1.5 * native.high
 
 
 def test_a_cycle_that_takes_no_time_has_no_speed() -> None:
-    seconds: dict[Phase, Estimate] = {"rollout": Estimate(value=1.0, low=0.0, high=2.0)}
+    seconds: dict[Phase, Estimate] = {
+        "rollout": Estimate(
+            value=1.0,
+            low=0.0,
+            high=2.0,
+        )
+    }
     assert throughput.tokens_per_second(seconds, timed_composition()) is None
 
 
@@ -181,23 +195,39 @@ def test_the_first_layers_of_glm_are_dense_without_a_latent() -> None:
 
 
 def test_a_layer_that_runs_is_the_last_one() -> None:
-    stay = Stay(phase="forward", step=0, run=0)
-    running = BlockKey(stay=stay, layer=3, after=2)
-    between = BlockKey(stay=stay, layer=None, after=2)
+    stay = Stay(
+        phase="forward",
+        step=0,
+        run=0,
+    )
+    running = BlockKey(
+        stay=stay,
+        layer=3,
+        after=2,
+    )
+    between = BlockKey(
+        stay=stay,
+        layer=None,
+        after=2,
+    )
     assert (running.last_layer, between.last_layer) == (3, 2)
 
 
 def test_weights_reach_engines_over_an_unknown_link_at_once() -> None:
-    """What no figure is known for adds no time, not even a second."""
-    known = gpu_of("A100-80G")
-    unknown = replace(known, link=None, link_gb_per_second=None)
+    """What no figure is linked for adds no time, not even a second."""
+    linked = gpu_of("A100-80G")
+    unknown = replace(linked, link=None, link_gb_per_second=None)
     inventory = training().inventory
-    beside = timed_composition()
-    apart = replace(
-        beside,
+    together = timed_composition()
+    separate = replace(
+        together,
         split=SplitEngines(
             gpus=1,
-            engine=EngineSettings(utilization=0.9, max_model_length=1024, max_num_seqs=8),
+            engine=EngineSettings(
+                utilization=0.9,
+                max_model_length=1024,
+                max_num_seqs=8,
+            ),
             dtype="bfloat16",
             overlap="batch",
         ),
@@ -207,8 +237,8 @@ def test_weights_reach_engines_over_an_unknown_link_at_once() -> None:
     def sync(composed: Composition, gpu: Gpu) -> Estimate:
         return throughput._sync(inventory, composed, config, gpu)
 
-    assert sync(apart, unknown) == sync(beside, unknown)
-    assert sync(apart, known).value > sync(beside, known).value
+    assert sync(separate, unknown) == sync(together, unknown)
+    assert sync(separate, linked).value > sync(together, linked).value
 
 
 def test_a_recurrent_state_in_float32_is_read_and_written_twice_as_wide() -> None:
@@ -224,16 +254,32 @@ def test_a_recurrent_state_in_float32_is_read_and_written_twice_as_wide() -> Non
 
 
 def test_a_transfer_that_the_backward_pass_hides_does_not_double_it() -> None:
-    alone = timed_seconds()["backward"]
-    ranks = timed_seconds(ranks=2, sharded_by="ddp", generation_batch=32)["backward"]
-    assert alone.low < ranks.low < 1.2 * alone.low
+    one_rank = timed_seconds()["backward"]
+    ranks = timed_seconds(
+        ranks=2,
+        sharded_by="ddp",
+        generation_batch=32,
+    )["backward"]
+    assert one_rank.low < ranks.low < 1.2 * one_rank.low
 
 
 def test_the_block_of_an_event_is_the_last_one_after_all() -> None:
-    spans = [
-        BlockSpan(key=BlockKey(stay=Stay("forward", 0, 0), layer=0, after=None), start=0, stop=5),
-        BlockSpan(key=BlockKey(stay=Stay("forward", 0, 0), layer=1, after=0), start=5, stop=9),
-    ]
+    key = BlockKey(
+        stay=Stay("forward", 0, 0),
+        layer=0,
+        after=None,
+    )
     blocked = BlockedTrace.__new__(BlockedTrace)
-    vars(blocked)["spans"] = spans
+    vars(blocked)["spans"] = [
+        BlockSpan(
+            key=key,
+            start=0,
+            stop=5,
+        ),
+        BlockSpan(
+            key=key,
+            start=5,
+            stop=9,
+        ),
+    ]
     assert [blocked._block_from(0, event) for event in (0, 4, 5, 8, 9)] == [0, 0, 1, 1, 1]

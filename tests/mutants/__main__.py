@@ -39,6 +39,7 @@ ROOMS = (
     "autotune/request",
     "autotune/frameworks/trl",
 )
+SHOWN = ("file", "line", "function", "kind", "before", "after")  # of a mutant, in its row
 RESULT = ROOT / "benchmarks" / "results" / "mutants.json"
 
 
@@ -67,8 +68,7 @@ class Former:
 
     def test_of(self, key: str) -> str:
         """Return the test that noticed a mutant; "" where none did."""
-        test: str = self.rows.get(key, {}).get("test", "")
-        return test
+        return str(self.rows.get(key, {}).get("test", ""))
 
     def verdict_on(self, key: str) -> dict[str, str]:
         """Return the outcome of the first reading, as a part of a row."""
@@ -91,9 +91,7 @@ class Work:
         self._deadline = time.monotonic() + arguments.stop_after
 
         mutants = [mutant for file in self._files for mutant in mutants_of(file, ROOT)]
-        self.former = Former(None)
-        if arguments.reading > 1:
-            self.former = Former(RESULT)
+        self.former = Former(RESULT if arguments.reading > 1 else None)
         keys = list(self.former.rows)
         self._chosen = sample(mutants, arguments.number, arguments.seed, keys)
         self._shared = slice(share - 1, None, shares)
@@ -163,9 +161,7 @@ class Work:
         described = dataclasses.asdict(mutant)
         row = {
             "key": mutant.key,
-            **{name: described[name] for name in ("file", "line", "function", "kind")},
-            "before": mutant.before,
-            "after": mutant.after,
+            **{name: described[name] for name in SHOWN},
             **dataclasses.asdict(verdict),
             "tests": tests,
             "budget_s": self._arguments.budget,

@@ -48,13 +48,10 @@ def forget_compiled(file: str, functions: Iterable[Any]) -> None:
     """Let numba compile the functions of a changed file anew: what it stored is of the file before
     the change.
     """
-    of_file = [
-        function for function in functions if function.py_func.__code__.co_filename.endswith(file)
-    ]
-    if of_file:
-        from numba.core.caching import NullCache
+    for function in functions:
+        if function.py_func.__code__.co_filename.endswith(file):
+            from numba.core.caching import NullCache
 
-        for function in of_file:
             function._cache = NullCache()
 
 

@@ -67,11 +67,11 @@ def mutants_of(file: Path, root: Path) -> list[Mutant]:
         collector.mutants,
         key=lambda mutant: (mutant.start, mutant.end, mutant.after),
     )
-    seen: Counter[str] = Counter()
+    equal_changes: Counter[str] = Counter()
     mutants = []
     for mutant in in_order:
-        mutants.append(replace(mutant, number=seen[mutant.key]))
-        seen[mutant.key] += 1
+        mutants.append(replace(mutant, number=equal_changes[mutant.key]))
+        equal_changes[mutant.key] += 1
     return mutants
 
 

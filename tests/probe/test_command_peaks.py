@@ -82,7 +82,11 @@ def test_an_abort_at_the_limit_is_out_of_memory_and_an_exit_is_not(
 ) -> None:
     """An allocator that is refused memory aborts; a script that ends itself has its own reason."""
     lost = {"event": "lost", "rank": 0, "phase": "backward", **ended}
-    kernel = KernelReport(out_of_memory=False, own_limit=False, full=True)
+    kernel = KernelReport(
+        out_of_memory=False,
+        own_limit=False,
+        full=True,
+    )
     outcome, _ = failure_of(CommandReply(failures=[lost]), kernel, "cpu", 1.0)
     assert outcome.is_out_of_memory is is_out_of_memory
 

@@ -55,21 +55,37 @@ def test_headroom_is_none_a_size_or_a_share(
 
 def test_emulated_gpus_take_one_probe_at_a_time() -> None:
     for slots in (None, 1):
-        choice = HardwareChoice(gpus="2xA100-40G", mode="emulate", slots=slots)
+        choice = HardwareChoice(
+            gpus="2xA100-40G",
+            mode="emulate",
+            slots=slots,
+        )
         hardware = target_hardware(choice)
         assert (hardware.count, hardware.emulated) == (2, True)
     with pytest.raises(BadInput, match="One probe at a time"):
-        target_hardware(HardwareChoice(gpus="2xA100-40G", mode="emulate", slots=2))
+        target_hardware(
+            HardwareChoice(
+                gpus="2xA100-40G",
+                mode="emulate",
+                slots=2,
+            )
+        )
 
 
 def test_hardware_of_this_machine_is_measured_unless_a_prediction_is_requested() -> None:
-    here = Hardware(kind="cuda", name="H100", count=1, memory_bytes=2**36, here=True)
+    local = Hardware(
+        kind="cuda",
+        name="H100",
+        count=1,
+        memory_bytes=2**36,
+        here=True,
+    )
     modes: dict[Mode, Mode] = {"auto": "probe", "probe": "probe", "predict": "predict"}
-    for asked, expected in modes.items():
-        choice = HardwareChoice(mode=asked)
-        assert measuring_mode(choice, here) == expected
-        assert measuring_mode(choice, replace(here, here=False)) == "predict"
-    assert measuring_mode(HardwareChoice(), replace(here, emulated=True)) == "emulate"
+    for mode, expected in modes.items():
+        choice = HardwareChoice(mode=mode)
+        assert measuring_mode(choice, local) == expected
+        assert measuring_mode(choice, replace(local, here=False)) == "predict"
+    assert measuring_mode(HardwareChoice(), replace(local, emulated=True)) == "emulate"
 
 
 # A file, and flags beside it.
@@ -156,10 +172,16 @@ def test_null_is_a_value_where_a_setting_takes_it(tmp_path: Path) -> None:
 def test_only_switches_and_numbers_join_the_choices_of_a_space() -> None:
     """A stated number takes its place among the choices; a word that is none of them does not."""
     space = toy_space(batch=(1, 2, 8), checkpointing=(False,))
-    mode = Knob(name="mode", choices=("a", "b"), effect="neutral", memory="unclear", says="a mode")
+    mode = Knob(
+        name="mode",
+        choices=("a", "b"),
+        effect="neutral",
+        memory="unclear",
+        says="a mode",
+    )
     space = replace(space, knobs=(*space.knobs, mode))
-    held: dict[str, Any] = {"batch": 4, "checkpointing": True, "mode": "c", "use_vllm": True}
-    around = space_around(space, cast(Any, ToyTrainer()), held, (), {})
+    stated: dict[str, Any] = {"batch": 4, "checkpointing": True, "mode": "c", "use_vllm": True}
+    around = space_around(space, cast(Any, ToyTrainer()), stated, (), {})
     assert around["batch"].choices == (1, 2, 4, 8)
     assert around["checkpointing"].choices == (False, True)
     assert around["use_vllm"].choices == (False, True)

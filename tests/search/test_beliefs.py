@@ -54,13 +54,11 @@ def trial(
     plan = LONG_PROBE if purpose == "confirm" else SHORT_PROBE
     machine = replace(MACHINE, outcomes={candidate.id: outcome})
     measurement = machine.measure(candidate, plan)
-    if rate is not None:
-        speed = Speed(
-            completion_tokens=64,
-            cycle_seconds=(1e6,) * plan.timed_cycles,
-            cycle_loss_tokens=(round(1e6 * rate),) * plan.timed_cycles,
-            prompt_tokens=0,
-            phase_seconds={},
+    if rate is not None and measurement.worst is not None:
+        speed = replace(
+            measurement.worst,
+            cycle_seconds=(1e6,),
+            cycle_loss_tokens=(round(1e6 * rate),),
         )
         measurement = replace(measurement, worst=speed)
     return Trial(
@@ -119,15 +117,15 @@ def test_a_confirmation_without_tokens_leaves_the_estimate() -> None:
 
 def test_a_candidate_whose_confirmation_ran_out_is_no_contender() -> None:
     """Its probe fitted, and leaves the headroom: the confirmation decides."""
-    refuted, other = FITTING[:2]
+    refuted, rival = FITTING[:2]
     trials = [
         trial(refuted),
-        trial(other, 1),
+        trial(rival, 1),
         trial(refuted, 2, purpose="confirm", outcome=Outcome.OOM_BACKWARD),
     ]
     view = TrialView(problem(), trials)
     contenders = [contender.candidate for tier in view.tiers for contender in view.contenders(tier)]
-    assert contenders == [other]
+    assert contenders == [rival]
 
 
 def test_a_confirmation_that_leaves_too_little_is_no_contender_either() -> None:
@@ -156,18 +154,15 @@ def loaded_probe(candidate: Any, **parts: Any) -> Trial:
 def test_the_last_load_is_ready_unless_it_ran_out_of_memory() -> None:
     """After an out-of-memory error the process is gone, and each candidate loads."""
     last = next(candidate for candidate in FITTING if candidate.knobs["use_vllm"])
-    same = next(other for other in FITTING if other.load_key == last.load_key and other != last)
-    other = next(other for other in FITTING if other.load_key != last.load_key)
+    same = next(member for member in FITTING if member.load_key == last.load_key and member != last)
+    changed = next(member for member in FITTING if member.load_key != last.load_key)
 
     def load_seconds(outcome: Outcome) -> list[float]:
         view: Any = TrialView(problem(), [loaded_probe(last, outcome=outcome)])
         view.estimates = replace(view.estimates, fits=np.ones(len(view.table)))
-        seconds = _seconds_to_measure(view, ())
-        rows = view.table.row_by_id
-        ready = _seconds_to_measure(view, {candidate.load_key for candidate in CANDIDATES})
-        return [
-            float(seconds[rows[member.id]] - ready[rows[member.id]]) for member in (same, other)
-        ]
+        all_loads = {candidate.load_key for candidate in CANDIDATES}
+        seconds = _seconds_to_measure(view, ()) - _seconds_to_measure(view, all_loads)
+        return list(seconds[view.table.rows_of((same, changed))])
 
     assert load_seconds(Outcome.OK) == pytest.approx([0, 20])
     same_load, _ = load_seconds(Outcome.OOM_BACKWARD)
@@ -249,11 +244,11 @@ def test_a_gain_beyond_three_percent_is_no_equal() -> None:
     """Intervals hold a ratio of 1, so that the spread excludes nothing: 2 % apart are equals, 4 %
     are not.
     """
-    fastest, other = [member for member in problem().tiers[0].candidates if member in FITTING][:2]
+    fastest, rival = [member for member in problem().tiers[0].candidates if member in FITTING][:2]
     for rate, count in ((102.0, 1), (104.0, 0)):
         trials = [
             trial(fastest, rate=0.8 * rate),  # runs of one candidate differ
-            trial(other, 1, rate=100.0),
+            trial(rival, 1, rate=100.0),
             trial(fastest, 2, purpose="confirm", rate=rate),
         ]
         view = TrialView(problem(), trials)

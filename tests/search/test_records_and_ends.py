@@ -38,7 +38,11 @@ def test_the_best_is_the_fastest_whose_constraints_hold() -> None:
     study = optuna.create_study(direction="maximize")
     for value, excess in ((1.0, -0.5), (3.0, -0.1), (9.0, 0.2), (2.0, 0.0)):
         study.add_trial(
-            create_trial(state=TrialState.COMPLETE, value=value, constraints={MEMORY: excess})
+            create_trial(
+                state=TrialState.COMPLETE,
+                value=value,
+                constraints={MEMORY: excess},
+            )
         )
     best = best_that_fits(study.trials, None)
     recommended = best_that_fits(study.trials, 3)
@@ -58,10 +62,10 @@ def test_zero_has_no_place_on_a_logarithmic_scale(choices: list[Any], kind: type
 
 
 def test_a_baseline_that_was_probed_as_any_candidate_is_found() -> None:
-    baseline, other = FITTING[:2]
-    view = TrialView(problem(baseline=baseline), [trial(other), trial(baseline, 1)])
-    found = _baseline(view, JOB)
-    assert found is not None and found.candidate == baseline
+    baseline, rival = FITTING[:2]
+    view = TrialView(problem(baseline=baseline), [trial(rival), trial(baseline, 1)])
+    shown = _baseline(view, JOB)
+    assert shown is not None and shown.candidate == baseline
 
 
 def test_a_second_finalist_is_confirmed_while_confirmations_take_half_the_search() -> None:
@@ -81,8 +85,7 @@ def test_a_second_finalist_is_confirmed_while_confirmations_take_half_the_search
             lasting(50, second, 1),
             lasting(confirmation_seconds, second, 2, purpose="confirm"),
         ]
-        view: Any = TrialView(problem(), trials)
-        return next_confirmation(view, 1000.0)
+        return next_confirmation(TrialView(problem(), trials), 1000.0)
 
     assert next_one(10) is not None
     assert next_one(60) is None
@@ -92,7 +95,12 @@ def test_an_answer_from_the_record_is_not_stored_as_a_new_one(tmp_path: Path) ->
     job = _two_candidates(tmp_path)
     proof = _search(job, Outcome.OOM_BACKWARD)
     record = Record(job, VERSIONS)
-    source = AnswerSource(when="2026-01-01", where="there", versions={}, elapsed_seconds=1.0)
+    source = AnswerSource(
+        when="2026-01-01",
+        where="there",
+        versions={},
+        elapsed_seconds=1.0,
+    )
     record.keep_answer(replace(proof, from_record=source))
     assert record.answer() is None
     record.keep_answer(proof)
