@@ -23,7 +23,13 @@ from tests.estimate.test_sharding import (
 )
 
 
-@pytest.mark.parametrize(("device", "copies"), [("cuda", 1), ("cpu", 2)])
+@pytest.mark.parametrize(
+    ("device", "copies"),
+    [
+        ("cuda", 1),
+        ("cpu", 2),
+    ],
+)
 def test_zero3_gathers_each_parameter_once_while_it_loads(device: str, copies: int) -> None:
     """Four parameters of one layer each on four ranks; gloo gathers into a second buffer."""
     sharding = Sharding(

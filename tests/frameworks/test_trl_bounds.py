@@ -35,7 +35,14 @@ def test_vespo_takes_corrections_by_token_alone(mode: str, is_legal: bool) -> No
     assert reason(task(), **knobs) is None, "nothing to correct"
 
 
-@pytest.mark.parametrize(("share", "is_legal"), [(1.0, True), (0.01, True), (0, False)])
+@pytest.mark.parametrize(
+    ("share", "is_legal"),
+    [
+        (1.0, True),
+        (0.01, True),
+        (0, False),
+    ],
+)
 def test_an_engine_may_have_all_of_a_card(share: float, is_legal: bool) -> None:
     knobs = {"use_vllm": True, "vllm_gpu_memory_utilization": share}
     assert (reason(task(), **knobs) is None) is is_legal
@@ -48,7 +55,14 @@ def test_an_engine_on_one_gpu_takes_any_number_of_heads() -> None:
     assert refusal is not None and "7 attention heads" in refusal
 
 
-@pytest.mark.parametrize(("parallel", "sharding"), [(None, "none"), (1, "none"), (2, "tensor")])
+@pytest.mark.parametrize(
+    ("parallel", "sharding"),
+    [
+        (None, "none"),
+        (1, "none"),
+        (2, "tensor"),
+    ],
+)
 def test_an_engine_is_spread_by_tensor_parallelism_alone(
     parallel: int | None,
     sharding: str,

@@ -21,7 +21,10 @@ def rank(base: int, peak: int, **by_phase: int) -> dict[str, Any]:
 
 
 TWO_RANKS = CommandReply(
-    results={0: rank(50, 80, forward=70, backward=80), 1: rank(60, 65, forward=65, backward=60)},
+    results={
+        0: rank(50, 80, forward=70, backward=80),
+        1: rank(60, 65, forward=65, backward=60),
+    },
     usage_before_bytes=200,
 )
 
@@ -73,7 +76,10 @@ def test_kernels_without_shared_memory_in_their_table_are_read(tmp_path: Path) -
 
 @pytest.mark.parametrize(
     ("ended", "is_out_of_memory"),
-    [({"signal": 6, "exit": None}, True), ({"signal": None, "exit": 1}, False)],
+    [
+        ({"signal": 6, "exit": None}, True),
+        ({"signal": None, "exit": 1}, False),
+    ],
     ids=["aborted", "exited"],
 )
 def test_an_abort_at_the_limit_is_out_of_memory_and_an_exit_is_not(

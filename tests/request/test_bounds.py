@@ -41,7 +41,12 @@ def request_of(folder: Path, settings: dict[str, Any] | None, **flags: Any) -> P
 
 @pytest.mark.parametrize(
     ("text", "size_bytes", "share"),
-    [("0", 0, 1.0), (" 0% ", 0, 1.0), ("5%", None, 0.05), ("2GiB", 2 * 2**30, 1.0)],
+    [
+        ("0", 0, 1.0),
+        (" 0% ", 0, 1.0),
+        ("5%", None, 0.05),
+        ("2GiB", 2 * 2**30, 1.0),
+    ],
 )
 def test_headroom_is_none_a_size_or_a_share(
     text: str,
@@ -180,7 +185,12 @@ def test_only_switches_and_numbers_join_the_choices_of_a_space() -> None:
         says="a mode",
     )
     space = replace(space, knobs=(*space.knobs, mode))
-    stated: dict[str, Any] = {"batch": 4, "checkpointing": True, "mode": "c", "use_vllm": True}
+    stated: dict[str, Any] = {
+        "batch": 4,
+        "checkpointing": True,
+        "mode": "c",
+        "use_vllm": True,
+    }
     around = space_around(space, cast(Any, ToyTrainer()), stated, (), {})
     assert around["batch"].choices == (1, 2, 4, 8)
     assert around["checkpointing"].choices == (False, True)

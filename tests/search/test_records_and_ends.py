@@ -52,7 +52,10 @@ def test_the_best_is_the_fastest_whose_constraints_hold() -> None:
 
 @pytest.mark.parametrize(
     ("choices", "kind"),
-    [([1, 2, 8], IntDistribution), ([0, 1, 2], CategoricalDistribution)],
+    [
+        ([1, 2, 8], IntDistribution),
+        ([0, 1, 2], CategoricalDistribution),
+    ],
 )
 def test_zero_has_no_place_on_a_logarithmic_scale(choices: list[Any], kind: type) -> None:
     assert isinstance(_distribution(choices), kind)
