@@ -181,7 +181,7 @@ def test_what_is_launched_tells_its_speed_and_a_probe_of_it_ends(name: tuple[str
 @pytest.mark.parametrize("name", _launches(), ids="-".join)
 def test_a_version_that_it_knows_is_named_for_pip(name: tuple[str, str]) -> None:
     trainer: Any = frameworks.trainer(*name)
-    assert trainer.measures and set(trainer.needs) == set(trainer.requires)
+    assert set(trainer.needs) == set(trainer.requires)
 
 
 @pytest.mark.parametrize(
