@@ -125,12 +125,14 @@ test-all: $(READY) trl-overlays frameworks $(OVERLAYS)/foresight-liger/.ready
 
 # The tests of these rooms once under coverage, then the cheapest of them for each mutant. It goes on where it
 # was ended. The second command tries what an import executes: nothing of the package is loaded when it begins.
+# Reading 2 tries the mutants of the committed result again; reading 1 draws others.
 MUTANTS ?= 300
+MUTANT_READING ?= 2
 MUTANT_TESTS = tests/estimate tests/search tests/probe tests/prediction tests/preflight tests/request tests/frameworks \
 	tests/executors/test_slots.py tests/executors/test_missing_gpus.py
 mutants: $(READY)
-	$(BIN)/python -m tests.mutants --number $(MUTANTS) --tests $(MUTANT_TESTS)
-	$(BIN)/python -m tests.mutants --number $(MUTANTS) --tests $(MUTANT_TESTS)
+	$(BIN)/python -m tests.mutants --number $(MUTANTS) --reading $(MUTANT_READING) --tests $(MUTANT_TESTS)
+	$(BIN)/python -m tests.mutants --number $(MUTANTS) --reading $(MUTANT_READING) --tests $(MUTANT_TESTS)
 
 test-long: $(READY) trl-overlays frameworks
 	$(call TESTS,slow and long and not gpu)

@@ -98,7 +98,6 @@ class ToyTrainer:
     trace_adapter = "toy_trace"
     needs: tuple[str, ...] = ()
     space = "toy"
-    measures = True
     canonical: Mapping[str, str] = {}
     equivalent_settings: Mapping[str, tuple[str, ...]] = {}
     requires: Mapping[str, str] = {}

@@ -217,7 +217,7 @@ def _engine_in_torch(composition: Composition, engine: EngineUse | None) -> int:
         return 0
     if settings.apart and not settings.shares_weights:
         return 0
-    return engine.weights_bytes + engine.parts.get("kv_cache", 0) + engine.standing_bytes
+    return engine.weights_bytes + engine.parts["kv_cache"] + engine.standing_bytes
 
 
 def _torch_allocated(scene: Scene) -> Estimate:

@@ -116,7 +116,7 @@ def fit(
         asleep_bytes=standing if settings.sleep else awake,
         weights_bytes=weights,
         kv=kv,
-        failure=None if value > 0 else _refusal(settings),
+        failure=_refusal(settings) if kv is None else None,
         sure=(low > 0) == (high > 0),
         parts=parts,
     )

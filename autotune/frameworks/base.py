@@ -158,7 +158,6 @@ class Trainer(Protocol):
     trace_adapter: str  # module of `autotune.worker` that traces a step without a GPU
     needs: tuple[str, ...] = ()  # packages that the training environment must contain
     space: str  # default search space
-    measures: bool = True  # True if probes can run the framework; prediction does not require it
     requires: Mapping[str, str] = {}  # module -> pip requirement with its supported versions
     release: str = ""  # that is modelled; empty: the installed one
     reads_config: bool = False  # True if `--config` reads this framework's files

@@ -96,7 +96,7 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     space = space_of_request(choice, sources, settings)
 
     # 2. Training environment.
-    mode = measuring_mode(flags.hardware, hardware, trainer)
+    mode = measuring_mode(flags.hardware, hardware)
     notes: list[str] = []
     has_vllm = check_packages(trainer, mode, sources.python, reader=reader)
     if mode != "predict" and not has_vllm:

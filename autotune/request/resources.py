@@ -78,21 +78,11 @@ def _refuse_unmeasurable(hardware: Hardware) -> None:
         )
 
 
-def measuring_mode(
-    choice: HardwareChoice,
-    hardware: Hardware,
-    trainer: Trainer,
-) -> Mode:
+def measuring_mode(choice: HardwareChoice, hardware: Hardware) -> Mode:
     """Measure hardware of this machine unless a prediction is requested; predict other hardware."""
-    if choice.mode in ("probe", "emulate") and not trainer.measures:
-        raise BadInput(
-            f"{trainer.method} with {trainer.name} can be predicted, but not measured yet.",
-            way_out="`autotune predict` computes what it needs.",
-        )
     if hardware.emulated:
         return "emulate"
-    can_measure = hardware.here and trainer.measures
-    return "probe" if can_measure and choice.mode != "predict" else "predict"
+    return "probe" if hardware.here and choice.mode != "predict" else "predict"
 
 
 def memory_limit(limit: MemoryLimit | None, hardware: Hardware) -> int:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from autotune.core.trace import Trace
 from autotune.core.units import KIB, MIB
 from autotune.estimate import allocator_compiled
-from autotune.estimate.replay import Replay, Track
+from autotune.estimate.replay import FEW_REPLAYS, Replay, Track
 from tests.estimate.synthetic import Book
 
 SIZES = (
@@ -135,3 +135,21 @@ def test_unsound_sizes_are_refused(sizes: list[int]) -> None:
         book.make(3 * MIB, "activations")
     with pytest.raises(IndexError):
         Track(book.trace()).replay(np.array(sizes, dtype=np.int64))
+
+
+def test_of_equal_free_blocks_the_lower_address_is_used() -> None:
+    """160 MiB hold 40, 20, 40, 20 and 40. Both first 40 are free, and the lower one is used: the
+    other joins the 20 behind it, so that 60 fit.
+    """
+    book = Book()
+    book.enter("load")
+    book.drop(book.make(160 * MIB, "activations"))
+    blocks = [book.make(size * MIB, "activations") for size in (40, 20, 40, 20, 40)]
+    for place in (0, 2):
+        book.drop(blocks[place])
+    book.make(40 * MIB, "activations")
+    book.drop(blocks[3])
+    book.make(60 * MIB, "activations")
+    track = Track(book.trace())
+    for _ in range(FEW_REPLAYS + 1):  # the first ones are not compiled
+        assert track.replay().reserved_bytes == 160 * MIB

@@ -100,6 +100,7 @@ ODD: Mapping[str, Mapping[str, object]] = {
         "n_shared_experts": 1,
         "first_k_dense_replace": 1,
         "q_lora_rank": 32,
+        "attention_bias": True,
     },
     "olmo3": {"attention_bias": True, "sliding_window": 64, "pad_token_id": 0},
     "glm": {"attention_bias": True, "head_dim": 24, "pad_token_id": 0},
@@ -239,11 +240,9 @@ def test_every_architecture_is_tested() -> None:
     assert ODD.keys() == architectures().traits.keys()
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", sorted(ODD))
-@pytest.mark.parametrize("tied", [False, True])
-def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, tied: bool) -> None:
-    config = {
+def odd_config(kind: str, *, tied: bool) -> dict[str, object]:
+    """Return the small configuration of an architecture, with its unusual settings."""
+    return {
         "model_type": kind,
         "vocab_size": 301,
         "hidden_size": 96,
@@ -257,6 +256,13 @@ def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, ti
         **(LATENT if architectures().traits[kind].latent else {}),
         **ODD[kind],
     }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", sorted(ODD))
+@pytest.mark.parametrize("tied", [False, True])
+def test_unusual_models_have_the_parameters_of_transformers_models(kind: str, tied: bool) -> None:
+    config = odd_config(kind, tied=tied)
     assert shape(config).parameters == built(config)
 
 

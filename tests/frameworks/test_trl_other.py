@@ -38,7 +38,6 @@ def test_a_probe_is_asked_for_in_the_methods_own_settings(
 ) -> None:
     method_trainer, task = trainer("trl", method), make_task(method=method)
     candidate = method_trainer.complete({"per_device_train_batch_size": 4}, task)
-    assert method_trainer.measures
     load: Any = json.loads(json.dumps(method_trainer.load_request(candidate, task)))
     probe: Any = json.loads(json.dumps(method_trainer.probe_request(candidate, task, ProbePlan())))
     assert load["method"] == method

@@ -11,6 +11,7 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,6 +39,7 @@ ROOMS = (
     "autotune/request",
     "autotune/frameworks/trl",
 )
+SHOWN = ("file", "line", "function", "kind", "before", "after")  # of a mutant, in its row
 RESULT = ROOT / "benchmarks" / "results" / "mutants.json"
 
 
@@ -53,6 +55,29 @@ class Session:
         return True
 
 
+class Former:
+    """The committed reading, which a later one goes on with: its mutants are judged again."""
+
+    def __init__(self, file: Path | None) -> None:
+        self.rows: dict[str, Mapping[str, Any]] = {}
+        self.reading: Mapping[str, int] | None = None
+        if file is not None:
+            result = json.loads(file.read_text())
+            self.rows = {row["key"]: row for row in result["mutants"]}
+            self.reading = result["first_reading"]
+
+    def test_of(self, key: str) -> str:
+        """Return the test that noticed a mutant; "" where none did."""
+        return str(self.rows.get(key, {}).get("test", ""))
+
+    def verdict_on(self, key: str) -> dict[str, str]:
+        """Return the outcome of the first reading, as a part of a row."""
+        row = self.rows.get(key)
+        if row is None:
+            return {}
+        return {"first_outcome": row.get("first_outcome", row["outcome"])}
+
+
 class Work:
     """What is left to do of a run: it ends when its time is up, and goes on when started again."""
 
@@ -60,23 +85,25 @@ class Work:
         self._arguments = arguments
         self._lines = arguments.folder / "executed-lines.jsonl"
         share, shares = map(int, arguments.share.split("/"))
-        self._log = (
-            arguments.folder / f"verdicts-{arguments.seed}-{arguments.reading}-{share}.jsonl"
-        )
+        self._verdicts = f"verdicts-{arguments.seed}-{arguments.reading}"
+        self._log = arguments.folder / f"{self._verdicts}-{share}.jsonl"
         self._files = _files(arguments.only or ROOMS)
         self._deadline = time.monotonic() + arguments.stop_after
 
         mutants = [mutant for file in self._files for mutant in mutants_of(file, ROOT)]
-        self._chosen = sample(mutants, arguments.number, arguments.seed)
+        self.former = Former(RESULT if arguments.reading > 1 else None)
+        keys = list(self.former.rows)
+        self._chosen = sample(mutants, arguments.number, arguments.seed, keys)
         self._shared = slice(share - 1, None, shares)
         self.number_of_sites = len(mutants)
 
     def with_tests(self, items: Sequence[pytest.Item]) -> None:
         """Measure what the tests execute where that is not known, then try the mutants."""
+        measured = executed_lines.measured_files(self._lines)
         for file, tests in list(_by_file(items).items())[self._shared]:
-            if self._arguments.measured_only:
+            if self._arguments.measured_only or self.is_late():
                 break
-            if file not in executed_lines.measured_files(self._lines) and not self.is_late():
+            if file not in measured:
                 print("measured:", file, flush=True)
                 executed_lines.measure(tests, self._arguments.only or ROOMS, self._lines)
         if not self.is_late() and not self._arguments.measure_only:
@@ -106,25 +133,24 @@ class Work:
             place = (mutant.file, mutant.line)
             if self._arguments.measured_only and place not in executed.tests_by_line:
                 continue
-            names = tests_of(mutant, executed, self._files, ROOT, budget_s)
+            former_test = self.former.test_of(mutant.key)
+            names = tests_of(mutant, executed, self._files, ROOT, budget_s, former_test)
             verdict = try_mutant(mutant, names, run_tests, 4 * budget_s + 30)
             self._note(mutant, verdict, len(names))
 
     def _remaining(self) -> Iterator[Mutant]:
         in_any_order = random.Random(self._arguments.seed).sample(self._chosen, len(self._chosen))
+        verdicts = self.verdicts()
         for mutant in in_any_order[self._shared]:  # what is judged so far is a fair sample
-            judged = self.verdicts().get(_key(mutant))
+            judged = verdicts.get(mutant.key)
             if judged is None or self._is_again(judged):
                 yield mutant
 
-    def _is_again(self, judged: Mapping[str, object]) -> bool:
-        """Return whether a survivor has not been tried yet with this budget or reading."""
-        if judged["outcome"] not in ("survived", "not executed"):
+    def _is_again(self, judged: Mapping[str, Any]) -> bool:
+        """Return whether a survivor has not been tried yet with this budget."""
+        if judged["outcome"] not in ("survived", "not executed", "error"):
             return False
-        if judged["outcome"] == "not executed" and judged["reading"] == self._arguments.reading:
-            return True
-        former = (judged["reading"], judged["budget_s"])
-        return former < (self._arguments.reading, self._arguments.budget)
+        return bool(judged["budget_s"] < self._arguments.budget)
 
     def _note(
         self,
@@ -134,10 +160,8 @@ class Work:
     ) -> None:
         described = dataclasses.asdict(mutant)
         row = {
-            "key": _key(mutant),
-            **{name: described[name] for name in ("file", "line", "function", "kind")},
-            "before": mutant.before,
-            "after": mutant.after,
+            "key": mutant.key,
+            **{name: described[name] for name in SHOWN},
             **dataclasses.asdict(verdict),
             "tests": tests,
             "budget_s": self._arguments.budget,
@@ -149,19 +173,18 @@ class Work:
         print(f"{verdict.outcome} in {verdict.seconds} s: {place}", flush=True)
         print(f"    {mutant.before!r} -> {mutant.after!r} {verdict.test}", flush=True)
 
-    def verdicts(self, reading: int = 2) -> dict[str, dict[str, object]]:
-        """Return the last row of each mutant, up to a reading, by its key."""
+    def verdicts(self) -> dict[str, dict[str, Any]]:
+        """Return the last row of each mutant by its key."""
         verdicts = {}
-        for log in sorted(self._arguments.folder.glob(f"verdicts-{self._arguments.seed}-*.jsonl")):
+        for log in sorted(self._arguments.folder.glob(f"{self._verdicts}-*.jsonl")):
             for row in map(json.loads, log.read_text().splitlines()):
-                if row["reading"] <= reading:
-                    verdicts[row["key"]] = row
+                verdicts[row["key"]] = row
         return verdicts
 
-    def judged(self, reading: int = 2) -> list[Mapping[str, object]]:
-        verdicts = self.verdicts(reading)
-        keys = map(_key, self._chosen)
-        return [verdicts[key] for key in keys if key in verdicts]
+    def judged(self) -> list[dict[str, Any]]:
+        verdicts = self.verdicts()
+        keys = [mutant.key for mutant in self._chosen]
+        return [verdicts[key] | self.former.verdict_on(key) for key in keys if key in verdicts]
 
     def is_late(self) -> bool:
         return time.monotonic() > self._deadline
@@ -184,7 +207,7 @@ def main() -> None:
     if judged and not arguments.measure_only:
         page.write(
             judged,
-            work.judged(reading=1),
+            work.former.reading,
             number=arguments.number,
             sites=work.number_of_sites,
             seed=arguments.seed,
@@ -229,7 +252,7 @@ def _arguments() -> argparse.Namespace:
         "--reading",
         type=int,
         default=1,
-        help="2: after tests were added",
+        help="2: the mutants of the committed result again, after tests were added",
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     arguments = parser.parse_args()
@@ -252,10 +275,6 @@ def _by_file(items: Sequence[pytest.Item]) -> Mapping[str, list[pytest.Item]]:
     for item in items:
         by_file[item.nodeid.partition("::")[0]].append(item)
     return by_file
-
-
-def _key(mutant: Mutant) -> str:
-    return f"{mutant.file}:{mutant.function}: {mutant.before} -> {mutant.after} @{mutant.start}"
 
 
 if __name__ == "__main__":

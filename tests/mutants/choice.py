@@ -1,9 +1,14 @@
-"""Which tests are asked about a mutant: the cheapest of those that execute its line, first."""
+"""Which tests are asked about a mutant: the cheapest of those that execute its line, first.
+
+Tests of the room that the mutant is in come before others. Variants of one test tell little more
+than the first of them: the second of each comes after the first of all.
+"""
 
 from __future__ import annotations
 
 import ast
 import re
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -17,10 +22,12 @@ def tests_of(
     files: Sequence[Path],
     root: Path,
     budget_s: float,
+    former_test: str = "",
 ) -> list[str]:
     """Return the tests that may notice a mutant, the cheapest first, up to a sum of seconds.
 
-    Tests in the same files come last: what is cached is executed by the first test that asks.
+    Tests in the same files come last: what is cached is executed by the first test that asks. The
+    test that noticed it in a former reading comes first.
     """
     if mutant.at_import:
         names = _names_defined_at(root / mutant.file, mutant.line)
@@ -28,11 +35,14 @@ def tests_of(
     else:
         executing = executed.tests_by_line.get((mutant.file, mutant.line), frozenset())
     neighbours = _in_the_same_files(executing, executed)
+    room = "tests/" + mutant.file.split("/")[1] + "/"
     if not executing:
-        room = mutant.file.split("/")[1]
-        neighbours = {test for test in executed.seconds if test.startswith(f"tests/{room}/")}
-    ordered = _cheapest(executing, executed) + _cheapest(neighbours - executing, executed)
-    return _within(ordered, executed, budget_s)
+        neighbours = {test for test in executed.seconds if test.startswith(room)}
+    ordered = _in_order(executing, executed, room)
+    ordered += _in_order(neighbours - executing, executed, room)
+    if former_test in executed.seconds:
+        ordered.insert(0, former_test)
+    return _within(list(dict.fromkeys(ordered)), executed, budget_s)
 
 
 def _in_the_same_files(tests: Iterable[str], executed: Executed) -> set[str]:
@@ -42,8 +52,19 @@ def _in_the_same_files(tests: Iterable[str], executed: Executed) -> set[str]:
     return neighbours
 
 
-def _cheapest(tests: Iterable[str], executed: Executed) -> list[str]:
-    return sorted(tests, key=lambda test: (executed.seconds[test], test))
+def _in_order(
+    tests: Iterable[str],
+    executed: Executed,
+    room: str,
+) -> list[str]:
+    by_cost = sorted(tests, key=lambda test: (executed.seconds[test], test))
+    variants: Counter[str] = Counter()
+    places = {}
+    for test in by_cost:
+        name = test.partition("[")[0]
+        places[test] = (variants[name], not test.startswith(room))
+        variants[name] += 1
+    return sorted(by_cost, key=places.__getitem__)  # equal ones stay in the order of their cost
 
 
 def _within(

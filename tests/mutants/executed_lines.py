@@ -1,11 +1,15 @@
-"""Which tests execute which lines, and how long each takes: measured once, file by file."""
+"""Which tests execute which lines, and how long each takes: measured once, file by file.
+
+A file of tests is measured again when it changed, or a file of the package that it executes.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,7 +19,7 @@ import pytest
 from tests.mutants.processes import in_fork
 
 LIMIT_S = 90.0  # for the tests of one file
-CPU_LIMIT_S = 4.0  # after it the rest of a file is left out: a mutant needs cheap tests
+CPU_LIMIT_S = 30.0  # after it the rest of a file is left out: a mutant needs cheap tests
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,7 +56,8 @@ def measure(
     """Run the tests of one file in a fork, and append what they execute to the log."""
     status = in_fork(lambda: _run_recorded(items, sources, log), LIMIT_S)
     if status != 0:
-        _append({"file": _file_of(items[0].nodeid)}, log)
+        file = _file_of(items[0].nodeid)
+        _append({"file": file, "digests": _digests([file])}, log)
 
 
 def _run_recorded(
@@ -86,8 +91,11 @@ def _run_recorded(
                 lines[context][name].append(line)
     for test in recorder.failed:
         recorder.seconds.pop(test)
+    test_file = _file_of(items[0].nodeid)
+    executed_files = {file for test in recorder.seconds for file in lines[test]}
     row = {
-        "file": _file_of(items[0].nodeid),
+        "file": test_file,
+        "digests": _digests([test_file, *executed_files]),
         "seconds": recorder.seconds,
         "lines": {test: lines[test] for test in recorder.seconds},
     }
@@ -128,9 +136,23 @@ def read(log: Path, collected: Collection[str] | None = None) -> Executed:
 
 
 def _rows(log: Path) -> list[dict[str, Any]]:
+    """Return the last row of each file of tests, unless what it executed has changed."""
     if not log.exists():
         return []
-    return [json.loads(line) for line in log.read_text().splitlines()]
+    rows = {}
+    for line in log.read_text().splitlines():
+        row = json.loads(line)
+        rows[row["file"]] = row
+    return [row for row in rows.values() if row["digests"] == _digests(row["digests"])]
+
+
+def _digests(files: Iterable[str]) -> dict[str, str]:
+    """Return a digest of each file in the current folder; "" where it is no more."""
+    digests = {}
+    for name in files:
+        file = Path(name)
+        digests[name] = hashlib.sha256(file.read_bytes()).hexdigest() if file.exists() else ""
+    return digests
 
 
 def _file_of(test: str) -> str:

@@ -25,8 +25,9 @@ TEXT = """\
 {number} small wrong changes of the code, chosen with seed {seed} from {sites} possible ones
 (`make mutants`); {judged} of them are judged. First reading: {first} were noticed by a fast test.
 Second reading: {second}. The bar is {bar:.0%} of at least 300: {met}. The second reading tries the
-survivors of the first again, with the tests that were added for them. Of a run that has not ended,
-the shares are those of the mutants judged so far: those whose line a measured test executes.
+mutants of the first again, with the tests that were added for its survivors, and further ones that
+nobody had looked at: {further}. Of a run that has not ended, the shares are those of the mutants
+judged so far.
 
 Date {date}; {machine}; Python {python}; {packages}.
 
@@ -42,7 +43,7 @@ Row = Mapping[str, Any]
 
 def write(
     rows: Sequence[Row],
-    first: Sequence[Row],
+    first_reading: Mapping[str, int] | None,
     *,
     number: int,
     sites: int,
@@ -53,8 +54,10 @@ def write(
 ) -> None:
     """Write the result as JSON and as a page next to it.
 
-    `first` has the verdicts before any test was added for what survived.
+    `first_reading`: what it counted before any test was added for what survived; None: this is it.
     """
+    if first_reading is None:
+        first_reading = {"mutants": len(rows), "noticed": count_noticed(rows)}
     result = {
         "date": datetime.now(UTC).date().isoformat(),
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, no GPU",
@@ -66,7 +69,7 @@ def write(
         "budget_s": budget_s,
         "bar": BAR,
         "note": note,
-        "first_reading": {"mutants": len(first), "noticed": count_noticed(first)},
+        "first_reading": first_reading,
         "mutants": [_without_times(row) for row in rows],
     }
     reasons = yaml.safe_load(REASONS.read_text()) or {}
@@ -99,6 +102,7 @@ def page(result: Mapping[str, Any]) -> str:
         sites=result["sites"],
         first=_share(first["noticed"], first["mutants"]),
         second=_second(rows),
+        further=_further(rows),
         bar=result["bar"],
         met="met" if is_met(result) else "not met",
         date=result["date"],
@@ -132,6 +136,11 @@ def _second(rows: Sequence[Row]) -> str:
     if all(row["reading"] == 1 for row in rows):
         return "none yet"
     return _share(count_noticed(rows), len(rows))
+
+
+def _further(rows: Sequence[Row]) -> str:
+    further = [row for row in rows if "first_outcome" not in row and row["reading"] > 1]
+    return _share(count_noticed(further), len(further))
 
 
 def _share(noticed: int, mutants: int) -> str:

@@ -7,10 +7,12 @@ milliseconds, not the seconds of an import.
 from __future__ import annotations
 
 import gc
+import sys
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import CodeType, FunctionType
+from typing import Any
 
 from tests.mutants.sites import Mutant
 
@@ -24,9 +26,33 @@ def loaded_functions(folder: Path) -> Functions:
     for thing in gc.get_objects():
         if not isinstance(thing, FunctionType):
             continue
-        if thing.__code__.co_filename.startswith(str(folder)):
+        if _is_from(folder, thing.__code__):
             functions[_place(thing.__code__)].append(thing)
     return functions
+
+
+def compiled_functions(folder: Path) -> list[Any]:
+    """Return numba's functions that are loaded from a folder."""
+    if "numba" not in sys.modules:
+        return []
+    from numba.core.dispatcher import Dispatcher
+
+    compiled = []
+    for thing in gc.get_objects():
+        if isinstance(thing, Dispatcher) and _is_from(folder, thing.py_func.__code__):
+            compiled.append(thing)
+    return compiled
+
+
+def forget_compiled(file: str, functions: Iterable[Any]) -> None:
+    """Let numba compile the functions of a changed file anew: what it stored is of the file before
+    the change.
+    """
+    for function in functions:
+        if function.py_func.__code__.co_filename.endswith(file):
+            from numba.core.caching import NullCache
+
+            function._cache = NullCache()
 
 
 def apply(
@@ -56,6 +82,10 @@ def _changed_codes(original: CodeType, changed: CodeType) -> Iterator[tuple[Code
 
 def _inner_codes(code: CodeType) -> list[CodeType]:
     return [constant for constant in code.co_consts if isinstance(constant, CodeType)]
+
+
+def _is_from(folder: Path, code: CodeType) -> bool:
+    return code.co_filename.startswith(str(folder))
 
 
 def _place(code: CodeType) -> Place:

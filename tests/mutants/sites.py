@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import ast
-import random
+import hashlib
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 COMPARISONS: Mapping[type[ast.cmpop], type[ast.cmpop]] = {
@@ -44,6 +45,12 @@ class Mutant:
     end: int
     before: str
     after: str
+    number: int = 0  # among equal changes of one function
+
+    @property
+    def key(self) -> str:
+        """Identity that stays when other lines of the file change."""
+        return f"{self.file}:{self.function}: {self.before} -> {self.after} #{self.number}"
 
     def applied_to(self, text: str) -> str:
         encoded = text.encode()
@@ -56,19 +63,37 @@ def mutants_of(file: Path, root: Path) -> list[Mutant]:
     text = file.read_text()
     collector = _Collector(str(file.relative_to(root)), text)
     collector.visit(ast.parse(text))
-    return sorted(collector.mutants, key=lambda mutant: (mutant.start, mutant.end, mutant.after))
+    in_order = sorted(
+        collector.mutants,
+        key=lambda mutant: (mutant.start, mutant.end, mutant.after),
+    )
+    equal_changes: Counter[str] = Counter()
+    mutants = []
+    for mutant in in_order:
+        mutants.append(replace(mutant, number=equal_changes[mutant.key]))
+        equal_changes[mutant.key] += 1
+    return mutants
 
 
 def sample(
     mutants: Sequence[Mutant],
     number: int,
     seed: int,
+    former_keys: Sequence[str] = (),
 ) -> list[Mutant]:
-    """Choose mutants so that each file has its share, and no line two of them."""
-    shuffled = sorted(mutants, key=lambda mutant: (mutant.file, mutant.start, mutant.after))
-    random.Random(seed).shuffle(shuffled)
+    """Choose mutants by chance, no line twice: those of a former choice, then further ones.
+
+    Whether a mutant is chosen depends on its key alone, not on how many there are: a choice stays
+    nearly the same while the code changes.
+    """
+
+    def draw(mutant: Mutant) -> str:
+        return hashlib.sha256(f"{seed} {mutant.key}".encode()).hexdigest()
+
+    by_key = {mutant.key: mutant for mutant in mutants}
+    former = [by_key[key] for key in former_keys if key in by_key]
     chosen: dict[tuple[str, int], Mutant] = {}
-    for mutant in shuffled:
+    for mutant in [*former, *sorted(mutants, key=draw)]:
         if len(chosen) == number:
             break
         chosen.setdefault((mutant.file, mutant.line), mutant)

@@ -86,6 +86,7 @@ class LoadedTests:
     def __init__(self, items: Mapping[str, pytest.Item], copy: Path) -> None:
         self._items = items
         self._functions = patch.loaded_functions(copy)
+        self._compiled = patch.compiled_functions(copy)
         gc.freeze()  # a fork copies no page that the collector would write to
 
     def __call__(
@@ -96,6 +97,7 @@ class LoadedTests:
     ) -> None:
         if mutant:
             patch.apply(mutant, _original(mutant).read_text(), self._functions)
+            patch.forget_compiled(mutant.file, self._compiled)
         items = [self._items[test] for test in tests]
         first_failure = FirstFailure(note)
         items[0].config.pluginmanager.register(first_failure)

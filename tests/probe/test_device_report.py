@@ -163,6 +163,8 @@ def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
         device_report.taken_meanwhile(gpus, {UUID: peaks_of(newcomers={9004711: 255 * MIB})})
         is None
     )
+    least = {UUID: peaks_of(newcomers={9004711: 128 * MIB, 9004712: 128 * MIB})}
+    assert device_report.taken_meanwhile(gpus, least) is not None
     message = device_report.taken_meanwhile(
         gpus, {UUID: peaks_of(newcomers={9004711: 20480 * MIB})}
     )
@@ -171,6 +173,17 @@ def test_processes_with_large_growth_are_named(gpus: Gpus) -> None:
         and "GPU 0 was taken by others" in message
         and "pid 9004711): 20 GiB" in message
     )
+
+
+def test_a_limit_below_the_card_is_torchs_alone(
+    gpus: Gpus,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    limited = Gpus(1, 20480 * MIB, Path(sys.executable), library=Playback("two_a100"))
+    for cards, is_limited in ((gpus, False), (limited, True)):
+        said = any("only torch's allocator" in line for line in device_report.caveats(cards))
+        assert said is is_limited
 
 
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:

@@ -351,7 +351,7 @@ class Rollout:
         preemptions = self.preemptions
         scheduled: list[tuple[Request, int]] = []
         position = 0
-        while position < len(self.running) and budget > 0:
+        while position < len(self.running):  # each took a token of the pass that admitted it
             sequence = self.running[position]
             new = min(budget, sequence.length - sequence.cached)
             if not self._allocate(sequence, new):

@@ -14,7 +14,7 @@ from packaging.version import Version
 from autotune.core.errors import TrainingEnvironmentError
 from autotune.core.job import Task
 from autotune.frameworks.base import Settings
-from autotune.frameworks.trl.field_list import is_on
+from autotune.frameworks.trl.field_list import is_on, number_of
 from autotune.frameworks.trl.settings import (
     DEEPSPEED,
     FSDP_VERSIONS,
@@ -134,16 +134,14 @@ def _attention_heads(settings: Settings, task: Task) -> Iterator[str]:
     if not is_on(settings, "use_vllm"):
         return
     name = "vllm_tensor_parallel_size"
-    parallel = settings.get(name, 1)
+    parallel = number_of(settings, name)
     if with_server(settings):
         name = "server_tensor_parallel_size"
         if not settings.get(name):
             name = "server_gpus"
         parallel = server_parallel(settings)
     heads = task.workload.model.config.get("num_attention_heads")
-    if not isinstance(heads, int) or not isinstance(parallel, int):
-        return
-    if parallel > 1 and heads % parallel:
+    if isinstance(heads, int) and parallel > 1 and heads % parallel:
         yield (
             f"{name} ({parallel}) must divide the model's {heads} attention heads: vLLM assigns"
             " whole heads to a GPU."

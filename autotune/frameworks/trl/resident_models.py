@@ -184,7 +184,7 @@ def residents(
         )
     # 4. Engine.
     if source == "engine":
-        splits = settings.get("vllm_tensor_parallel_size", 1) != 1
+        splits = count_of(settings, "vllm_tensor_parallel_size") > 1
         sleeps = settings.get("vllm_enable_sleep_mode")
         yield Resident(
             role="engine",
