@@ -37,7 +37,7 @@ from autotune.prediction.guarded_runs import (
 from autotune.prediction.step_rows import StepRows
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.sources.length_sources import LONGEST, MEAN, Step, lengths_of
-from autotune.search.shown_room import refused_step_rows
+from autotune.search.shown_room import shown_rows
 
 OF_OTHERS = "gpu_other_process"
 OF_A_GUARDED_RUN = "a guarded run"
@@ -105,21 +105,13 @@ def _refused_rows(record: AttemptRecord) -> RefusedRows | None:
 
 
 def shown_step_rows(record: AttemptRecord) -> StepRows | None:
-    """Return the rows that ran out of memory, or else the longest completion of earlier steps, by
-    the trainer or by what it printed.
-    """
-    refused_rows = _refused_rows(record)
-    if refused_rows is not None and record.ran_out is not None:
-        rows = refused_step_rows(refused_rows, record.ran_out["phase"])
-        if rows is not None:
-            return rows
+    """Return the rows that an attempt has shown, by the trainer or by what it printed."""
+    phase = None if record.ran_out is None else record.ran_out["phase"]
     longest = record.longest_completion
     lengths = _lengths(record.lengths)
     if lengths is not None:
         longest = longer_of(longest, round(lengths.longest))
-    if longest is None:
-        return None
-    return StepRows(completion=longest)
+    return shown_rows(_refused_rows(record), phase, longest)
 
 
 def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:
