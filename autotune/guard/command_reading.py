@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.errors import AutotuneError, BadInput, HardwareNotHere
 from autotune.core.space import setting_text
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.guard.checkpoints import Checkpoint
@@ -19,7 +19,7 @@ from autotune.guard.history import attempts_in
 from autotune.guard.own_training import OwnTraining
 from autotune.guard.training import YAML_ENDINGS, KnownTraining, Training
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
 
 COMMAND_FILE = "command.sh"
@@ -77,7 +77,7 @@ def _opened(
     config: Path,
     command_words: tuple[str, ...],
 ) -> KnownTraining:
-    request = read_sources(flags, mode="probe").parse()
+    request = _read(flags)
     candidate = candidate_of_job(request)
     return KnownTraining(
         request=request,
@@ -86,6 +86,13 @@ def _opened(
         config=config,
         command_words=command_words,
     )
+
+
+def _read(flags: Flags) -> ParsedRequest:
+    with contextlib.suppress(HardwareNotHere):
+        return read_sources(flags, mode="probe").parse()
+    # The head of a cluster may have no GPU.
+    return read_sources(flags, mode="predict").parse()
 
 
 def _method_of(command_words: Sequence[str]) -> str | None:

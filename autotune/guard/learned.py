@@ -69,7 +69,7 @@ def learn(
         steps=steps,
         finished=ending.reason == Reason.FINISHED,
         lengths=_lengths(record.lengths),
-        peak_bytes=record.peak_bytes,
+        peak_bytes=device_peak(training, record),
         phase_peak_bytes=record.phase_peak_bytes or {},
         refused_rows=_refused_rows(record),
         failure=failure,
@@ -83,6 +83,13 @@ def learn(
         )
     keep(job, run)
     record.tokens_per_second = run.tokens_per_second
+
+
+def device_peak(training: Training, record: AttemptRecord) -> int | None:
+    """Return the highest memory on the run's devices; None where only another machine has them."""
+    if isinstance(training, KnownTraining) and not training.has_its_gpus_here:
+        return None
+    return record.peak_bytes
 
 
 def _failure(ending: Ending, job: Job) -> Failure | None:

@@ -62,6 +62,10 @@ class Training(Protocol):
         """The user's command."""
 
     @property
+    def launch_text(self) -> str:
+        """The command, and the script that it starts."""
+
+    @property
     def key(self) -> str:
         """Identity of the configuration."""
 
@@ -107,6 +111,12 @@ class KnownTraining:
     command_words: tuple[str, ...]
 
     @property
+    def launch_text(self) -> str:
+        launch = self.request.job.task.workload.launch
+        script = "" if launch is None else launch.text
+        return f"{' '.join(self.command_words)}\n{script}"
+
+    @property
     def key(self) -> str:
         return self.candidate.id
 
@@ -116,9 +126,19 @@ class KnownTraining:
 
     @property
     def limits(self) -> str:
+        limits = []
         if self.layout is None:
-            return f"how {self.request.trainer.name} stores checkpoints is not known"
-        return self.layout.limits
+            limits.append(f"how {self.request.trainer.name} stores checkpoints is not known")
+        elif self.layout.limits:
+            limits.append(self.layout.limits)
+        if not self.has_its_gpus_here:
+            limits.append("its GPUs are not on this machine, so their memory is not seen")
+        return "; ".join(limits)
+
+    @property
+    def has_its_gpus_here(self) -> bool:
+        """Return False at the head of a cluster without the GPUs of the run."""
+        return self.request.job.task.hardware.here
 
     @property
     def stated(self) -> dict[str, object]:

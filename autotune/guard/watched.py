@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -225,10 +225,9 @@ class MemoryWatcher:
         )
 
 
-def unseen_nodes(command_words: Sequence[str], environment: Mapping[str, str]) -> str:
+def unseen_nodes(launch_text: str, environment: Mapping[str, str]) -> str:
     """Return what the guard does not see of a run on several nodes; empty for one node."""
-    command = " ".join(command_words)
-    stated = NODE_SETTING.findall(command)
+    stated = NODE_SETTING.findall(launch_text)
     for name in NODE_VARIABLES:
         number = environment.get(name, "")
         stated.append(number)

@@ -28,7 +28,6 @@ BIN = Path(sys.executable).parent
 EXAMPLE = ROOT / "examples" / "guard" / "train.sbatch"
 STEPS = 5
 SAVED_STEP = 2
-KILL_WAIT_SECONDS = 8.0  # SLURM's KillWait: 30
 JOB = "77"
 
 # The first start waits in its fourth step, so that the job ends in the middle of the training.
@@ -59,12 +58,15 @@ class SlurmJob:
     restarts: int
     process: subprocess.Popen[str]
 
-    def cancel(self) -> tuple[int, str]:
-        """End the job for a requeue; return the exit code of its script, and what it printed."""
+    def cancel(self, kill_wait: float) -> tuple[int, str]:
+        """End the job for a requeue; return the exit code of its script, and what it printed.
+
+        `kill_wait`: seconds, as SLURM's KillWait.
+        """
         for number in (signal.SIGCONT, signal.SIGTERM):
             self._send(number)
         with contextlib.suppress(subprocess.TimeoutExpired):
-            self.process.wait(KILL_WAIT_SECONDS)
+            self.process.wait(kill_wait)
         self._send(signal.SIGKILL)
         return self.end(60)
 
@@ -109,15 +111,17 @@ def _document(folder: Path) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("trainer", "code", "status"),
+    ("trainer", "kill_wait", "code", "status"),
     [
-        ("pass", 128 + signal.SIGTERM, "stopped"),
-        (IGNORES_SIGTERM, -signal.SIGKILL, "running"),
+        ("pass", 30.0, 128 + signal.SIGTERM, "stopped"),
+        # The launcher ends by SIGTERM; the guard gives the trainer that it leaves five seconds.
+        (IGNORES_SIGTERM, 30.0, 128 + signal.SIGTERM, "stopped"),
+        (IGNORES_SIGTERM, 1.0, -signal.SIGKILL, "running"),
     ],
-    ids=["ends by SIGTERM", "is killed after the grace time"],
+    ids=["ends by SIGTERM", "ignores SIGTERM", "is killed after the grace time"],
 )
 def test_a_requeued_job_goes_on_from_its_checkpoint(
-    tmp_path: Path, trainer: str, code: int, status: str
+    tmp_path: Path, trainer: str, kill_wait: float, code: int, status: str
 ) -> None:
     # 1. The node is drained in the fourth step: the last checkpoint is that of the second.
     make_project(
@@ -139,7 +143,7 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     while not (tmp_path / "reached").exists():
         assert job.process.poll() is None and time.monotonic() < deadline
         time.sleep(0.05)
-    exit_code, messages = job.cancel()
+    exit_code, messages = job.cancel(kill_wait)
     assert exit_code == code, messages[-3000:]
     assert _document(tmp_path)["status"] == status
     assert not marked(str(tmp_path)), "a process is left"

@@ -73,6 +73,5 @@ def test_a_phone_shows_each_attempt_as_a_block(tmp_path: pathlib.Path) -> None:
         assert not page.locator("table.tall thead").is_visible()
         for name in ("to step", "peak", "changed afterwards"):
             assert page.locator(f'td[data-what="{name}"]').first.is_visible()
-        assert page.inner_text('td[data-what="changed afterwards"]') == (
-            "per_device_train_batch_size=4"
-        )
+        change = page.inner_text('td[data-what="changed afterwards"]')
+        assert change.strip() == "per_device_train_batch_size=4"
