@@ -28,6 +28,11 @@ OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of"
     " which 1.00 GiB is free."
 )
+TIMED_OUT = (
+    "[rank0]:[E1112 10:00:00.123456789 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught"
+    " collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1,"
+    " Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
+)
 MACHINE_FAULTS = {
     "nccl": "NCCL error: remote process exited or there was a network error",
     "lost gpu": "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
@@ -100,12 +105,7 @@ def training_step() -> None:
 
 def end_by_the_watchdog() -> None:
     """End as NCCL's watchdog ends a rank whose collective timed out."""
-    print(
-        "[rank0]:[E] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=12,"
-        " OpType=ALLREDUCE, Timeout(ms)=600000) ran for 600010 milliseconds before timing out.",
-        file=sys.stderr,
-        flush=True,
-    )
+    print(TIMED_OUT, file=sys.stderr, flush=True)
     os.abort()
 
 
