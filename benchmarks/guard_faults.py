@@ -128,7 +128,7 @@ class FaultSlice:
         for item in items:
             assert isinstance(item, pytest.Function)
             values = item.callspec.params
-            key = (item.originalname, values.get("fault", ""), values["run"])
+            key = (item.originalname, str(values.get("fault", "")), int(str(values["run"])))
             self._keys[item.nodeid] = key
             if key not in stored:
                 remaining.append(item)

@@ -59,6 +59,9 @@ def test_the_chart_is_read_at_every_width(tmp_path: pathlib.Path, width: int, da
             line = page.locator(f"svg.memory {mark}").first
             color = line.evaluate("element => getComputedStyle(element).stroke")
             assert _contrast(color, paper) >= MIN_CONTRAST, mark
+        for key in page.locator(".legend i").all():
+            size = key.bounding_box()
+            assert size is not None and size["width"] > 10 and size["height"] >= 1
 
         # 3. The first attempt ends in the middle: both took 50 s.
         end = page.locator("svg.memory .restart").first.bounding_box()
