@@ -55,11 +55,12 @@ TITLES = {
     "test_a_command_that_ignores_signals_is_ended_by_the_second": "command ignores signals",
 }
 
-HEAD = """# Faults of a guarded run, twenty times each
+HEAD = """# Faults of a guarded run
 
 `make test-guard-faults`: `tests/guard/test_faults.py`, a plain training of 12 steps beside other
 work, a signal at another moment in each run. A run passes if no sample is lost or seen twice, no
-process is left, and no configuration is tried twice.
+process is left, and no configuration is tried twice. Each fault is run twenty times, in slices; the
+rows count the runs of this code so far.
 
 | fault | runs | passed | seconds, longest |
 |---|---|---|---|
