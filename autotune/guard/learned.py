@@ -27,6 +27,7 @@ from autotune.guard.ending import Ending, Reason
 from autotune.guard.history import AttemptRecord
 from autotune.guard.trainer_facts import longer_of
 from autotune.guard.training import KnownTraining, Training
+from autotune.guard.watched import HOST_PLACE
 from autotune.prediction.guarded_runs import (
     GuardedRun,
     RefusedRows,
@@ -86,8 +87,11 @@ def learn(
 
 
 def device_peak(training: Training, record: AttemptRecord) -> int | None:
-    """Return the highest memory on the run's devices; None where only another machine has them."""
-    if isinstance(training, KnownTraining) and not training.has_its_gpus_here:
+    """Return the highest memory on the run's devices; None where the host's was seen instead."""
+    if not isinstance(training, KnownTraining):
+        return record.peak_bytes
+    is_on_gpus = training.request.job.task.hardware.kind == "cuda"
+    if is_on_gpus and record.place == HOST_PLACE:
         return None
     return record.peak_bytes
 

@@ -33,6 +33,7 @@ from autotune.worker.processes import descendants
 
 NODE_VARIABLES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
 NODE_SETTING = re.compile(r"(?:--nnodes|--num[_-]machines|trainer\.nnodes)[ =](?:\d+:)?(\d+)")
+HOST_PLACE = "host"
 LOOK_SECONDS = 2.0
 # Pause after a look or a glance, in units of its duration: each takes at most 1/400 of one core's
 # time.
@@ -204,7 +205,7 @@ class MemoryWatcher:
         machine_used = self._host.used_bytes()
         self._most_used = max(self._most_used, machine_used)
         total = self._host.total_bytes
-        look = self._with_peak("host", used, total, total - machine_used)
+        look = self._with_peak(HOST_PLACE, used, total, total - machine_used)
         self._host_peak = max(self._host_peak, look.peak_bytes, used + beyond)
         return replace(look, peak_bytes=self._host_peak)
 
