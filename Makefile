@@ -206,7 +206,7 @@ test-faults: $(READY)
 	$(BIN)/python -m tests.faults
 
 test-guard-faults: $(READY)
-	GUARD_FAULT_RUNS=20 $(BIN)/python -m pytest -q tests/guard/test_faults.py
+	$(BIN)/python benchmarks/guard_faults.py
 
 bench-guard: $(READY)
 	$(BIN)/python benchmarks/guard_overhead.py

@@ -5,12 +5,14 @@ where it goes on.
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from autotune.core.errors import AutotuneError, BadInput
+from autotune.core.errors import AutotuneError, BadInput, HardwareNotHere
 from autotune.core.space import setting_text
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.guard.checkpoints import Checkpoint
@@ -19,9 +21,10 @@ from autotune.guard.history import attempts_in
 from autotune.guard.own_training import OwnTraining
 from autotune.guard.training import YAML_ENDINGS, KnownTraining, Training
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
 
+PYTHON_ENDING = ".py"
 COMMAND_FILE = "command.sh"
 PROVEN_METHOD = "grpo"
 ROWS_OF_A_STEP = frozenset({MICRO_BATCH, ACCUMULATION})
@@ -39,21 +42,27 @@ def known_training(
     A configuration that is given has to be readable; a command alone may be anybody's.
     """
     if config is not None and config.endswith(YAML_ENDINGS):
-        flags = request.replace(config=config, method=_method_of(command_words) or request.method)
+        flags = request.replace(config=config, method=method_of(command_words) or request.method)
         training = _opened(flags, Path(config), command_words)
         overridden = overriding_flags(training)
         if overridden:
             training = _opened(flags.replace(set=overridden), Path(config), command_words)
         return training
-    if config is not None:
+    if config is not None and not config.endswith(PYTHON_ENDING):
         return _opened(request.replace(from_command=config), Path(config), command_words)
     script = out / COMMAND_FILE
     out.mkdir(parents=True, exist_ok=True)
     script.write_text(as_script(command_words), encoding="utf-8")
-    with contextlib.suppress(BadInput):
-        command = ("bash", str(script))
-        return _opened(request.replace(from_command=str(script)), script, command)
-    return None
+    command = ("bash", str(script))
+    try:
+        training = _opened(request.replace(from_command=str(script)), script, command)
+    except BadInput:
+        if config is not None:
+            raise
+        return None
+    if training.script is not None:
+        return replace(training, command_words=command_words)  # flags go to the command itself
+    return training
 
 
 def overriding_flags(training: Training) -> tuple[str, ...]:
@@ -77,7 +86,7 @@ def _opened(
     config: Path,
     command_words: tuple[str, ...],
 ) -> KnownTraining:
-    request = read_sources(flags, mode="probe").parse()
+    request = _read(flags)
     candidate = candidate_of_job(request)
     return KnownTraining(
         request=request,
@@ -88,14 +97,25 @@ def _opened(
     )
 
 
-def _method_of(command_words: Sequence[str]) -> str | None:
-    """Return the method that the command names as a word of its own, like `trl sft`."""
+def _read(flags: Flags) -> ParsedRequest:
+    with contextlib.suppress(HardwareNotHere):
+        return read_sources(flags, mode="probe").parse()
+    # The head of a cluster may have no GPU.
+    return read_sources(flags, mode="predict").parse()
+
+
+def method_of(command_words: Sequence[str]) -> str | None:
+    """Return the method that the command names: `trl sft`, `-m trl.scripts.sft`, `my_sft.py`."""
     from autotune import frameworks
 
     methods = {method for name, method in frameworks.trainers() if name == "trl"}
-    for word in command_words:
-        if word in methods:
-            return word
+    for before, word in pairwise(("", *command_words)):
+        parts = [word]
+        if before == "-m" or word.endswith(PYTHON_ENDING):
+            parts = re.split(r"[./_]", word)
+        for part in parts:
+            if part in methods:
+                return part
     return None
 
 
@@ -124,7 +144,7 @@ def check_learning(training: Training, may_change: Collection[str]) -> None:
 
 def can_be_proven(training: Training) -> bool:
     """Return True if preflight reads this configuration."""
-    if not isinstance(training, KnownTraining):
+    if not isinstance(training, KnownTraining) or training.script is not None:
         return False
     workload = training.request.job.task.workload
     return (

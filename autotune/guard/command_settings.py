@@ -28,6 +28,17 @@ def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) 
     return changed
 
 
+def with_flags(command_words: Sequence[str], settings: Mapping[str, KnobValue]) -> list[str]:
+    """Return the command with these settings as flags, in their place or at the end."""
+    changed = with_settings(command_words, settings)
+    stated = settings_of_flags(command_words)
+    for name, value in settings.items():
+        if name not in stated:
+            text = setting_text(value)
+            changed.append(f"--{name}={text}")
+    return changed
+
+
 def settings_of_flags(command_words: Sequence[str]) -> dict[str, KnobValue]:
     """Return the settings that flags of a command state, each with one value."""
     settings: dict[str, KnobValue] = {}

@@ -6,6 +6,7 @@ ended, and what the guard itself asked for add what no log says.
 
 from __future__ import annotations
 
+import re
 import signal
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -28,6 +29,19 @@ OF_THE_PROGRAM = (
     "misaligned address",
     "invalid device function",
 )
+
+# What a scheduler or Ray states at the end of the output, where no rank could print why it ended.
+STATED_LINES = 60  # at the end of the output
+LOST_NODE = re.compile(
+    r"srun: error: Node failure on|CANCELLED AT \S+ DUE TO (?:NODE FAILURE|PREEMPTION|JOB REQUEUE)"
+    r"|because its node has died|\bNodeDiedError\b"
+)
+STATED_STOP = re.compile(
+    r"CANCELLED AT \S+ (?:DUE TO TIME LIMIT )?\*\*\*|SignalException: Process \d+ got signal: \d+"
+)
+FAILED_TASK = "Exited with exit code"  # of srun, which then cancels the other tasks
+KILLED_WORKER = re.compile(r"because its worker process has died")
+CRASHED_WORKER = re.compile(r"\*\*\* SIG[A-Z]+ received|Segmentation fault|Fatal Python error")
 
 
 class Reason(StrEnum):
@@ -94,11 +108,29 @@ def ending_of(
         return _of_a_killed_process(ending, host)
     if diagnosis.is_memory:
         return replace(ending, reason=Reason.MEMORY)
+    if not diagnosis.known:
+        stated = _stated_end(ending, output, host)
+        if stated is not None:
+            return stated
     if number in (*STOPPING, *TO_THE_LEADER) and not diagnosis.known:
         return replace(ending, reason=Reason.STOPPED, evidence="")
     if diagnosis.cause in MACHINE_CAUSES or _is_lost_gpu(diagnosis):
         return replace(ending, reason=Reason.MACHINE)
     return ending
+
+
+def _stated_end(ending: Ending, output: str, host: HostEvidence) -> Ending | None:
+    """Return the end that a scheduler or Ray states in the last lines; None: they state none."""
+    last_lines = output.splitlines()[-STATED_LINES:]
+    text = "\n".join(last_lines)
+    for line in last_lines:
+        if LOST_NODE.search(line):
+            return replace(ending, reason=Reason.MACHINE, evidence=line.strip())
+        if STATED_STOP.search(line) and FAILED_TASK not in text:
+            return replace(ending, reason=Reason.STOPPED, evidence=line.strip())
+    if KILLED_WORKER.search(text) and not CRASHED_WORKER.search(text):
+        return _of_a_killed_process(ending, host)
+    return None
 
 
 def in_phase(ending: Ending, phase: str | None) -> Ending:

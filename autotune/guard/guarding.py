@@ -23,7 +23,7 @@ from autotune.guard.history import (
     lines_of_restart,
     summary,
 )
-from autotune.guard.learned import learn, shown_step_rows
+from autotune.guard.learned import device_peak, learn, shown_step_rows
 from autotune.guard.save_request import SaveRequest
 from autotune.guard.smaller import Choice, Evidence
 from autotune.guard.trainer_facts import clear_facts, read_facts
@@ -71,7 +71,7 @@ class RunGuard:
             self._note(f"GPU memory can't be watched here: {self._watcher.unseen}.")
         if self.training.limits:
             self._note(f"{self.training.limits}.")
-        nodes = unseen_nodes(self.training.command_words, os.environ)
+        nodes = unseen_nodes(self.training.launch_text, os.environ)
         if nodes:
             self._note(f"{nodes}.")
         start = self._start(checkpoint, "Goes on where an earlier guarded run ended.")
@@ -206,7 +206,7 @@ class RunGuard:
         else:
             evidence = Evidence(
                 diagnosis=ending.diagnosis or PEAK_GROWS,
-                peak_bytes=record.peak_bytes,
+                peak_bytes=device_peak(self.training, record),
                 refuted=frozenset(),
                 may_change=self.options.may_change,
                 rows=shown_step_rows(record),

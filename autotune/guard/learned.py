@@ -27,6 +27,7 @@ from autotune.guard.ending import Ending, Reason
 from autotune.guard.history import AttemptRecord
 from autotune.guard.trainer_facts import longer_of
 from autotune.guard.training import KnownTraining, Training
+from autotune.guard.watched import HOST_PLACE
 from autotune.prediction.guarded_runs import (
     GuardedRun,
     RefusedRows,
@@ -37,7 +38,7 @@ from autotune.prediction.guarded_runs import (
 from autotune.prediction.step_rows import StepRows
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.sources.length_sources import LONGEST, MEAN, Step, lengths_of
-from autotune.search.shown_room import refused_step_rows
+from autotune.search.shown_room import shown_rows
 
 OF_OTHERS = "gpu_other_process"
 OF_A_GUARDED_RUN = "a guarded run"
@@ -69,7 +70,7 @@ def learn(
         steps=steps,
         finished=ending.reason == Reason.FINISHED,
         lengths=_lengths(record.lengths),
-        peak_bytes=record.peak_bytes,
+        peak_bytes=device_peak(training, record),
         phase_peak_bytes=record.phase_peak_bytes or {},
         refused_rows=_refused_rows(record),
         failure=failure,
@@ -83,6 +84,16 @@ def learn(
         )
     keep(job, run)
     record.tokens_per_second = run.tokens_per_second
+
+
+def device_peak(training: Training, record: AttemptRecord) -> int | None:
+    """Return the highest memory on the run's devices; None where the host's was seen instead."""
+    if not isinstance(training, KnownTraining):
+        return record.peak_bytes
+    is_on_gpus = training.request.job.task.hardware.kind == "cuda"
+    if is_on_gpus and record.place == HOST_PLACE:
+        return None
+    return record.peak_bytes
 
 
 def _failure(ending: Ending, job: Job) -> Failure | None:
@@ -105,21 +116,13 @@ def _refused_rows(record: AttemptRecord) -> RefusedRows | None:
 
 
 def shown_step_rows(record: AttemptRecord) -> StepRows | None:
-    """Return the rows that ran out of memory, or else the longest completion of earlier steps, by
-    the trainer or by what it printed.
-    """
-    refused_rows = _refused_rows(record)
-    if refused_rows is not None and record.ran_out is not None:
-        rows = refused_step_rows(refused_rows, record.ran_out["phase"])
-        if rows is not None:
-            return rows
+    """Return the rows that an attempt has shown, by the trainer or by what it printed."""
+    phase = None if record.ran_out is None else record.ran_out["phase"]
     longest = record.longest_completion
     lengths = _lengths(record.lengths)
     if lengths is not None:
         longest = longer_of(longest, round(lengths.longest))
-    if longest is None:
-        return None
-    return StepRows(completion=longest)
+    return shown_rows(_refused_rows(record), phase, longest)
 
 
 def _is_by_the_known_limit(job: Job, ending: Ending) -> bool:

@@ -29,6 +29,10 @@ class OwnTraining:
     pattern: str | None = None  # of the checkpoints, `{step}` in it
 
     @property
+    def launch_text(self) -> str:
+        return " ".join(self.command_words)
+
+    @property
     def key(self) -> str:
         return f"rung {self.rung}"
 

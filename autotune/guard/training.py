@@ -16,14 +16,20 @@ import yaml
 from autotune.core.errors import AutotuneError
 from autotune.core.files import TO_BE_RUN, comments, write_atomically
 from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.core.user_script import LaunchScript
+from autotune.core.user_script import LaunchScript, UserScript
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.changed_launch import changed_script, changes_of
 from autotune.frameworks.configuration_files import unshare
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.trl.output_files import with_changes
 from autotune.guard.checkpoints import Checkpoint, CheckpointFolder
-from autotune.guard.command_settings import settings_of_flags, with_settings
+from autotune.guard.command_settings import (
+    as_script,
+    settings_of_flags,
+    with_flags,
+    with_settings,
+)
+from autotune.guard.own_script import flags_of, is_in, limits_of, takes_checkpoint
 from autotune.guard.smaller import Choice, Evidence, next_choice, same_learning
 from autotune.prediction.guarded_runs import with_prompts_of
 from autotune.preflight.command_words import VARIABLE, with_file
@@ -60,6 +66,10 @@ class Training(Protocol):
     @property
     def command_words(self) -> tuple[str, ...]:
         """The user's command."""
+
+    @property
+    def launch_text(self) -> str:
+        """The command, and the script that it starts."""
 
     @property
     def key(self) -> str:
@@ -107,6 +117,12 @@ class KnownTraining:
     command_words: tuple[str, ...]
 
     @property
+    def launch_text(self) -> str:
+        launch = self.request.job.task.workload.launch
+        script = "" if launch is None else launch.text
+        return f"{' '.join(self.command_words)}\n{script}"
+
+    @property
     def key(self) -> str:
         return self.candidate.id
 
@@ -116,9 +132,26 @@ class KnownTraining:
 
     @property
     def limits(self) -> str:
+        limits = []
+        if self.script is not None:
+            limits.append(limits_of(self.command_words, self.script))
         if self.layout is None:
-            return f"how {self.request.trainer.name} stores checkpoints is not known"
-        return self.layout.limits
+            limits.append(f"how {self.request.trainer.name} stores checkpoints is not known")
+        elif self.layout.limits:
+            limits.append(self.layout.limits)
+        if not self.has_its_gpus_here:
+            limits.append("its GPUs are not on this machine, so their memory is not seen")
+        return "; ".join(filter(None, limits))
+
+    @property
+    def script(self) -> UserScript | None:
+        """The user's own script of TRL."""
+        return self.request.job.task.workload.script
+
+    @property
+    def has_its_gpus_here(self) -> bool:
+        """Return False at the head of a cluster without the GPUs of the run."""
+        return self.request.job.task.hardware.here
 
     @property
     def stated(self) -> dict[str, object]:
@@ -135,6 +168,8 @@ class KnownTraining:
 
     def checkpoints(self, since: float) -> CheckpointFolder | None:
         if self.layout is None or not self.layout.resume:
+            return None
+        if not self._is_resumed:
             return None
         folder = self.layout.folder_of(self.stated)
         return CheckpointFolder(
@@ -157,6 +192,8 @@ class KnownTraining:
                 file=self.config,
                 variables={VARIABLE: str(self.config)},
             )
+        if self.script is not None:
+            return self._start_of_script(self.script, folder / f"attempt-{number}.sh", checkpoint)
         file, changed = self._write(folder, number, checkpoint, why)
         command_words = with_file(self.command_words, str(self.config), file)
         command_words = with_settings(command_words, changed)
@@ -164,6 +201,31 @@ class KnownTraining:
             command_words=tuple(command_words),
             file=file,
             variables={VARIABLE: str(file)},
+        )
+
+    @property
+    def _is_resumed(self) -> bool:
+        """Return False for a script that no checkpoint reaches."""
+        if self.script is None:
+            return True
+        return is_in(self.command_words, self.script) and takes_checkpoint(self.script)
+
+    def _start_of_script(
+        self,
+        script: UserScript,
+        file: Path,
+        checkpoint: Checkpoint | None,
+    ) -> Start:
+        """Return the command with the flags of an attempt; the file is for the reader."""
+        task = self.request.job.task
+        flags: dict[str, KnobValue] = dict(self._settings_to_resume(checkpoint))
+        flags |= flags_of(self.candidate, task, script) or {}
+        command_words = with_flags(self.command_words, flags)
+        write_atomically(file, as_script(command_words).encode(), mode=TO_BE_RUN)
+        return Start(
+            command_words=tuple(command_words),
+            file=file,
+            variables={},
         )
 
     def _write(
@@ -225,7 +287,18 @@ class KnownTraining:
             return None
         if not same_learning(self.request, self.original, choice.candidate, evidence.may_change):
             return None
+        if not self._can_become(choice.candidate):
+            return None
         return replace(self, candidate=choice.candidate), choice
+
+    def _can_become(self, candidate: Candidate) -> bool:
+        """Return False for a script that flags don't turn into the candidate."""
+        if self.script is None:
+            return True
+        if not is_in(self.command_words, self.script):
+            return False
+        flags = flags_of(candidate, self.request.job.task, self.script)
+        return flags is not None
 
     @property
     def keeps_batches(self) -> bool:

@@ -11,7 +11,7 @@ import contextlib
 import os
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -33,6 +33,7 @@ from autotune.worker.processes import descendants
 
 NODE_VARIABLES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
 NODE_SETTING = re.compile(r"(?:--nnodes|--num[_-]machines|trainer\.nnodes)[ =](?:\d+:)?(\d+)")
+HOST_PLACE = "host"
 LOOK_SECONDS = 2.0
 # Pause after a look or a glance, in units of its duration: each takes at most 1/400 of one core's
 # time.
@@ -204,7 +205,7 @@ class MemoryWatcher:
         machine_used = self._host.used_bytes()
         self._most_used = max(self._most_used, machine_used)
         total = self._host.total_bytes
-        look = self._with_peak("host", used, total, total - machine_used)
+        look = self._with_peak(HOST_PLACE, used, total, total - machine_used)
         self._host_peak = max(self._host_peak, look.peak_bytes, used + beyond)
         return replace(look, peak_bytes=self._host_peak)
 
@@ -225,10 +226,9 @@ class MemoryWatcher:
         )
 
 
-def unseen_nodes(command_words: Sequence[str], environment: Mapping[str, str]) -> str:
+def unseen_nodes(launch_text: str, environment: Mapping[str, str]) -> str:
     """Return what the guard does not see of a run on several nodes; empty for one node."""
-    command = " ".join(command_words)
-    stated = NODE_SETTING.findall(command)
+    stated = NODE_SETTING.findall(launch_text)
     for name in NODE_VARIABLES:
         number = environment.get(name, "")
         stated.append(number)

@@ -46,24 +46,30 @@ class Shown:
 def shown_by(run: GuardedRun) -> Shown:
     """Return what a guarded run of the record has shown."""
     assert run.failure is not None
-    rows: StepRows | None = None
-    if run.refused_rows is not None:
-        rows = refused_step_rows(run.refused_rows, run.failure.phase)
-    if rows is None and run.lengths is not None:
-        rows = StepRows(completion=round(run.lengths.longest))
+    longest = None if run.lengths is None else round(run.lengths.longest)
+    rows = shown_rows(run.refused_rows, run.failure.phase, longest)
     missing = missing_bytes(run.failure.numbers, run.peak_bytes, run.limit_bytes)
     return Shown(missing_bytes=missing, rows=rows)
 
 
-def refused_step_rows(rows: RefusedRows, phase: str | None) -> StepRows | None:
-    """Return the rows of the step that ran out of memory; None for a phase without a step."""
-    if phase not in PHASES_WITH_ROWS:
+def shown_rows(
+    refused_rows: RefusedRows | None,
+    phase: str | None,
+    longest_completion: int | None,
+) -> StepRows | None:
+    """Return the rows that ran out of memory, or else the longest completion of earlier steps.
+
+    A phase without a step (an evaluation) shows no rows of one.
+    """
+    if refused_rows is not None and phase in PHASES_WITH_ROWS:
+        return StepRows(
+            count=refused_rows.rows,
+            tokens=refused_rows.tokens,
+            completion=refused_rows.completion_tokens,
+        )
+    if longest_completion is None:
         return None
-    return StepRows(
-        count=rows.rows,
-        tokens=rows.tokens,
-        completion=rows.completion_tokens,
-    )
+    return StepRows(completion=longest_completion)
 
 
 def ways_after(

@@ -28,6 +28,16 @@ OUT_OF_MEMORY = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 39.39 GiB of"
     " which 1.00 GiB is free."
 )
+TIMED_OUT = (
+    "[rank0]:[E1112 10:00:00.123456789 ProcessGroupNCCL.cpp:632] [Rank 0] Watchdog caught"
+    " collective operation timeout: WorkNCCL(SeqNum=12, OpType=ALLREDUCE, NumelIn=1, NumelOut=1,"
+    " Timeout(ms)=600000) ran for 600010 milliseconds before timing out."
+)
+MACHINE_FAULTS = {
+    "nccl": "NCCL error: remote process exited or there was a network error",
+    "lost gpu": "CUDA error: CUDA-capable device(s) is/are busy or unavailable",
+    "lost node": "The actor died because its node has died. Node Id: 1b2c",
+}
 
 
 class OutOfMemoryError(RuntimeError):
@@ -76,8 +86,10 @@ def train(
             training_step()
         if fault == "evaluate" and step == FAULT_STEP:
             evaluate()
-        if fault == "nccl" and step == FAULT_STEP:
-            raise RuntimeError("NCCL error: remote process exited or there was a network error")
+        if fault in MACHINE_FAULTS and step == FAULT_STEP:
+            raise RuntimeError(MACHINE_FAULTS[fault])
+        if fault == "watchdog" and step == FAULT_STEP:
+            end_by_the_watchdog()
         if fault == "hang" and step == FAULT_STEP:
             wait_for_a_rank_that_never_comes()
         if fault == "bug" and step == FAULT_STEP:
@@ -89,6 +101,12 @@ def train(
 
 def training_step() -> None:
     raise OutOfMemoryError(OUT_OF_MEMORY)
+
+
+def end_by_the_watchdog() -> None:
+    """End as NCCL's watchdog ends a rank whose collective timed out."""
+    print(TIMED_OUT, file=sys.stderr, flush=True)
+    os.abort()
 
 
 def wait_for_a_rank_that_never_comes() -> None:

@@ -30,7 +30,7 @@ class GuardedRun:
             *(sys.executable, "-m", "autotune", "guard", "--out", str(folder / "guard")),
             *("--values", "micro=8,4,2", "--checkpoints", str(folder / "out" / "step_{step}")),
             *options,
-            *("--", sys.executable, str(CHILD), str(folder), "{micro}", "{checkpoint}"),
+            *("--", *self.training()),
         ]
         self.environment = {
             **os.environ,
@@ -39,6 +39,10 @@ class GuardedRun:
             **environment,
         }
         self.process = self._start()
+
+    def training(self) -> list[str]:
+        """Return the guarded command."""
+        return [sys.executable, str(CHILD), str(self.folder), "{micro}", "{checkpoint}"]
 
     def _start(self) -> subprocess.Popen[str]:
         return subprocess.Popen(

@@ -18,7 +18,7 @@ FOLDER = Path(__file__).resolve().parents[2] / "examples" / "guard"
 FILES = ["train.sbatch", "hf-job.sh", "sky.yaml", "job.yaml"]
 
 
-@pytest.mark.parametrize("name", ["train.sbatch", "hf-job.sh"])
+@pytest.mark.parametrize("name", ["train.sbatch", "hf-job.sh", "ray.sh"])
 def test_the_shell_accepts_it(name: str) -> None:
     subprocess.run(["bash", "-n", str(FOLDER / name)], check=True)
 

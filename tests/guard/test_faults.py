@@ -158,6 +158,18 @@ def test_a_machine_that_fails_each_time_ends_after_the_restarts(tmp_path: Path, 
     assert "--restarts 2 are used up" in messages
 
 
+@pytest.mark.parametrize("fault", ["nccl", "watchdog", "lost gpu", "lost node"])
+def test_a_lost_machine_is_restarted_unchanged(tmp_path: Path, run: int, fault: str) -> None:
+    guarded = GuardedRun(tmp_path, FAULT=fault, **GRANDCHILD)
+    code, messages = guarded.end()
+    assert code == 0, messages
+    assert [arguments[0] for arguments in guarded.attempts] == ["8", "8"], "micro-batch"
+    assert guarded.attempts[1][1].endswith("step_6"), "the last checkpoint"
+    assert guarded.document["attempts"][0]["end"]["reason"] == "machine"
+    guarded.assert_complete()
+    guarded.wait_until_gone()
+
+
 def test_a_bug_is_never_tried_again(tmp_path: Path, run: int) -> None:
     guarded = GuardedRun(tmp_path, FAULT="bug")
     code, _ = guarded.end()

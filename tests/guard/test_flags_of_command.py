@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from autotune.guard.command_reading import known_training, overriding_flags
+from autotune.guard.command_reading import known_training, method_of, overriding_flags
 from autotune.request.flags import Flags
 from tests.cli.command import autotune
 
@@ -93,3 +93,16 @@ def test_the_batch_is_that_of_file_and_flags(
     stated = overriding_flags(training)  # what the proof is given
     assert ("beta=0.1" in stated) is ("--beta" in flags)
     assert (f"per_device_train_batch_size={micro}" in stated) is bool(flags)
+
+
+@pytest.mark.parametrize(
+    ("command", "method"),
+    [
+        ("trl sft --config train.yaml", "sft"),
+        ("accelerate launch -m trl.scripts.dpo --config train.yaml", "dpo"),
+        ("torchrun --nproc_per_node 2 trl/scripts/sft.py --config train.yaml", "sft"),
+        ("python train.py --output_dir runs/dpo", None),
+    ],
+)
+def test_the_method_is_that_of_the_command(command: str, method: str | None) -> None:
+    assert method_of(command.split()) == method

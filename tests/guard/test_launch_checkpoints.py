@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from autotune.guard.training import KnownTraining
+from autotune.guard.watched import unseen_nodes
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
@@ -59,3 +60,10 @@ def test_a_micro_batch_that_would_change_the_number_of_steps_stays(tmp_path: Pat
         ("--dataloader_drop_last true --max_steps 100", False),
     ):
         assert training_of(tmp_path, SWIFT.format(more=more)).keeps_batches is keeps, more
+
+
+def test_the_nodes_of_a_launch_script_are_counted(tmp_path: Path) -> None:
+    script = VERL.format(more="trainer.nnodes=2").replace("batch_size=8", "batch_size=16")
+    training = training_of(tmp_path, script)
+    assert unseen_nodes(training.launch_text, {}).startswith("this run has 2 nodes")
+    assert "its GPUs are not on this machine" in training.limits

@@ -10,7 +10,7 @@ from autotune.core.measurement import Outcome
 from autotune.core.units import GIB
 from autotune.guard.ending import in_phase
 from autotune.guard.history import AttemptRecord
-from autotune.guard.learned import learn
+from autotune.guard.learned import device_peak, learn
 from autotune.guard.trainer_facts import ShownFacts, TrainingRows
 from autotune.guard.watched import AttemptPeaks
 from autotune.search.record import Record
@@ -68,3 +68,10 @@ def test_phases_without_memory_watch_are_said_to_be_unknown(config: Path) -> Non
     )
     (note,) = [note for note in _notes_of_predict(config) if note.startswith("Measured:")]
     assert "a peak of 36 GiB (phases are not known: no MemoryWatch in the trainer" in note
+
+
+def test_memory_of_a_head_without_gpus_is_no_peak_of_the_run(config: Path) -> None:
+    record = _attempt_with(ShownFacts(phase_peak_bytes={}))
+    assert device_peak(training_of(config), record) == 36 * GIB
+    record.place = "host"
+    assert device_peak(training_of(config), record) is None

@@ -21,7 +21,7 @@ from autotune.guard.watched import unseen_nodes
     ],
 )
 def test_nodes_are_counted(command: str, variables: dict[str, str], nodes: int | None) -> None:
-    text = unseen_nodes(command.split(), variables)
+    text = unseen_nodes(command, variables)
     if nodes is None:
         assert text == ""
     else:

@@ -41,6 +41,8 @@ class MemoryChart:
     limit_y: float
     limit: str
     place: str
+    duration: str
+    summary: str  # for readers that do not see the chart
     width: int = GUARD_CHART_WIDTH
     height: int = GUARD_CHART_HEIGHT
 
@@ -70,7 +72,7 @@ def render_guard(document: Mapping[str, Any]) -> str:
         chart=memory_chart(document),
         size=format_bytes,
         value=setting_text,
-        style=joined_files("page.css"),
+        style=joined_files("page.css", "guard.css"),
     )
 
 
@@ -103,13 +105,18 @@ def memory_chart(document: Mapping[str, Any]) -> MemoryChart | None:
         top_bytes=HEADROOM * limit,
     )
     lines = []
+    peak = 0
     for attempt in attempts:
         lines.append(_line(attempt, scale))
+        peak = max(peak, attempt["peak_bytes"] or 0)
+    place = str(attempts[-1]["place"])
     return MemoryChart(
         lines=tuple(lines),
         limit_y=scale.y(limit),
         limit=format_bytes(limit),
-        place=str(attempts[-1]["place"]),
+        place=place,
+        duration=format_seconds(scale.seconds),
+        summary=f"Memory of {place}: peak {format_bytes(peak)} of {format_bytes(limit)}",
     )
 
 
