@@ -70,6 +70,24 @@ class TraceBlock:
         """True for events that allocate."""
         return self.deltas > 0
 
+    def piece(self, start: int, stop: int) -> TraceBlock:
+        """Return the block with some of its events."""
+        return TraceBlock(
+            key=self.key,
+            numbers=self.numbers[start:stop],
+            deltas=self.deltas[start:stop],
+            parts=self.parts[start:stop],
+        )
+
+    def reversed(self) -> TraceBlock:
+        """Return the block with its events in reverse order."""
+        return TraceBlock(
+            key=self.key,
+            numbers=self.numbers[::-1],
+            deltas=self.deltas[::-1],
+            parts=self.parts[::-1],
+        )
+
 
 def block_spans(trace: Trace) -> list[BlockSpan]:
     """Return all blocks with events. Neighbours between the same layers are one block."""
