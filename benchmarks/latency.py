@@ -4,14 +4,17 @@
 
 Each command runs in a process of its own, several times; the fastest counts. CPU seconds of the
 process and its children are the figure to compare: on a quiet machine with two cores a command
-takes about as long, or less where it traces in two processes. `--python` names an environment
-without a training framework for the commands that need none. The figures before are those of
-commit 78a560e4 on a quiet machine, in seconds. results/latency.json is written at the end.
+takes about as long, or less where it traces in two processes. The verdict is the first line that is
+printed, before advice: its seconds are listed too, and count where the first answer is asked for.
+`--python` names an environment without a training framework for the commands that need none. The
+figures before are those of commit 78a560e4 on a quiet machine, in seconds. results/latency.json is
+written at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import resource
@@ -24,6 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import machine
+import psutil
 
 from autotune.core.files import write_atomically
 
@@ -85,8 +89,24 @@ CASES = (
         needs_framework=True,
     ),
     Case(
+        name="search of 3,024 candidates, without a GPU",
+        command=["run", *SHIPPED],
+        before_s=48.0,
+        bar_s=12.0,
+        runs=1,
+        needs_framework=True,
+    ),
+    Case(
         name="first answer of a model that is not shipped",
         command=["predict", *NOT_SHIPPED],
+        before_s=None,
+        bar_s=12.0,
+        runs=1,
+        needs_framework=True,
+    ),
+    Case(
+        name="first answer of a mixture of experts",
+        command=["predict", "--model", "Qwen3-30B-A3B", "--gpus", "8xA100-80G"],
         before_s=None,
         bar_s=12.0,
         runs=1,
@@ -95,37 +115,79 @@ CASES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a command, until its first line and until its end."""
+
+    first_line: str
+    first_wall_s: float
+    first_cpu_s: float
+    wall_s: float
+    cpu_s: float
+
+
 def measured(case: Case, python: str) -> dict[str, object]:
     """Run a case with empty caches; return its seconds and the first line of its answer."""
-    wall, cpu = [], []
-    first_line = ""
-    for _ in range(case.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder}
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            began = time.monotonic()
-            done = subprocess.run(
-                [python, "-m", "autotune", *case.command],
-                env=environment,
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            wall.append(time.monotonic() - began)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-            first_line = done.stdout.partition("\n")[0] or done.stderr.strip()
+    runs = [run_of(case, python) for _ in range(case.runs)]
     return {
         "case": case.name,
         "command": " ".join(case.command),
         "before_s": case.before_s,
         "bar_s": case.bar_s,
-        "cpu_s": round(min(cpu), 2),
-        "wall_s": round(min(wall), 2),
-        "answer": first_line,
+        "verdict_cpu_s": round(min(run.first_cpu_s for run in runs), 2),
+        "verdict_wall_s": round(min(run.first_wall_s for run in runs), 2),
+        "cpu_s": round(min(run.cpu_s for run in runs), 2),
+        "wall_s": round(min(run.wall_s for run in runs), 2),
+        "answer": runs[-1].first_line,
     }
+
+
+def run_of(case: Case, python: str) -> Run:
+    """Run a command once, in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONUNBUFFERED"] = "1"
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        began = time.monotonic()
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                [python, "-m", "autotune", *case.command],
+                env=environment,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            first_line = process.stdout.readline().strip()
+            first_wall = time.monotonic() - began
+            first_cpu = cpu_seconds(process.pid)
+            process.stdout.read()
+            process.wait()
+            errors.seek(0)
+            first_line = first_line or errors.read().strip()
+        wall = time.monotonic() - began
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return Run(
+            first_line=first_line,
+            first_wall_s=first_wall,
+            first_cpu_s=first_cpu,
+            wall_s=wall,
+            cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+        )
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds so far of a process and its descendants, ended ones included."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def _rows_of_other_cases(names: Sequence[str]) -> list[dict[str, object]]:
