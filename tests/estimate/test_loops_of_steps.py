@@ -27,8 +27,8 @@ def collated(point: Point) -> Trace:
         padded = writer.make(9 * length, "activations")
         rows.append(writer.make(8 * length, "activations"))
         writer.drop(padded)
-    writer.drop(embedded)
     writer.make(1_000_003, "activations")
+    writer.drop(embedded)
     for number in (0, 1):
         writer.enter("forward", number)
         writer.drop(writer.make(500 * point.micro_batch * length, "logits"))
