@@ -106,7 +106,7 @@ CASES = (
     ),
     Case(
         name="first answer of a mixture of experts",
-        command=["predict", "--model", "Qwen3-30B-A3B", "--gpus", "8xA100-80G"],
+        command=["predict", "--model", "Qwen3-30B-A3B", "--gpus", "8xH200"],
         before_s=None,
         bar_s=12.0,
         runs=1,
