@@ -165,8 +165,7 @@ def run_of(case: Case, python: str) -> Run:
             first_line = process.stdout.readline().strip()
             first_wall = time.monotonic() - began
             first_cpu = cpu_seconds(process.pid)
-            process.stdout.read()
-            process.wait()
+            process.communicate()
             errors.seek(0)
             first_line = first_line or errors.read().strip()
         wall = time.monotonic() - began

@@ -330,9 +330,11 @@ class LargestValueSearch:
         condition: Condition,
     ) -> float | None:
         """Return where no byte is left on a line through two values; None: no line leads there."""
-        lower = None if low is None else self._at(low).prediction
+        if low is None:
+            return None
+        lower = self._at(low).prediction
         upper = self._at(high).prediction
-        if low is None or lower is None or upper is None:
+        if lower is None or upper is None:
             return None
         left_at_low = condition.bytes_left(lower)
         left_at_high = condition.bytes_left(upper)

@@ -182,7 +182,7 @@ def _pieces(
         return [list(blocks)]
     # The loop begins where the events differ. If it then has no iteration at some points, which
     # there free nothing, each point keeps an iteration in it.
-    lengths = [len(block.deltas) for block in blocks]
+    lengths = list(map(len, blocks))
     iteration = int(np.gcd.reduce(np.subtract(lengths, lengths[0])))
     for kept_events in (0, iteration):
         begins, loops, ends = _around_loop(blocks, kept_events, have_formulas)
@@ -197,14 +197,17 @@ def _around_loop(
     have_formulas: Callable[[Integers], Booleans],
 ) -> tuple[list[TraceBlock], list[TraceBlock], list[TraceBlock]]:
     """Return the equal events at the begin, the loop with at least so many events, and the end."""
-    shortest = min(len(block.deltas) for block in blocks)
+    shortest = min(map(len, blocks))
     before = max(0, _equal_events(blocks, have_formulas) - kept_events)
-    remaining = [block.piece(before, len(block.deltas)) for block in blocks]
-    after = _equal_events([block.reversed() for block in remaining], have_formulas)
+    backwards = [block.piece(before, None).reversed() for block in blocks]
+    after = _equal_events(backwards, have_formulas)
     after = min(after, shortest - before - kept_events)
-    begins = [block.piece(0, before) for block in blocks]
-    loops = [block.piece(0, len(block.deltas) - after) for block in remaining]
-    ends = [block.piece(len(block.deltas) - after, len(block.deltas)) for block in remaining]
+    begins, loops, ends = [], [], []
+    for block in blocks:
+        end = len(block) - after
+        begins.append(block.piece(0, before))
+        loops.append(block.piece(before, end))
+        ends.append(block.piece(end, None))
     return begins, loops, ends
 
 
@@ -215,10 +218,8 @@ def _is_scalable(loops: Sequence[TraceBlock]) -> bool:
     """
     if any((loop.parts == LOGITS).any() for loop in loops):
         return False
-    kept_bytes = np.stack([_kept_bytes(loop) for loop in loops], axis=1)
-    freed_bytes = np.stack([_freed_bytes(loop) for loop in loops], axis=1)
-    is_kept = kept_bytes > 0
-    is_freed = freed_bytes > 0
+    is_kept = _by_block(loops, _kept_bytes) > 0
+    is_freed = _by_block(loops, _freed_bytes) > 0
     first_keeps_all = is_kept[:, 0] >= is_kept.any(axis=1)
     free_the_same = is_freed.all(axis=1) >= is_freed.any(axis=1)
     return bool(first_keeps_all.all() and free_the_same.all())
@@ -229,9 +230,10 @@ def _equal_events(
     have_formulas: Callable[[Integers], Booleans],
 ) -> int:
     """Return how many of the first events are the same everywhere, with a formula of each size."""
-    length = min(len(block.deltas) for block in blocks)
-    deltas = np.stack([block.deltas[:length] for block in blocks], axis=1)
-    parts = np.stack([block.parts[:length] for block in blocks], axis=1)
+    length = min(map(len, blocks))
+    shortened = [block.piece(0, length) for block in blocks]
+    deltas = np.stack([block.deltas for block in shortened], axis=1)
+    parts = np.stack([block.parts for block in shortened], axis=1)
     is_other_kind = (np.sign(deltas) != np.sign(deltas[:, :1])).any(axis=1)
     is_other_part = (parts != parts[:, :1]).any(axis=1)
     equal = _first(is_other_kind | is_other_part)
@@ -271,29 +273,38 @@ class _Examples:
 def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
     """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
-    if len(first.deltas) == 0:
+    if len(first) == 0:
         return []  # there is nothing to scale
     is_transient = _is_transient(first)
-    kept_bytes = [_kept_bytes(block) for block in blocks]
-    freed_bytes = [_freed_bytes(block) for block in blocks]
+    kept_bytes = _by_block(blocks, _kept_bytes)
+    freed_bytes = _by_block(blocks, _freed_bytes)
     return [
         _scaled_group(first, first.allocates & ~is_transient, kept_bytes, examples),
         _scaled_group(first, first.allocates & is_transient, freed_bytes, examples),
     ]
 
 
+def _by_block(
+    blocks: Sequence[TraceBlock],
+    bytes_by_part: Callable[[TraceBlock], Integers],
+) -> Integers:
+    """Return a row for each part, a column for each block."""
+    columns = map(bytes_by_part, blocks)
+    return np.stack(list(columns), axis=1)
+
+
 def _scaled_group(
     first: TraceBlock,
     is_member: Booleans,
-    bytes_by_sample: Sequence[Integers],
+    bytes_by_sample: Integers,
     examples: _Examples,
 ) -> ScaledGroup:
     """Return the group of the first block's allocations that these events make."""
-    rows = examples.add(np.stack(bytes_by_sample, axis=1))
+    rows = examples.add(bytes_by_sample)
     return ScaledGroup(
         allocations=first.numbers[is_member],
         parts=first.parts[is_member],
-        bytes_at_first=bytes_by_sample[0],
+        bytes_at_first=bytes_by_sample[:, 0].copy(),
         formulas=rows,
     )
 
