@@ -7,7 +7,8 @@ fit. For each, every value of every neutral knob is predicted completely: all di
 all listed choices, shares in steps of 0.05. The fastest that surely fits has to be among the
 advice, or one that prints the same speed; and the advice has to be the same in several runs.
 Nothing is measured, and no framework is needed. results/advice.json is written after each
-configuration; a call goes on where the last one ended, and `--seconds` ends it. Where no single
+configuration; a call goes on where the last one ended (delete the file for a
+new one), and `--seconds` ends it. Where no single
 change suffices, all pairs of two neutral changes are predicted, and one of those that fit has to be
 among the advice.
 """
@@ -208,10 +209,9 @@ def main() -> None:
         help="of the first six; then two",
     )
     parser.add_argument("--seconds", type=float, default=math.inf, help="no row begins after them")
-    parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
-    earlier = [] if options.fresh else earlier_rows()
+    earlier = earlier_rows()
     draw = random.Random(SEED)
     rows: list[dict[str, Any]] = []
     while len(rows) < options.configurations and time.monotonic() < deadline:
