@@ -6,11 +6,9 @@ Configurations are drawn at random from families whose step models are shipped, 
 fit. For each, every value of every neutral knob is predicted completely: all divisors of the batch,
 all listed choices, shares in steps of 0.05. The fastest that surely fits has to be among the
 advice, or one that prints the same speed; and the advice has to be the same in several runs.
-Nothing is measured, and no framework is needed. results/advice.json is written after each
-configuration; a call goes on where the last one ended (delete the file for a
-new one), and `--seconds` ends it. Where no single
-change suffices, all pairs of two neutral changes are predicted, and one of those that fit has to be
-among the advice.
+Where no single change suffices, all pairs of neutral changes are predicted in the same way. Nothing
+is measured, and no framework is needed. results/advice.json is written after each configuration. A
+call goes on where the last one ended (delete the file for a new one), and `--seconds` ends it.
 """
 
 from __future__ import annotations
