@@ -17,7 +17,6 @@ import argparse
 import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -120,8 +119,8 @@ class Run:
     """One run of a command, until its first line and until its end."""
 
     first_line: str
-    first_wall_s: float
-    first_cpu_s: float
+    verdict_wall_s: float
+    verdict_cpu_s: float
     wall_s: float
     cpu_s: float
 
@@ -129,17 +128,16 @@ class Run:
 def measured(case: Case, python: str) -> dict[str, object]:
     """Run a case with empty caches; return its seconds and the first line of its answer."""
     runs = [run_of(case, python) for _ in range(case.runs)]
-    return {
+    row: dict[str, object] = {
         "case": case.name,
         "command": " ".join(case.command),
         "before_s": case.before_s,
         "bar_s": case.bar_s,
-        "verdict_cpu_s": round(min(run.first_cpu_s for run in runs), 2),
-        "verdict_wall_s": round(min(run.first_wall_s for run in runs), 2),
-        "cpu_s": round(min(run.cpu_s for run in runs), 2),
-        "wall_s": round(min(run.wall_s for run in runs), 2),
-        "answer": runs[-1].first_line,
     }
+    for name in ("verdict_cpu_s", "verdict_wall_s", "cpu_s", "wall_s"):
+        row[name] = round(min(getattr(run, name) for run in runs), 2)
+    row["answer"] = runs[-1].first_line
+    return row
 
 
 def run_of(case: Case, python: str) -> Run:
@@ -148,7 +146,7 @@ def run_of(case: Case, python: str) -> Run:
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder}
         environment.pop("PYTHONDONTWRITEBYTECODE", None)
         environment["PYTHONUNBUFFERED"] = "1"
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = seconds_of_children()
         began = time.monotonic()
         with (
             tempfile.TemporaryFile("w+") as errors,
@@ -169,14 +167,18 @@ def run_of(case: Case, python: str) -> Run:
             errors.seek(0)
             first_line = first_line or errors.read().strip()
         wall = time.monotonic() - began
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return Run(
             first_line=first_line,
-            first_wall_s=first_wall,
-            first_cpu_s=first_cpu,
+            verdict_wall_s=first_wall,
+            verdict_cpu_s=first_cpu,
             wall_s=wall,
-            cpu_s=after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime,
+            cpu_s=seconds_of_children() - before,
         )
+
+
+def seconds_of_children() -> float:
+    """Return the CPU seconds of all children that ended."""
+    return sum(os.times()[2:4])
 
 
 def cpu_seconds(pid: int) -> float:
