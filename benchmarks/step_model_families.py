@@ -65,7 +65,6 @@ CHOSEN: Sequence[Family] = (
     ("SmolLM2-135M", "A100-40G", LORA, {}),
     ("Qwen2.5-1.5B", "2xH100", FULL, {}),
     ("Qwen3-4B", "2xH100", {**LORA, **SFT}, {}),
-    ("Llama-3.2-1B", "A100-40G", {**LORA, **SFT}, {}),
 )
 
 SMALL_MODELS = (
