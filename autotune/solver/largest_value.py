@@ -64,18 +64,18 @@ class Tried(SolverAttempt):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Condition:
+class FitCondition:
     """What the largest value has to meet."""
 
     holds: Callable[[Tried], bool]
     bytes_left: Callable[[Prediction], float]  # negative where the condition does not hold
 
 
-SURELY_FITS = Condition(
+SURELY_FITS = FitCondition(
     holds=lambda tried: tried.fits is True,
     bytes_left=lambda prediction: prediction.margin_bytes.low,
 )
-MAY_FIT = Condition(
+MAY_FIT = FitCondition(
     holds=lambda tried: tried.fits is not False,
     bytes_left=lambda prediction: prediction.margin_bytes.high,
 )
@@ -261,14 +261,14 @@ class LargestValueSearch:
             tried=tried,
         )
 
-    def _last(self, start: Number, condition: Condition) -> Number | None:
+    def _last(self, start: Number, condition: FitCondition) -> Number | None:
         """Return the last value for which the condition holds; None: for none."""
         if not condition.holds(self._at(start)):
             return self._narrow(*self._halve_until(start, condition), condition)
         low, high = self._double_while(start, condition)
         return low if high is None else self._narrow(low, high, condition)
 
-    def _double_while(self, low: Number, condition: Condition) -> tuple[Number, Number | None]:
+    def _double_while(self, low: Number, condition: FitCondition) -> tuple[Number, Number | None]:
         """Return a value for which the condition holds, and its double, for which it does not;
         None: it holds up to the largest value.
         """
@@ -280,7 +280,7 @@ class LargestValueSearch:
                 return low, double
             low = double
 
-    def _halve_until(self, start: Number, condition: Condition) -> tuple[Number | None, Number]:
+    def _halve_until(self, start: Number, condition: FitCondition) -> tuple[Number | None, Number]:
         """Return a value for which the condition holds (None: for none), and the smallest known
         one above it for which it does not.
         """
@@ -297,7 +297,7 @@ class LargestValueSearch:
         self,
         low: Number | None,
         high: Number,
-        condition: Condition,
+        condition: FitCondition,
     ) -> Number | None:
         """Return the last legal value below `high` for which the condition holds, else `low`."""
         between = []
@@ -327,7 +327,7 @@ class LargestValueSearch:
         self,
         low: Number | None,
         high: Number,
-        condition: Condition,
+        condition: FitCondition,
     ) -> float | None:
         """Return where no byte is left on a line through two values; None: no line leads there."""
         if low is None:

@@ -43,7 +43,7 @@ from autotune.estimate.screening.points import (
     rows_of,
 )
 
-LOGITS = PARTS.index("logits")
+LOGITS_PART = PARTS.index("logits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -216,7 +216,7 @@ def _is_scalable(loops: Sequence[TraceBlock]) -> bool:
     does, and all of them free the same parts. Pieces of logits, of which the last is smaller, are
     alike in whole blocks only.
     """
-    if any((loop.parts == LOGITS).any() for loop in loops):
+    if any((loop.parts == LOGITS_PART).any() for loop in loops):
         return False
     is_kept = _by_block(loops, _kept_bytes) > 0
     is_freed = _by_block(loops, _freed_bytes) > 0
