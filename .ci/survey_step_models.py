@@ -88,11 +88,12 @@ LORA = [
     *combined(ENGINES, FEW_STEPS, CHECKPOINTING),
     *combined(ENGINES, ROWS, ZERO),
 ]
-USUAL_LORA = [
+FURTHER_LORA = [
     *combined(ENGINES, ROWS),
     *combined(ENGINES, CHECKPOINTING),
     *combined(ENGINES, ZERO[:1]),
 ]
+USUAL_LORA = [*FURTHER_LORA, *combined(ENGINES, FEW_STEPS)]
 QLORA = [*combined(FOUR_BITS, ENGINES, ROWS, CHECKPOINTING), *combined(FOUR_BITS, FEW_STEPS)]
 FULL = [
     *combined(ENGINES, FEWER_ROWS, CHECKPOINTING),
@@ -157,7 +158,7 @@ def groups_of(
 
 FAMILIES: Sequence[FamilyGroup] = (
     *groups_of(
-        "lora", "grpo", {LARGE_USE: [*LORA, *QLORA], USUAL: USUAL_LORA, FURTHER: USUAL_LORA}
+        "lora", "grpo", {LARGE_USE: [*LORA, *QLORA], USUAL: USUAL_LORA, FURTHER: FURTHER_LORA}
     ),
     *groups_of("full", "grpo", {LARGE_USE: FULL, USUAL: USUAL_FULL}),
     *groups_of("lora", "sft", {LARGE_USE: OFFLINE, USUAL: OFFLINE}),

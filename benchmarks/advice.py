@@ -6,14 +6,18 @@ Configurations are drawn at random from families whose step models are shipped, 
 fit. For each, every value of every neutral knob is predicted completely: all divisors of the batch,
 all listed choices, shares in steps of 0.05. The fastest that surely fits has to be among the
 advice, or one that prints the same speed; and the advice has to be the same in several runs.
-Nothing is measured, and no framework is needed. results/advice.json is written at the end.
+Where no single change suffices, all pairs of neutral changes are predicted in the same way. Nothing
+is measured, and no framework is needed. results/advice.json is written after each configuration. A
+call goes on where the last one ended (delete the file for a new one), and `--seconds` ends it.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
+import math
 import random
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -104,16 +108,37 @@ def exhaustive(
     before: Prediction,
     service: PredictionService,
 ) -> list[tuple[float, Change]]:
-    """Return the neutral changes that surely fit with their ratio of speeds, fastest first."""
+    """Return the neutral changes that surely fit with their ratio of speeds, fastest first: single
+    ones, or else pairs.
+    """
+    singles = list(neutral_changes(request, candidate))
+    fitting = fitting_changes(request, candidate, before, service, singles)
+    if fitting:
+        return fitting
+    pairs = []
+    for first, second in itertools.combinations(singles, 2):
+        if not first.keys() & second.keys():
+            pairs.append({**first, **second})
+    return fitting_changes(request, candidate, before, service, pairs)
+
+
+def fitting_changes(
+    request: ParsedRequest,
+    candidate: Candidate,
+    before: Prediction,
+    service: PredictionService,
+    changes: Sequence[Change],
+) -> list[tuple[float, Change]]:
+    """Return those of the changes that surely fit, fastest first."""
     fitting = []
-    for change in neutral_changes(request, candidate):
+    for change in changes:
         changed = completed(request, {**candidate.knobs, **change})
         illegal = request.trainer.why_illegal(changed, request.job.task)
         if changed == candidate or illegal is not None:
             continue
         with contextlib.suppress(AutotuneError):
-            prediction = service.predict(changed)
-            if prediction.fits:
+            prediction = service.predict_if_fits(changed)
+            if prediction is not None:
                 fitting.append((_ratio(before, prediction), change))
     return sorted(fitting, key=lambda change: -change[0])
 
@@ -159,7 +184,7 @@ def row_of(
     best = fitting[0] if fitting else None
     single = best is None or (offered is not None and offered >= best[0] - SAME_SPEED)
     return {
-        "configuration": {name: value for name, value in label.items() if value is not None},
+        "configuration": stated(label),
         "best": None if best is None else {"speed": round(best[0], 3), "change": dict(best[1])},
         "offered": [as_flags(way.change) for way in ways],
         "best_is_offered": single,
@@ -181,32 +206,67 @@ def main() -> None:
         default=10,
         help="of the first six; then two",
     )
+    parser.add_argument("--seconds", type=float, default=math.inf, help="no row begins after them")
     options = parser.parse_args()
+    deadline = time.monotonic() + options.seconds
+    earlier = earlier_rows()
     draw = random.Random(SEED)
     rows: list[dict[str, Any]] = []
-    while len(rows) < options.configurations:
+    while len(rows) < options.configurations and time.monotonic() < deadline:
         try:
             drawn = drawn_request(draw)
         except AutotuneError:  # refused by the framework
+            continue
+        _, _, label = drawn
+        row = row_among(earlier, label)
+        if row is not None:
+            rows.append(row)
             continue
         row = row_of(*drawn, options.repeats if len(rows) < 6 else 2)
         if row is not None:
             rows.append(row)
             print(json.dumps(row), flush=True)
-    missed = [row for row in rows if not row["best_is_offered"]]
+            write_document(rows)
+    print(f"{len(rows)} configurations, {len(missed_in(rows))} missed")
+
+
+def earlier_rows() -> list[dict[str, Any]]:
+    """Return the rows of the result file."""
+    if not RESULTS.exists():
+        return []
+    rows: list[dict[str, Any]] = json.loads(RESULTS.read_text())["rows"]
+    return rows
+
+
+def row_among(rows: Sequence[dict[str, Any]], label: Mapping[str, Any]) -> dict[str, Any] | None:
+    """Return the row of a configuration; None if there is none."""
+    for row in rows:
+        if row["configuration"] == stated(label):
+            return row
+    return None
+
+
+def stated(label: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in label.items() if value is not None}
+
+
+def missed_in(rows: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    return [row for row in rows if not row["best_is_offered"]]
+
+
+def write_document(rows: Sequence[Mapping[str, Any]]) -> None:
     varying = [row for row in rows if not row["same_every_time"]]
     document = {
         "seed": SEED,
         "configurations": len(rows),
         "with_a_neutral_change": sum(row["best"] is not None for row in rows),
-        "missed": missed,
+        "missed": missed_in(rows),
         "varying": varying,
         "largest_cpu_seconds": max(row["cpu_seconds"] for row in rows),
         "rows": rows,
         "machine": machine.facts({}),
     }
     write_atomically(RESULTS, f"{json.dumps(document, indent=1)}\n".encode())
-    print(f"{len(rows)} configurations, {len(missed)} missed, {len(varying)} varying")
 
 
 if __name__ == "__main__":

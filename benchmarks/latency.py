@@ -4,17 +4,19 @@
 
 Each command runs in a process of its own, several times; the fastest counts. CPU seconds of the
 process and its children are the figure to compare: on a quiet machine with two cores a command
-takes about as long, or less where it traces in two processes. `--python` names an environment
-without a training framework for the commands that need none. The figures before are those of
-commit 78a560e4 on a quiet machine, in seconds. results/latency.json is written at the end.
+takes about as long, or less where it traces in two processes. The verdict is the first line that is
+printed, before advice: its seconds are listed too, and count where the first answer is asked for.
+`--python` names an environment without a training framework for the commands that need none. The
+figures before are those of commit 78a560e4 on a quiet machine, in seconds. results/latency.json is
+written at the end.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import machine
+import psutil
 
 from autotune.core.files import write_atomically
 
@@ -85,8 +88,24 @@ CASES = (
         needs_framework=True,
     ),
     Case(
+        name="search of 3,024 candidates, without a GPU",
+        command=["run", *SHIPPED],
+        before_s=48.0,
+        bar_s=12.0,
+        runs=1,
+        needs_framework=True,
+    ),
+    Case(
         name="first answer of a model that is not shipped",
         command=["predict", *NOT_SHIPPED],
+        before_s=None,
+        bar_s=12.0,
+        runs=1,
+        needs_framework=True,
+    ),
+    Case(
+        name="first answer of a mixture of experts",
+        command=["predict", "--model", "Qwen3-30B-A3B", "--gpus", "8xH200"],
         before_s=None,
         bar_s=12.0,
         runs=1,
@@ -95,37 +114,81 @@ CASES = (
 )
 
 
+@dataclass(frozen=True, kw_only=True)
+class Run:
+    """One run of a command, until its first line and until its end."""
+
+    first_line: str
+    verdict_wall_s: float
+    verdict_cpu_s: float
+    wall_s: float
+    cpu_s: float
+
+
 def measured(case: Case, python: str) -> dict[str, object]:
     """Run a case with empty caches; return its seconds and the first line of its answer."""
-    wall, cpu = [], []
-    first_line = ""
-    for _ in range(case.runs):
-        with tempfile.TemporaryDirectory() as folder:
-            environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder}
-            environment.pop("PYTHONDONTWRITEBYTECODE", None)
-            before = resource.getrusage(resource.RUSAGE_CHILDREN)
-            began = time.monotonic()
-            done = subprocess.run(
-                [python, "-m", "autotune", *case.command],
-                env=environment,
-                cwd=folder,
-                capture_output=True,
-                text=True,
-                check=False,
-            )
-            wall.append(time.monotonic() - began)
-            after = resource.getrusage(resource.RUSAGE_CHILDREN)
-            cpu.append(after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime)
-            first_line = done.stdout.partition("\n")[0] or done.stderr.strip()
-    return {
+    runs = [run_of(case, python) for _ in range(case.runs)]
+    row: dict[str, object] = {
         "case": case.name,
         "command": " ".join(case.command),
         "before_s": case.before_s,
         "bar_s": case.bar_s,
-        "cpu_s": round(min(cpu), 2),
-        "wall_s": round(min(wall), 2),
-        "answer": first_line,
     }
+    for name in ("verdict_cpu_s", "verdict_wall_s", "cpu_s", "wall_s"):
+        row[name] = round(min(getattr(run, name) for run in runs), 2)
+    row["answer"] = runs[-1].first_line
+    return row
+
+
+def run_of(case: Case, python: str) -> Run:
+    """Run a command once, in an empty folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": folder}
+        environment.pop("PYTHONDONTWRITEBYTECODE", None)
+        environment["PYTHONUNBUFFERED"] = "1"
+        before = seconds_of_children()
+        began = time.monotonic()
+        with (
+            tempfile.TemporaryFile("w+") as errors,
+            subprocess.Popen(
+                [python, "-m", "autotune", *case.command],
+                env=environment,
+                cwd=folder,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+            ) as process,
+        ):
+            assert process.stdout is not None
+            first_line = process.stdout.readline().strip()
+            first_wall = time.monotonic() - began
+            first_cpu = cpu_seconds(process.pid)
+            process.communicate()
+            errors.seek(0)
+            first_line = first_line or errors.read().strip()
+        wall = time.monotonic() - began
+        return Run(
+            first_line=first_line,
+            verdict_wall_s=first_wall,
+            verdict_cpu_s=first_cpu,
+            wall_s=wall,
+            cpu_s=seconds_of_children() - before,
+        )
+
+
+def seconds_of_children() -> float:
+    """Return the CPU seconds of all children that ended."""
+    return sum(os.times()[2:4])
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU seconds so far of a process and its descendants, ended ones included."""
+    seconds = 0.0
+    with contextlib.suppress(psutil.Error):
+        root = psutil.Process(pid)
+        for process in (root, *root.children(recursive=True)):
+            seconds += sum(process.cpu_times()[:4])
+    return seconds
 
 
 def _rows_of_other_cases(names: Sequence[str]) -> list[dict[str, object]]:

@@ -53,6 +53,18 @@ CHOSEN: Sequence[Family] = (
     ("Mistral-7B-v0.3", "2xA100-40G", LORA, KEPT),
     ("Phi-4", "2xH100", LORA, {}),
     ("Qwen2.5-14B", "2xH100", LORA, ZERO3),
+    ("DeepSeek-R1-Distill-Qwen-1.5B", "A100-40G", LORA, {}),
+    ("DeepSeek-R1-Distill-Qwen-1.5B", "2xH100", LORA, VLLM),
+    ("SmolLM3-3B", "2xH100", LORA, {}),
+    ("Phi-4-mini-instruct", "A100-40G", LORA, {}),
+    ("Phi-4-mini-instruct", "2xH100", LORA, VLLM),
+    ("Mistral-Small-24B-Base-2501", "2xA100-80G", LORA, {}),
+    ("Mistral-Small-24B-Base-2501", "8xH100", LORA, ZERO3),
+    ("SmolLM2-360M", "A100-40G", LORA, KEPT),
+    ("SmolLM2-360M", "H100", LORA, VLLM),
+    ("SmolLM2-135M", "A100-40G", LORA, {}),
+    ("Qwen2.5-1.5B", "2xH100", FULL, {}),
+    ("Qwen3-4B", "2xH100", {**LORA, **SFT}, {}),
 )
 
 SMALL_MODELS = (

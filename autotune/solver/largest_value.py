@@ -1,4 +1,4 @@
-"""Largest value of one setting that fits, by bisection over predictions.
+"""Largest value of one setting that fits, by interpolation and bisection over predictions.
 
 Allocated memory must not fall where the value rises, which is checked on every pair of predictions.
 Reserved memory may, by a few percent: torch frees its cache near the limit. An interval gives two
@@ -11,6 +11,7 @@ import bisect
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import pairwise
 
 from autotune.core.errors import BadInput, IllegalConfiguration, UnknownName
@@ -33,6 +34,9 @@ STEPS_PER_OCTAVE = 32  # values tried between a larger value and its double
 LARGEST_TRIED = 2**20
 SHARES = tuple(round(percent / 100, 2) for percent in range(1, 100))
 """Values of a setting that is a share, like `vllm_gpu_memory_utilization`."""
+
+MAX_INTERPOLATIONS = 2
+"""Values taken from a straight line before bisection: near the limit memory leaves the line."""
 
 # Difference of two peaks, as a share, below which neither is larger: the allocator's rounding.
 EQUAL_MEMORY = 0.01
@@ -57,6 +61,24 @@ class Tried(SolverAttempt):
 
     value: Number
     job: Job | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class FitCondition:
+    """What the largest value has to meet."""
+
+    holds: Callable[[Tried], bool]
+    bytes_left: Callable[[Prediction], float]  # negative where the condition does not hold
+
+
+SURELY_FITS = FitCondition(
+    holds=lambda tried: tried.fits is True,
+    bytes_left=lambda prediction: prediction.margin_bytes.low,
+)
+MAY_FIT = FitCondition(
+    holds=lambda tried: tried.fits is not False,
+    bytes_left=lambda prediction: prediction.margin_bytes.high,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +117,15 @@ def find_largest_value(
     # 2. The same with other values.
     with contextlib.closing(open_prediction_service(request.job, request.trainer)) as service:
 
+        @cache
+        def legal_request(value: Number) -> ParsedRequest | IllegalConfiguration:
+            return _legal_request(sources, name, value)
+
         def is_legal(value: Number) -> bool:
-            return not isinstance(_legal_request(sources, name, value), IllegalConfiguration)
+            return not isinstance(legal_request(value), IllegalConfiguration)
 
         def predict(value: Number) -> Tried:
-            changed = _legal_request(sources, name, value)
+            changed = legal_request(value)
             if isinstance(changed, IllegalConfiguration):
                 return Tried(value=value, refusal=changed.what)
             listener(Predicting(text=f"{name.of_framework}={value}"))
@@ -205,7 +231,7 @@ def values_from(start: Number, maximum: Number | None = None) -> tuple[Number, .
 
 @dataclass
 class LargestValueSearch:
-    """Bisection over an ascending list of values; every value is predicted once at most."""
+    """Search in an ascending list of values; every value is predicted once at most."""
 
     setting: str
     values: Sequence[Number]
@@ -215,9 +241,9 @@ class LargestValueSearch:
 
     def run(self, start: Number) -> LargestValue:
         # 1. The largest value that surely fits, and from there the largest that may fit.
-        surely = self._last(start, lambda tried: tried.fits is True)
+        surely = self._last(start, SURELY_FITS)
         from_here = start if surely is None else surely
-        possibly = self._last(from_here, lambda tried: tried.fits is not False)
+        possibly = self._last(from_here, MAY_FIT)
         tried = tuple(self._tried[value] for value in sorted(self._tried))
         self._refuse_without_effect(tried)
 
@@ -235,16 +261,14 @@ class LargestValueSearch:
             tried=tried,
         )
 
-    def _last(self, start: Number, holds: Callable[[Tried], bool]) -> Number | None:
+    def _last(self, start: Number, condition: FitCondition) -> Number | None:
         """Return the last value for which the condition holds; None: for none."""
-        if not holds(self._at(start)):
-            return self._bisect(*self._halve_until(start, holds), holds)
-        low, high = self._double_while(start, holds)
-        return low if high is None else self._bisect(low, high, holds)
+        if not condition.holds(self._at(start)):
+            return self._narrow(*self._halve_until(start, condition), condition)
+        low, high = self._double_while(start, condition)
+        return low if high is None else self._narrow(low, high, condition)
 
-    def _double_while(
-        self, low: Number, holds: Callable[[Tried], bool]
-    ) -> tuple[Number, Number | None]:
+    def _double_while(self, low: Number, condition: FitCondition) -> tuple[Number, Number | None]:
         """Return a value for which the condition holds, and its double, for which it does not;
         None: it holds up to the largest value.
         """
@@ -252,30 +276,28 @@ class LargestValueSearch:
             double = self._double(low)
             if double == low:
                 return low, None
-            if not holds(self._at(double)):
+            if not condition.holds(self._at(double)):
                 return low, double
             low = double
 
-    def _halve_until(
-        self, start: Number, holds: Callable[[Tried], bool]
-    ) -> tuple[Number | None, Number]:
+    def _halve_until(self, start: Number, condition: FitCondition) -> tuple[Number | None, Number]:
         """Return a value for which the condition holds (None: for none), and the smallest known
         one above it for which it does not.
         """
         high = value = start
         while value > self.values[0]:
             value = self.values[max(bisect.bisect_right(self.values, value / 2) - 1, 0)]
-            if holds(self._at(value)):
+            if condition.holds(self._at(value)):
                 return value, high
             if self._at(value).refusal is None:
                 high = value
         return None, high
 
-    def _bisect(
+    def _narrow(
         self,
         low: Number | None,
         high: Number,
-        holds: Callable[[Tried], bool],
+        condition: FitCondition,
     ) -> Number | None:
         """Return the last legal value below `high` for which the condition holds, else `low`."""
         between = []
@@ -285,14 +307,40 @@ class LargestValueSearch:
                 between.append(value)
         below = 0
         above = len(between)
+        guesses = 0
         while below < above:
-            middle = (below + above) // 2
-            if holds(self._at(between[middle])):
-                low = between[middle]
-                below = middle + 1
+            place = (below + above) // 2
+            expected = self._interpolated(low, high, condition)
+            if expected is not None and guesses < MAX_INTERPOLATIONS:
+                guesses += 1
+                last_expected = bisect.bisect_right(between, expected) - 1
+                place = min(max(last_expected, below), above - 1)
+            if condition.holds(self._at(between[place])):
+                low = between[place]
+                below = place + 1
             else:
-                above = middle
+                high = between[place]
+                above = place
         return low
+
+    def _interpolated(
+        self,
+        low: Number | None,
+        high: Number,
+        condition: FitCondition,
+    ) -> float | None:
+        """Return where no byte is left on a line through two values; None: no line leads there."""
+        if low is None:
+            return None
+        lower = self._at(low).prediction
+        upper = self._at(high).prediction
+        if lower is None or upper is None:
+            return None
+        left_at_low = condition.bytes_left(lower)
+        left_at_high = condition.bytes_left(upper)
+        if left_at_low <= 0 or left_at_high >= 0:
+            return None
+        return low + (high - low) * left_at_low / (left_at_low - left_at_high)
 
     def _double(self, value: Number) -> Number:
         """Return the first legal value from twice the value on; twice the value itself if none

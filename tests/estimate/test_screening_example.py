@@ -207,7 +207,7 @@ def test_the_step_at_another_point() -> None:
 def test_the_work_at_another_point() -> None:
     """Forward: w_in = 30 BS and w_out = 6 BS, so 2 * 30 * 48 + 6 * 48 = 3168 operations.
 
-    The optimizer's work is counted outside the layers: delta is 300 bytes and one kernel.
+    The optimizer's work is counted outside the layers: a group adds 300 bytes and one kernel.
     """
     (between,) = steps_at(surveyed(), [BETWEEN])
     forward, optimizer = between.work

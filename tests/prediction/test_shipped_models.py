@@ -60,6 +60,13 @@ def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
     assert answers(model)
 
 
+@pytest.mark.parametrize("model", ["Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen3-0.6B", "Llama-3.2-1B"])
+@pytest.mark.parametrize("tuning", ["lora", "full"])
+def test_small_models_are_answered_for_sft_and_full_tuning(model: str, tuning: str) -> None:
+    assert answers(model, tuning=tuning)
+    assert answers(model, method="sft", tuning="lora")
+
+
 def test_another_shape_is_not() -> None:
     assert not answers("gemma-2b")
 

@@ -98,3 +98,15 @@ def test_memory_that_falls_or_stays_is_refused() -> None:
         solved(4, 1000, lambda value: int(10_000 / value), lambda value: True)
     with pytest.raises(BadInput, match="without effect on memory"):
         solved(4, 1000, lambda value: 10, lambda value: True)
+
+
+def test_memory_that_grows_along_a_line_takes_few_values() -> None:
+    """0.4 bytes each of at most 10,000: 20,480 surely, 24,576 possibly.
+
+    Tried are 1,000 and its doubles up to 32,256, then 40,960 as the double of the first answer. Of
+    the twenty values between two doubles each answer takes the one expected and the one above.
+    """
+    result = solved(1000, 10_000, lambda value: int(0.4 * value), lambda value: True)
+    assert result.surely is not None and result.surely.value == 20_480
+    assert result.possibly is not None and result.possibly.value == 24_576
+    assert len(result.tried) == 6 + 1 + 2 + 2

@@ -34,8 +34,8 @@ sizes as functions of x, T(L0 + p, x_1), which has the depth, and the check.
 Assumptions, and where they are checked
 
 1. T(L0, x_j) have the same blocks at all points (`fit_sizes` refuses others), and in a block the
-   same events in the same order; only sizes differ. A block with other events at some point is
-   scaled as a whole instead of allocation by allocation (`ScaledGroup`).
+   same events in the same order; only sizes differ. Where a block has other events at some point,
+   those between its first and last equal ones are scaled together (`ScaledGroup`).
 2. A size is a sum of at most three products of axes, or such a sum up to a cap. A sum has to
    reproduce every x_j exactly. Where none does, the closest one of two terms is taken: only the
    check measures it.
@@ -46,8 +46,8 @@ Assumptions, and where they are checked
    steps seen so far (`stretching`; others are refused). The trace written has to free each
    allocation once, while it is live.
 5. The check: the requested bytes at the peak of each phase are compared with a trace at the corner,
-   where everything is largest. Above 0.2 % more points are traced. Above 5 % the family is refused;
-   below, the error that is left widens each prediction.
+   where everything is largest. Above 0.05 % more points are traced. Above 5 % the family is
+   refused; below, the error that is left widens each prediction.
 
 A refusal raises `NotUniform` with the difference: the candidates are then traced one by one.
 
@@ -65,10 +65,10 @@ An allocation that is new in T(L0 + p, x_1) and outside the layers comes c times
 
 Work: work_model
 
-    w(L, x) = w_out(x) + (1 + c p / L0) w_in(x) + c delta
+    w(L, x) = w_out(x) + c (added to w_out at x_1) + (1 + c g) w_in(x)
 
-with formulas for what is counted outside and inside the layers of the short model; delta is the
-difference at x_1 that w_in does not explain.
+with formulas for what is counted outside and inside the layers of the short model; g is what a
+group adds to w_in at x_1, as a share of it.
 
 
 Example (tests/estimate/test_screening_example.py)

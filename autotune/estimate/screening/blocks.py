@@ -65,10 +65,31 @@ class TraceBlock:
     deltas: Integers  # bytes allocated (or, negative, freed) by each event
     parts: Integers  # index in PARTS of each event's allocation
 
+    def __len__(self) -> int:
+        return len(self.deltas)
+
     @cached_property
     def allocates(self) -> Booleans:
         """True for events that allocate."""
         return self.deltas > 0
+
+    def piece(self, start: int, stop: int | None) -> TraceBlock:
+        """Return the block with some of its events; None: up to the last."""
+        return TraceBlock(
+            key=self.key,
+            numbers=self.numbers[start:stop],
+            deltas=self.deltas[start:stop],
+            parts=self.parts[start:stop],
+        )
+
+    def reversed(self) -> TraceBlock:
+        """Return the block with its events in reverse order."""
+        return TraceBlock(
+            key=self.key,
+            numbers=self.numbers[::-1],
+            deltas=self.deltas[::-1],
+            parts=self.parts[::-1],
+        )
 
 
 def block_spans(trace: Trace) -> list[BlockSpan]:

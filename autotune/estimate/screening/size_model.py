@@ -4,10 +4,12 @@ At the points x_1 ... x_n of a family the steps have the same blocks. A block of
 of them is *uniform*: the k-th allocation is the same tensor everywhere, and its sizes at the points
 are the examples of its formula (`formulas`).
 
-The others contain a loop whose length depends on the point. Their allocations are those of the
-first point, in two groups: bytes that the block keeps, and bytes that it frees again. Each group is
-scaled by part: size = size at the first point * G(x) / G(x_1), where G(x) are the group's bytes of
-that part at the block's peak, a formula as well.
+The others contain a loop whose length depends on the point. Events in front of it and behind it are
+uniform as well, with as many of its iterations as every point has, if their sizes have formulas.
+The allocations between are those of the first point, in two groups: bytes that the block keeps, and
+bytes that it frees again. Each group is scaled by part: size = size at the first point
+* G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's peak, a formula as
+well.
 
 Example: a loop over at most 4,096 tokens at a time keeps 4 bytes of each token, and frees a tensor
 of 100 bytes for each token of the iteration before the next one begins.
@@ -23,7 +25,7 @@ loop has at its peak. One scale for both would make 1,000,000 bytes of the freed
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -40,6 +42,8 @@ from autotune.estimate.screening.points import (
     integers,
     rows_of,
 )
+
+LOGITS_PART = PARTS.index("logits")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,6 +108,13 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     have other blocks. `known_formulas`: of another family.
     """
     # 1. Examples of each formula: of the extra bytes, and of the sizes in each block.
+    earlier = known_formulas or KnownFormulas()
+    points = rows_of([sample.point for sample in samples])
+
+    def have_formulas(rows: Integers) -> Booleans:
+        *_, is_exact = earlier.fit(points, rows.astype(np.float64))
+        return is_exact
+
     examples = _Examples()
     extra_bytes = [sample.trace.high_extra_bytes for sample in samples]
     (extra_row,) = examples.add(np.array([extra_bytes]))
@@ -112,19 +123,18 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     uniform_rows = [empty]
     groups: list[ScaledGroup] = []
     for blocks in _blocks_of_samples(samples):
-        if _have_equal_events(blocks):
-            first = blocks[0]
-            sizes = [block.deltas[block.allocates] for block in blocks]
-            rows = examples.add(np.stack(sizes, axis=1))
-            uniform.append(first.numbers[first.allocates])
-            uniform_rows.append(rows)
-        else:
-            groups += _scaled_groups(blocks, examples)
+        for pieces in _pieces(blocks, have_formulas):
+            if _have_equal_events(pieces):
+                first = pieces[0]
+                sizes = [piece.deltas[piece.allocates] for piece in pieces]
+                rows = examples.add(np.stack(sizes, axis=1))
+                uniform.append(first.numbers[first.allocates])
+                uniform_rows.append(rows)
+            else:
+                groups += _scaled_groups(pieces, examples)
 
     # 2. The formula of each distinct row of examples.
     distinct, formulas = examples.distinct()
-    points = rows_of([sample.point for sample in samples])
-    earlier = known_formulas or KnownFormulas()
     known_formulas, coefficients, is_exact = earlier.fit(points, distinct)
 
     # 3. Rows of examples become those of their formulas.
@@ -161,6 +171,83 @@ def _blocks_of_samples(samples: Sequence[Sample]) -> list[tuple[TraceBlock, ...]
     return list(zip(*blocks_by_sample, strict=True))
 
 
+def _pieces(
+    blocks: Sequence[TraceBlock],
+    have_formulas: Callable[[Integers], Booleans],
+) -> list[list[TraceBlock]]:
+    """Return the copies of a block; with a loop of different lengths, what is before it, the loop,
+    and what is after it.
+    """
+    if _have_equal_events(blocks):
+        return [list(blocks)]
+    # The loop begins where the events differ. If it then has no iteration at some points, which
+    # there free nothing, each point keeps an iteration in it.
+    lengths = list(map(len, blocks))
+    iteration = int(np.gcd.reduce(np.subtract(lengths, lengths[0])))
+    for kept_events in (0, iteration):
+        begins, loops, ends = _around_loop(blocks, kept_events, have_formulas)
+        if _is_scalable(loops):
+            return [begins, loops, ends]
+    return [list(blocks)]
+
+
+def _around_loop(
+    blocks: Sequence[TraceBlock],
+    kept_events: int,
+    have_formulas: Callable[[Integers], Booleans],
+) -> tuple[list[TraceBlock], list[TraceBlock], list[TraceBlock]]:
+    """Return the equal events at the begin, the loop with at least so many events, and the end."""
+    shortest = min(map(len, blocks))
+    before = max(0, _equal_events(blocks, have_formulas) - kept_events)
+    backwards = [block.piece(before, None).reversed() for block in blocks]
+    after = _equal_events(backwards, have_formulas)
+    after = min(after, shortest - before - kept_events)
+    begins, loops, ends = [], [], []
+    for block in blocks:
+        end = len(block) - after
+        begins.append(block.piece(0, before))
+        loops.append(block.piece(before, end))
+        ends.append(block.piece(end, None))
+    return begins, loops, ends
+
+
+def _is_scalable(loops: Sequence[TraceBlock]) -> bool:
+    """Return True if the first loop stands for the others: it keeps and frees what any of them
+    does, and all of them free the same parts. Pieces of logits, of which the last is smaller, are
+    alike in whole blocks only.
+    """
+    if any((loop.parts == LOGITS_PART).any() for loop in loops):
+        return False
+    is_kept = _by_block(loops, _kept_bytes) > 0
+    is_freed = _by_block(loops, _freed_bytes) > 0
+    first_keeps_all = is_kept[:, 0] >= is_kept.any(axis=1)
+    free_the_same = is_freed.all(axis=1) >= is_freed.any(axis=1)
+    return bool(first_keeps_all.all() and free_the_same.all())
+
+
+def _equal_events(
+    blocks: Sequence[TraceBlock],
+    have_formulas: Callable[[Integers], Booleans],
+) -> int:
+    """Return how many of the first events are the same everywhere, with a formula of each size."""
+    length = min(map(len, blocks))
+    shortened = [block.piece(0, length) for block in blocks]
+    deltas = np.stack([block.deltas for block in shortened], axis=1)
+    parts = np.stack([block.parts for block in shortened], axis=1)
+    is_other_kind = (np.sign(deltas) != np.sign(deltas[:, :1])).any(axis=1)
+    is_other_part = (parts != parts[:, :1]).any(axis=1)
+    equal = _first(is_other_kind | is_other_part)
+    if not equal:
+        return 0
+    distinct, places = np.unique(np.abs(deltas[:equal]), axis=0, return_inverse=True)
+    return _first(~have_formulas(distinct)[places.reshape(-1)])
+
+
+def _first(marked: Booleans) -> int:
+    """Return the place of the first mark, or the number of places."""
+    return int(marked.argmax()) if marked.any() else len(marked)
+
+
 class _Examples:
     """Rows of examples, one column per sample."""
 
@@ -186,27 +273,38 @@ class _Examples:
 def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
     """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
+    if len(first) == 0:
+        return []  # there is nothing to scale
     is_transient = _is_transient(first)
-    kept_bytes = [_kept_bytes(block) for block in blocks]
-    freed_bytes = [_freed_bytes(block) for block in blocks]
+    kept_bytes = _by_block(blocks, _kept_bytes)
+    freed_bytes = _by_block(blocks, _freed_bytes)
     return [
         _scaled_group(first, first.allocates & ~is_transient, kept_bytes, examples),
         _scaled_group(first, first.allocates & is_transient, freed_bytes, examples),
     ]
 
 
+def _by_block(
+    blocks: Sequence[TraceBlock],
+    bytes_by_part: Callable[[TraceBlock], Integers],
+) -> Integers:
+    """Return a row for each part, a column for each block."""
+    columns = map(bytes_by_part, blocks)
+    return np.stack(list(columns), axis=1)
+
+
 def _scaled_group(
     first: TraceBlock,
     is_member: Booleans,
-    bytes_by_sample: Sequence[Integers],
+    bytes_by_sample: Integers,
     examples: _Examples,
 ) -> ScaledGroup:
     """Return the group of the first block's allocations that these events make."""
-    rows = examples.add(np.stack(bytes_by_sample, axis=1))
+    rows = examples.add(bytes_by_sample)
     return ScaledGroup(
         allocations=first.numbers[is_member],
         parts=first.parts[is_member],
-        bytes_at_first=bytes_by_sample[0],
+        bytes_at_first=bytes_by_sample[:, 0].copy(),
         formulas=rows,
     )
 
@@ -230,7 +328,8 @@ def _freed_bytes(block: TraceBlock) -> Integers:
     is_transient = _is_transient(block)
     changes = np.where(is_transient, block.deltas, 0)
     live = np.cumsum(changes)
-    until_peak = np.arange(len(live)) <= live.argmax()
+    peak = int(live.argmax()) if len(live) else 0
+    until_peak = np.arange(len(live)) <= peak
     return _bytes_by_part(block, is_transient & until_peak)
 
 

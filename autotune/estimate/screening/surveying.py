@@ -26,7 +26,8 @@ from autotune.estimate.screening.work_model import fit_work, operations_error
 TracePoint: TypeAlias = Callable[[Point, int | None], Trace]
 """Traces a point in a number of layers; None: all."""
 
-MAX_ERROR = 0.002  # relative error at the check up to which no more points are traced
+MAX_ERROR = 0.002  # relative error at the check up to which a model serves single candidates
+SMALL_ERROR = 0.0005  # at any traced point, up to which no more points are traced
 MAX_USABLE_ERROR = 0.05
 """Error beyond which the family has no model, and each point is traced alone."""
 
@@ -64,8 +65,10 @@ def survey(
     known_formulas = reference.sizes.known_formulas if reference else None
     sizes = fit_sizes(samples, known_formulas)
     error = error_at(check_depth, sizes, check)
+    short_depth = stretched(short, None, replace(full_depth, copies=0))
     for point in _points_in_reserve(points, samples, has_reference=reference is not None):
-        if error <= MAX_ERROR:
+        errors = [error_at(short_depth, sizes, sample) for sample in samples]
+        if max(error, *errors) <= SMALL_ERROR:
             break
         samples.append(Sample(point=point, trace=trace(point, planned[0].layers)))
         sizes = fit_sizes(samples, known_formulas)

@@ -1,14 +1,15 @@
 """Counted work (operations, moved bytes, kernel launches) of a step at any point, at full depth.
 
-A count w of a phase in a model of L layers is w_out(x) + w_in(x, L): outside of the layers it is
-constant in the depth, inside it is proportional to L. Both are measured on the short model of L0
-layers and are formulas of the point, as sizes are (`formulas`), with more terms to choose from and
-fewer examples. At full depth, L = L0 + c p:
+A count w of a phase is w_out(x) + w_in(x), outside and inside of the layers. Both are measured on
+the short model of L0 layers and are formulas of the point, as sizes are (`formulas`), with more
+terms to choose from and fewer examples. The longer model, of one group more, shows at x_1 what a
+group adds to each. At full depth, with c further groups:
 
-    w(x) = w_out(x) + (1 + c p / L0) w_in(x) + c delta
-    delta = w of the longer model at x_1 - w of the short one - (p / L0) w_in(x_1)
+    w(x) = w_out(x) + c (added to w_out at x_1) + (1 + c g) w_in(x)
+    g = (added to w_in at x_1) / w_in(x_1)
 
-delta is the work of a group of layers that is counted outside of them: the optimizer's.
+A group adds to w_out the optimizer's work, which no point changes. g is about p / L0: below the
+lowest layer with adapters no gradient is needed, so that layer works less than the others.
 
 Phases that generate are counted for the whole batch, micro-step after micro-step, so all their
 terms contain the number of micro-steps N. The training passes are counted for the same few
@@ -154,18 +155,15 @@ def fit_work(
     for share, values in _examples(counts, measured).items():
         formulas[share] = _formula(share, basis, matrix, values, known_formulas)
 
-    # 2. w(L, x).
-    added_layers = repetition.copies * repetition.period
-    layers_ratio = 1 + added_layers / max(1, repetition.layers)
+    # 2. w(x) at full depth.
     constant = basis.terms.index(CONSTANT)
     coefficients = []
     for count in counts:
-        inside = formulas[CountShare(True, count)]
-        outside = formulas[CountShare(False, count)]
-        full = outside + layers_ratio * inside
+        full = formulas[CountShare(False, count)] + formulas[CountShare(True, count)]
         if longer is not None:
-            delta = _delta(samples[0].trace, longer, count, repetition)
-            full[constant] += repetition.copies * delta
+            growth = _growth(samples[0].trace, longer, count)
+            full += repetition.copies * growth.of_inside * formulas[CountShare(True, count)]
+            full[constant] += repetition.copies * growth.outside
         coefficients.append(full)
     return WorkModel(
         basis=basis,
@@ -247,16 +245,20 @@ def _total(trace: Trace, count: Count) -> float:
     return total
 
 
-def _delta(
-    short: Trace,
-    longer: Trace,
-    count: Count,
-    repetition: LayerRepetition,
-) -> float:
-    """Return a group's work that is not counted inside the layers."""
-    expected = _inside(short, count) * repetition.period / repetition.layers
-    growth = _total(longer, count) - _total(short, count)
-    return growth - expected
+class _Growth(NamedTuple):
+    """What a further group of layers adds to a count."""
+
+    outside: float
+    of_inside: float  # g, relative to w_in
+
+
+def _growth(short: Trace, longer: Trace, count: Count) -> _Growth:
+    total = _total(longer, count) - _total(short, count)
+    inside = _inside(longer, count) - _inside(short, count)
+    inside_before = _inside(short, count)
+    if not inside_before:
+        return _Growth(outside=total, of_inside=0.0)
+    return _Growth(outside=total - inside, of_inside=inside / inside_before)
 
 
 def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
