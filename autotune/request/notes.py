@@ -117,7 +117,7 @@ def job_notes(
             f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
             f" num_processes {config.processes}"
         )
-    yield from _basis_notes(flags, job, trainer)
+    yield from _basis_notes(flags, job)
     if config is not None:
         yield from config.notes
     # 2. What the figures hold for.
@@ -137,11 +137,7 @@ def job_notes(
         yield from gpu_notes(hardware, job.memory_limit_bytes)
 
 
-def _basis_notes(
-    flags: FlagValues,
-    job: Job,
-    trainer: Trainer,
-) -> Iterator[str]:
+def _basis_notes(flags: FlagValues, job: Job) -> Iterator[str]:
     """Yield what is measured, emulated or predicted, if that is not what one would expect."""
     hardware: Hardware = job.task.hardware
     if hardware.emulated:
@@ -155,11 +151,6 @@ def _basis_notes(
         yield (
             f"{hardware} is not on this machine: everything that follows is predicted, nothing is"
             " measured"
-        )
-    elif job.mode == "predict":
-        yield (
-            f"{trainer.method} with {trainer.name} is not measured yet: everything that follows is"
-            " predicted"
         )
 
 
