@@ -78,9 +78,17 @@ def best_by_enumeration(
 
 
 @pytest.mark.parametrize(
-    "sampler", ["value", "tpe", "random", pytest.param("gp", marks=pytest.mark.slow)]
+    ("limit", "sampler"),
+    [
+        (450, "value"),
+        (600, "value"),
+        (900, "value"),
+        (2500, "value"),
+        (600, "tpe"),
+        (900, "random"),
+        pytest.param(600, "gp", marks=pytest.mark.slow),
+    ],
 )
-@pytest.mark.parametrize("limit", [450, 600, 900, 2500])
 def test_finds_the_fastest_of_the_preferred_tier(
     tmp_path: Path,
     limit: int,
