@@ -70,12 +70,15 @@ class Former:
         """Return the test that noticed a mutant; "" where none did."""
         return str(self.rows.get(key, {}).get("test", ""))
 
-    def verdict_on(self, key: str) -> dict[str, str]:
-        """Return the outcome of the first reading, as a part of a row."""
+    def first_verdict(self, key: str, outcome: str) -> dict[str, Any]:
+        """Return the outcome at the first reading, as a part of a row; `further`: the first reading
+        did not have the mutant, and no test had been added with it in mind.
+        """
         row = self.rows.get(key)
         if row is None:
-            return {}
-        return {"first_outcome": row.get("first_outcome", row["outcome"])}
+            return {"further": True, "first_outcome": outcome}
+        first = {"first_outcome": row.get("first_outcome", row["outcome"])}
+        return first | {"further": True} if row.get("further") else first
 
 
 class Work:
@@ -182,9 +185,13 @@ class Work:
         return verdicts
 
     def judged(self) -> list[dict[str, Any]]:
+        judged = []
         verdicts = self.verdicts()
-        keys = [mutant.key for mutant in self._chosen]
-        return [verdicts[key] | self.former.verdict_on(key) for key in keys if key in verdicts]
+        for mutant in self._chosen:
+            row = verdicts.get(mutant.key)
+            if row is not None:
+                judged.append(row | self.former.first_verdict(mutant.key, row["outcome"]))
+        return judged
 
     def is_late(self) -> bool:
         return time.monotonic() > self._deadline

@@ -25,9 +25,9 @@ TEXT = """\
 {number} small wrong changes of the code, chosen with seed {seed} from {sites} possible ones
 (`make mutants`); {judged} of them are judged. First reading: {first} were noticed by a fast test.
 Second reading: {second}. The bar is {bar:.0%} of at least 300: {met}. The second reading tries the
-mutants of the first again, with the tests that were added for its survivors, and further ones that
-nobody had looked at: {further}. Of a run that has not ended, the shares are those of the mutants
-judged so far.
+mutants of the first again, with the tests that were added for its survivors, and further ones: of
+those that nobody had looked at, {further} were noticed at once. Of a run that has not ended, the
+shares are those of the mutants judged so far.
 
 Date {date}; {machine}; Python {python}; {packages}.
 
@@ -139,8 +139,10 @@ def _second(rows: Sequence[Row]) -> str:
 
 
 def _further(rows: Sequence[Row]) -> str:
-    further = [row for row in rows if "first_outcome" not in row and row["reading"] > 1]
-    return _share(count_noticed(further), len(further))
+    """Return how many were noticed at once of those that the first reading did not have."""
+    further = [row for row in rows if row.get("further")]
+    noticed = sum(row["first_outcome"] in NOTICED for row in further)
+    return _share(noticed, len(further))
 
 
 def _share(noticed: int, mutants: int) -> str:
