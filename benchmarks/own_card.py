@@ -105,8 +105,8 @@ def _predicted(setup: Setup) -> dict[str, Estimate]:
 
 def figures(lines: Sequence[Line]) -> dict[str, Any]:
     """Return errors, coverage and order of both readings; of 7B models and of smaller ones, too."""
-    large = []
-    small = []
+    large: list[Line] = []
+    small: list[Line] = []
     for line in lines:
         group = large if "7B" in line["setup"] else small
         group.append(line)

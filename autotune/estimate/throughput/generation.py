@@ -205,8 +205,8 @@ def one_pass(
     # 4. The step: an eager host launches the next kernels while the device computes.
     device = busy + layer_seconds + exchanges
     if load.eager:
-        launches = layer_seconds + _exchange_launches(load, layers)
-        device = highest((busy + exchanges, launches))
+        launch_seconds = layer_seconds + _exchange_launches(load, layers)
+        device = highest((busy + exchanges, launch_seconds))
     requests = _request_overhead(load).scaled(together * MICRO)
     if load.vllm >= SCHEDULES_AHEAD_FROM:
         return highest((device, requests)) + step_seconds
