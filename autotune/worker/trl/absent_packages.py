@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from . import absent_fire, absent_hydra, absent_unsloth
+from .own_trainers import absent_trainer
 
 REQUIRED = frozenset(
     {
@@ -27,7 +29,6 @@ REQUIRED = frozenset(
         "peft",
         "datasets",
         "accelerate",
-        "unsloth",
         "swift",
         "openrlhf",
         "deepspeed",
@@ -91,20 +92,30 @@ class Anything(str):
     def __format__(self, _: str) -> str:
         return ""
 
-    def __getitem__(self, _: Any) -> Any:
+    def _same(self, *_: Any) -> Any:
         return self
 
-    def __or__(self, _: Any) -> Any:
-        return self
+    __getitem__ = __or__ = __ror__ = _same
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
 
-    __ror__ = __or__
+    def __setitem__(self, _: Any, __: Any) -> None:
+        """Do nothing: every key is there."""
+
+    def __delitem__(self, _: Any) -> None:
+        """Do nothing: every key stays."""
+
+    def __float__(self) -> float:
+        return 0.0
+
+    def __int__(self) -> int:
+        return 0
 
 
 class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return Anything()
+        return absent_trainer(name) if name.endswith("Trainer") else Anything()
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -160,7 +171,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module has every name."""
+        """Fill modules whose functions decide the settings; every other name is there as well."""
+        absent_hydra.fill(module)
+        absent_unsloth.fill(module)
+        absent_fire.fill(module)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:
