@@ -106,6 +106,5 @@ def _other_targets(stated: Mapping[str, Any]) -> Iterator[str]:
             " one"
         )
     targets = stated.get("target_modules")
-    if not isinstance(targets, list) or frozenset(targets) >= ALL_LINEAR:
-        return ()
-    return (f"an adapter on all linear layers, where the script has it on {', '.join(targets)}",)
+    if isinstance(targets, list) and not frozenset(targets) >= ALL_LINEAR:
+        yield f"an adapter on all linear layers, where the script has it on {', '.join(targets)}"

@@ -269,7 +269,7 @@ def _read_by_open(read: Callable[..., Any]) -> Callable[..., Any]:
 def frames(report: Callable[[str, str], None]) -> Iterator[None]:
     """Replace tables of pandas that cannot be read, and datasets made of them."""
     import datasets
-    import pandas
+    import pandas  # type: ignore[import-untyped]
 
     with ExitStack() as stack:
         for name in FRAME_READERS:

@@ -91,7 +91,7 @@ class AbsentModels:
 
         load = vars(peft.PeftModel)["from_pretrained"].__func__
 
-        def from_pretrained(own_class: Any, model: Any, name: Any, **options: Any) -> Any:
+        def from_pretrained(own_class: Any, model: Any, name: Any, /, **options: Any) -> Any:
             try:
                 return load(own_class, model, name, **options)
             except (OSError, ValueError):

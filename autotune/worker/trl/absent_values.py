@@ -34,7 +34,7 @@ NEEDING_VALUES = frozenset(
 MOVING = frozenset({"to", "cuda"})
 
 
-class _ZeroValues(TorchFunctionMode):
+class _ZeroValues(TorchFunctionMode):  # type: ignore[misc]
     """Answers zero where a value is needed; a device that is not here is the device `meta`."""
 
     def __torch_function__(
