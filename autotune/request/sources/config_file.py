@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.frameworks.trl.user_config import METHODS_OF_FILES, UserConfig, split_document
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
@@ -24,6 +24,19 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
         model=config.model,
         model_hints=_model_hints(document),
     )
+
+
+def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
+    """Return the method whose settings alone the file has, with them; None: it may be GRPO's."""
+    document = read_document(Path(choice.path), last_counts=True)
+    of_grpo = fields(METHODS_OF_FILES[0]).keys()
+    for method in METHODS_OF_FILES[1:]:
+        accepted = fields(method)
+        names = {former_keys().present_name(str(key), accepted) for key in document.content}
+        own_names = sorted(names & (accepted.keys() - of_grpo))
+        if own_names and not names & (of_grpo - accepted.keys()):
+            return method, tuple(own_names)
+    return None
 
 
 MODEL_KEY = re.compile(r"(?:^|_)(?:model|base|run|exp|experiment|output|hub)(?:_|$)")
