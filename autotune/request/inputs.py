@@ -86,7 +86,9 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
 
 
 def _with_method_of_file(
-    training: TrainingChoice, choice: FileChoice | None, reader: SourceReader
+    training: TrainingChoice,
+    choice: FileChoice | None,
+    reader: SourceReader,
 ) -> tuple[TrainingChoice, tuple[str, ...]]:
     """Return the choice with the method whose settings alone a configuration file has, and the
     sentence about it, unless framework, method or space is stated.

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from autotune.worker.trl.composed_config import (
-    Composition,
-    Config,
+    ConfigFiles,
+    ConfigMapping,
     as_config,
     parsed,
     plain,
@@ -49,7 +49,7 @@ def configuration_folder(tmp_path: Path) -> Path:
 
 
 def composed(folder: Path, name: str, *arguments: str) -> dict[str, Any]:
-    return resolve(Composition(folder, {}, arguments).composed(name), {})
+    return resolve(ConfigFiles(folder, {}, arguments).composed(name), {})
 
 
 def test_files_of_groups_count_above_the_file_that_names_itself_first(folder: Path) -> None:
@@ -87,7 +87,7 @@ def test_a_resolver_of_the_script_and_the_environment_are_asked(
 
 def test_keys_are_attributes() -> None:
     config = as_config(parsed("model: {lora: {rank: 64}, names: [a, b]}\nlr: 5e-6\n"))
-    assert isinstance(config, Config)
+    assert isinstance(config, ConfigMapping)
     assert config.model.lora.rank == 64 and config.lr == 0.000005
     config.model.lora.rank = 8
     assert plain(config)["model"] == {"lora": {"rank": 8}, "names": ["a", "b"]}

@@ -33,9 +33,10 @@ def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
     for method in METHODS_OF_FILES[1:]:
         accepted = fields(method)
         names = {former_keys().present_name(str(key), accepted) for key in document.content}
-        own_names = sorted(names & (accepted.keys() - of_grpo))
-        if own_names and not names & (of_grpo - accepted.keys()):
-            return method, tuple(own_names)
+        own_names = names & (accepted.keys() - of_grpo)
+        lacking = of_grpo - accepted.keys()
+        if own_names and names.isdisjoint(lacking):
+            return method, tuple(sorted(own_names))
     return None
 
 

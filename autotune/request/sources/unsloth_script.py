@@ -16,8 +16,8 @@ from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
 METHODS = ("sft", "grpo")
-OF_THE_MODEL = ("max_seq_length", "load_in_4bit", "full_finetuning")
-OF_THE_ENGINE = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
+MODEL_ARGUMENTS_OF_UNSLOTH = ("max_seq_length", "load_in_4bit", "full_finetuning")
+ENGINE_ARGUMENTS_OF_UNSLOTH = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
 OF_THE_TRAINER: Mapping[str, tuple[str, ...]] = {
     "sft": (MICRO_BATCH, ACCUMULATION, "optim", "packing"),
     "grpo": (
@@ -38,7 +38,9 @@ ALL_LINEAR = frozenset(
 
 
 def unsloth_settings(
-    path: str, inspection: ScriptInspection, prompt_length: int | None
+    path: str,
+    inspection: ScriptInspection,
+    prompt_length: int | None,
 ) -> tuple[dict[str, KnobValue], Tuning, tuple[str, ...]]:
     """Return the settings under unsloth's names, the tuning, and what the answer rests on."""
     method = inspection.method
@@ -51,7 +53,7 @@ def unsloth_settings(
     settings: dict[str, KnobValue] = {}
 
     # 1. Model, engine and adapter.
-    for name in OF_THE_MODEL:
+    for name in MODEL_ARGUMENTS_OF_UNSLOTH:
         settings[name] = stated[name]
     rank, tuning = _adapter(inspection)
     if rank is not None:
@@ -66,12 +68,13 @@ def unsloth_settings(
         if inspection.raw.get(name) is not None:
             settings[name] = inspection.raw[name]
     if method == "grpo":
-        settings |= {name: stated[name] for name in OF_THE_ENGINE}
+        settings |= {name: stated[name] for name in ENGINE_ARGUMENTS_OF_UNSLOTH}
         settings["max_prompt_length"] = prompt_length
     else:
-        limit = inspection.raw.get("max_length") if "max_length" in inspection.settings else None
+        limit = inspection.settings.get("max_length")
+        longest = stated["max_seq_length"]
         if isinstance(limit, int):
-            settings["max_seq_length"] = min(limit, stated["max_seq_length"])
+            settings["max_seq_length"] = min(limit, longest)
     return settings, tuning, (*_other_batch(stated, settings), *_other_targets(stated))
 
 
@@ -85,7 +88,9 @@ def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
         return DEFAULT_RANK, "qlora"
     if rank is None or stated["full_finetuning"]:
         return None, "full"
-    return rank, "qlora" if stated["load_in_4bit"] else "lora"
+    if stated["load_in_4bit"]:
+        return rank, "qlora"
+    return rank, "lora"
 
 
 def _other_batch(stated: Mapping[str, Any], settings: Mapping[str, KnobValue]) -> Iterator[str]:
@@ -107,4 +112,5 @@ def _other_targets(stated: Mapping[str, Any]) -> Iterator[str]:
         )
     targets = stated.get("target_modules")
     if isinstance(targets, list) and not frozenset(targets) >= ALL_LINEAR:
-        yield f"an adapter on all linear layers, where the script has it on {', '.join(targets)}"
+        listed = ", ".join(targets)
+        yield f"an adapter on all linear layers, where the script has it on {listed}"

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from .missing_arguments import IsLibrary, Report
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
@@ -28,6 +29,14 @@ CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt
 # Readers of pandas, and constructors of a dataset from what they return.
 FRAME_READERS = ("read_csv", "read_json", "read_parquet", "read_excel", "read_table")
 CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
+
+FINDERS = (
+    (os.path, "exists"),
+    (os.path, "isfile"),
+    (Path, "exists"),
+    (Path, "is_file"),
+)
+NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
@@ -172,8 +181,8 @@ class _PlaceholderFile(io.StringIO):
 
 def _opener(
     open_file: Callable[..., Any],
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Callable[..., Any]:
     """Return `open`, or that of a path, which gives the user's files placeholders for absent
     rows.
@@ -195,7 +204,7 @@ def _opener(
 
 def _finder(
     find: Callable[..., bool],
-    is_library: Callable[[str], bool],
+    is_library: IsLibrary,
 ) -> Callable[..., bool]:
     """Return `exists` or `is_file` that finds each file of rows for the user's own files."""
 
@@ -226,8 +235,8 @@ def _decoded(
 
 @contextmanager
 def own_files(
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
     finds: bool,
 ) -> Iterator[None]:
     """Replace files of rows that the user's own code opens, and that are not here.
@@ -241,13 +250,17 @@ def own_files(
         read_text = _read_by_open(Path.read_text)
         stack.enter_context(attribute(Path, "read_text", read_text))
         for name in ("load", "loads"):
-            decoded = _decoded(getattr(json, name), lambda text: isinstance(text, PlaceholderText))
+            decoded = _decoded(getattr(json, name), _is_placeholder)
             stack.enter_context(attribute(json, name, decoded))
-        finders = [(os.path, "exists"), (os.path, "isfile"), (Path, "exists"), (Path, "is_file")]
-        for finder, name in finders if finds else ():
+        for finder, name in FINDERS:
             exists = _finder(getattr(finder, name), is_library)
-            stack.enter_context(attribute(finder, name, exists))
+            if finds:
+                stack.enter_context(attribute(finder, name, exists))
         yield
+
+
+def _is_placeholder(text: Any) -> bool:
+    return isinstance(text, PlaceholderText)
 
 
 def _read_by_open(read: Callable[..., Any]) -> Callable[..., Any]:
@@ -266,7 +279,7 @@ def _read_by_open(read: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def frames(report: Callable[[str, str], None]) -> Iterator[None]:
+def frames(report: Report) -> Iterator[None]:
     """Replace tables of pandas that cannot be read, and datasets made of them."""
     import datasets
     import pandas  # type: ignore[import-untyped]
@@ -286,7 +299,9 @@ def _constructor(construct: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(construct)
     def constructed(source: Any, *args: Any, **options: Any) -> Any:
-        parts = source.values() if isinstance(source, dict) else [source]
+        parts = [source]
+        if isinstance(source, dict):
+            parts += source.values()
         for part in parts:
             if isinstance(part, PlaceholderRows):
                 return part
@@ -296,7 +311,7 @@ def _constructor(construct: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextmanager
-def placeholders(report: Callable[[str, str], None]) -> Iterator[None]:
+def placeholders(report: Report) -> Iterator[None]:
     """Replace datasets that cannot be read; `report` gets the kind of the part and its name."""
     import datasets
 
@@ -312,17 +327,17 @@ def placeholders(report: Callable[[str, str], None]) -> Iterator[None]:
         yield
 
 
-def _reader(read: Callable[..., Any], report: Callable[[str, str], None]) -> Callable[..., Any]:
+def _reader(read: Callable[..., Any], report: Report) -> Callable[..., Any]:
     @functools.wraps(read)
     def read_or_replaced(*args: Any, **options: Any) -> Any:
-        path = args[0] if args else options.get("path", options.get("filepath_or_buffer"))
-        name = options.get("data_files") or path
+        stated = [options.get(option) for option in NAMING_OPTIONS]
+        name = next(filter(None, [*stated, *args[:1]]), None)
         try:
             if name is not None:
                 return read(*args, **options)
         except (OSError, TimeoutError):  # no network, no such file or dataset
             pass
-        report("dataset", "one without a name" if name is None else str(name))
+        report("dataset", str(name or "one without a name"))
         return PlaceholderRows()
 
     return read_or_replaced

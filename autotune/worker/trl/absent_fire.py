@@ -8,8 +8,7 @@ import types
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import yaml
-
+from .composed_config import parsed
 from .missing_arguments import MODEL_ARGUMENTS
 
 model: list[str | None] = [None]
@@ -26,20 +25,22 @@ def run(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     return function(*positional, **options)
 
 
-def _parsed(words: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+def _parsed(argv: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
     positional: list[Any] = []
     options: dict[str, Any] = {}
-    remaining = list(words)
+    remaining = list(argv)
     while remaining:
         flag, equals, text = remaining.pop(0).partition("=")
         if not flag.startswith("--"):
-            positional.append(yaml.safe_load(flag + equals + text))
+            positional.append(parsed(flag + equals + text))
             continue
         if not equals and remaining and not remaining[0].startswith("--"):
             text = remaining.pop(0)
             equals = "="
         name = flag.removeprefix("--").replace("-", "_")
-        options[name] = yaml.safe_load(text) if equals else True
+        options[name] = True
+        if equals:
+            options[name] = parsed(text)
     return positional, options
 
 

@@ -15,14 +15,13 @@ from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from .composed_config import (
-    Composition,
-    Config,
+    ConfigFiles,
     ConfigList,
+    ConfigMapping,
     Resolvers,
     as_config,
+    as_text,
     merge,
     options_of,
     parsed,
@@ -56,12 +55,10 @@ def modules() -> dict[str, Mapping[str, Any]]:
         "hydra.core.config_store": {"ConfigStore": ConfigStore},
         "omegaconf": {
             "OmegaConf": OmegaConf,
-            "DictConfig": Config,
+            "DictConfig": ConfigMapping,
             "ListConfig": ConfigList,
             "MISSING": None,
             "open_dict": unchanged,
-            "read_write": unchanged,
-            "flag_override": unchanged,
         },
     }
 
@@ -94,7 +91,7 @@ def main(
                 if option in NAME_OPTIONS:
                     name = value
                 elif option in FOLDER_OPTIONS:
-                    place = Path(value) if Path(value).is_dir() else folder / value
+                    place = folder / value  # the option's own folder if that is absolute
             changes = [word for word in sys.argv[1:] if not word.startswith("-")]
             return function(_composed(place, name, changes))
 
@@ -103,31 +100,37 @@ def main(
     return decorated
 
 
-def _composed(folder: Path, name: str | None, changes: Sequence[str]) -> Config:
+def _composed(
+    folder: Path,
+    name: str | None,
+    changes: Sequence[str],
+) -> ConfigMapping:
     content: dict[str, Any] = {}
-    composition = Composition(folder, _nodes, changes)
+    composition = ConfigFiles(folder, _nodes, changes)
     if name is not None:
         content = composition.composed(name)
     config = as_config(resolve(content, _resolvers))
-    assert isinstance(config, Config)
+    assert isinstance(config, ConfigMapping)
     return config
 
 
-_folders: list[Path] = []
-"""Folder of `initialize`, the last one in effect."""
+_folders: list[Path] = [Path()]
+"""Folders of `initialize`, of which the last one is in effect."""
 
 
 def initialize(config_path: str | None = None, config_dir: str | None = None, **_: Any) -> Any:
     """Set the folder of the files that `compose` takes."""
     frame: Any = sys._getframe(1)
-    folder = Path(frame.f_code.co_filename).absolute().parent / (config_path or "")
-    _folders.append(Path(config_dir) if config_dir is not None else folder)
+    folder = Path(frame.f_code.co_filename).absolute().parent
+    _folders.append(folder / (config_dir or config_path or ""))
     return nullcontext()
 
 
-def compose(config_name: str | None = None, overrides: Sequence[str] = (), **_: Any) -> Config:
+def compose(
+    config_name: str | None = None, overrides: Sequence[str] = (), **_: Any
+) -> ConfigMapping:
     """Return the configuration of a file in that folder."""
-    return _composed(_folders[-1] if _folders else Path(), config_name, overrides)
+    return _composed(_folders[-1], config_name, overrides)
 
 
 def instantiate(config: Mapping[str, Any], *args: Any, **options: Any) -> Any:
@@ -153,8 +156,8 @@ class ConfigStore:
         group: str | None = None,
         **_: Any,
     ) -> None:
-        content = _fields_of(node)
-        _nodes[f"{group}/{name}" if group else name] = content
+        full_name = "/".join(filter(None, (group, name)))
+        _nodes[full_name] = _fields_of(node)
 
 
 def _fields_of(node: Any) -> Any:
@@ -176,7 +179,7 @@ class OmegaConf:
     def create(content: Any = None, **_: Any) -> Any:
         if isinstance(content, str):
             content = parsed(content)
-        content = _fields_of(content) if content is not None else {}
+        content = _fields_of({} if content is None else content)
         if isinstance(content, Mapping):
             content = resolve(plain(content), _resolvers)
         return as_config(content)
@@ -185,8 +188,9 @@ class OmegaConf:
 
     @staticmethod
     def load(file: Any) -> Any:
-        text = file.read() if hasattr(file, "read") else Path(file).read_text(encoding="utf-8")
-        return OmegaConf.create(text)
+        if not hasattr(file, "read"):
+            return OmegaConf.create(Path(file).read_text(encoding="utf-8"))
+        return OmegaConf.create(file.read())
 
     @staticmethod
     def merge(*configs: Any) -> Any:
@@ -196,13 +200,13 @@ class OmegaConf:
         return OmegaConf.create(merged)
 
     @staticmethod
-    def from_cli(words: Sequence[str] | None = None) -> Any:
-        return OmegaConf.from_dotlist(sys.argv[1:] if words is None else words)
+    def from_cli(argv: Sequence[str] = ()) -> Any:
+        return OmegaConf.from_dotlist(argv or sys.argv[1:])
 
     @staticmethod
-    def from_dotlist(words: Sequence[str]) -> Any:
-        changes = [word for word in words if not word.startswith("-")]
-        return as_config(Composition(Path("/nowhere"), {"": {}}, changes).composed(""))
+    def from_dotlist(argv: Sequence[str]) -> Any:
+        changes = [word for word in argv if not word.startswith("-")]
+        return as_config(ConfigFiles(Path("/nowhere"), {"": {}}, changes).composed(""))
 
     @staticmethod
     def to_container(config: Any, **_: Any) -> Any:
@@ -212,7 +216,7 @@ class OmegaConf:
 
     @staticmethod
     def to_yaml(config: Any, **_: Any) -> str:
-        return yaml.safe_dump(plain(config))
+        return as_text(config)
 
     @staticmethod
     def select(config: Any, path: str, default: Any = None, **_: Any) -> Any:
@@ -223,28 +227,12 @@ class OmegaConf:
         return config
 
     @staticmethod
-    def update(
-        config: Any,
-        path: str,
-        value: Any,
-        **_: Any,
-    ) -> None:
-        *steps, last = path.split(".")
-        for step in steps:
-            config = config.setdefault(step, Config())
-        config[last] = as_config(value)
-
-    @staticmethod
     def register_new_resolver(name: str, function: Callable[..., Any], **_: Any) -> None:
         _resolvers[name] = function
 
     @staticmethod
     def is_config(value: Any) -> bool:
-        return isinstance(value, Config | ConfigList)
-
-    @staticmethod
-    def is_missing(config: Any, key: str) -> bool:
-        return config.get(key) in (None, "???")
+        return isinstance(value, ConfigMapping | ConfigList)
 
     @staticmethod
     def nothing(*_: Any, **__: Any) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 from .. import synthetic
 from ..tracing.patching import attribute
 from .absent_packages import Anything
+from .missing_arguments import Report
 from .script_capture import ScriptFailed
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
@@ -32,7 +33,7 @@ QUANTISED = ("load_in_4bit", "load_in_8bit")
 class AbsentModels:
     """Configs, tokenizers and models by name."""
 
-    def __init__(self, look_up: ConfigLookup, report: Callable[[str, str], None]) -> None:
+    def __init__(self, look_up: ConfigLookup, report: Report) -> None:
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
         self._report = report
         self._folders: dict[str, str] = {}
@@ -131,9 +132,11 @@ class AbsentModels:
 
 def _with_processors(tokenizer: Any) -> Any:
     """Give a tokenizer the parts that the processor of a model with images has."""
-    for name in ("tokenizer", "image_processor", "video_processor"):
+    if not hasattr(tokenizer, "tokenizer"):
+        tokenizer.tokenizer = tokenizer
+    for name in ("image_processor", "video_processor"):
         if not hasattr(tokenizer, name):
-            setattr(tokenizer, name, tokenizer if name == "tokenizer" else Anything())
+            setattr(tokenizer, name, Anything())
     return tokenizer
 
 
@@ -166,7 +169,7 @@ def _dtype(stated: Any, config: Any) -> Any:
 @contextmanager
 def without_weights(
     look_up: ConfigLookup,
-    report: Callable[[str, str], None],
+    report: Report,
 ) -> Iterator[None]:
     """Replace transformers' loaders of configs, tokenizers and models."""
     import huggingface_hub

@@ -12,13 +12,14 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
 from . import absent_fire, absent_hydra, absent_unsloth
+from .missing_arguments import IsLibrary, Report
 from .own_trainers import absent_trainer
 
 REQUIRED = frozenset(
@@ -115,7 +116,9 @@ class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return absent_trainer(name) if name.endswith("Trainer") else Anything()
+        if name.endswith("Trainer"):
+            return absent_trainer(name)
+        return Anything()
 
 
 class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -124,8 +127,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(
         self,
         script: Path,
-        is_library: Callable[[str], bool],
-        report: Callable[[str, str], None],
+        is_library: IsLibrary,
+        report: Report,
     ) -> None:
         self._script = script
         self._is_library = is_library
@@ -189,17 +192,18 @@ def _folder_of(name: str, script: Path) -> Path | None:
 
 @contextmanager
 def former_names(
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Iterator[None]:
     """Give the user's files placeholders for names that this release of a library lacks."""
     imported = builtins.__import__
 
     def completed(*args: Any, **options: Any) -> Any:
         module = imported(*args, **options)
-        names = options.get("fromlist") or (args[3] if len(args) > 3 else ())
+        names = options.get("fromlist") or next(iter(args[3:]), ())
         file = str(getattr(module, "__file__", ""))
-        if names and is_library(file) and not is_library(sys._getframe(1).f_code.co_filename):
+        asks_user = not is_library(sys._getframe(1).f_code.co_filename)
+        if names and is_library(file) and asks_user:
             for part in names:
                 if part != "*" and not _has(module, part):
                     report("name", f"{module.__name__}.{part}")
@@ -220,8 +224,8 @@ def _has(module: types.ModuleType, name: str) -> bool:
 @contextmanager
 def placeholders(
     script: Path,
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Iterator[None]:
     """Serve packages that are not installed; `report` gets the kind of the part and its name."""
     finder = _Finder(script, is_library, report)

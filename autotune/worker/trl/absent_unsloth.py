@@ -134,11 +134,12 @@ def fill(module: types.ModuleType) -> None:
 
 def _give_defaults(config_class: Any) -> None:
     construct = config_class.__init__
+    default_group = getattr(config_class, "num_generations", 1)
 
     # The name of a constructor: the place of a configuration is that of the user's call.
     def __init__(config: Any, *args: Any, **settings: Any) -> None:
         settings = {**CONFIG_DEFAULTS, **settings}
-        group = settings.get("num_generations", 8 if config_class.__name__ == "GRPOConfig" else 1)
+        group = settings.get("num_generations", default_group)
         micro_batch = settings["per_device_train_batch_size"]
         if micro_batch * settings["gradient_accumulation_steps"] % group:
             stated["micro_batch"] = micro_batch

@@ -25,8 +25,6 @@ NEEDING_VALUES = frozenset(
         "__float__",
         "__int__",
         "__index__",
-        "__contains__",
-        "__array__",
     }
 )
 """Methods of a tensor that a tensor on the device `meta` lacks."""
@@ -46,7 +44,7 @@ class _ZeroValues(TorchFunctionMode):  # type: ignore[misc]
     ) -> Any:
         options = dict(kwargs or {})
         name = getattr(function, "__name__", "")
-        subject = args[0] if args else None
+        subject = next(iter(args), None)
         if name in NEEDING_VALUES and _is_empty(subject):
             args = (_zeros(subject), *args[1:])
         elif name in MOVING and isinstance(subject, torch.Tensor):
@@ -86,9 +84,12 @@ def _moved(
     move_options = dict(options)
     if _is_absent_device(move_options.get("device")):
         move_options.pop("device")
-    leaves_meta = tensor.is_meta and "cpu" in map(str, (*targets, move_options.get("device")))
-    subject = _zeros(tensor) if leaves_meta else tensor
-    return subject.to(*targets, **move_options) if targets or move_options else subject
+    devices = (*targets, move_options.get("device"))
+    if tensor.is_meta and "cpu" in map(str, devices):
+        tensor = _zeros(tensor)
+    if not targets and not move_options:
+        return tensor
+    return tensor.to(*targets, **move_options)
 
 
 @contextmanager
@@ -104,5 +105,7 @@ def zeros() -> Iterator[None]:
 def _generated(_: Any, inputs: Any = None, **options: Any) -> Any:
     """Return the prompts with one token behind each."""
     prompts = options.get("input_ids", inputs)
-    rows, length = (1, 1) if prompts is None else (prompts.shape[0], prompts.shape[-1])
+    if prompts is None:
+        prompts = torch.zeros((1, 1), dtype=torch.long)
+    rows, length = prompts.shape
     return torch.zeros((rows, length + 1), dtype=torch.long)

@@ -18,18 +18,21 @@ from typing import Any
 
 import yaml
 
-DEFAULTS = "defaults"
-OWN_VALUES = "_self_"
+from ..protocol import Arguments
+
+DEFAULTS_LIST = "defaults"
+OWN_ENTRY = "_self_"
 OF_HYDRA = "hydra"  # group of its own settings, which decide nothing of a training
-PACKAGE = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
+PACKAGE_OF_HEAD = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
+PACKAGES_BY_NAME = {"_global_": "", "_group_": None}
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
-MAX_DEPTH = 20  # of interpolations, and of files below each other
+MAX_STEPS_DOWN = 20  # of interpolations, and of files below each other
 
 Resolvers = dict[str, Callable[..., Any]]
 
 
-class Config(dict[str, Any]):
+class ConfigMapping(dict[str, Any]):
     """Mapping whose keys are attributes as well."""
 
     def __getattr__(self, name: str) -> Any:
@@ -48,7 +51,7 @@ class ConfigList(list[Any]):
 def as_config(content: Any) -> Any:
     """Return mappings and lists as configurations; other values as they are."""
     if isinstance(content, Mapping):
-        return Config({key: as_config(value) for key, value in content.items()})
+        return ConfigMapping({key: as_config(value) for key, value in content.items()})
     if isinstance(content, list | tuple):
         return ConfigList(map(as_config, content))
     return content
@@ -69,6 +72,10 @@ def parsed(text: str) -> Any:
     return _with_floats(content)
 
 
+def as_text(config: Any) -> str:
+    return yaml.safe_dump(plain(config))
+
+
 def _with_floats(content: Any) -> Any:
     if isinstance(content, str) and FLOAT.fullmatch(content):
         return float(content)
@@ -79,7 +86,7 @@ def _with_floats(content: Any) -> Any:
     return content
 
 
-def merge(target: dict[str, Any], content: Mapping[str, Any]) -> None:
+def merge(target: Arguments, content: Mapping[str, Any]) -> None:
     """Put values into a mapping, key by key."""
     for key, value in content.items():
         if isinstance(value, Mapping) and isinstance(target.get(key), dict):
@@ -91,7 +98,7 @@ def merge(target: dict[str, Any], content: Mapping[str, Any]) -> None:
 # Files and arguments.
 
 
-class Composition:
+class ConfigFiles:
     """Files of one folder, and what the arguments choose among them."""
 
     def __init__(
@@ -112,15 +119,16 @@ class Composition:
         name, equals, value = argument.partition("=")
         group = name.lstrip("+~").partition("@")[0]
         if equals and (self._folder / group).is_dir():
-            self._chosen[group] = value.split(",")[0]
+            first, _, _ = value.partition(",")
+            self._chosen[group] = first
             if name.startswith("+"):
-                self._added.append({group: value.split(",")[0]})
+                self._added.append({group: first})
         elif equals or name.startswith("~"):
             self._changes.append((name, value))
 
-    def composed(self, name: str) -> dict[str, Any]:
+    def composed(self, name: str) -> Arguments:
         """Return the values of a file and of those below it, changed by the arguments."""
-        result: dict[str, Any] = {}
+        result: Arguments = {}
         self._compose(name, "", result, 0)
         for entry in self._added:
             self._compose_entry(entry, "", result, 0)
@@ -133,29 +141,28 @@ class Composition:
         self,
         name: str,
         package: str,
-        result: dict[str, Any],
+        result: Arguments,
         depth: int,
     ) -> None:
         """Add a file's values, those of its defaults first unless it says otherwise."""
         content, stated_package = self._read(name)
         if stated_package is not None:
             package = stated_package
-        entries = list(content.pop(DEFAULTS, None) or ())
-        if OWN_VALUES not in entries:
-            entries.append(OWN_VALUES)
+        entries = list(content.pop(DEFAULTS_LIST, None) or ())
+        if OWN_ENTRY not in entries:
+            entries.append(OWN_ENTRY)
         for entry in entries:
-            if entry == OWN_VALUES:
+            if entry == OWN_ENTRY:
                 merge(_at(result, package), content)
-            elif depth < MAX_DEPTH:
+            elif depth < MAX_STEPS_DOWN:
                 above = str(Path(name).parent)
-                group = "" if above == "." else above
-                self._compose_entry(entry, group, result, depth + 1)
+                self._compose_entry(entry, above.lstrip("."), result, depth + 1)
 
     def _compose_entry(
         self,
         entry: Any,
         group: str,
-        result: dict[str, Any],
+        result: Arguments,
         depth: int,
     ) -> None:
         """Add the file of an entry; `group`: that of the file that has the entry."""
@@ -163,32 +170,31 @@ class Composition:
             self._compose(_below(group, entry), group.replace("/", "."), result, depth)
             return
         for key, choice in entry.items():
-            words = str(key).split()
-            if "override" in words:
+            key_parts = str(key).split()
+            if "override" in key_parts:
                 continue
-            name, _, package = words[-1].partition("@")
+            name, _, package = key_parts[-1].partition("@")
             full_name = _below(group, name)
             if full_name.startswith(OF_HYDRA) or choice is None:
                 continue
             choice = self._chosen.get(full_name, choice)
-            options = choice if isinstance(choice, list) else [choice]
-            for option in options:
+            if not isinstance(choice, list):
+                choice = [choice]
+            for option in choice:
                 self._compose(
                     f"{full_name}/{option}", package or full_name.replace("/", "."), result, depth
                 )
 
-    def _read(self, name: str) -> tuple[dict[str, Any], str | None]:
+    def _read(self, name: str) -> tuple[Arguments, str | None]:
         """Return the content of a file or a node, and the package that its head states."""
         name = name.removesuffix(".yaml")
         if name in self._nodes:
             return plain(self._nodes[name]), None
         text = (self._folder / f"{name}.yaml").read_text(encoding="utf-8")
         package = None
-        head = PACKAGE.match(text)
+        head = PACKAGE_OF_HEAD.match(text)
         if head is not None:
-            package = "" if head[1] == "_global_" else head[1]
-            if head[1] == "_group_":
-                package = None
+            package = PACKAGES_BY_NAME.get(head[1], head[1])
         return parsed(text) or {}, package
 
 
@@ -198,7 +204,7 @@ def _below(group: str, name: str) -> str:
     return f"{group}/{name}"
 
 
-def _at(result: dict[str, Any], package: str) -> dict[str, Any]:
+def _at(result: Arguments, package: str) -> Arguments:
     """Return the mapping at this place of the result; it is made if it is not there."""
     for key in filter(None, package.split(".")):
         if not isinstance(result.get(key), dict):
@@ -207,7 +213,11 @@ def _at(result: dict[str, Any], package: str) -> dict[str, Any]:
     return result
 
 
-def _change(result: dict[str, Any], change: str, text: str) -> None:
+def _change(
+    result: Arguments,
+    change: str,
+    text: str,
+) -> None:
     path, _, key = change.lstrip("+~").rpartition(".")
     target = _at(result, path)
     if change.startswith("~"):
@@ -219,7 +229,7 @@ def _change(result: dict[str, Any], change: str, text: str) -> None:
 # Interpolations.
 
 
-def resolve(content: dict[str, Any], resolvers: Resolvers) -> dict[str, Any]:
+def resolve(content: Arguments, resolvers: Resolvers) -> Arguments:
     """Return the content with the values that `${...}` stand for."""
     resolved = _resolved(content, (), content, resolvers)
     assert isinstance(resolved, dict)
@@ -233,20 +243,26 @@ def _resolved(
     resolvers: Resolvers,
 ) -> Any:
     if isinstance(value, Mapping):
-        return {
-            key: _resolved(part, (*place, str(key)), root, resolvers) for key, part in value.items()
-        }
+        content = {}
+        for key, part in value.items():
+            inner_place = (*place, str(key))
+            content[key] = _resolved(part, inner_place, root, resolvers)
+        return content
     if isinstance(value, list):
         return [_resolved(part, place, root, resolvers) for part in value]
-    for _ in range(MAX_DEPTH):
-        interpolation = INTERPOLATION.search(value) if isinstance(value, str) else None
+    for _ in range(MAX_STEPS_DOWN):
+        if not isinstance(value, str):
+            break
+        interpolation = INTERPOLATION.search(value)
         if interpolation is None:
             break
         part = _meaning(interpolation[1], place, root, resolvers)
         if interpolation[0] == value:
             value = part
         else:
-            value = value[: interpolation.start()] + str(part) + value[interpolation.end() :]
+            before = value[: interpolation.start()]
+            after = value[interpolation.end() :]
+            value = f"{before}{part}{after}"
     return value
 
 
@@ -259,19 +275,22 @@ def _meaning(
     """Return what stands at the place that an interpolation names, or what its resolver returns."""
     name, colon, text_after = text.partition(":")
     if colon:
-        arguments = (
-            [parsed(argument.strip()) for argument in text_after.split(",")] if text_after else []
-        )
+        arguments = []
+        if text_after:
+            for argument in text_after.split(","):
+                arguments.append(parsed(argument.strip()))
         if name == "oc.env":
-            default = arguments[1] if len(arguments) > 1 else None
-            return os.environ.get(str(arguments[0]), default)
-        resolver = resolvers.get(name)
-        return name if resolver is None else resolver(*arguments)
+            return os.environ.get(str(arguments[0]), next(iter(arguments[1:]), None))
+        if name not in resolvers:
+            return name
+        return resolvers[name](*arguments)
     steps = text.strip().split(".")
     node: Any = root
     if text.startswith("."):
-        dots = len(text) - len(text.lstrip("."))
-        steps = [*place[: len(place) - dots], *text.lstrip(".").split(".")]
+        path = text.lstrip(".")
+        dots = len(text) - len(path)
+        above = place[: len(place) - dots]
+        steps = [*above, *path.split(".")]
     for step in steps:
         if not isinstance(node, Mapping) or step not in node:
             return None
@@ -279,10 +298,10 @@ def _meaning(
     return node
 
 
-def options_of(words: Sequence[str]) -> Iterator[tuple[str, str]]:
+def options_of(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
     """Yield Hydra's own options of a command line with their values."""
-    for index, word in enumerate(words):
-        option, equals, value = word.partition("=")
+    for index, word in enumerate(argv):
+        option, _, value = word.partition("=")
         if option.startswith("-"):
-            following = words[index + 1] if index + 1 < len(words) else ""
-            yield option, value if equals else following
+            following = argv[index + 1 : index + 2]
+            yield option, value or "".join(following)

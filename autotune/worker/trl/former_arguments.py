@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+from ..protocol import Arguments
 from ..tracing.patching import attribute
 
 ConfigMethod: TypeAlias = Callable[..., Any]
@@ -26,12 +27,12 @@ class FormerArguments:
         self._renamed: Mapping[str, str] = table.get("renamed", {})
         self._removed = frozenset(table.get("removed", ()))
         self._moved: Mapping[str, Any] = table.get("moved", {})
-        self.given: dict[str, Any] = {}
+        self.given: Arguments = {}
 
     def is_former(self, name: str) -> bool:
         return name in self._renamed or name in self._removed
 
-    def present(self, accepted: Collection[str], stated: Mapping[str, Any]) -> dict[str, Any]:
+    def present(self, accepted: Collection[str], stated: Mapping[str, Any]) -> Arguments:
         """Return the arguments under names that are accepted; unknown ones stay as they are."""
         arguments = {}
         for name, value in stated.items():
@@ -49,13 +50,13 @@ class FormerArguments:
         names: Collection[str],
         settings: Collection[str],
         stated: Mapping[str, Any],
-    ) -> tuple[dict[str, Any], dict[str, Any]]:
+    ) -> tuple[Arguments, Arguments]:
         """Return a trainer's arguments, and those that are settings of its configuration now.
 
         `names`: those of the constructor. Without former names every argument stays.
         """
-        arguments: dict[str, Any] = {}
-        moved: dict[str, Any] = {}
+        arguments: Arguments = {}
+        moved: Arguments = {}
         for name, value in stated.items():
             present_name = self._renamed.get(name, name)
             if name in names or not self._renamed:

@@ -23,6 +23,9 @@ from ..tracing.patching import attribute
 Report = Callable[[str, str], None]
 """Takes the kind of a part that was replaced, and its name."""
 
+IsLibrary = Callable[[str], bool]
+"""Returns True for a file of an installed package."""
+
 MODEL_ARGUMENTS = frozenset(
     {
         "model",
@@ -54,7 +57,11 @@ class _Unstated(NamedTuple):
 
 
 @contextmanager
-def completed(model: str | None, fills: bool, report: Report) -> Iterator[None]:
+def completed(
+    model: str | None,
+    fills: bool,
+    report: Report,
+) -> Iterator[None]:
     """Complete the command line of each parser, and the configuration file of TRL's."""
     from trl import TrlParser
 
@@ -91,7 +98,11 @@ def completed(model: str | None, fills: bool, report: Report) -> Iterator[None]:
         yield
 
 
-def _complete(parser: Any, action: Any, unstated: _Unstated) -> None:
+def _complete(
+    parser: Any,
+    action: Any,
+    unstated: _Unstated,
+) -> None:
     """Give an argument the value that it has if the command line does not state it."""
     if isinstance(action, argparse._SubParsersAction):
         return
@@ -109,7 +120,9 @@ def _complete(parser: Any, action: Any, unstated: _Unstated) -> None:
     is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
     is_filled = unstated.fills and _is_about_data(parser, action.dest)
     if is_text and (action.required or is_filled) and action.option_strings:
-        action.default = [ABSENT_TEXT] if action.nargs in ("+", "*") else ABSENT_TEXT
+        action.default = ABSENT_TEXT
+        if action.nargs in ("+", "*"):
+            action.default = [ABSENT_TEXT]
         action.required = False
         unstated.report("argument", action.option_strings[0])
 
@@ -135,7 +148,11 @@ def _framework_fields(parser: Any) -> frozenset[str]:
     return frozenset(names)
 
 
-def _report_unknown(parser: Any, stated: Mapping[str, Any], report: Report) -> None:
+def _report_unknown(
+    parser: Any,
+    stated: Mapping[str, Any],
+    report: Report,
+) -> None:
     """Report keys that the script's classes lack: TRL 0.13 passed over them without a word.
 
     Raises ValueError for a probable typing error.
@@ -151,7 +168,7 @@ def _report_unknown(parser: Any, stated: Mapping[str, Any], report: Report) -> N
 
 
 @contextmanager
-def secrets(is_library: Callable[[str], bool], report: Report) -> Iterator[None]:
+def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
     """Give a script a placeholder for a secret of the environment that it can't do without."""
     environment_class = type(os.environ)
     look_up = environment_class.__getitem__
@@ -160,7 +177,8 @@ def secrets(is_library: Callable[[str], bool], report: Report) -> Iterator[None]
         try:
             return look_up(environment, name)
         except KeyError:
-            if not SECRET.search(name) or is_library(sys._getframe(1).f_code.co_filename):
+            asker = sys._getframe(1).f_code.co_filename
+            if is_library(asker) or not SECRET.search(name):
                 raise
             report("secret", name)
             return "absent"

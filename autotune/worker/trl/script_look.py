@@ -277,7 +277,11 @@ def _place(call: CapturedCall | None) -> Result | None:
 # Model and adapter.
 
 
-def _model(arguments: Settings, settings: Settings, is_own: bool) -> Result:
+def _model(
+    arguments: Settings,
+    settings: Settings,
+    is_own: bool,
+) -> Result:
     model = arguments["model"]
     quantisation = arguments.get("quantization_config")
     if isinstance(model, str):
