@@ -71,7 +71,8 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
     if choice is not None and choice.flag == "--config":
         _refuse_config_of_trl(trainer)
         file = reader.once(read_config_file, choice, method)
-        config = replace(file.config, assumed=(*assumed, *file.config.assumed))
+        config = file.config
+        config = replace(config, assumed=(*assumed, *config.assumed))
         file = replace(file, config=config)
     return Sources(
         hardware=hardware,
@@ -101,7 +102,8 @@ def _with_method_of_file(
         return training, ()
     method, names = method_and_names
     sentence = f"--method {method}, because grpo has no {' and no '.join(names)}"
-    return replace(training, method=method), (sentence,)
+    training = replace(training, method=method)
+    return training, (sentence,)
 
 
 def _refuse_config_of_trl(trainer: Trainer) -> None:

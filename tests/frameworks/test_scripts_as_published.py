@@ -51,7 +51,11 @@ def eight_cards() -> Iterator[Hardware]:
     yield hardware("8xH100")
 
 
-def grpo(head: str, model: str = "'Qwen/Qwen2.5-0.5B'", settings: str = "") -> str:
+def grpo(
+    head: str,
+    model: str = "'Qwen/Qwen2.5-0.5B'",
+    settings: str = "",
+) -> str:
     return dedent(head) + dedent(GRPO.format(model=model, settings=settings))
 
 
@@ -270,9 +274,9 @@ def test_of_several_trainings_the_first_or_the_named_one_is_read() -> None:
     request = predicted(SEVERAL)
     assert request.job.task.workload.method == "sft"
     assert any("the training by SFTTrainer in line 6" in line for line in request.assumed)
-    named = predicted(SEVERAL, method="dpo")
-    assert named.job.task.workload.method == "dpo"
-    assert candidate_of_job(named).settings["max_length"] == 200
+    second_request = predicted(SEVERAL, method="dpo")
+    assert second_request.job.task.workload.method == "dpo"
+    assert candidate_of_job(second_request).settings["max_length"] == 200
 
 
 # Packages that decide the settings.

@@ -32,7 +32,9 @@ def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
     of_grpo = fields(METHODS_OF_FILES[0]).keys()
     for method in METHODS_OF_FILES[1:]:
         accepted = fields(method)
-        names = {former_keys().present_name(str(key), accepted) for key in document.content}
+        names = set()
+        for key in document.content:
+            names.add(former_keys().present_name(str(key), accepted))
         own_names = names & (accepted.keys() - of_grpo)
         lacking = of_grpo - accepted.keys()
         if own_names and names.isdisjoint(lacking):

@@ -41,7 +41,8 @@ class LaunchedProgram:
     launch_path: str
     line: int
     launcher: tuple[str, ...]
-    assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
+    # What the reading rests on, in sentences
+    assumed: tuple[str, ...] = ()
 
 
 def program_of(choice: FileChoice) -> LaunchedProgram | None:
@@ -57,8 +58,9 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
         programs += _programs_in(command, choice)
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
-        lines_of_all = tuple(program.line for program in programs)
-        return replace(programs[0], assumed=(first_of_several(lines_of_all),))
+        lines = [program.line for program in programs]
+        sentence = first_of_several(lines)
+        return replace(programs[0], assumed=(sentence,))
     return programs[0] if programs else None
 
 

@@ -229,7 +229,8 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             " them: --set max_length=N gives the longest"
         )
     place = inspection.trainer_place
-    if most_calls(place.file, None, *SUPPORTED_TRAINERS) > 1:
+    trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
+    if trainings > 1:
         yield (
             f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
             " others: --method names another, but for grpo"

@@ -75,7 +75,8 @@ def unsloth_settings(
         longest = stated["max_seq_length"]
         if isinstance(limit, int):
             settings["max_seq_length"] = min(limit, longest)
-    return settings, tuning, (*_other_batch(stated, settings), *_other_targets(stated))
+    assumed = [*_other_batch(stated, settings), *_other_targets(stated)]
+    return settings, tuning, tuple(assumed)
 
 
 def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
