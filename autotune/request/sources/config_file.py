@@ -29,8 +29,9 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
 def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
     """Return the method whose settings alone the file has, with them; None: it may be GRPO's."""
     document = read_document(Path(choice.path), last_counts=True)
-    of_grpo = fields(METHODS_OF_FILES[0]).keys()
-    for method in METHODS_OF_FILES[1:]:
+    usual_method, *other_methods = METHODS_OF_FILES
+    of_grpo = fields(usual_method).keys()
+    for method in other_methods:
         accepted = fields(method)
         names = set()
         for key in document.content:
