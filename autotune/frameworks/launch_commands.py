@@ -38,6 +38,7 @@ class _Training:
     start: int  # number of its first argument among the command's words
     is_copy: bool = False  # True: an entry point of another name, with the framework's settings
     repeats: int = 1  # times that a loop starts it
+    lines_of_all: tuple[int, ...] = ()  # of all trainings, where the script has several
 
     @property
     def launcher(self) -> Sequence[Word]:
@@ -118,7 +119,9 @@ def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
 
 
 def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
-    """Return the one training; refuse none and several."""
+    """Return the one training, or the first of several; refuse none, and one of several that only
+    a run of the script can choose.
+    """
     trainings = []
     for command in commands:
         training = _training_in(command)
@@ -126,8 +129,8 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
             trainings.append(training)
     if not trainings:
         raise _nothing_known(path, commands)
-    lines_of_all = {training.command.line for training in trainings}
-    if len(lines_of_all) == 1:
+    lines_of_all = tuple(training.command.line for training in trainings)
+    if len(set(lines_of_all)) == 1:
         return replace(trainings[0], repeats=len(trainings))
     for training in trainings:
         if not training.command.certain:
@@ -136,10 +139,15 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
                 " function or under a condition.",
                 way_out="Write the one command that you mean into a script of its own.",
             )
-    lines = " and ".join(str(training.command.line) for training in trainings)
-    raise BadInput(
-        f"{path} starts {len(trainings)} trainings, in lines {lines}.",
-        way_out="Give each a script of its own.",
+    return replace(trainings[0], lines_of_all=lines_of_all)
+
+
+def first_of_several(lines: Sequence[int]) -> str:
+    """Return the sentence about a script that starts several trainings, in these lines."""
+    listed = " and ".join(map(str, lines))
+    return (
+        f"the first of {len(lines)} trainings, in lines {listed}: another one is read from a script"
+        " of its own"
     )
 
 
@@ -158,6 +166,8 @@ def _taken_for_granted(
         )
     if training.repeats > 1:
         yield f"the first of {training.repeats} trainings that a loop starts ({place})"
+    if training.lines_of_all:
+        yield first_of_several(training.lines_of_all)
     if not training.command.certain:
         yield f"{place} runs: whether it does depends on what only a run of the script knows"
     if training.is_copy:

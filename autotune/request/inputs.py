@@ -16,10 +16,16 @@ from autotune.request.origins import HeldSetting
 from autotune.request.precedence import choose_training
 from autotune.request.resources import target_hardware
 from autotune.request.searched_space import accepted_settings
-from autotune.request.sources.config_file import read_config_file
+from autotune.request.sources.config_file import method_of_file, read_config_file
 from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
 from autotune.request.sources.reader import SourceReader
-from autotune.request.values import FlagValues, SettingChoice, UserFile
+from autotune.request.values import (
+    FileChoice,
+    FlagValues,
+    SettingChoice,
+    TrainingChoice,
+    UserFile,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +57,7 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         file = read_script(choice, reader, flags.settings.stated_by_flags, inspection)
 
     # 2. The trainer, and its space.
+    training, assumed = _with_method_of_file(training, choice, reader)
     space = None if training.space is None else space_files.load_space(training.space)
     framework, method = choose_training(training, file, space)
     trainer = None if file is None else file.trainer
@@ -64,6 +71,9 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
     if choice is not None and choice.flag == "--config":
         _refuse_config_of_trl(trainer)
         file = reader.once(read_config_file, choice, method)
+        config = file.config
+        config = replace(config, assumed=(*assumed, *config.assumed))
+        file = replace(file, config=config)
     return Sources(
         hardware=hardware,
         trainer=trainer,
@@ -74,6 +84,26 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         if sets_allocator(file)
         else _exported(flags.settings, space, trainer, hardware),
     )
+
+
+def _with_method_of_file(
+    training: TrainingChoice,
+    choice: FileChoice | None,
+    reader: SourceReader,
+) -> tuple[TrainingChoice, tuple[str, ...]]:
+    """Return the choice with the method whose settings alone a configuration file has, and the
+    sentence about it, unless framework, method or space is stated.
+    """
+    is_stated = training != TrainingChoice(python=training.python)
+    if choice is None or choice.flag != "--config" or is_stated:
+        return training, ()
+    method_and_names = reader.once(method_of_file, choice)
+    if method_and_names is None:
+        return training, ()
+    method, names = method_and_names
+    sentence = f"--method {method}, because grpo has no {' and no '.join(names)}"
+    training = replace(training, method=method)
+    return training, (sentence,)
 
 
 def _refuse_config_of_trl(trainer: Trainer) -> None:

@@ -212,9 +212,9 @@ def test_a_crash_behind_a_placeholder_names_the_package(tmp_path: Path, cards: H
 
 
 def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards: Hardware) -> None:
-    with pytest.raises(BadInput, match="passes no model to its GRPOTrainer") as refusal:
+    with pytest.raises(BadInput, match="its --model_name_or_path is not stated") as refusal:
         look(tmp_path, PARSER.replace("\nassert m", "\n# m"), cards)
-    assert "-- --model_name_or_path MODEL" in refusal.value.way_out
+    assert "--model NAME" in refusal.value.way_out and "-- ARGUMENTS" in refusal.value.way_out
 
 
 def test_the_adapters_modules_are_those_of_the_script(

@@ -120,3 +120,10 @@ def test_an_authors_key_does_not_hide_the_method(tmp_path: Path) -> None:
 def test_the_type_of_an_output_setting_is_left_to_trl(tmp_path: Path) -> None:
     config = read(tmp_path, "beta: 0.1\nresume_from_checkpoint: false\n")
     assert config.settings["beta"] == 0.1
+
+
+def test_prompts_without_a_limit_have_the_usual_one(tmp_path: Path) -> None:
+    config = read(tmp_path, "model_name_or_path: m\nnum_generations: 8\nmax_prompt_length: null\n")
+    assert config.settings == {"num_generations": 8}
+    (line,) = config.assumed
+    assert "prompts of 512 tokens at most" in line and "--max-prompt-length" in line

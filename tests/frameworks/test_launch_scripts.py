@@ -267,6 +267,13 @@ def test_open_reasoner_zero_is_recognised() -> None:
     assert launch.stated["packing_max_len"].text == "16384"
 
 
+def test_the_first_of_several_trainings_is_read_and_their_lines_are_said() -> None:
+    text = "trl grpo --beta 0.5\ntrl sft --packing true\n"
+    launch = find_launch("run.sh", text, commands_of(text))
+    assert (launch.method, launch.stated["beta"].text) == ("grpo", "0.5")
+    assert any("the first of 2 trainings, in lines 1 and 2" in line for line in launch.assumed)
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -275,7 +282,6 @@ def test_open_reasoner_zero_is_recognised() -> None:
             "for n in 1 2; do\n  swift sft --model m\n  swift pt --model m\ndone\n",
             "line 2: the training command is in a loop",
         ),
-        ("trl grpo --a 1\ntrl sft --b 2\n", "starts 2 trainings, in lines 1 and 2"),
         ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax\n", "adv_estimator=remax"),
         ("swift sft --model m --max_length $(nproc)\n", "max_length is the output of a command"),
         ("trl grpo --learning_rat 1\n", "learning_rat"),

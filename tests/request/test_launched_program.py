@@ -79,9 +79,11 @@ def test_a_frameworks_own_command_and_other_programs_are_left_alone() -> None:
     assert program("python prepare.py && ls") is None
 
 
-def test_two_trainings_are_refused_with_their_lines() -> None:
-    with pytest.raises(BadInput, match="starts 2 trainings, in lines 1 and 2"):
-        program("torchrun train.py --a\ntorchrun train.py --b")
+def test_of_two_trainings_the_first_is_read_with_the_lines_of_both() -> None:
+    launched = program("torchrun train.py --a\ntorchrun train.py --b")
+    assert launched is not None and launched.choice.arguments == ("--a",)
+    (sentence,) = launched.assumed
+    assert "the first of 2 trainings, in lines 1 and 2" in sentence
 
 
 def test_an_argument_that_only_a_run_can_tell_is_refused() -> None:

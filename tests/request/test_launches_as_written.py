@@ -339,3 +339,33 @@ def test_a_playground_of_a_fork_is_no_script_of_trl(tmp_path: Path) -> None:
     known_launch = launch.replace("orz_14m_ppo_mini", "orz_7b_ppo pretrain=Qwen/Qwen2.5-7B")
     request = predicted(tmp_path, known_launch)
     assert request.job.task.workload.framework == "open-reasoner-zero"
+
+
+@pytest.mark.parametrize(
+    ("keys", "method"),
+    [
+        ("packing: true\nmax_seq_length: 900\n", "sft"),
+        ("beta: 0.1\nmax_length: 900\n", "dpo"),
+        ("num_generations: 2\npacking: true\n", "grpo"),
+        ("max_completion_length: 900\n", "grpo"),
+    ],
+)
+def test_a_file_with_settings_of_one_method_is_read_as_its(
+    keys: str,
+    method: str,
+    tmp_path: Path,
+) -> None:
+    """DPO has beta and a length of rows, SFT packs; a group is GRPO's, whatever else is there."""
+    file = tmp_path / "recipe.yaml"
+    batch = "per_device_train_batch_size: 8\n"
+    file.write_text(f"model_name_or_path: Qwen/Qwen2.5-0.5B\n{batch}{keys}")
+    request = parse_request(
+        Flags(
+            config=str(file),
+            gpus="H100",
+            mode="predict",
+        )
+    )
+    assert request.job.task.workload.method == method
+    says_so = any(line.startswith(f"--method {method}") for line in request.assumed)
+    assert says_so == (method != "grpo")

@@ -14,7 +14,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,25 +29,15 @@ from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.script_refusals import (
+    ONE_TRAINER,
+    SUPPORTED_TRAINERS,
+    last_line,
+    refusal,
+)
 from autotune.machine import hardware_detection
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
-SUPPORTED_TRAINERS = (
-    "GRPOTrainer",
-    "RLOOTrainer",
-    "SFTTrainer",
-    "DPOTrainer",
-    "KTOTrainer",
-    "RewardTrainer",
-    "AsyncGRPOTrainer",
-)
-OTHER_TRAINERS: Mapping[str, str] = {
-    "PPOTrainer": "Use --framework verl, openrlhf or open-reasoner-zero, with --method ppo.",
-    "OnlineDPOTrainer": "Use --method online-dpo without a script.",
-}
-"""Trainers outside of scripts -> what can be used instead."""
-
-ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 
 def look_at(
@@ -82,12 +72,14 @@ def look_at(
         "ranks": ranks or (hardware.count if replaces_absent else None),
         "former": former_table(),
         "absent": replaces_absent,
+        "model": model,
         "gpus": None if hardware.here else _gpus(hardware),
     }
     answer, log = _run(request, python, environment or {}, model)
+    if replaces_absent and _needs_an_argument(answer):
+        answer, log = _run({**request, "fills": True}, python, environment or {}, model)
     if "error" in answer:
-        absent = answer.get("absent", {})
-        raise _refusal(path, python, answer["error"], log, absent.get("package", ()))
+        raise refusal(path, python, answer, log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
     script = UserScript(
         path=path,
@@ -150,9 +142,18 @@ def _run(
     status = process.returncode
     end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
     raise BadInput(
-        f"{path} {end} before it built a trainer{_last_line(printed)}",
+        f"{path} {end} before it built a trainer{last_line(printed)}",
         way_out=f"Check that `python {path}` trains, then try again.",
     )
+
+
+def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
+    """Return True if the script stopped at a value that nobody gave."""
+    error = answer.get("error", {})
+    text = error.get("text", "")
+    lacks_value = "None" in text or "not found" in text or text.startswith("FileNotFoundError")
+    is_first = "model argument" not in answer.get("absent", {})
+    return error.get("kind") == "crashed" and lacks_value and is_first
 
 
 def _converse(
@@ -209,121 +210,7 @@ def _gpus(hardware: Hardware) -> Mapping[str, object] | None:
     }
 
 
-def _last_line(log: str) -> str:
-    """Return the last line of the log as the end of a sentence."""
-    text = log.strip()
-    if not text:
-        return "."
-    line = text.splitlines()[-1].strip()
-    return f": {line[-300:].rstrip('.')}."
-
-
-# 2. Scripts that did not reach their trainer.
-
-
-def _refusal(
-    path: str,
-    python: Path,
-    error: Mapping[str, Any],
-    log: str,
-    packages: Sequence[str],
-) -> Exception:
-    kind = str(error["kind"])
-    text = str(error["text"])
-    place = f" in line {error['line']}" if error.get("line") else ""
-    separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
-    if kind == "crashed" and text.startswith("ModuleNotFoundError"):
-        return TrainingEnvironmentError(
-            f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
-            " --python."
-        )
-    if kind == "crashed" and packages and not text.startswith("ValueError"):
-        return TrainingEnvironmentError(
-            f"{path} stops{place}: {text}. {python} lacks packages that it imports"
-            f" ({', '.join(packages)}): name another interpreter with --python. {separator}"
-        )
-    if kind == "crashed" and "divisible" in text:
-        return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-            way_out="Batches are those of one process for each GPU: --gpus names another number.",
-        )
-    if kind == "crashed":
-        return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-            way_out=f"Check that `python {path}` trains. {separator}",
-        )
-    if kind == "ended":
-        return BadInput(
-            f"{path} exits with status {text} before it builds a trainer{_last_line(log)}",
-            way_out=separator,
-        )
-    if kind == "no_trainer":
-        return _no_trainer(path, text)
-    return _WRONG_TRAINERS[kind](path, text)
-
-
-def _no_trainer(path: str, other_trainer: str) -> BadInput:
-    """Return the refusal of a script without a trainer, or with another than the requested one."""
-    problem = f"{path} ends and builds no {' or '.join(SUPPORTED_TRAINERS)}"
-    if other_trainer:
-        return BadInput(
-            f"{problem} of the requested method, only {other_trainer}.",
-            way_out="Leave --method out.",
-        )
-    return BadInput(
-        f"{problem}.",
-        way_out="Give the script that builds it, with the arguments that make it train.",
-    )
-
-
-def _two_trainers(path: str, trainers: str) -> BadInput:
-    return BadInput(
-        f"{path} builds two trainers before it trains, {trainers}, and a recommendation is for"
-        " one.",
-        way_out=ONE_TRAINER,
-    )
-
-
-def _other_trainer(path: str, trainer: str) -> BadInput:
-    supported = f"Known are {', '.join(SUPPORTED_TRAINERS)}."
-    return BadInput(
-        f"{path} builds {trainer}, whose training is not modelled, so that it can be neither"
-        " predicted nor probed.",
-        way_out=OTHER_TRAINERS.get(trainer, supported),
-    )
-
-
-def _odd_trainer(path: str, problem: str) -> BadInput:
-    return BadInput(
-        f"{path}: {problem}, so that its arguments are unknown.",
-        way_out="Call it from your class's __init__.",
-    )
-
-
-def _no_model(path: str, trainer: str) -> BadInput:
-    return BadInput(
-        f"{path} passes no model to its {trainer}.",
-        way_out=f"Give its arguments: --script {path} -- --model_name_or_path MODEL ...",
-    )
-
-
-def _unknown_model(path: str, name: str) -> BadInput:
-    return BadInput(
-        f"{path} loads {name}, of which no shape is known here.",
-        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
-    )
-
-
-_WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
-    "two_trainers": _two_trainers,
-    "other_trainer": _other_trainer,
-    "odd_trainer": _odd_trainer,
-    "no_model": _no_model,
-    "unknown_model": _unknown_model,
-}
-
-
-# 3. Scripts whose training cannot be tuned.
+# 2. Scripts whose training cannot be tuned.
 
 
 def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:

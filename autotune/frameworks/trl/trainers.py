@@ -43,6 +43,7 @@ LENGTH_SETTINGS = ("max_prompt_length", "max_completion_length")
 DECIDES_MEMORY = (
     *LENGTH_SETTINGS,
     "max_length",
+    "packing",
     "per_device_train_batch_size",
     "gradient_checkpointing",
     "sharding",

@@ -29,6 +29,7 @@ from autotune.frameworks.trl.config_values import (
 from autotune.frameworks.trl.field_list import fields as trl_fields
 from autotune.frameworks.trl.field_list import is_plain
 from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH
 
 REPLACED = frozenset(
     {*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
@@ -147,6 +148,7 @@ class _SplitKeys:
         self._renamed: list[str] = []
         self._left_out: dict[str, list[str]] = {}  # reason -> keys
         self._of_author: list[str] = []
+        self._without_limit = False  # of the prompts
 
     def add(self, key: object, stated: object) -> None:
         """Assign one key. Raises BadInput if it is wrong."""
@@ -172,6 +174,9 @@ class _SplitKeys:
         is_ready_made = isinstance(value, str) and value in READY_MADE
         if name in LAUNCH_FILES and value is not None and not is_ready_made:
             self._add_launch_file(name, value)
+            return
+        if name in ENFORCED and value is None:
+            self._without_limit = True
             return
         # 3. Keys of the author's own script.
         if not is_known_key(name, self._accepted):
@@ -204,7 +209,7 @@ class _SplitKeys:
                 raise self._document.error(
                     (foreign[0],),
                     f"{', '.join(foreign)}: settings of {method}, and not of {self._method}.",
-                    way_out=f"Add --method {method}.",
+                    way_out=f"Read it with --method {method}.",
                 )
 
     def _only_of(self, method: str) -> list[str]:
@@ -236,6 +241,11 @@ class _SplitKeys:
 
     def _assumed(self) -> Iterator[str]:
         """Yield what TRL reads otherwise than the author's own script may do."""
+        if self._without_limit:
+            yield (
+                f"prompts of {DEFAULT_PROMPT_LENGTH} tokens at most, where the file has no limit"
+                " (max_prompt_length: null); --max-prompt-length gives one"
+            )
         rank = self._settings.get("lora_r")
         if self._of_author and rank is not None and "use_peft" not in self._settings:
             yield (

@@ -9,7 +9,7 @@ from pathlib import Path
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.frameworks.trl.user_config import METHODS_OF_FILES, UserConfig, split_document
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
@@ -24,6 +24,23 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
         model=config.model,
         model_hints=_model_hints(document),
     )
+
+
+def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
+    """Return the method whose settings alone the file has, with them; None: it may be GRPO's."""
+    document = read_document(Path(choice.path), last_counts=True)
+    usual_method, *other_methods = METHODS_OF_FILES
+    of_grpo = fields(usual_method).keys()
+    for method in other_methods:
+        accepted = fields(method)
+        names = set()
+        for key in document.content:
+            names.add(former_keys().present_name(str(key), accepted))
+        own_names = names & (accepted.keys() - of_grpo)
+        lacking = of_grpo - accepted.keys()
+        if own_names and names.isdisjoint(lacking):
+            return method, tuple(sorted(own_names))
+    return None
 
 
 MODEL_KEY = re.compile(r"(?:^|_)(?:model|base|run|exp|experiment|output|hub)(?:_|$)")

@@ -18,7 +18,7 @@ from autotune.core.files import read_text
 from autotune.core.job import Hardware
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word, commands_of
 from autotune.core.units import MIB
-from autotune.frameworks.launch_commands import starts_framework
+from autotune.frameworks.launch_commands import first_of_several, starts_framework
 from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerate, read_deepspeed
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.training_script import read_training_script
@@ -41,10 +41,14 @@ class LaunchedProgram:
     launch_path: str
     line: int
     launcher: tuple[str, ...]
+    # What the reading rests on, in sentences
+    assumed: tuple[str, ...] = ()
 
 
 def program_of(choice: FileChoice) -> LaunchedProgram | None:
-    """Return the one training script that a launch starts; None for a framework's own command."""
+    """Return the training script that a launch starts, the first of several. None: the command is
+    of a framework, or there is none.
+    """
     text = launch_text(choice)
     commands = commands_of(text, choice.arguments, os.environ)
     if any(starts_framework(command) for command in commands):
@@ -54,11 +58,9 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
         programs += _programs_in(command, choice)
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
-        lines = " and ".join(str(program.line) for program in programs)
-        raise BadInput(
-            f"{choice.path} starts {len(programs)} trainings, in lines {lines}.",
-            way_out="Give each a script of its own.",
-        )
+        lines = [program.line for program in programs]
+        sentence = first_of_several(lines)
+        return replace(programs[0], assumed=(sentence,))
     return programs[0] if programs else None
 
 
@@ -179,6 +181,7 @@ def read_launched_program(
         settings={**file.config.settings, **launch.settings},
         processes=launch.processes,
         notes=(f"{place}: starts {program.choice.path}", *launch.notes, *file.config.notes),
+        assumed=(*program.assumed, *file.config.assumed),
     )
     launch_origins = dict.fromkeys(launch.settings, origin)
     origins = {**file.origins, **launch_origins}

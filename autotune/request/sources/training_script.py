@@ -15,18 +15,23 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
+from autotune.frameworks.trl.script_calls import most_calls
 from autotune.frameworks.trl.script_inspection import look_at
+from autotune.frameworks.trl.script_refusals import SUPPORTED_TRAINERS
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.frameworks.trl.user_launch_files import read_deepspeed
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.unsloth_script import unsloth_settings
 from autotune.request.values import FileChoice, UserFile
 
+LIMIT_OF_PROMPTS = "max_prompt_length"  # of TRL before 1.0
 PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
 HELD = (
     *ALWAYS_STATED["grpo"],
@@ -65,6 +70,8 @@ def read_training_script(
         model=choice.model,
     )
     inspection = script.look
+    if inspection.unsloth:
+        return _unsloth_file(script, choice)
     trainer = frameworks.trainer("trl", inspection.method)
     config = _config(script, trainer)
     origin = _configuration_place(script)
@@ -77,6 +84,29 @@ def read_training_script(
         origins=dict.fromkeys(config.settings, origin),
         script=script,
         trainer=script_trainer(trainer, script),
+    )
+
+
+def _unsloth_file(script: UserScript, choice: FileChoice) -> UserFile:
+    """Return a script of unsloth's as the settings of that framework, which trains on one GPU."""
+    inspection = script.look
+    prompt_length = _longest_prompt(inspection) if inspection.method in PROMPTED else None
+    settings, tuning, assumed = unsloth_settings(script.path, inspection, prompt_length)
+    config = UserConfig(
+        path=Path(script.path),
+        settings=settings,
+        rest={},
+        notes=tuple(_notes(script)),
+        assumed=assumed,
+    )
+    return UserFile(
+        framework="unsloth",
+        method=inspection.method,
+        made_model=_model(inspection, choice.model),
+        tuning=tuning,
+        config=config,
+        origins=dict.fromkeys(settings, _configuration_place(script)),
+        script_gpus=ScriptGpus(count=1, stated="unsloth trains on one GPU"),
     )
 
 
@@ -141,6 +171,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         settings=settings,
         rest=passed_on,
         notes=tuple(_notes(script)),
+        assumed=tuple(_assumed(inspection)),
     )
 
 
@@ -154,7 +185,8 @@ def _longest_prompt(inspection: ScriptInspection) -> int:
 
 
 def _former_limit(inspection: ScriptInspection) -> int | None:
-    limit = read_scalar(str(inspection.former.get("max_prompt_length")))
+    stated = inspection.former.get(LIMIT_OF_PROMPTS, inspection.raw.get(LIMIT_OF_PROMPTS))
+    limit = read_scalar(str(stated))
     return limit if isinstance(limit, int) else None
 
 
@@ -182,6 +214,27 @@ def _model(inspection: ScriptInspection, other_name: str | None) -> Model:
         folder=folder,
         origin="made by the script",
     )
+
+
+def _assumed(inspection: ScriptInspection) -> Iterator[str]:
+    if inspection.is_own:
+        yield (
+            f"{inspection.trainer} is the script's own trainer: its step is taken for that of TRL's"
+            f" {inspection.method}"
+        )
+    if inspection.own_rows and inspection.method not in PROMPTED:
+        length = inspection.raw.get("max_length")
+        yield (
+            f"rows of max_length={length} tokens, although the script's own data_collator makes"
+            " them: --set max_length=N gives the longest"
+        )
+    place = inspection.trainer_place
+    trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
+    if trainings > 1:
+        yield (
+            f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
+            " others: --method names another, but for grpo"
+        )
 
 
 def _notes(script: UserScript) -> Iterator[str]:
@@ -225,23 +278,32 @@ def _former_notes(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what became of the arguments of former releases, in a copy of the call."""
     former = former_keys()
     renamed: list[str] = []
+    moved: list[str] = []
     removed: dict[str, list[str]] = {}
     for name, value in inspection.former.items():
         if name in former.renamed:
             renamed.append(f"{name} as {former.renamed[name]}")
         elif name in former.left_out:
             removed.setdefault(former.left_out[name], []).append(name)
-        else:
+        elif name == LIMIT_OF_PROMPTS:
             yield f"{name}={value} limits the prompts, as in TRL before 1.0"
+        else:
+            moved.append(name)
     if renamed:
         yield f"arguments of an earlier release are read under present names: {', '.join(renamed)}"
+    if moved:
+        yield f"arguments of the trainer are read as its configuration's: {', '.join(moved)}"
     for reason, names in removed.items():
         yield f"left out of the call: {', '.join(names)} ({reason})"
 
 
 REPLACED_PARTS = {
+    "secret": "secrets of the environment are placeholders",
+    "argument": "arguments that the script needs and that are not given are placeholders",
+    "key": "keys that the script's classes lack are left out, as in TRL 0.13",
     "dataset": "rows that cannot be read here are taken at the longest lengths",
     "tokenizer": "tokenizers that are not here are replaced, and vocabularies keep their sizes",
+    "adapter": "adapters that are not here are taken for merged",
     "name": "names that this release lacks are replaced by placeholders",
     "package": "packages that are not installed here are replaced by placeholders",
 }

@@ -9,17 +9,34 @@ import builtins
 import functools
 import io
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from .missing_arguments import IsLibrary, Report
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
 
 ROW_FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
+
+CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt")
+
+# Readers of pandas, and constructors of a dataset from what they return.
+FRAME_READERS = ("read_csv", "read_json", "read_parquet", "read_excel", "read_table")
+CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
+
+FINDERS = (
+    (os.path, "exists"),
+    (os.path, "isfile"),
+    (Path, "exists"),
+    (Path, "is_file"),
+)
+NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
@@ -68,6 +85,12 @@ class _Row(dict[str, Any]):
     def get(self, key: str, default: Any = None) -> Any:
         return self[key]
 
+    def pop(self, key: str, *_: Any) -> Any:
+        return self[key]
+
+    def __delitem__(self, key: str) -> None:
+        """Do nothing: every column stays."""
+
 
 USUAL_COLUMNS = (
     "prompt",
@@ -94,8 +117,9 @@ class _Columns(list[str]):
 class PlaceholderRows:
     """Dataset, or mapping of splits, with every column: each change of it returns the same."""
 
-    column_names = features = _Columns(USUAL_COLUMNS)
+    column_names = features = columns = _Columns(USUAL_COLUMNS)
     num_rows = PLACEHOLDER_ROWS
+    shape = (PLACEHOLDER_ROWS, len(USUAL_COLUMNS))
 
     def __len__(self) -> int:
         return PLACEHOLDER_ROWS
@@ -121,11 +145,24 @@ class PlaceholderRows:
     def _same(self, *_: Any, **__: Any) -> PlaceholderRows:
         return self
 
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _same  # type: ignore[assignment]
+    __and__ = __or__ = __invert__ = __add__ = __radd__ = _same
+    __hash__ = object.__hash__
+
+    def iterrows(self) -> Iterator[tuple[int, Any]]:
+        return enumerate(self)
+
     def keys(self) -> tuple[str, ...]:
         return ("train", "test")
 
     def items(self) -> list[tuple[str, PlaceholderRows]]:
         return [(split, self) for split in self.keys()]
+
+
+def is_rows(file: Any) -> bool:
+    """Return True for the name of a file of rows, and False for that of a configuration."""
+    name = str(file)
+    return name.endswith(ROW_FILES) and not name.endswith(CONFIGURATIONS)
 
 
 class _PlaceholderFile(io.StringIO):
@@ -144,22 +181,41 @@ class _PlaceholderFile(io.StringIO):
 
 def _opener(
     open_file: Callable[..., Any],
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Callable[..., Any]:
-    """Return `open` that gives the user's files placeholders for absent rows."""
+    """Return `open`, or that of a path, which gives the user's files placeholders for absent
+    rows.
+    """
 
+    @functools.wraps(open_file)
     def opened(file: Any, mode: str = "r", *args: Any, **options: Any) -> Any:
         try:
             return open_file(file, mode, *args, **options)
         except FileNotFoundError:
             is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
-            if not is_of_user or mode not in ("r", "rt") or not str(file).endswith(ROW_FILES):
+            if not is_of_user or mode not in ("r", "rt") or not is_rows(file):
                 raise
             report("dataset", str(file))
             return _PlaceholderFile()
 
     return opened
+
+
+def _finder(
+    find: Callable[..., bool],
+    is_library: IsLibrary,
+) -> Callable[..., bool]:
+    """Return `exists` or `is_file` that finds each file of rows for the user's own files."""
+
+    @functools.wraps(find)
+    def exists(file: Any, *args: Any, **options: Any) -> bool:
+        is_here = find(file, *args, **options)
+        if is_here or not is_rows(file):
+            return is_here
+        return not is_library(sys._getframe(1).f_code.co_filename)
+
+    return exists
 
 
 def _decoded(
@@ -179,21 +235,83 @@ def _decoded(
 
 @contextmanager
 def own_files(
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
+    finds: bool,
 ) -> Iterator[None]:
-    """Replace files of rows that the user's own code opens, and that are not here."""
-    opened = _opener(builtins.open, is_library, report)
+    """Replace files of rows that the user's own code opens, and that are not here.
+
+    `finds`: a script that looks for them first finds them.
+    """
     with ExitStack() as stack:
-        stack.enter_context(attribute(builtins, "open", opened))
+        for owner in (builtins, Path):
+            opened = _opener(owner.open, is_library, report)
+            stack.enter_context(attribute(owner, "open", opened))
+        read_text = _read_by_open(Path.read_text)
+        stack.enter_context(attribute(Path, "read_text", read_text))
         for name in ("load", "loads"):
-            decoded = _decoded(getattr(json, name), lambda text: isinstance(text, PlaceholderText))
+            decoded = _decoded(getattr(json, name), _is_placeholder)
             stack.enter_context(attribute(json, name, decoded))
+        for finder, name in FINDERS:
+            exists = _finder(getattr(finder, name), is_library)
+            if finds:
+                stack.enter_context(attribute(finder, name, exists))
         yield
 
 
+def _is_placeholder(text: Any) -> bool:
+    return isinstance(text, PlaceholderText)
+
+
+def _read_by_open(read: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `Path.read_text` that reads a placeholder where the file is not here."""
+
+    @functools.wraps(read)
+    def read_text(file: Path, *args: Any, **options: Any) -> Any:
+        try:
+            return read(file, *args, **options)
+        except FileNotFoundError:
+            if not is_rows(file):
+                raise
+            return TEXT
+
+    return read_text
+
+
 @contextmanager
-def placeholders(report: Callable[[str, str], None]) -> Iterator[None]:
+def frames(report: Report) -> Iterator[None]:
+    """Replace tables of pandas that cannot be read, and datasets made of them."""
+    import datasets
+    import pandas  # type: ignore[import-untyped]
+
+    with ExitStack() as stack:
+        for name in FRAME_READERS:
+            read = _reader(getattr(pandas, name), report)
+            stack.enter_context(attribute(pandas, name, read))
+        for name in CONSTRUCTORS:
+            construct = _constructor(getattr(datasets.Dataset, name))
+            stack.enter_context(attribute(datasets.Dataset, name, staticmethod(construct)))
+        yield
+
+
+def _constructor(construct: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the constructor of a dataset that keeps placeholders."""
+
+    @functools.wraps(construct)
+    def constructed(source: Any, *args: Any, **options: Any) -> Any:
+        parts = [source]
+        if isinstance(source, dict):
+            parts += source.values()
+        for part in parts:
+            if isinstance(part, PlaceholderRows):
+                return part
+        return construct(source, *args, **options)
+
+    return constructed
+
+
+@contextmanager
+def placeholders(report: Report) -> Iterator[None]:
     """Replace datasets that cannot be read; `report` gets the kind of the part and its name."""
     import datasets
 
@@ -201,24 +319,39 @@ def placeholders(report: Callable[[str, str], None]) -> Iterator[None]:
         for name in ROW_READERS:
             read = _reader(getattr(datasets, name), report)
             stack.enter_context(attribute(datasets, name, read))
+        unchecked = _checker(datasets.DatasetDict._check_values_type)
+        stack.enter_context(attribute(datasets.DatasetDict, "_check_values_type", unchecked))
         for name in JOINERS:
             joined = _joiner(getattr(datasets, name))
             stack.enter_context(attribute(datasets, name, joined))
         yield
 
 
-def _reader(read: Callable[..., Any], report: Callable[[str, str], None]) -> Callable[..., Any]:
+def _reader(read: Callable[..., Any], report: Report) -> Callable[..., Any]:
     @functools.wraps(read)
     def read_or_replaced(*args: Any, **options: Any) -> Any:
+        stated = [options.get(option) for option in NAMING_OPTIONS]
+        name = next(filter(None, [*stated, *args[:1]]), None)
         try:
-            return read(*args, **options)
+            if name is not None:
+                return read(*args, **options)
         except (OSError, TimeoutError):  # no network, no such file or dataset
-            path = args or (options.get("path"),)
-            name = options.get("data_files") or path[0]
-            report("dataset", str(name))
-            return PlaceholderRows()
+            pass
+        report("dataset", str(name or "one without a name"))
+        return PlaceholderRows()
 
     return read_or_replaced
+
+
+def _checker(check: Callable[..., Any]) -> Callable[..., Any]:
+    """Return the check of a mapping's splits that accepts placeholders."""
+
+    @functools.wraps(check)
+    def checked(splits: Any) -> Any:
+        if not any(isinstance(split, PlaceholderRows) for split in splits.values()):
+            check(splits)
+
+    return checked
 
 
 def _joiner(join: Callable[..., Any]) -> Callable[..., Any]:

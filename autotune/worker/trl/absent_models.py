@@ -9,12 +9,14 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 from .. import synthetic
 from ..tracing.patching import attribute
+from .absent_packages import Anything
+from .missing_arguments import Report
 from .script_capture import ScriptFailed
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
@@ -31,10 +33,14 @@ QUANTISED = ("load_in_4bit", "load_in_8bit")
 class AbsentModels:
     """Configs, tokenizers and models by name."""
 
-    def __init__(self, look_up: ConfigLookup, report: Callable[[str, str], None]) -> None:
+    def __init__(self, look_up: ConfigLookup, report: Report) -> None:
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
         self._report = report
         self._folders: dict[str, str] = {}
+        from transformers import AutoTokenizer
+
+        # A synthetic folder has no processor of images.
+        self._load_tokenizer = AutoTokenizer.from_pretrained
 
     def folder(self, name: str) -> str | None:
         """Return a folder with config and synthetic tokenizer; None for an unknown model."""
@@ -64,9 +70,39 @@ class AbsentModels:
             if folder is None:
                 raise ScriptFailed("unknown_model", str(name))
             self._report(kind, str(name))
-            return load(folder, **_plain(options))
+            if kind == "config":
+                return load(folder, **_plain(options))
+            return _with_processors(self._load_tokenizer(folder, **_plain(options)))
 
         return loaded
+
+    def loaded_by_class(self, owner: Any) -> AbstractContextManager[None]:
+        """Replace `from_pretrained` of the classes below this one."""
+        load = vars(owner)["from_pretrained"].__func__
+
+        def from_pretrained(own_class: Any, name: Any, *args: Any, **options: Any) -> Any:
+            loaded = self.loaded(functools.partial(load, own_class), "tokenizer")
+            return loaded(name, *args, **options)
+
+        return attribute(owner, "from_pretrained", classmethod(from_pretrained))
+
+    def adapters(self) -> AbstractContextManager[None]:
+        """Take adapters that are not here for merged ones; one that trains on has no known rank."""
+        import peft
+
+        load = vars(peft.PeftModel)["from_pretrained"].__func__
+
+        def from_pretrained(own_class: Any, model: Any, name: Any, /, **options: Any) -> Any:
+            try:
+                return load(own_class, model, name, **options)
+            except (OSError, ValueError):
+                if options.get("is_trainable"):
+                    raise ScriptFailed("unknown_model", f"the adapter {name}") from None
+            self._report("adapter", str(name))
+            model.merge_and_unload = lambda *_, **__: model
+            return model
+
+        return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
 
     def built(self, model_class: Any, name: Any, **options: Any) -> Any:
         """Build the model on the device `meta`."""
@@ -92,6 +128,16 @@ class AbsentModels:
             if options.get(flag) or _flag(quantisation, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
         return model
+
+
+def _with_processors(tokenizer: Any) -> Any:
+    """Give a tokenizer the parts that the processor of a model with images has."""
+    if not hasattr(tokenizer, "tokenizer"):
+        tokenizer.tokenizer = tokenizer
+    for name in ("image_processor", "video_processor"):
+        if not hasattr(tokenizer, name):
+            setattr(tokenizer, name, Anything())
+    return tokenizer
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -123,7 +169,7 @@ def _dtype(stated: Any, config: Any) -> Any:
 @contextmanager
 def without_weights(
     look_up: ConfigLookup,
-    report: Callable[[str, str], None],
+    report: Report,
 ) -> Iterator[None]:
     """Replace transformers' loaders of configs, tokenizers and models."""
     import huggingface_hub
@@ -139,6 +185,8 @@ def without_weights(
         stack.enter_context(keeps_size)
         no_login = attribute(huggingface_hub, "login", lambda *_, **__: None)
         stack.enter_context(no_login)
+        no_files = attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
+        stack.enter_context(no_files)
         # No model is partitioned while it is built: there is one process here.
         modeling = transformers.modeling_utils
         not_partitioned = attribute(modeling, "is_deepspeed_zero3_enabled", lambda: False)
@@ -150,6 +198,9 @@ def without_weights(
                 load = _behind_config(load)
             loader = attribute(owner, "from_pretrained", staticmethod(load))
             stack.enter_context(loader)
+        for owner in (transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin):
+            stack.enter_context(absent.loaded_by_class(owner))
+        stack.enter_context(absent.adapters())
 
         def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
             return absent.built(cls, name, **options)

@@ -12,12 +12,15 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from . import absent_fire, absent_hydra, absent_unsloth
+from .missing_arguments import IsLibrary, Report
+from .own_trainers import absent_trainer
 
 REQUIRED = frozenset(
     {
@@ -27,7 +30,6 @@ REQUIRED = frozenset(
         "peft",
         "datasets",
         "accelerate",
-        "unsloth",
         "swift",
         "openrlhf",
         "deepspeed",
@@ -91,19 +93,31 @@ class Anything(str):
     def __format__(self, _: str) -> str:
         return ""
 
-    def __getitem__(self, _: Any) -> Any:
+    def _same(self, *_: Any) -> Any:
         return self
 
-    def __or__(self, _: Any) -> Any:
-        return self
+    __getitem__ = __or__ = __ror__ = _same
+    __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __truediv__ = __rtruediv__ = _same
 
-    __ror__ = __or__
+    def __setitem__(self, _: Any, __: Any) -> None:
+        """Do nothing: every key is there."""
+
+    def __delitem__(self, _: Any) -> None:
+        """Do nothing: every key stays."""
+
+    def __float__(self) -> float:
+        return 0.0
+
+    def __int__(self) -> int:
+        return 0
 
 
 class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
+        if name.endswith("Trainer"):
+            return absent_trainer(name)
         return Anything()
 
 
@@ -113,8 +127,8 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     def __init__(
         self,
         script: Path,
-        is_library: Callable[[str], bool],
-        report: Callable[[str, str], None],
+        is_library: IsLibrary,
+        report: Report,
     ) -> None:
         self._script = script
         self._is_library = is_library
@@ -160,7 +174,10 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return _AbsentModule(spec.name)
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Do nothing: the module has every name."""
+        """Fill modules whose functions decide the settings; every other name is there as well."""
+        absent_hydra.fill(module)
+        absent_unsloth.fill(module)
+        absent_fire.fill(module)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:
@@ -175,17 +192,18 @@ def _folder_of(name: str, script: Path) -> Path | None:
 
 @contextmanager
 def former_names(
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Iterator[None]:
     """Give the user's files placeholders for names that this release of a library lacks."""
     imported = builtins.__import__
 
     def completed(*args: Any, **options: Any) -> Any:
         module = imported(*args, **options)
-        names = options.get("fromlist") or (args[3] if len(args) > 3 else ())
+        names = options.get("fromlist") or next(iter(args[3:]), ())
         file = str(getattr(module, "__file__", ""))
-        if names and is_library(file) and not is_library(sys._getframe(1).f_code.co_filename):
+        asks_user = not is_library(sys._getframe(1).f_code.co_filename)
+        if names and is_library(file) and asks_user:
             for part in names:
                 if part != "*" and not _has(module, part):
                     report("name", f"{module.__name__}.{part}")
@@ -206,8 +224,8 @@ def _has(module: types.ModuleType, name: str) -> bool:
 @contextmanager
 def placeholders(
     script: Path,
-    is_library: Callable[[str], bool],
-    report: Callable[[str, str], None],
+    is_library: IsLibrary,
+    report: Report,
 ) -> Iterator[None]:
     """Serve packages that are not installed; `report` gets the kind of the part and its name."""
     finder = _Finder(script, is_library, report)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, TypeAlias
 
+from ..protocol import Arguments
 from ..tracing.patching import attribute
 
 ConfigMethod: TypeAlias = Callable[..., Any]
@@ -26,12 +27,12 @@ class FormerArguments:
         self._renamed: Mapping[str, str] = table.get("renamed", {})
         self._removed = frozenset(table.get("removed", ()))
         self._moved: Mapping[str, Any] = table.get("moved", {})
-        self.given: dict[str, Any] = {}
+        self.given: Arguments = {}
 
     def is_former(self, name: str) -> bool:
         return name in self._renamed or name in self._removed
 
-    def present(self, accepted: Collection[str], stated: Mapping[str, Any]) -> dict[str, Any]:
+    def present(self, accepted: Collection[str], stated: Mapping[str, Any]) -> Arguments:
         """Return the arguments under names that are accepted; unknown ones stay as they are."""
         arguments = {}
         for name, value in stated.items():
@@ -43,6 +44,32 @@ class FormerArguments:
             if present_name in accepted and present_name not in stated:
                 arguments[present_name] = value
         return arguments
+
+    def of_trainer(
+        self,
+        names: Collection[str],
+        settings: Collection[str],
+        stated: Mapping[str, Any],
+    ) -> tuple[Arguments, Arguments]:
+        """Return a trainer's arguments, and those that are settings of its configuration now.
+
+        `names`: those of the constructor. Without former names every argument stays.
+        """
+        arguments: Arguments = {}
+        moved: Arguments = {}
+        for name, value in stated.items():
+            present_name = self._renamed.get(name, name)
+            if name in names or not self._renamed:
+                arguments[name] = value
+            elif present_name in settings:
+                self.given[name] = value
+                if value is not None:  # the default
+                    moved[present_name] = value
+            elif self.is_former(name):
+                self.given[name] = value
+            else:
+                arguments[name] = value
+        return arguments, moved
 
     def present_flags(self, accepted: Collection[str], argv: Sequence[str]) -> list[str]:
         """Return a command line with former flags replaced or left out."""
@@ -157,6 +184,7 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
             parse = _parsing(former, owner.parse_args_into_dataclasses)
             yield owner, "parse_args_into_dataclasses", parse
             yield owner, "__init__", _resolving(owner.__init__)
+            yield owner, "parse_dict", _taking(former, owner.parse_dict)
     set_defaults = TrlParser.set_defaults_with_config
 
     @functools.wraps(set_defaults)
@@ -166,6 +194,24 @@ def _parsers(former: FormerArguments) -> Iterator[tuple[Any, str, ConfigMethod]]
         return set_defaults(parser, **arguments)
 
     yield TrlParser, "set_defaults_with_config", set_present
+
+
+def _taking(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:
+    """Return the parser of a mapping, that of a YAML or JSON file included."""
+
+    @functools.wraps(parse)
+    def parse_present(
+        parser: Any,
+        args: Mapping[str, Any],
+        *positional: Any,
+        **options: Any,
+    ) -> Any:
+        names: set[str] = set()
+        for owner in parser.dataclass_types:
+            names.update(owner.__dataclass_fields__)
+        return parse(parser, former.present(names, args), *positional, **options)
+
+    return parse_present
 
 
 def _resolving(construct: ConfigMethod) -> ConfigMethod:

@@ -14,12 +14,13 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..tracing.patching import attribute
+from .missing_arguments import IsLibrary
 
 
 @contextmanager
 def seen_by_user(
     gpus: Mapping[str, Any],
-    is_library: Callable[[str], bool],
+    is_library: IsLibrary,
 ) -> Iterator[None]:
     """Answer torch.cuda's questions for `gpus`: count, name, capability, memory_bytes."""
     import torch
@@ -55,7 +56,7 @@ def seen_by_user(
 def _answering(
     ask: Callable[..., Any],
     answer: Any,
-    is_library: Callable[[str], bool],
+    is_library: IsLibrary,
 ) -> Callable[..., Any]:
     @functools.wraps(ask)
     def answered(*args: Any, **options: Any) -> Any:

@@ -24,8 +24,10 @@ from typing import Any
 from ..protocol import Arguments
 from ..tracing.patching import attribute
 from . import former_arguments
+from .absent_packages import Anything
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
+from .own_trainers import bound_arguments, method_of
 
 WORKER_FOLDER = str(Path(__file__).parents[1])
 
@@ -73,7 +75,7 @@ class CapturedConfig:
         defaults = defaults_of(self.config)
         for name, default in defaults.items():
             value = self.now(name)
-            if _differs(value, default):
+            if differs(value, default):
                 settings[name] = value
         return settings
 
@@ -87,7 +89,7 @@ class CapturedConfig:
         """Fields assigned after the construction."""
         names = set()
         for name, value in self.completed.items():
-            if _differs(getattr(self.config, name, None), value):
+            if differs(getattr(self.config, name, None), value):
                 names.add(name)
         return frozenset(names)
 
@@ -102,9 +104,11 @@ class CapturedTrainer:
     arguments: Arguments  # arguments that reached TRL's constructor, by parameter
     place: CapturedCall
     configured: CapturedConfig | None
+    moved: Arguments = field(default_factory=dict)  # settings that the trainer took itself once
     callbacks: list[Any] = field(default_factory=list)  # added after the construction
     ended_by: str | None = None  # attribute that the script used before training; None for `train`
     train_place: CapturedCall | None = None
+    is_own: bool = False  # it derives from none of TRL's
     namespace: Any = None  # the script's module: its functions look up their globals there
 
 
@@ -123,7 +127,7 @@ def defaults_of(config: Any) -> Arguments:
     return defaults
 
 
-def _differs(value: Any, reference: Any) -> bool:
+def differs(value: Any, reference: Any) -> bool:
     try:
         return value is not reference and bool(value != reference)
     except Exception:  # arrays, for example, have no truth value
@@ -138,17 +142,23 @@ def catch(
     arguments: Sequence[str],
     method: str | None = None,
     former: FormerArguments | None = None,
+    takes_own: bool = False,
 ) -> CapturedTrainer:
-    """Return the trainer that the script would train, of this method if one is given."""
-    capture = Capture()
+    """Return the trainer that the script would train, of this method if one is given.
+
+    `takes_own`: trainers of the script's own are taken for TRL's; a probe can't train with them.
+    """
+    capture = Capture(former or FormerArguments({}), takes_own, method)
     with patched(capture, former or FormerArguments({})):
         namespace = _run(script, arguments, capture)
     trainers = capture.trainers
+    if takes_own and len(trainers) > 1:
+        trainers = [trainer for trainer in trainers if trainer.train_place is not None]
     if len(trainers) > 1:
         places = " and ".join(map(_with_place, trainers))
         raise ScriptFailed("two_trainers", places)
     if not trainers or method not in (None, trainers[0].method):
-        names = [trainer.trainer_class.__name__ for trainer in trainers]
+        names = [*capture.passed, *(trainer.trainer_class.__name__ for trainer in trainers)]
         raise ScriptFailed("no_trainer", ", ".join(names))
     trainers[0].namespace = namespace
     return trainers[0]
@@ -224,14 +234,35 @@ def _line_of(error: Exception, file: str) -> int | None:
 class Capture:
     """Active patches, and the trainers captured so far."""
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        former: FormerArguments,
+        takes_own: bool,
+        method: str | None,
+    ) -> None:
         self.trainers: list[CapturedTrainer] = []
+        self.passed: list[str] = []  # trainers of another method, in front of the stated one's
+        self._method = method
+        self._former = former
+        self._takes_own = takes_own
         self._configs: dict[int, CapturedConfig] = {}  # by id
 
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
-        config_class = RUNS_BY_METHOD[method].classes()[1]
-        arguments = _constructor_arguments(config_class, trainer_class, args, kwargs)
+        if self._passes_over(method):
+            self.passed.append(trainer_class.__name__)
+            return Anything()
+        config_class, base = RUNS_BY_METHOD[method].classes()
+        moved: Arguments = {}
+
+        def present(stated: Mapping[str, Any]) -> Arguments:
+            names = inspect.signature(base.__init__).parameters
+            settings = defaults_of(config_class)
+            arguments, of_config = self._former.of_trainer(names, settings, stated)
+            moved.update(of_config)
+            return arguments
+
+        arguments = _constructor_arguments(base, trainer_class, args, kwargs, present)
         config = arguments.get("args")
         captured = CapturedTrainer(
             method=method,
@@ -240,6 +271,36 @@ class Capture:
             arguments=arguments,
             place=_caller(),
             configured=None if config is None else self._configs.get(id(config)),
+            moved=moved,
+        )
+        self.trainers.append(captured)
+        return _Placeholder(captured)
+
+    def _passes_over(self, method: str) -> bool:
+        """Return True for a trainer that a prediction of the stated method is not about."""
+        return self._takes_own and self._method not in (None, method)
+
+    def construct_own(self, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
+        """Capture the construction of a trainer that is none of TRL's, by its configuration.
+
+        Any other would load its model here, and train.
+        """
+        arguments = bound_arguments(trainer_class, args, kwargs)
+        config = arguments.get("args")
+        method = method_of(config, _classes_by_method())
+        if method is None or not self._takes_own:
+            raise ScriptFailed("other_trainer", trainer_class.__name__)
+        if self._passes_over(method):
+            self.passed.append(trainer_class.__name__)
+            return Anything()
+        captured = CapturedTrainer(
+            method=method,
+            trainer_class=trainer_class,
+            call_arguments=(args, kwargs),
+            arguments=present_arguments(arguments),
+            place=_caller(),
+            configured=self._configs.get(id(config)),
+            is_own=True,
         )
         self.trainers.append(captured)
         return _Placeholder(captured)
@@ -262,14 +323,18 @@ def _constructor_arguments(
     trainer_class: Any,
     args: tuple[Any, ...],
     kwargs: Arguments,
+    present: Callable[[Mapping[str, Any]], Arguments],
 ) -> Arguments:
-    """Return the arguments of TRL's constructor, as passed on by the user's subclass."""
+    """Return the arguments of TRL's constructor, as passed on by the user's subclass.
+
+    `present`: gives arguments of former releases their place.
+    """
     constructor = base.__init__
     reached: list[Arguments] = []
 
     def record(self: Any, *inner_args: Any, **inner_kwargs: Any) -> None:
         bound = inspect.signature(constructor).bind(
-            self, *inner_args, **present_arguments(inner_kwargs)
+            self, *inner_args, **present(present_arguments(inner_kwargs))
         )
         arguments = dict(bound.arguments)
         del arguments["self"]
@@ -337,19 +402,14 @@ class _Placeholder:
 
 @contextmanager
 def patched(capture: Capture, former: FormerArguments) -> Iterator[None]:
-    """Make TRL's trainers return placeholders, and record its configurations. Other trainers are
-    refused.
-    """
+    """Make trainers return placeholders, and record TRL's configurations."""
     from transformers import Trainer, TrainingArguments
     from trl import ModelConfig
-
-    def refuse(cls: Any, *_: Any, **__: Any) -> Any:  # it would load its model, and train
-        raise ScriptFailed("other_trainer", cls.__name__)
 
     classes = _classes_by_method()
     configs = [TrainingArguments]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_constructed_by(Trainer, refuse))
+        stack.enter_context(_constructed_by(Trainer, capture.construct_own))
         for method, (config, trainer) in classes.items():
             construct = functools.partial(capture.construct, method)
             stack.enter_context(_constructed_by(trainer, construct))
@@ -415,7 +475,7 @@ def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
     # A library, such as a parser of flags, may have made it for the user.
     maker = None
     while frame is not None and is_library(frame.f_code.co_filename):
-        if frame.f_code.co_filename == former_arguments.__file__:
+        if frame.f_code.co_filename.startswith(WORKER_FOLDER):
             frame = frame.f_back
             continue
         owner = frame.f_locals.get("self")

@@ -5,17 +5,19 @@
 The request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
-     "ranks": n | null, "absent": true,
+     "ranks": n | null, "absent": true, "model": name | null, "fills": false,
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
 With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
-packages. A config is requested by one line, {"config_of": name}, and answered by one, the config or
-null.
+packages. `model` and, with `fills`, placeholders stand for arguments that were not given
+(`missing_arguments`). A config is requested by one line, {"config_of": name}, and answered by one,
+the config or null.
 
 The answer:
 
-    {"method": "grpo", "trainer": "GRPOTrainer",
+    {"method": "grpo", "trainer": "GRPOTrainer", "is_own": false,
+     "own_rows": false,
      "model": {"name": ... | null, "given": bool, "config": {...} | null, "dtype": ...,
                "attn_implementation": ... | null, "load_in_4bit": bool, "load_in_8bit": bool},
      "settings": {name: value}, "left": [settings that JSON cannot hold],
@@ -24,7 +26,8 @@ The answer:
      "special": [names], "rows": n | null, "prompts": {percentile: tokens} | null,
      "trainer_place": place, "train_place": place | null, "config_place": place | null,
      "ended_by": name | null, "modules": [files of the user's own],
-     "former": {former name: value}, "absent": {kind of part: [names]}}
+     "former": {former name: value}, "absent": {kind of part: [names]},
+     "unsloth": {argument of its functions: value}}
 
 or, if the script reaches no trainer:
 
@@ -49,7 +52,16 @@ from typing import Any, NamedTuple, TextIO
 from .. import dataset_sizes
 from ..protocol import Request, Result, Settings, decode, encode
 from ..tracing.patching import attribute, swapped
-from . import absent_data, absent_models, absent_packages, named_gpus
+from . import (
+    absent_data,
+    absent_fire,
+    absent_models,
+    absent_packages,
+    absent_unsloth,
+    absent_values,
+    missing_arguments,
+    named_gpus,
+)
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
 from .script_capture import (
@@ -58,6 +70,7 @@ from .script_capture import (
     ScriptFailed,
     catch,
     defaults_of,
+    differs,
     is_library,
 )
 from .vllm_engines import without_vllm
@@ -98,6 +111,7 @@ def main() -> None:
                     request["arguments"],
                     request.get("method"),
                     former,
+                    takes_own=bool(request.get("absent")),
                 )
                 answer = describe(captured, absent)
                 answer["former"] = _json_values(former.given)
@@ -161,11 +175,18 @@ class AbsentParts:
 
         with ExitStack() as stack:
             stack.enter_context(absent_data.placeholders(self.report))
-            stack.enter_context(absent_data.own_files(is_library, self.report))
+            fills = bool(request.get("fills"))
+            stack.enter_context(absent_data.own_files(is_library, self.report, finds=fills))
+            stack.enter_context(absent_data.frames(self.report))
             stack.enter_context(absent_models.without_weights(config_of, self.report))
             script = Path(request["script"])
             stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
             stack.enter_context(absent_packages.former_names(is_library, self.report))
+            absent_fire.model[0] = request.get("model")
+            arguments = missing_arguments.completed(request.get("model"), fills, self.report)
+            stack.enter_context(arguments)
+            stack.enter_context(missing_arguments.secrets(is_library, self.report))
+            stack.enter_context(absent_values.zeros())
             if request.get("gpus"):
                 stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
             yield
@@ -194,7 +215,9 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
     return {
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
-        "model": _model(arguments, settings),
+        "is_own": captured.is_own,
+        "own_rows": arguments.get("data_collator") is not None,
+        "model": _model(arguments, settings, captured.is_own),
         "settings": json_settings,
         "left": sorted(set(settings) - set(json_settings) - SECRETS),
         "raw": _json_values(configuration.raw),
@@ -211,6 +234,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "config_place": _place(configuration.place),
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
+        "unsloth": _json_values(absent_unsloth.stated),
     }
 
 
@@ -225,12 +249,21 @@ class _Configuration(NamedTuple):
 def _configuration(captured: CapturedTrainer) -> _Configuration:
     """Return the script's configuration, or the one that the trainer makes if there is none."""
     configured = captured.configured
+    config_class, _ = RUNS_BY_METHOD[captured.method].classes()
+    defaults = defaults_of(config_class)
     if configured is None:
-        config_class, _ = RUNS_BY_METHOD[captured.method].classes()
-        return _Configuration({}, defaults_of(config_class), [], [], None)
+        return _Configuration(captured.moved, {**defaults, **captured.moved}, [], [], None)
+
+    # A class of the script's own, or transformers', has other defaults than TRL's.
+    settings = configured.settings()
+    raw = dict(defaults)
+    for name in configured.raw:
+        raw[name] = configured.now(name)
+        if name in defaults and differs(raw[name], defaults[name]):
+            settings[name] = raw[name]
     return _Configuration(
-        settings=configured.settings(),
-        raw={name: configured.now(name) for name in configured.raw},
+        settings={**settings, **captured.moved},
+        raw={**raw, **captured.moved},
         changed=sorted(configured.changed),
         expanded=list(configured.expanded),
         place=configured.place,
@@ -244,13 +277,18 @@ def _place(call: CapturedCall | None) -> Result | None:
 # Model and adapter.
 
 
-def _model(arguments: Settings, settings: Settings) -> Result:
+def _model(
+    arguments: Settings,
+    settings: Settings,
+    is_own: bool,
+) -> Result:
     model = arguments["model"]
     quantisation = arguments.get("quantization_config")
     if isinstance(model, str):
         options = dict(settings.get("model_init_kwargs") or {})
         quantisation = quantisation or options.get("quantization_config")
-        dtype = settings.get("dtype")
+        # TRL loads a model in float32, transformers as its checkpoint has it.
+        dtype = settings.get("dtype", "auto" if is_own else None)
         for name in ("torch_dtype", "dtype"):
             dtype = options.get(name, dtype)
         return {

@@ -1,0 +1,162 @@
+"""Refusals of a training script whose inspection reached no trainer, each with a way out."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from autotune.core.errors import BadInput, TrainingEnvironmentError
+
+SUPPORTED_TRAINERS = (
+    "GRPOTrainer",
+    "RLOOTrainer",
+    "SFTTrainer",
+    "DPOTrainer",
+    "KTOTrainer",
+    "RewardTrainer",
+    "AsyncGRPOTrainer",
+)
+OTHER_TRAINERS: Mapping[str, str] = {
+    "PPOTrainer": "Use --framework verl, openrlhf or open-reasoner-zero, with --method ppo.",
+    "OnlineDPOTrainer": "Use --method online-dpo without a script.",
+}
+"""Trainers outside of scripts -> what can be used instead."""
+
+REQUIRED_MODEL = re.compile(
+    r"arguments are required:.*--(model\w*|base_model\w*|pretrained_model_name_or_path)"
+)
+"""Last words of a parser that lacks the model."""
+
+ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
+
+
+def refusal(
+    path: str,
+    python: Path,
+    answer: Mapping[str, Any],
+    log: str,
+) -> Exception:
+    error = answer["error"]
+    absent = answer.get("absent", {})
+    packages = absent.get("package", ())
+    kind = str(error["kind"])
+    text = str(error["text"])
+    lacks_value = kind in ("no_model", "unknown_model") or "None" in text
+    model_arguments = absent.get("model argument", ())
+    if model_arguments and lacks_value:
+        return _no_model_argument(path, model_arguments[0])
+    required = REQUIRED_MODEL.search(log) if kind == "ended" else None
+    if required is not None:
+        return _no_model_argument(path, required[1])
+    place = f" in line {error['line']}" if error.get("line") else ""
+    separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
+    if kind == "crashed" and text.startswith("ModuleNotFoundError"):
+        return TrainingEnvironmentError(
+            f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
+            " --python."
+        )
+    if kind == "crashed" and packages and not text.startswith("ValueError"):
+        return TrainingEnvironmentError(
+            f"{path} stops{place}: {text}. {python} lacks packages that it imports"
+            f" ({', '.join(packages)}): name another interpreter with --python. {separator}"
+        )
+    if kind == "crashed" and "divisible" in text:
+        return BadInput(
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+            way_out="Batches are those of one process for each GPU: --gpus names another number.",
+        )
+    if kind == "crashed":
+        return BadInput(
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+            way_out=f"Check that `python {path}` trains. {separator}",
+        )
+    if kind == "ended":
+        return BadInput(
+            f"{path} exits with status {text} before it builds a trainer{last_line(log)}",
+            way_out=separator,
+        )
+    if kind == "no_trainer":
+        return _no_trainer(path, text)
+    return _WRONG_TRAINERS[kind](path, text)
+
+
+def _no_trainer(path: str, other_trainer: str) -> BadInput:
+    """Return the refusal of a script without a trainer, or with another than the requested one."""
+    problem = f"{path} ends and builds no {' or '.join(SUPPORTED_TRAINERS)}"
+    if other_trainer:
+        return BadInput(
+            f"{problem} of the requested method, only {other_trainer}.",
+            way_out="Leave --method out.",
+        )
+    return BadInput(
+        f"{problem}.",
+        way_out="Give the script that builds it, with the arguments that make it train.",
+    )
+
+
+def _two_trainers(path: str, trainers: str) -> BadInput:
+    return BadInput(
+        f"{path} builds two trainers before it trains, {trainers}, and a recommendation is for"
+        " one.",
+        way_out=ONE_TRAINER,
+    )
+
+
+def _other_trainer(path: str, trainer: str) -> BadInput:
+    supported = f"Known are {', '.join(SUPPORTED_TRAINERS)}."
+    return BadInput(
+        f"{path} builds {trainer}, whose training is not modelled, so that it can be neither"
+        " predicted nor probed.",
+        way_out=OTHER_TRAINERS.get(trainer, supported),
+    )
+
+
+def _odd_trainer(path: str, problem: str) -> BadInput:
+    return BadInput(
+        f"{path}: {problem}, so that its arguments are unknown.",
+        way_out="Call it from your class's __init__.",
+    )
+
+
+def _no_model(path: str, trainer: str) -> BadInput:
+    return BadInput(
+        f"{path} passes no model to its {trainer}.",
+        way_out=f"Give its arguments: --script {path} -- --model_name_or_path MODEL ...",
+    )
+
+
+def _no_model_argument(path: str, argument: str) -> BadInput:
+    return BadInput(
+        f"{path} was given no model: its --{argument} is not stated.",
+        way_out=(
+            "Name it with --model NAME (`autotune show models`), or give the arguments of its"
+            f" launch: --script {path} -- ARGUMENTS."
+        ),
+    )
+
+
+def _unknown_model(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} loads {name}, of which no shape is known here.",
+        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
+    )
+
+
+_WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
+    "two_trainers": _two_trainers,
+    "other_trainer": _other_trainer,
+    "odd_trainer": _odd_trainer,
+    "no_model": _no_model,
+    "unknown_model": _unknown_model,
+}
+
+
+def last_line(log: str) -> str:
+    """Return the last line of the log as the end of a sentence."""
+    text = log.strip()
+    if not text:
+        return "."
+    line = text.splitlines()[-1].strip()
+    return f": {line[-300:].rstrip('.')}."

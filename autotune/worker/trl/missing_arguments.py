@@ -1,0 +1,187 @@
+"""Arguments that a script was not given: its model is that of the request, and its data are absent.
+
+A script that is only inspected is often named without the arguments of its launch. A parser of the
+script's (argparse, and those of transformers and TRL above it) then takes the model of `--model`,
+and a placeholder for each text that it requires. With `fills`, texts about data that the parser
+does not require are placeholders as well: the script failed without them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import functools
+import os
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
+
+from ..tracing.patching import attribute
+
+Report = Callable[[str, str], None]
+"""Takes the kind of a part that was replaced, and its name."""
+
+IsLibrary = Callable[[str], bool]
+"""Returns True for a file of an installed package."""
+
+MODEL_ARGUMENTS = frozenset(
+    {
+        "model",
+        "model_id",
+        "model_name",
+        "model_path",
+        "model_name_or_path",
+        "base_model",
+        "base_model_name",
+        "base_model_path",
+        "pretrained_model_name_or_path",
+    }
+)
+ABSENT_TEXT = "absent.jsonl"
+"""Value of an argument about data: a path, a name or a list of them."""
+
+ABOUT_DATA = re.compile(r"data|file|image|video|folder|dir|train|split|json|prompt", re.IGNORECASE)
+SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|WANDB", re.IGNORECASE)
+NOT_DATA = re.compile(r"output|cache|log|config|resume|checkpoint|hub|adapter", re.IGNORECASE)
+LIKELY_ERROR = 0.85  # similarity from which an unknown key is taken for a typing error
+
+
+class _Unstated(NamedTuple):
+    """What stands for arguments that are not stated."""
+
+    model: str | None
+    fills: bool
+    report: Report
+
+
+@contextmanager
+def completed(
+    model: str | None,
+    fills: bool,
+    report: Report,
+) -> Iterator[None]:
+    """Complete the command line of each parser, and the configuration file of TRL's."""
+    from trl import TrlParser
+
+    unstated = _Unstated(model, fills, report)
+    parse = argparse.ArgumentParser.parse_known_args
+    parse_file = TrlParser.parse_args_and_config
+    take_defaults = TrlParser.set_defaults_with_config
+
+    @functools.wraps(parse)
+    def parse_completed(parser: Any, *args: Any, **options: Any) -> Any:
+        for action in parser._actions:
+            _complete(parser, action, unstated)
+        namespace, remaining = parse(parser, *args, **options)
+        for name in MODEL_ARGUMENTS & vars(namespace).keys():
+            if getattr(namespace, name) is None:
+                report("model argument", name)
+        return namespace, remaining
+
+    @functools.wraps(parse_file)
+    def parse_known_keys(parser: Any, *args: Any, **options: Any) -> Any:
+        options.setdefault("fail_with_unknown_args", False)
+        return parse_file(parser, *args, **options)
+
+    @functools.wraps(take_defaults)
+    def take_known_keys(parser: Any, **stated: Any) -> Any:
+        _report_unknown(parser, stated, report)
+        return take_defaults(parser, **stated)
+
+    with ExitStack() as stack:
+        parsers = argparse.ArgumentParser
+        stack.enter_context(attribute(parsers, "parse_known_args", parse_completed))
+        stack.enter_context(attribute(TrlParser, "parse_args_and_config", parse_known_keys))
+        stack.enter_context(attribute(TrlParser, "set_defaults_with_config", take_known_keys))
+        yield
+
+
+def _complete(
+    parser: Any,
+    action: Any,
+    unstated: _Unstated,
+) -> None:
+    """Give an argument the value that it has if the command line does not state it."""
+    if isinstance(action, argparse._SubParsersAction):
+        return
+    accepts_flag = getattr(action.type, "__name__", "") == "string_to_bool"
+    if accepts_flag and action.nargs is None and action.option_strings:
+        action.nargs = "?"  # fields of former releases were true if named
+        action.const = True
+    if action.default is not None:
+        return
+    if action.dest in MODEL_ARGUMENTS:
+        if unstated.model is not None:
+            action.default = unstated.model
+            action.required = False
+        return
+    is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
+    is_filled = unstated.fills and _is_about_data(parser, action.dest)
+    if is_text and (action.required or is_filled) and action.option_strings:
+        action.default = ABSENT_TEXT
+        if action.nargs in ("+", "*"):
+            action.default = [ABSENT_TEXT]
+        action.required = False
+        unstated.report("argument", action.option_strings[0])
+
+
+def _is_about_data(parser: Any, name: str) -> bool:
+    if not ABOUT_DATA.search(name) or NOT_DATA.search(name):
+        return False
+    return name not in _framework_fields(parser)
+
+
+def _framework_fields(parser: Any) -> frozenset[str]:
+    """Return the fields of the framework's own configurations."""
+    from transformers import TrainingArguments
+    from trl import ModelConfig
+
+    names: set[str] = set()
+    for owner in getattr(parser, "dataclass_types", ()):
+        for base in owner.__mro__:
+            is_framework = base.__module__.partition(".")[0] in ("trl", "transformers")
+            is_configuration = issubclass(base, TrainingArguments | ModelConfig)
+            if is_framework and is_configuration:
+                names.update(getattr(base, "__dataclass_fields__", ()))
+    return frozenset(names)
+
+
+def _report_unknown(
+    parser: Any,
+    stated: Mapping[str, Any],
+    report: Report,
+) -> None:
+    """Report keys that the script's classes lack: TRL 0.13 passed over them without a word.
+
+    Raises ValueError for a probable typing error.
+    """
+    names = {action.dest for action in parser._actions}
+    for key in stated:
+        if key in names:
+            continue
+        similar = difflib.get_close_matches(key, names, n=1, cutoff=LIKELY_ERROR)
+        if similar and not key.startswith("dataset"):
+            raise ValueError(f"unknown key {key!r} of its configuration file: {similar[0]!r}?")
+        report("key", key)
+
+
+@contextmanager
+def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
+    """Give a script a placeholder for a secret of the environment that it can't do without."""
+    environment_class = type(os.environ)
+    look_up = environment_class.__getitem__
+
+    def looked_up(environment: Any, name: str) -> Any:
+        try:
+            return look_up(environment, name)
+        except KeyError:
+            asker = sys._getframe(1).f_code.co_filename
+            if is_library(asker) or not SECRET.search(name):
+                raise
+            report("secret", name)
+            return "absent"
+
+    with attribute(environment_class, "__getitem__", looked_up):
+        yield

@@ -1,0 +1,95 @@
+"""Configurations composed for a script of Hydra's, against what Hydra's rules give by hand."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.worker.trl.composed_config import (
+    ConfigFiles,
+    ConfigMapping,
+    as_config,
+    parsed,
+    plain,
+    resolve,
+)
+
+FILES = {
+    "run.yaml": """
+        defaults:
+          - _self_
+          - training: small
+          - /shared@judge: model
+          - override hydra/launcher: joblib
+        name: first
+        training:
+          steps: 1
+        out: ${name}/${training.steps}
+        rate: ${training.rate}
+        hydra: {job: {chdir: false}}
+    """,
+    "training/small.yaml": "rate: 1e-5\nsteps: 100\nshown: ${.steps}\n",
+    "training/large.yaml": "rate: 2e-5\nsteps: 500\n",
+    "shared/model.yaml": "path: judge-7b\n",
+    "recipe/mine.yaml": "# @package _global_\nname: second\nbatch: [1, 2]\n",
+    "above.yaml": "defaults:\n  - training: small\ntraining:\n  steps: 7\n",
+}
+
+
+@pytest.fixture(name="folder")
+def configuration_folder(tmp_path: Path) -> Path:
+    for name, text in FILES.items():
+        file = tmp_path / name
+        file.parent.mkdir(exist_ok=True)
+        lines = text.split("\n")
+        file.write_text("\n".join(line.removeprefix("        ") for line in lines))
+    return tmp_path
+
+
+def composed(folder: Path, name: str, *arguments: str) -> dict[str, Any]:
+    return resolve(ConfigFiles(folder, {}, arguments).composed(name), {})
+
+
+def test_files_of_groups_count_above_the_file_that_names_itself_first(folder: Path) -> None:
+    assert composed(folder, "run.yaml") == {
+        "name": "first",
+        "training": {"steps": 100, "rate": 0.00001, "shown": 100},
+        "out": "first/100",
+        "rate": 0.00001,
+        "judge": {"path": "judge-7b"},
+    }
+
+
+def test_own_values_count_above_groups_without_self(folder: Path) -> None:
+    assert composed(folder, "above")["training"]["steps"] == 7
+
+
+def test_arguments_choose_files_and_change_values(folder: Path) -> None:
+    content = composed(
+        folder, "run", "training=large", "+recipe=mine", "++training.extra=true", "~judge"
+    )
+    assert content["training"] == {"steps": 500, "rate": 0.00002, "extra": True}
+    assert (content["name"], content["batch"], content["out"]) == ("second", [1, 2], "second/500")
+    assert "judge" not in content
+    assert composed(folder, "run", "training.steps=3")["out"] == "first/3"
+
+
+def test_a_resolver_of_the_script_and_the_environment_are_asked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("ROOT_OF_DATA", "/data")
+    content = {"a": "${double:4}", "b": "${oc.env:ROOT_OF_DATA}/x", "c": "${oc.env:NOBODY,7}"}
+    resolved = resolve(content, {"double": lambda number: 2 * number})
+    assert resolved == {"a": 8, "b": "/data/x", "c": 7}
+
+
+def test_keys_are_attributes() -> None:
+    config = as_config(parsed("model: {lora: {rank: 64}, names: [a, b]}\nlr: 5e-6\n"))
+    assert isinstance(config, ConfigMapping)
+    assert config.model.lora.rank == 64 and config.lr == 0.000005
+    config.model.lora.rank = 8
+    assert plain(config)["model"] == {"lora": {"rank": 8}, "names": ["a", "b"]}
+    with pytest.raises(AttributeError, match="no key 'absent'"):
+        _ = config.absent
