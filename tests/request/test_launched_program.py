@@ -79,6 +79,15 @@ def test_a_frameworks_own_command_and_other_programs_are_left_alone() -> None:
     assert program("python prepare.py && ls") is None
 
 
+def test_a_script_of_another_machine_is_the_one_here_with_that_place() -> None:
+    launched = program("accelerate launch /root/clone/package/run.py --x 1")
+    assert launched is not None and Path(launched.choice.path) == Path("package/run.py")
+    assert launched.assumed == (
+        "package/run.py here is /root/clone/package/run.py, which line 1 starts",
+    )
+    assert program("accelerate launch /root/clone/other/walk.py") is None
+
+
 def test_of_two_trainings_the_first_is_read_with_the_lines_of_both() -> None:
     launched = program("torchrun train.py --a\ntorchrun train.py --b")
     assert launched is not None and launched.choice.arguments == ("--a",)

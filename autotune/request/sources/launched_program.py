@@ -60,7 +60,7 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     if len(programs) > 1 and not in_one_line:
         lines = [program.line for program in programs]
         sentence = first_of_several(lines)
-        return replace(programs[0], assumed=(sentence,))
+        return replace(programs[0], assumed=(sentence, *programs[0].assumed))
     return programs[0] if programs else None
 
 
@@ -98,11 +98,18 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
             environment=tuple(sorted(command.environment.items())),
             model=choice.model,
         )
+        assumed = []
+        stated = texts[index]
+        is_moved = stated.startswith("/") and not file.is_absolute()
+        if is_moved:
+            sentence = f"{file} here is {stated}, which line {command.line} starts"
+            assumed.append(sentence)
         yield LaunchedProgram(
             choice=script,
             launch_path=choice.path,
             line=command.line,
             launcher=launcher,
+            assumed=tuple(assumed),
         )
         return
 
@@ -134,6 +141,19 @@ def _file_of(
     for folder in (Path(), Path(choice.path).parent):
         if (folder / text).is_file():
             return folder / text
+    return _same_file_here(Path(text))
+
+
+def _same_file_here(path: Path) -> Path | None:
+    """Return the file below this folder whose place ends as that of another machine does."""
+    if not path.is_absolute():
+        return None
+    _, *parts = path.parts
+    while parts:
+        place = Path(*parts)
+        if place.is_file():
+            return place
+        del parts[0]
     return None
 
 
