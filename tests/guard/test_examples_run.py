@@ -22,6 +22,8 @@ import yaml
 from autotune.probe.spawn import MARK_VARIABLE, marked
 from tests.cli.command import environment, shape_only
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 EXAMPLES = ROOT / "examples" / "guard"
 SECONDS = 100.0
