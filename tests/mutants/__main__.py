@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import random
+import shutil
 import tempfile
 import time
 from collections import defaultdict
@@ -204,6 +206,7 @@ def main() -> None:
         copy = Path(folder).resolve()
         copy_repository(ROOT, copy)
         enter(copy)
+        leave_caches_alone(copy)
         options = [*OPTIONS, f"--basetemp={copy / '.temporary'}", *arguments.tests]
         if not arguments.measure_only and work.is_left_to_fresh_imports():
             work.try_fresh_imports()
@@ -221,6 +224,24 @@ def main() -> None:
             budget_s=arguments.budget,
             out=arguments.out,
         )
+
+
+def leave_caches_alone(folder: Path) -> None:
+    """Work on links to the user's traces and step models: what a mutant writes is wrong, and would
+    answer later predictions.
+    """
+    caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    own = folder / ".caches"
+    if (caches / "autotune").is_dir():
+        shutil.copytree(caches / "autotune", own / "autotune", copy_function=_link)
+    os.environ["XDG_CACHE_HOME"] = str(own)
+
+
+def _link(source: str, target: str) -> None:
+    try:
+        os.link(source, target)
+    except OSError:  # on another file system
+        shutil.copy2(source, target)
 
 
 def _arguments() -> argparse.Namespace:
