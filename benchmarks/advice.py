@@ -206,7 +206,12 @@ def main() -> None:
         default=10,
         help="of the first six; then two",
     )
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no row begins after them")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="no row begins after them",
+    )
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     earlier = earlier_rows()

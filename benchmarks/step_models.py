@@ -241,9 +241,19 @@ def write_document(rows: Sequence[Mapping[str, Any]]) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--points", type=int, default=4, help="of each family")
+    parser.add_argument(
+        "--points",
+        type=int,
+        default=4,
+        help="of each family",
+    )
     parser.add_argument("--families", type=int, default=90)
-    parser.add_argument("--seconds", type=float, default=math.inf, help="no row begins after them")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=math.inf,
+        help="no row begins after them",
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()

@@ -20,12 +20,10 @@ from autotune.request.request_flags import GROUPS, CommonOptions, Flag, RequestO
 
 REPEATED = ("hold", "set", "search", "unknown", "learning")
 """Flags that may be given several times."""
-_HINTS: dict[str, Any] = {
-    name: hint
-    for kind in (RunOptions, PredictOptions, SolveOptions)
-    for name, hint in get_type_hints(kind, include_extras=True).items()
-    if name != "arguments"
-}
+_HINTS: dict[str, Any] = {}
+for _options in (RunOptions, PredictOptions, SolveOptions):
+    _HINTS.update(get_type_hints(_options, include_extras=True))
+del _HINTS["arguments"]
 
 
 def _help_order(name: str) -> tuple[int, bool]:
@@ -42,10 +40,10 @@ FLAGS: dict[str, tuple[Any, Flag]] = {
 
 _TYPED_FIRST = ("model", "gpus", "method", "framework", "python")
 
-DEFAULTS = {
-    **{name: () if name in REPEATED else flag.default for name, (_, flag) in FLAGS.items()},
-    "arguments": (),
-}
+DEFAULTS: dict[str, Any] = {}
+for _name, (_, _flag) in FLAGS.items():
+    DEFAULTS[_name] = () if _name in REPEATED else _flag.default
+DEFAULTS["arguments"] = ()
 
 if TYPE_CHECKING:
     # The fields are made from the declarations above, which mypy can't evaluate.

@@ -7,7 +7,13 @@ import ast
 from benchmarks.guard_faults import TESTS, TITLES, FaultRun, page_of
 
 
-def _run(test: str, number: int, fault: str = "", *, passed: bool = True) -> FaultRun:
+def _run(
+    test: str,
+    number: int,
+    fault: str = "",
+    *,
+    passed: bool = True,
+) -> FaultRun:
     return FaultRun(
         test=test,
         fault=fault,

@@ -19,7 +19,11 @@ SESSIONS = {
 }
 
 
-def point(method: str, measured: float, first: float) -> dict[str, Any]:
+def point(
+    method: str,
+    measured: float,
+    first: float,
+) -> dict[str, Any]:
     rate = {"value": first, "low": 0.8 * first, "high": 1.2 * first}
     return {
         "setup": "0.5B",

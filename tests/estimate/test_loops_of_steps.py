@@ -12,7 +12,12 @@ from tests.estimate.test_step_model import SPACE, TraceWriter, step
 
 LAYERS = 8
 CONFIG = {"num_hidden_layers": LAYERS, "model_type": "synthetic"}
-UNEQUAL_ROWS = Point(micro_batch=4, prompt=136, completion=264, micro_steps=4)
+UNEQUAL_ROWS = Point(
+    micro_batch=4,
+    prompt=136,
+    completion=264,
+    micro_steps=4,
+)
 
 
 def collated(point: Point) -> Trace:
@@ -62,7 +67,12 @@ def test_rows_of_a_loop_stay_in_the_pool_of_small_blocks() -> None:
         return writer.trace(1)
 
     model = survey(lambda point, _: looped(point), SPACE, None)
-    full = Point(micro_batch=8, prompt=256, completion=512, micro_steps=4)
+    full = Point(
+        micro_batch=8,
+        prompt=256,
+        completion=512,
+        micro_steps=4,
+    )
     traced = replay(looped(full))
     modelled = replay(replace(model.trace, sizes=tuple(sizes_at(model, full).tolist())))
     assert modelled.reserved_bytes == traced.reserved_bytes == 4 * 2**20

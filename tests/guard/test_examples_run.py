@@ -83,7 +83,11 @@ esac
 """
 
 
-def _program(folder: Path, name: str, text: str) -> None:
+def _program(
+    folder: Path,
+    name: str,
+    text: str,
+) -> None:
     file = folder / "bin" / name
     file.parent.mkdir(exist_ok=True)
     file.write_text(text)

@@ -159,7 +159,11 @@ def test_a_machine_that_fails_each_time_ends_after_the_restarts(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("fault", ["nccl", "watchdog", "lost gpu", "lost node"])
-def test_a_lost_machine_is_restarted_unchanged(tmp_path: Path, run: int, fault: str) -> None:
+def test_a_lost_machine_is_restarted_unchanged(
+    tmp_path: Path,
+    run: int,
+    fault: str,
+) -> None:
     guarded = GuardedRun(tmp_path, FAULT=fault)
     code, messages = guarded.end()
     assert code == 0, messages

@@ -40,7 +40,11 @@ def _notes_of_predict(config: Path) -> list[str]:
 
 def test_a_refusal_names_its_phase_and_rows(config: Path) -> None:
     rows = TrainingRows(rows=8, tokens=3214)
-    facts = ShownFacts(phase_peak_bytes=PEAKS, ran_out_in="backward", ran_out_rows=rows)
+    facts = ShownFacts(
+        phase_peak_bytes=PEAKS,
+        ran_out_in="backward",
+        ran_out_rows=rows,
+    )
     training = training_of(config)
     learn(training, in_phase(ended(), "backward"), _attempt_with(facts), "guard.json")
 

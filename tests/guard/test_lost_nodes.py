@@ -71,7 +71,11 @@ KILLS = HostEvidence(kills=1)
         (RAY_CRASH, NOTHING, Reason.SCRIPT),
     ],
 )
-def test_what_is_stated_at_the_end_decides(output: str, host: HostEvidence, reason: Reason) -> None:
+def test_what_is_stated_at_the_end_decides(
+    output: str,
+    host: HostEvidence,
+    reason: Reason,
+) -> None:
     assert ending_of(ProcessEnd(exit=1), output, host, stop_requested=False).reason == reason
 
 

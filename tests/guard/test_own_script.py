@@ -63,17 +63,22 @@ FLAGS = {
 }
 
 
-def _guarded(folder: Path, parsed: str, resumed: str, flags: dict[str, str]) -> tuple[int, str]:
+def _guarded(
+    folder: Path,
+    parsed: str,
+    resumed: str,
+    flags: dict[str, str],
+) -> tuple[int, str]:
     """Guard `python train.py FLAGS`; return its exit code and what was said."""
     make_project(folder)
     (folder / "train.yaml").unlink()
     script = SCRIPT.replace("PARSED", parsed).replace("RESUMED", resumed)
     (folder / "train.py").write_text(script)
-    words = []
+    flags = []
     for name, value in flags.items():
-        words += [f"--{name}", value]
+        arguments += [f"--{name}", value]
     guard = (sys.executable, "-m", "autotune", "guard", "--gpus", "cpu")
-    done = run_in(folder, *guard, "--", sys.executable, "train.py", *words)
+    done = run_in(folder, *guard, "--", sys.executable, "train.py", *arguments)
     return done.returncode, done.stderr
 
 
@@ -82,7 +87,11 @@ def _guarded(folder: Path, parsed: str, resumed: str, flags: dict[str, str]) -> 
 @pytest.mark.parametrize(
     ("resumed", "from_step"), [(RESUMED, SAVED_STEP), ("", None)], ids=["resumed", "from the start"]
 )
-def test_flags_make_it_smaller(tmp_path: Path, resumed: str, from_step: int | None) -> None:
+def test_flags_make_it_smaller(
+    tmp_path: Path,
+    resumed: str,
+    from_step: int | None,
+) -> None:
     code, messages = _guarded(tmp_path, PARSED, resumed, FLAGS)
     assert code == 0, messages[-3000:]
     assert ("a restart begins at step 0" in messages) == (from_step is None)

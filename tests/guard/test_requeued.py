@@ -101,7 +101,11 @@ def _submitted(folder: Path, restarts: int = 0) -> SlurmJob:
         text=True,
         start_new_session=True,
     )
-    return SlurmJob(folder=folder, restarts=restarts, process=process)
+    return SlurmJob(
+        folder=folder,
+        restarts=restarts,
+        process=process,
+    )
 
 
 def _document(folder: Path) -> dict[str, Any]:
@@ -121,7 +125,11 @@ def _document(folder: Path) -> dict[str, Any]:
     ids=["ends by SIGTERM", "ignores SIGTERM", "is killed after the grace time"],
 )
 def test_a_requeued_job_goes_on_from_its_checkpoint(
-    tmp_path: Path, trainer: str, kill_wait: float, code: int, status: str
+    tmp_path: Path,
+    trainer: str,
+    kill_wait: float,
+    code: int,
+    status: str,
 ) -> None:
     # 1. The node is drained in the fourth step: the last checkpoint is that of the second.
     make_project(

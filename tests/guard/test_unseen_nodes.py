@@ -20,7 +20,11 @@ from autotune.guard.watched import unseen_nodes
         ("trl grpo --config train.yaml", {}, None),
     ],
 )
-def test_nodes_are_counted(command: str, variables: dict[str, str], nodes: int | None) -> None:
+def test_nodes_are_counted(
+    command: str,
+    variables: dict[str, str],
+    nodes: int | None,
+) -> None:
     text = unseen_nodes(command, variables)
     if nodes is None:
         assert text == ""

@@ -231,10 +231,10 @@ def leave_caches_alone(folder: Path) -> None:
     answer later predictions.
     """
     caches = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    own = folder / ".caches"
+    links = folder / ".caches"
     if (caches / "autotune").is_dir():
-        shutil.copytree(caches / "autotune", own / "autotune", copy_function=_link)
-    os.environ["XDG_CACHE_HOME"] = str(own)
+        shutil.copytree(caches / "autotune", links / "autotune", copy_function=_link)
+    os.environ["XDG_CACHE_HOME"] = str(links)
 
 
 def _link(source: str, target: str) -> None:

@@ -88,7 +88,9 @@ def test_a_prediction_from_a_model_reports_nothing_of_the_traces_behind_it() -> 
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 @pytest.mark.parametrize("tuning", ["full", "lora"])
 def test_a_file_for_trl_that_states_no_dtype_is_answered(
-    tmp_path: Path, method: str, tuning: str
+    tmp_path: Path,
+    method: str,
+    tuning: str,
 ) -> None:
     """Its weights are in float32, TRL's default."""
     file = tmp_path / "train.yaml"

@@ -182,8 +182,8 @@ def test_a_limit_below_the_card_is_torchs_alone(
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     limited = Gpus(1, 20480 * MIB, Path(sys.executable), library=Playback("two_a100"))
     for cards, is_limited in ((gpus, False), (limited, True)):
-        said = any("only torch's allocator" in line for line in device_report.caveats(cards))
-        assert said is is_limited
+        is_stated = any("only torch's allocator" in line for line in device_report.caveats(cards))
+        assert is_stated is is_limited
 
 
 def test_rank_on_another_gpu_is_detected(gpus: Gpus) -> None:

@@ -42,7 +42,11 @@ def _contrast(first: str, second: str) -> float:
 
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 @pytest.mark.parametrize("width", [1100, 390])
-def test_the_chart_is_read_at_every_width(tmp_path: pathlib.Path, width: int, dark: bool) -> None:
+def test_the_chart_is_read_at_every_width(
+    tmp_path: pathlib.Path,
+    width: int,
+    dark: bool,
+) -> None:
     with tab(_page(tmp_path), width=width, dark=dark) as opened:
         page = opened.page
         assert opened.complaints == [] and len(opened.asked_for) == 1

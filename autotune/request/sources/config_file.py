@@ -51,10 +51,13 @@ def _model_hints(document: Document) -> dict[str, str]:
     """Return texts of the file that may say its model where TRL's own key does not."""
     hints: dict[str, str] = {}
     for key, value in document.content.items():
-        inner = value.items() if isinstance(value, Mapping) else [("", value)]
-        for part, text in inner:
-            if isinstance(text, str) and MODEL_KEY.search(str(key)):
-                name = f"{key}.{part}" if part else str(key)
+        if not MODEL_KEY.search(str(key)):
+            continue
+        texts = {str(key): value}
+        if isinstance(value, Mapping):
+            texts = {f"{key}.{part}": text for part, text in value.items()}
+        for name, text in texts.items():
+            if isinstance(text, str):
                 hints[f"{name} ({document.where((key,))})"] = text
     hints["the file's name"] = document.path.stem
     return hints

@@ -68,7 +68,8 @@ def unsloth_settings(
         if inspection.raw.get(name) is not None:
             settings[name] = inspection.raw[name]
     if method == "grpo":
-        settings |= {name: stated[name] for name in ENGINE_ARGUMENTS_OF_UNSLOTH}
+        for name in ENGINE_ARGUMENTS_OF_UNSLOTH:
+            settings[name] = stated[name]
         settings["max_prompt_length"] = prompt_length
     else:
         limit = inspection.settings.get("max_length")
