@@ -36,7 +36,10 @@ from autotune.request.values import FlagValues
 from autotune.request.workload_builder import model_of, workload_of
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(
+    frozen=True,
+    kw_only=True,
+)
 class ParsedRequest:
     """Job with the assumptions and notes for the reader."""
 
@@ -54,12 +57,21 @@ class ParsedRequest:
     def origin(self, name: str) -> Origin:
         """Return what decides the value of a setting, or the choices of a knob."""
         if name in self.searched:
-            return Origin(source=Source.SEARCH, place="--search")
+            return Origin(
+                source=Source.SEARCH,
+                place="--search",
+            )
         if name in self.held_settings:
             return self.held_settings[name].origin
         if name in self.job.space:
-            return Origin(source=Source.SPACE, place=self.job.space.name)
-        return Origin(source=Source.FRAMEWORK, place=self.trainer.name)
+            return Origin(
+                source=Source.SPACE,
+                place=self.job.space.name,
+            )
+        return Origin(
+            source=Source.FRAMEWORK,
+            place=self.trainer.name,
+        )
 
 
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
@@ -106,7 +118,10 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     workload = workload_of(flags, sources, settings, space, model)
     workload, image_notes = with_images(flags.lengths, workload, hardware, trainer)
     subject = workload.model.name.rstrip("/").split("/")[-1]
-    task = Task(workload=workload, hardware=hardware)
+    task = Task(
+        workload=workload,
+        hardware=hardware,
+    )
     job = build_job(f"{subject}-{workload.method}", flags, task, space, mode)
 
     # 4. Notes for the reader.
