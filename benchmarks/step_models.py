@@ -24,13 +24,14 @@ the trace at a dozen of them, and four causes mended:
 
 Families of these causes were surveyed again; rows of others are of the older models. All but one of
 the 38 points were measured again. Of 303 points of 105 families, 17 are exceptions: verdicts and
-speed are equal in all, allocated differs by 0.056 % at most. Device memory differs in
+speed are equal in all, allocated differs by 0.053 and 0.056 % in two (ZeRO-2). Device memory:
 
-- SFT with logits in pieces (7 points, 0.4 to 3.3 %): the number of pieces is that of the first trace;
+- SFT with float32 weights (6 points, 0.7 to 3.3 %): logits are made in pieces, and the number of
+  pieces is that of the first trace;
 - full GRPO of the 0.5B (2, 10 %): the optimizer's states are made in another order than in the
   trace, as far as the one of them was looked into that has a model now;
 - full GRPO with float32 weights, SFT under ZeRO-3, SFT of one micro-step, full DPO of single rows
-  (6, 0.4 to 2.5 %): not looked into.
+  (7, 0.4 to 2.5 %): not looked into.
 """
 
 from __future__ import annotations
