@@ -74,7 +74,7 @@ def _guarded(
     (folder / "train.yaml").unlink()
     script = SCRIPT.replace("PARSED", parsed).replace("RESUMED", resumed)
     (folder / "train.py").write_text(script)
-    flags = []
+    arguments = []
     for name, value in flags.items():
         arguments += [f"--{name}", value]
     guard = (sys.executable, "-m", "autotune", "guard", "--gpus", "cpu")
