@@ -12,6 +12,7 @@ from typing import Any
 
 from autotune.core.answer import Forecast, Recommendation, Trial, WayToFit, plain
 from autotune.core.job import Job
+from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate
@@ -116,17 +117,19 @@ def _measured_fields(
         "baseline": (
             baseline
             and {
-                **trial_row(baseline),
+                **_measured_row(baseline, answer),
                 "tokens_per_second": rate(baseline.measurement.ranking_speed),
             }
         ),
-        "runner_ups": list(map(trial_row, answer.runner_ups)),
+        "runner_ups": [_measured_row(trial, answer) for trial in answer.runner_ups],
         "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
         "refuted": list(map(trial_row, answer.refuted)),
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
-        "trials": [{"purpose": trial.purpose, **trial_row(trial)} for trial in answer.trials],
+        "trials": [
+            {"purpose": trial.purpose, **_measured_row(trial, answer)} for trial in answer.trials
+        ],
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
         "from_record": (
@@ -171,13 +174,22 @@ def _winner_fields(
     return {
         "basis": measurement.basis,
         "tokens_per_second": speeds(measurement),
-        "spread": {
-            "worst": relative_spread(measurement.worst, answer),
-            "typical": relative_spread(measurement.typical, answer),
-        },
+        "spread": _spread(measurement, answer),
         "peak_memory_bytes": measurement.memory.peak_bytes,
         "phase_peak_bytes": dict(measurement.memory.phase_peak_bytes),
         "certificate": certificate_row(job, answer.certificate),
+    }
+
+
+def _measured_row(trial: Trial, answer: Recommendation) -> dict[str, Any]:
+    return {**trial_row(trial), "spread": _spread(trial.measurement, answer)}
+
+
+def _spread(measurement: Measurement, answer: Recommendation) -> dict[str, float | None]:
+    """Return the relative half width of both speeds' intervals."""
+    return {
+        "worst": relative_spread(measurement.worst, answer),
+        "typical": relative_spread(measurement.typical, answer),
     }
 
 

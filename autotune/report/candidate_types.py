@@ -86,6 +86,7 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
     fits: bool | None = None
     why: str = ""
     tokens_per_second: SpeedsRow | float | None = None
+    spread: SpeedsRow = SpeedsRow()
     peak_memory_bytes: float | None = None
     over_bytes: float | None = None
     phase: str | None = None
@@ -110,6 +111,11 @@ class CandidateRow(msgspec.Struct, frozen=True, kw_only=True):
             if at_lengths is not None:
                 return at_lengths.value
         return self.tokens_per_second
+
+    @property
+    def rate_spread(self) -> float | None:
+        """Relative half width of that speed's interval; None: predicted, or not known."""
+        return self.spread.typical or self.spread.worst
 
     @property
     def rate_at_longest(self) -> float | None:

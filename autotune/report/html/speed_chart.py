@@ -42,6 +42,9 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
     lengths = "speed as well"
     if answer.question.typical_completion_length:
         lengths = "speed at typical ones"
+    bars = ""
+    if any(row.rate_spread for row in rows):
+        bars = "Bars are the 95 % intervals of measured speeds. "
     table = []
     for row in rows:
         name = knobs_text(row.knobs, moving_knobs(answer))
@@ -53,7 +56,7 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
         says=(
             f"Each point is a candidate, {word}: memory at the longest lengths, {lengths}. Further"
             " up is faster; the dashed line is the limit. The stepped line joins the candidates"
-            " that no other one beats in both. The strip below has the failed ones."
+            f" that no other one beats in both. {bars}The strip below has the failed ones."
         ),
         figure=_speed_figure(answer, rows),
         headers=("candidate", "outcome", "tokens/s", "peak GiB"),
@@ -74,6 +77,7 @@ def _candidates(answer: AnswerDocument) -> list[CandidateRow]:
             basis=answer.basis,
             fits=True,
             tokens_per_second=speed,
+            spread=best.spread,
             peak_memory_bytes=peak,
         )
         chosen.append(row)
@@ -183,12 +187,24 @@ def _points(
             mode="markers",
             name=label,
             marker={"color": colour, "symbol": symbol, "size": 16 if symbol == "star" else 10},
+            error_y=_error_bars(metered, colour) if strip == 1 else None,
             hovertext=hover,
             hoverinfo="text",
         ),
         row=strip,
         col=1,
     )
+
+
+def _error_bars(rows: Sequence[CandidateRow], colour: str) -> dict[str, object]:
+    """Return the intervals of measured speeds, runs of one candidate among them."""
+    half_widths = [(row.rate or 0) * (row.rate_spread or 0) for row in rows]
+    return {
+        "array": half_widths,
+        "color": colour,
+        "thickness": 1,
+        "visible": any(half_widths),
+    }
 
 
 def frontier(rows: Sequence[CandidateRow]) -> list[CandidateRow]:

@@ -17,7 +17,7 @@ from autotune.report.answer_document import document
 from autotune.report.candidate_types import CandidateRow
 from autotune.report.document_types import read_answer
 from autotune.report.html.render import figures_of, markdown, render
-from autotune.report.html.speed_chart import frontier
+from autotune.report.html.speed_chart import frontier, speed_against_memory
 from tests.report.answers import answered
 from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
 
@@ -83,6 +83,25 @@ def test_the_answer_is_first() -> None:
     )
     for change in document["changes"]:
         assert change["name"] in text
+
+
+def test_measured_speeds_have_their_intervals_in_the_chart() -> None:
+    """A quarter of 212 tokens/s is a bar of 53 to both sides; a speed without a spread has none."""
+    answer = of_a_search()
+    for trial in answer["trials"]:
+        trial["spread"] = {"worst": None, "typical": None}
+    measured = next(trial for trial in answer["trials"] if trial["outcome"] == "ok")
+    measured["tokens_per_second"] = {"worst": 212.0, "typical": None}
+    measured["spread"] = {"worst": 0.25, "typical": None}
+    answer["recommendation"] = None
+    drawing = speed_against_memory(read_answer(answer))
+    bars = {}
+    for points in drawing.figure.data:
+        if points.name == "fits":
+            bars = dict(zip(points.y, points.error_y.array, strict=True))
+    assert bars.pop(212.0) == 53.0
+    assert bars and set(bars.values()) == {0.0}
+    assert "Bars are the 95 % intervals of measured speeds." in drawing.says
 
 
 def test_the_page_lists_model_tensors_by_rank() -> None:
