@@ -68,13 +68,20 @@ function stacked(traces) {
   return ends;
 }
 
+/* The error bar of a point: what is below and above its value; null without one. */
+function spreadOf(trace, letter) {
+  const spread = trace["error_" + letter];
+  if (!spread || spread.visible === false) return null;
+  return (at) => [(spread.arrayminus || spread.array)[at], spread.array[at]];
+}
+
 function scaleOf(axis, letter, traces, layout, ends) {
   const lists = traces.map((one) => one[letter]), spec = layout[axis] || {};
   const words = lists.some((values) => Array.isArray(values[0]) || typeof values[0] === "string");
   if (words || spec.type === "category") return categories(lists);
   const bars = [...ends.entries()].filter(([one]) => (one.orientation === "h") === (letter === "x")).flatMap(([, spans]) => spans.flat());
-  const errors = letter === "x" ? traces.filter((one) => one.error_x).flatMap((one) => one.x.flatMap(
-    (value, at) => [value + one.error_x.array[at], value - one.error_x.arrayminus[at]])) : [];
+  const errors = traces.filter((one) => spreadOf(one, letter)).flatMap((one) => one[letter].flatMap(
+    (value, at) => { const [below, above] = spreadOf(one, letter)(at); return [value + above, value - below]; }));
   const limits = letter === "x" ? (layout.shapes || []).map((shape) => shape.x0) : [];
   const seen = [...lists.flat(), ...bars, ...errors, ...limits].filter((value) => Number.isFinite(value));
   return numbers(seen.length ? seen : [0, 1], bars.length > 0 || spec.rangemode === "tozero");
@@ -178,8 +185,10 @@ function panel(svg, figure, { suffix, left, top, width, height }) {
       const d = points.map(([a, b], at) => at === 0 ? `M${a},${b}` : bend === "hv" ? `H${a}V${b}` : bend === "vh" ? `V${b}H${a}` : `L${a},${b}`).join("");
       add(svg, "path", { d, fill: "none", stroke: trace.line.color, "stroke-width": trace.line.width || 2, "stroke-dasharray": DASHES[trace.line.dash] || "none" });
     } else xs.forEach((value, at) => {
-      const spread = trace.error_x, point = [px(value), py(ys[at])];
-      if (spread) add(svg, "path", { d: `M${px([value[0] - spread.arrayminus[at]])},${point[1]}H${px([value[0] + spread.array[at]])}`, stroke: trace.marker.color });
+      const point = [px(value), py(ys[at])], wide = spreadOf(trace, "x"), high = spreadOf(trace, "y");
+      const bar = (d) => add(svg, "path", { class: "spread", d, stroke: trace.marker.color });
+      if (wide) bar(`M${px([value[0] - wide(at)[0]])},${point[1]}H${px([value[0] + wide(at)[1]])}`);
+      if (high) bar(`M${point[0]},${py([ys[at][0] - high(at)[0]])}V${py([ys[at][0] + high(at)[1]])}`);
       tip(mark(svg, trace, point), trace, at, [...value, ...ys[at]].map((one) => typeof one === "number" ? one.toPrecision(4) : one).join(", "));
     });
   }

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.report.document_types import read_answer
 from autotune.report.html.render import render
 from tests.browser import needs_browser, tab
 from tests.report.html.documents import of_a_real_run, of_a_search, with_predictions
@@ -71,6 +72,31 @@ def test_the_dark_page_has_light_figures(tmp_path: Path) -> None:
                 )
             )
     assert colours[0] != colours[1]
+
+
+def test_a_measured_speed_has_a_bar_of_its_interval(tmp_path: Path) -> None:
+    """A quarter up and down: the bar is half as high as the point is above zero."""
+    document = of_a_search()
+    document["recommendation"] = None
+    for trial in document["trials"]:
+        trial["spread"] = {"worst": 0.25, "typical": None}
+    with tab(_page(tmp_path, document)) as opened:
+        opened.page.wait_for_selector("body[data-drawn]")
+        shares = opened.page.evaluate(
+            """() => {
+            const figure = document.getElementById('speed-against-memory');
+            const labels = [...figure.querySelectorAll('text')];
+            const zero = labels.find(node => node.textContent === '0');
+            const {y, height} = zero.getBoundingClientRect(), ground = y + height / 2;
+            return [...figure.querySelectorAll('path.spread')].map(bar => {
+                const box = bar.getBoundingClientRect();
+                return box.height / (ground - box.y - box.height / 2);
+            });
+        }"""
+        )
+    fitting = [candidate for candidate in read_answer(document).probes if candidate.fits]
+    assert len(shares) == len(fitting) > 1
+    assert shares == [pytest.approx(0.5, abs=0.03)] * len(shares)
 
 
 def test_a_point_shows_its_candidate(tmp_path: Path) -> None:
