@@ -27,8 +27,8 @@ from autotune.prediction.service import predict_candidates
 
 CARD = "H200"
 FOLDER = Path(__file__).resolve().parent / "results" / "first-light"
-SESSIONS = ("H200", "H200-second")
-"""Folders of the sessions, in their order: each was on another card, in another machine."""
+RUNS = ("H200", "H200-second")
+"""Folders of the runs, in their order: each was on another card, in another machine."""
 
 DISTINCT = 1.04
 """Ratio of two speeds whose order counts."""
@@ -43,16 +43,16 @@ Line = dict[str, Any]
 def compared_points() -> list[Line]:
     """Return the points that ended well, with both readings of their tokens per second.
 
-    A point that a later session repeats has that measurement beside its own.
+    A point that a later run repeats has that measurement beside its own.
     """
     today: dict[str, tuple[Setup, Estimate]] = {}
     for setup in (*SFT, *COLOCATED, *SHARES, *ROLLOUTS):
         for key, estimate in _predicted(setup).items():
             today[key] = (setup, estimate)
     lines: dict[str, Line] = {}
-    for number, session in enumerate(SESSIONS, start=1):
-        first_readings = json.loads((FOLDER / session / "predicted.json").read_text())
-        measured = _measured_points(session)
+    for number, run in enumerate(RUNS, start=1):
+        first_readings = json.loads((FOLDER / run / "predicted.json").read_text())
+        measured = _measured_points(run)
         for key, (setup, estimate) in today.items():
             if key not in measured:
                 continue
@@ -64,7 +64,7 @@ def compared_points() -> list[Line]:
                 "setup": point["setup"],
                 "point": point["point"],
                 "method": setup.method,
-                "session": number,
+                "run": number,
                 "measured": round(point["tokens_per_second"]),
                 "first": first_readings[key]["tokens_per_second"],
                 "second": {
@@ -76,9 +76,9 @@ def compared_points() -> list[Line]:
     return list(lines.values())
 
 
-def _measured_points(session: str) -> dict[str, Line]:
+def _measured_points(run: str) -> dict[str, Line]:
     points = {}
-    for text in (FOLDER / session / "results.jsonl").read_text().splitlines():
+    for text in (FOLDER / run / "results.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["kind"] == "point" and line["outcome"] == "ok":
             points[line["key"]] = line
@@ -158,13 +158,13 @@ def section(lines: Sequence[Line], counted: Mapping[str, Any]) -> Iterator[str]:
     yield "## Measured by us: two H200"
     yield ""
     yield (
-        "Points of `make first-light` on 2026-11-27, torch 2.11, in two sessions on two cards and"
+        "Points of `make first-light` on 2026-11-27, torch 2.11, in two runs on two cards and"
         " slow hosts (a linear layer takes both 27 microseconds). First reading: committed before"
         " the point was measured. Second reading: the code of this page, whose catalogue has the"
         " first card's rates. In sample, because points showed them: that TRL's head multiplies in"
         " bfloat16 and sums in float32, the upper end of what a launch takes the host, that an"
         " engine's host works for each sequence, and what an adapter launches while transformers"
-        " generates. Repeated: the same point in the second session."
+        " generates. Repeated: the same point in the second run."
     )
     yield ""
     yield (
@@ -180,12 +180,11 @@ def section(lines: Sequence[Line], counted: Mapping[str, Any]) -> Iterator[str]:
         )
     yield ""
     yield (
-        "| setup | point | session | measured tokens/s | repeated | first reading |"
-        " second reading |"
+        "| setup | point | run | measured tokens/s | repeated | first reading | second reading |"
     )
     yield "|---|---|---|---|---|---|---|"
     for line in lines:
-        cells = [line["setup"], line["point"], str(line["session"]), str(line["measured"])]
+        cells = [line["setup"], line["point"], str(line["run"]), str(line["measured"])]
         cells.append(str(line.get("repeated", "")))
         for reading in READINGS:
             rate = line[reading]

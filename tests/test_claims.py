@@ -76,9 +76,9 @@ def _memory() -> Iterator[tuple[str, str]]:
     yield "memory on emulated", f"{_percent(1 - phases['share'], 1)} of the phases"
 
 
-def _h200(session: str) -> dict[str, tuple[str, dict[str, float]]]:
+def _h200(card_run: str) -> dict[str, tuple[str, dict[str, float]]]:
     """Return setup and relative errors of the first reading, by key of a point that fitted."""
-    folder = RESULTS / "first-light" / session
+    folder = RESULTS / "first-light" / card_run
     predictions = json.loads((folder / "predicted.json").read_text())
     figures = {
         "torch_peak_allocated_bytes": "torch_allocated_bytes",
@@ -97,9 +97,9 @@ def _h200(session: str) -> dict[str, tuple[str, dict[str, float]]]:
     return points
 
 
-def _own_verdicts(session: str) -> tuple[int, int]:
+def _own_verdicts(card_run: str) -> tuple[int, int]:
     """Count the points whose predicted verdict was right, and all that ended."""
-    folder = RESULTS / "first-light" / session
+    folder = RESULTS / "first-light" / card_run
     predictions = json.loads((folder / "predicted.json").read_text())
     outcomes = {}
     for text in (folder / "results.jsonl").read_text().splitlines():
@@ -239,8 +239,8 @@ def test_a_figure_is_that_of_its_committed_file(row: str, figure: str) -> None:
 
 
 def test_the_introduction_has_the_search_on_a_real_card() -> None:
-    session = RESULTS / "first-light" / "H200-second"
-    document = json.loads((session / "search" / "recommendation.json").read_text())
+    card_run = RESULTS / "first-light" / "H200-second"
+    document = json.loads((card_run / "search" / "recommendation.json").read_text())
     best, baseline = document["recommendation"], document["baseline"]
     gain = best["tokens_per_second"]["worst"] / baseline["tokens_per_second"]
     peak_gib = best["peak_memory_bytes"] / 2**30
@@ -250,4 +250,4 @@ def test_the_introduction_has_the_search_on_a_real_card() -> None:
     assert minutes == pytest.approx(3.5, abs=0.05) and "took three and a half minutes" in plain
     assert f"{gain:.2f} times as fast as TRL's defaults" in plain
     assert f"predicted at 34.3 GiB and measured at {peak_gib:.1f}" in plain
-    assert "predicted: fits: 34.3 GiB" in (session / "log.txt").read_text()
+    assert "predicted: fits: 34.3 GiB" in (card_run / "log.txt").read_text()

@@ -13,7 +13,7 @@ sys.path.append(str(BENCHMARKS))
 from own_card import figures, order  # noqa: E402
 
 OWN = json.loads((BENCHMARKS / "results" / "cards.json").read_text())["own"]
-SESSIONS = {
+RUNS = {
     1: BENCHMARKS / "results" / "first-light" / "H200",
     2: BENCHMARKS / "results" / "first-light" / "H200-second",
 }
@@ -59,18 +59,18 @@ def test_errors_and_coverage_by_hand() -> None:
 
 def test_first_readings_are_those_that_were_committed_before() -> None:
     committed = {}
-    for session, folder in SESSIONS.items():
+    for run, folder in RUNS.items():
         for line in json.loads((folder / "predicted.json").read_text()).values():
-            point = (session, line["setup"], line.get("point"))
+            point = (run, line["setup"], line.get("point"))
             committed[point] = line.get("tokens_per_second")
     assert len(OWN["points"]) == 20
     for line in OWN["points"]:
-        assert line["first"] == committed[line["session"], line["setup"], line["point"]]
+        assert line["first"] == committed[line["run"], line["setup"], line["point"]]
 
 
-def measured_speeds(session: int) -> dict[tuple[str, str], int]:
+def measured_speeds(run: int) -> dict[tuple[str, str], int]:
     measured = {}
-    for text in (SESSIONS[session] / "results.jsonl").read_text().splitlines():
+    for text in (RUNS[run] / "results.jsonl").read_text().splitlines():
         line = json.loads(text)
         if line["kind"] == "point" and line["outcome"] == "ok":
             measured[line["setup"], line["point"]] = round(line["tokens_per_second"])
