@@ -13,7 +13,8 @@ so their scatter does not show how far the next run of the same candidate is off
 each pair: what changes slowly on a shared or heating machine is the same for both.
 
     d_p    log(speed of A / speed of B) in pair p of n
-    σ²     (ν₀ 2 τ² + Σ_p (d_p - d̄)²) / ν,   ν = ν₀ + n - 1
+    υ²     (ν₀ τ₀² + Σ_ij (x_ij - x_i,j-1)² / 2) / ν: τ² without slow changes of the machine
+    σ²     (ν₀ 2 υ² + Σ_p (d_p - d̄)²) / ν,   ν = ν₀ + n - 1
     interval of the ratio: exp(d̄ ± t_ν · σ / √n)
 
 The prior's constants are those of the repeated measurements in benchmarks/results, recomputed by
@@ -26,6 +27,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from autotune.core.measurement import Measurement, Speed
 from autotune.core.units import counted
@@ -82,6 +84,8 @@ class RunSpread:
     deviation: float
     freedom: float  # degrees of freedom, the prior's included
     repeats: int  # repeated runs that it was learned from; 0: the prior alone
+    # The same from one run of a candidate to its next, for pairs: slow changes cancel in them
+    step_deviation: float
 
     def half_width(self, speed: Speed) -> float:
         """Return the relative half width of the 95 % interval of a measured speed."""
@@ -118,7 +122,7 @@ def compare_pairs(pairs: Sequence[tuple[Speed, Speed]], spread: RunSpread) -> Sp
     mean = statistics.fmean(logs)
     freedom = PRIOR_FREEDOM + len(logs) - 1
     squares = _squared_deviations(logs, mean)
-    variance = (PRIOR_FREEDOM * 2 * spread.deviation**2 + squares) / freedom
+    variance = (PRIOR_FREEDOM * 2 * spread.step_deviation**2 + squares) / freedom
     error = math.sqrt(variance / len(logs))
     factor = math.exp(_quantile(ONE_SIDED, freedom) * error)
     ratio = math.exp(mean)
@@ -139,6 +143,7 @@ def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
     """Return the spread from the runs of each candidate; runs that were cut short do not count."""
     scatters: list[float] = []
     squares = 0.0
+    step_squares = 0.0
     repeats = 0
     # 1. Scatter of cycles within runs, and squared deviations between runs.
     for speeds in runs_by_candidate:
@@ -147,6 +152,8 @@ def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
         if len(runs) > 1:
             logs = [math.log(run.tokens_per_second) for run in runs]
             squares += _squared_deviations(logs, statistics.fmean(logs))
+            for earlier, later in pairwise(logs):
+                step_squares += (later - earlier) ** 2 / 2
             repeats += len(logs) - 1
     # 2. The prior, and what the repeated runs make of it.
     prior = UNKNOWN_DEVIATION
@@ -154,11 +161,12 @@ def learn_run_spread(runs_by_candidate: Iterable[Sequence[Speed]]) -> RunSpread:
         prior = RUN_PER_CYCLE * statistics.median(scatters)
     prior = min(MAX_SPREAD, max(MIN_SPREAD, prior))
     freedom = PRIOR_FREEDOM + repeats
-    deviation = math.sqrt((PRIOR_FREEDOM * prior**2 + squares) / freedom)
+    prior_squares = PRIOR_FREEDOM * prior**2
     return RunSpread(
-        deviation=deviation,
+        deviation=math.sqrt((prior_squares + squares) / freedom),
         freedom=freedom,
         repeats=repeats,
+        step_deviation=math.sqrt((prior_squares + step_squares) / freedom),
     )
 
 

@@ -114,6 +114,7 @@ class RunSpreadRow(msgspec.Struct, frozen=True, kw_only=True):
     deviation: float
     freedom: float
     repeats: int
+    step_deviation: float | None = None
 
 
 class SoakRow(msgspec.Struct, frozen=True, kw_only=True):

@@ -146,6 +146,17 @@ def test_repeated_runs_replace_the_prior() -> None:
     assert steady.repeats == unsteady.repeats == 20
 
 
+def test_a_slow_machine_spreads_runs_but_not_their_steps() -> None:
+    """Nine runs, each a tenth slower than the one before, without scatter inside: the prior is the
+    bound, 0.005. By hand, with log steps of 0.1 and 4 degrees of the prior: squares around the mean
+    0.01 · 60 = 0.6, of steps 8 · 0.01 / 2 = 0.04, over 4 + 8.
+    """
+    runs = [_speed(1000 * math.exp(-0.1 * step)) for step in range(9)]
+    spread = learn_run_spread([runs])
+    assert spread.deviation == pytest.approx(math.sqrt((4 * 0.005**2 + 0.6) / 12), rel=0.01)
+    assert spread.step_deviation == pytest.approx(math.sqrt((4 * 0.005**2 + 0.04) / 12), rel=0.01)
+
+
 def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:
     spread = learn_run_spread([[_speed(1000), _speed(1100)]])
     single, long, four = (
@@ -160,5 +171,6 @@ def test_one_slow_cycle_does_not_widen_the_interval() -> None:
         deviation=0.02,
         freedom=20,
         repeats=16,
+        step_deviation=0.02,
     )
     assert spread.half_width(hiccup) == pytest.approx(spread.half_width(_speed(1000)))
