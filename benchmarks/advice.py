@@ -38,7 +38,7 @@ from autotune.request.request_parser import read_sources
 from autotune.search.advice import ways_to_fit
 
 RESULTS = Path(__file__).resolve().parent / "results" / "advice.json"
-SEED = 7
+SEED = 8  # the configurations of seed 7 showed six misses, which were mended
 BATCH = "per_device_train_batch_size"
 STEPS = "gradient_accumulation_steps"
 SHARE = "vllm_gpu_memory_utilization"

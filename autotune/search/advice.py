@@ -2,9 +2,10 @@
 
 Changes are tried by kind: smaller batches, or one knob (`change_kinds`). Every neutral kind is
 tried, then those with an effect on learning until there are enough ways. Of each kind the best
-change that fits is advice: the fastest, or of what is learned the most preferred. Only if no kind
-suffices are pairs of kinds tried: the strongest change of one, by memory, with changes of the
-other. Nothing depends on the time that a prediction takes, so that the answer is always the same.
+change that fits is advice: the fastest, or of what is learned the most preferred. If no neutral
+kind suffices, all pairs of neutral kinds are tried. If nothing does, pairs with what is learned
+follow: the strongest change of one, by memory, with changes of the other. Nothing depends on the
+time that a prediction takes, so that the answer is always the same.
 """
 
 from __future__ import annotations
@@ -35,6 +36,11 @@ if TYPE_CHECKING:
 
 MAX_WAYS = 5
 MAX_PAIRS = 24  # pairs of kinds that are tried, the largest savings first
+FEW_CHANGES = 6
+"""Up to here all changes of a kind are tried, although memory falls from one to the next: in a rare
+case the smallest micro-batch does not surely fit where the next one does.
+"""
+
 Answer = TypeVar("Answer")
 SPEED_DIGITS = 2  # of a ratio of speeds: those that print alike are equal
 
@@ -65,7 +71,10 @@ def ways_to_fit(
     refuted_ids = frozenset(refuted)
     adviser = _Adviser(request, service, candidate, prediction, refuted_ids)
     kinds = kinds_of(request.whole_space, candidate)
-    ways = adviser.single_ways(kinds) or adviser.paired_ways(kinds)
+    ways = adviser.single_ways(kinds)
+    if all(way.learning for way in ways):
+        ways = [*adviser.neutral_pairs(kinds), *ways]
+    ways = ways or adviser.paired_ways(kinds)
     adviser.note_untraced(listener)
     ranked = sorted(ways, key=adviser.rank)
     return tuple(ranked[:MAX_WAYS])
@@ -111,19 +120,40 @@ class _Adviser:
         next, the mildest.
         """
         changes: Sequence[KnobValues] = [{**fixed, **change} for change in kind.changes]
-        if kind.falling:
+        if kind.falling and len(changes) > FEW_CHANGES:
             changes = [change for change in changes if self._is_possible(change)]
             mildest = bisect.bisect_left(changes, True, key=self._fits)
             changes = changes[mildest : mildest + 1]
         for change in changes:
             way = self._way(change)
-            if way is not None:
-                yield way
+            if way is None:
+                continue
+            yield way
+            if kind.falling:
+                return
 
     def _fits(self, change: KnobValues) -> bool:
         return self._way(change) is not None
 
     # 2. Ways of two kinds.
+
+    def neutral_pairs(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
+        """Return the best way of each pair of neutral kinds: every change of one, with the best of
+        the other.
+        """
+        neutral = [kind for kind in kinds if not kind.learning]
+        ways: list[WayToFit] = []
+        for first, second in itertools.combinations(neutral, 2):
+            if first.falling or len(first.changes) > len(second.changes):
+                first, second = second, first
+            of_pair = []
+            for change in first.changes:
+                way = self._best(second, change)
+                if way is not None:
+                    of_pair.append(way)
+            if of_pair:
+                ways.append(min(of_pair, key=_cheapness_of))
+        return ways
 
     def paired_ways(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
         """Return ways of two kinds, neutral pairs and large savings first."""

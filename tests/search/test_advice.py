@@ -97,3 +97,32 @@ def test_every_neutral_kind_is_tried(tmp_path: Path) -> None:
     machine = Remedied(limit_bytes=300 * MIB)
     advised = changes(tmp_path, 300, {}, remedies=tuple(knobs), machine=machine)
     assert advised[0] == {"fast": True}
+
+
+def test_two_neutral_changes_come_before_one_of_what_is_learned(tmp_path: Path) -> None:
+    """692 + 900 MiB under 400: the engine's share of 0.05 with a batch of 1 needs 344, without the
+    engine a batch of 2 needs 308; each a tenth more. No neutral change alone suffices, and the thin
+    model does: 292.
+    """
+
+    class Thinned(Machine):
+        def need(self, candidate: Candidate) -> int:
+            return super().need(candidate) - 1300 * MIB * bool(candidate.knobs.get("thin"))
+
+    thin = Knob(
+        name="thin",
+        choices=(False, True),
+        effect="learning",
+        memory="unclear",
+        says="a thin model",
+    )
+    advised = changes(
+        tmp_path,
+        400,
+        ENGINE,
+        machine=Thinned(limit_bytes=400 * MIB),
+        knobs=(*toy_space().knobs, thin),
+    )
+    assert {"share": 0.05, "batch": 1} in advised
+    assert {"use_vllm": False, "batch": 2} in advised
+    assert advised.index({"thin": True}) == len(advised) - 1
