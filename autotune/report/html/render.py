@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -19,6 +19,9 @@ from autotune.report.html.phase_charts import memory_by_phase, search_time, seco
 from autotune.report.html.prediction_chart import predicted_against_measured
 from autotune.report.html.speed_chart import speed_against_memory
 from autotune.report.html.templates import joined_files, open_templates, safe_in_script
+
+if TYPE_CHECKING:
+    from plotly.graph_objects import Figure
 
 PAGE = "report.html"
 # Limit of a document to read; one with thousands of trials has a few megabytes
@@ -176,8 +179,18 @@ def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
                 legend=below,
                 height=PANEL_PIXELS,
             )
+            _shorten_names(drawing.figure)
             shown[drawing.id] = drawing.figure.to_json()
     return shown
+
+
+def _shorten_names(figure: Figure) -> None:
+    """Leave candidates the names "baseline" and "runner-up 1": a panel has no room for settings."""
+    for points in figure.data:
+        if isinstance(points.y, list | tuple) and len(points.y) == 2:
+            names, phases = points.y
+            if isinstance(names, list | tuple):
+                points.y = [[name.partition(": ")[0] for name in names], list(phases)]
 
 
 def _row(*cells: str) -> str:

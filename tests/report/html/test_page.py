@@ -292,6 +292,15 @@ def test_the_dashboards_figures_carry_their_titles() -> None:
     assert "Speed against memory" in titles
 
 
+def test_a_panel_of_the_dashboard_names_candidates_without_their_settings() -> None:
+    figures = figures_of(of_a_real_run())
+    for name in ("memory-by-phase", "seconds-by-phase"):
+        names = set()
+        for points in json.loads(figures[name])["data"]:
+            names.update(points["y"][0])
+        assert names == {"recommended", "baseline", "runner-up 1"}
+
+
 def test_a_prediction_at_given_lengths_shows_both_peaks() -> None:
     answer = of_a_search()
     assert "two-peaks" not in render(answer)
