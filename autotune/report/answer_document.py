@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
@@ -121,15 +121,13 @@ def _measured_fields(
                 "tokens_per_second": rate(baseline.measurement.ranking_speed),
             }
         ),
-        "runner_ups": [_measured_row(trial, answer) for trial in answer.runner_ups],
+        "runner_ups": _measured_rows(answer.runner_ups, answer),
         "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
         "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
         "refuted": list(map(trial_row, answer.refuted)),
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
-        "trials": [
-            {"purpose": trial.purpose, **_measured_row(trial, answer)} for trial in answer.trials
-        ],
+        "trials": _measured_rows(answer.trials, answer, with_purpose=True),
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
         "from_record": (
@@ -179,6 +177,22 @@ def _winner_fields(
         "phase_peak_bytes": dict(measurement.memory.phase_peak_bytes),
         "certificate": certificate_row(job, answer.certificate),
     }
+
+
+def _measured_rows(
+    trials: Iterable[Trial],
+    answer: Recommendation,
+    *,
+    with_purpose: bool = False,
+) -> list[dict[str, Any]]:
+    rows = []
+    for trial in trials:
+        row: dict[str, Any] = {}
+        if with_purpose:
+            row["purpose"] = trial.purpose
+        row.update(_measured_row(trial, answer))
+        rows.append(row)
+    return rows
 
 
 def _measured_row(trial: Trial, answer: Recommendation) -> dict[str, Any]:

@@ -187,10 +187,15 @@ def figures_of(document: Mapping[str, Any]) -> dict[str, str]:
 def _shorten_names(figure: Figure) -> None:
     """Leave candidates the names "baseline" and "runner-up 1": a panel has no room for settings."""
     for points in figure.data:
-        if isinstance(points.y, list | tuple) and len(points.y) == 2:
-            names, phases = points.y
-            if isinstance(names, list | tuple):
-                points.y = [[name.partition(": ")[0] for name in names], list(phases)]
+        has_names = len(points.y) == 2 and isinstance(points.y[0], list | tuple)
+        if not has_names:
+            continue
+        names, phases = points.y
+        shortened = []
+        for name in names:
+            label, _, _ = name.partition(": ")
+            shortened.append(label)
+        points.y = [shortened, list(phases)]
 
 
 def _row(*cells: str) -> str:

@@ -187,7 +187,7 @@ def _points(
             mode="markers",
             name=label,
             marker={"color": colour, "symbol": symbol, "size": 16 if symbol == "star" else 10},
-            error_y=_error_bars(metered, colour) if strip == 1 else None,
+            error_y=_error_bars(metered, colour),
             hovertext=hover,
             hoverinfo="text",
         ),
@@ -198,7 +198,12 @@ def _points(
 
 def _error_bars(rows: Sequence[CandidateRow], colour: str) -> dict[str, object]:
     """Return the intervals of measured speeds, runs of one candidate among them."""
-    half_widths = [(row.rate or 0) * (row.rate_spread or 0) for row in rows]
+    half_widths = []
+    for row in rows:
+        half_width = 0.0
+        if row.rate is not None and row.rate_spread is not None:
+            half_width = row.rate * row.rate_spread
+        half_widths.append(half_width)
     return {
         "array": half_widths,
         "color": colour,
