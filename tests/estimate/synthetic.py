@@ -30,6 +30,18 @@ PARTS: tuple[Part, ...] = (
     "communication",
 )
 
+SMALL_QWEN: Mapping[str, object] = {
+    "model_type": "qwen2",
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "vocab_size": 512,
+    "max_position_embeddings": 4096,
+    "tie_word_embeddings": False,
+}
+
 
 def config_of(name: str) -> Mapping[str, object]:
     """Return the configuration of a catalogued model."""

@@ -21,7 +21,7 @@ from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad, compute_seconds
 from autotune.estimate.trainer_rollout import trainer_rollout
 from autotune.estimate.transformers_generation import transformers_generation
-from tests.estimate.synthetic import composition, config_of, gpu_of, training
+from tests.estimate.synthetic import SMALL_QWEN, composition, config_of, gpu_of, training
 from tests.estimate.test_model_shape import odd_config
 from tests.estimate.test_throughput import composition as timed_composition
 from tests.estimate.test_throughput import seconds as timed_seconds
@@ -34,17 +34,6 @@ DENSE: dict[str, Any] = {
     "num_attention_heads": 32,
     "num_key_value_heads": 8,
     "vocab_size": 1000,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
-SMALL: dict[str, Any] = {
-    "model_type": "qwen2",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
     "max_position_embeddings": 4096,
     "tie_word_embeddings": False,
 }
@@ -93,7 +82,7 @@ def test_a_prefill_holds_attention_and_both_rotary_tables() -> None:
     same in the dtype; sines and cosines of 32.
     """
     peak = transformers_generation(
-        shape(SMALL),
+        shape(SMALL_QWEN),
         dtype="bfloat16",
         batch=8,
         prompt=2048,
@@ -108,7 +97,7 @@ def test_one_more_token_repeats_the_keys_of_its_layer() -> None:
     of 128 and three widths of 256.
     """
     peak = transformers_generation(
-        shape(SMALL),
+        shape(SMALL_QWEN),
         dtype="bfloat16",
         batch=8,
         prompt=64,
@@ -122,7 +111,9 @@ def test_one_more_token_repeats_the_keys_of_its_layer() -> None:
 
 def test_a_rollout_of_one_sequence_is_half_of_two() -> None:
     single, pair = (
-        trainer_rollout(replace(composition(), generation_batch=count), shape(SMALL), training())
+        trainer_rollout(
+            replace(composition(), generation_batch=count), shape(SMALL_QWEN), training()
+        )
         for count in (1, 2)
     )
     assert 2 * single.kv_cache_bytes == pair.kv_cache_bytes
@@ -150,7 +141,13 @@ def load(**changes: Any) -> GenerationLoad:
 def test_a_token_is_made_halfway_through_its_completion() -> None:
     """1,000 and half of 8,000 tokens are as far as 5,000 and none."""
     gpu = gpu_of("A100-80G")
-    at_5000 = generation.step(load(prompt_length=5000, completion_length=0), gpu)
+    at_5000 = generation.step(
+        load(
+            prompt_length=5000,
+            completion_length=0,
+        ),
+        gpu,
+    )
     assert generation.step(load(), gpu) == at_5000
 
 
@@ -216,7 +213,11 @@ def test_a_layer_that_runs_is_the_last_one() -> None:
 def test_weights_reach_engines_over_an_unknown_link_at_once() -> None:
     """What no figure is linked for adds no time, not even a second."""
     linked = gpu_of("A100-80G")
-    unknown = replace(linked, link=None, link_gb_per_second=None)
+    unknown = replace(
+        linked,
+        link=None,
+        link_gb_per_second=None,
+    )
     inventory = training().inventory
     together = timed_composition()
     separate = replace(

@@ -11,23 +11,12 @@ import pytest
 
 from autotune.estimate.model_shape import shape
 from autotune.estimate.transformers_generation import transformers_generation
-
-CONFIG: Mapping[str, object] = {
-    "model_type": "qwen2",
-    "hidden_size": 128,
-    "intermediate_size": 256,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "vocab_size": 512,
-    "max_position_embeddings": 4096,
-    "tie_word_embeddings": False,
-}
+from tests.estimate.synthetic import SMALL_QWEN
 
 
 def test_parts_equal_the_formula() -> None:
     parts = transformers_generation(
-        shape(CONFIG),
+        shape(SMALL_QWEN),
         dtype="bfloat16",
         batch=8,
         prompt=64,
@@ -38,7 +27,7 @@ def test_parts_equal_the_formula() -> None:
 
 
 def test_large_logits_are_held_three_times() -> None:
-    config = {**CONFIG, "vocab_size": 151_936}
+    config = {**SMALL_QWEN, "vocab_size": 151_936}
     parts = transformers_generation(
         shape(config),
         dtype="bfloat16",
@@ -51,7 +40,7 @@ def test_large_logits_are_held_three_times() -> None:
 
 def test_long_prompts_peak_in_the_prefill() -> None:
     parts = transformers_generation(
-        shape(CONFIG),
+        shape(SMALL_QWEN),
         dtype="bfloat16",
         batch=8,
         prompt=2048,
@@ -61,7 +50,7 @@ def test_long_prompts_peak_in_the_prefill() -> None:
 
 
 def test_a_window_bounds_the_cache() -> None:
-    windowed = {**CONFIG, "model_type": "mistral", "sliding_window": 128}
+    windowed = {**SMALL_QWEN, "model_type": "mistral", "sliding_window": 128}
 
     def cache_of(completion: int) -> int:
         return transformers_generation(
@@ -102,7 +91,7 @@ def test_prediction_equals_the_count(
     dtype: str,
 ) -> None:
     """Within 2 percent."""
-    config = {**CONFIG, **changes, "model_type": kind}
+    config = {**SMALL_QWEN, **changes, "model_type": kind}
     batch, prompt, completion = shapes
     peak = _really_held(config, shapes, dtype=dtype)
     parts = transformers_generation(
