@@ -157,6 +157,7 @@ def _blocks() -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, re.DOTALL)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("block", _blocks(), ids=lambda block: block.splitlines()[-1][:40])
 def test_examples_on_the_page_type_check(block: str, tmp_path: Path) -> None:
     """mypy reads it as a user's would: every function, keyword and attribute that it names is

@@ -8,6 +8,7 @@ so their scatter does not show how far the next run of the same candidate is off
     τ₀     RUN_PER_CYCLE · s, within bounds; ν₀ = PRIOR_FREEDOM
     τ²     (ν₀ τ₀² + Σ_ij (x_ij - x̄_i)²) / ν,   ν = ν₀ + Σ_i (k_i - 1)
     interval of a speed v measured in r runs:   v · exp(± t_ν · τ / √r)
+    before any run was repeated:                v · exp(± UNREPEATED_WIDTH · t_ν · τ)
 
 **Pairs.** Two candidates that were measured in turns, A B B A, are compared by the ratio within
 each pair: what changes slowly on a shared or heating machine is the same for both.
@@ -51,6 +52,13 @@ PRIOR_FREEDOM = 4.0
 them.
 """
 
+UNREPEATED_WIDTH = 2.5
+"""Factor of a displayed interval until a run was repeated. A machine with other work changes
+between two runs by more than the cycles of one run show: of the 200 pairs of a probe and its
+confirmation in benchmarks/results/intervals.json, 176 intervals overlapped without the factor, and
+199 do with it, as many as exact ones would.
+"""
+
 MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2)
 """Standard error of a median of n normal figures, times √n and divided by their median absolute
 deviation.
@@ -90,7 +98,10 @@ class RunSpread:
 
     def half_width(self, speed: Speed) -> float:
         """Return the relative half width of the 95 % interval of a measured speed."""
-        return math.expm1(_quantile(TWO_SIDED, self.freedom) * self._error(speed))
+        width = _quantile(TWO_SIDED, self.freedom) * self._error(speed)
+        if self.repeats == 0:
+            width *= UNREPEATED_WIDTH
+        return math.expm1(width)
 
     def compare(self, speed: Speed, reference: Speed) -> SpeedRatio:
         """Return the ratio of a speed to the reference."""

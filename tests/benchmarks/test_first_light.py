@@ -222,6 +222,7 @@ def test_a_setup_that_cannot_be_built_is_a_line_and_the_next_one_follows(tmp_pat
     assert "no-such-model" in model["why"]
 
 
+@pytest.mark.slow
 def test_predicting_needs_neither_a_gpu_nor_its_tools(tmp_path: Path) -> None:
     """Where neither nvidia-smi nor git can be found."""
     program = (

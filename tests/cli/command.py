@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import json
 import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Sequence
+import tempfile
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.cli.fork_server import ForkServer
 
 TINY_CONFIG = {
     "model_type": "qwen2",
@@ -27,6 +32,8 @@ TINY_CONFIG = {
 }
 
 PROGRAM = [sys.executable, "-m", "autotune"]
+OF_THE_INTERPRETER = ("PYTHON", "LC_", "LANG")
+"""Beginnings of the variables that an interpreter reads when it starts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,19 +78,51 @@ def autotune(
     launcher: Sequence[str] = (),
     **variables: str,
 ) -> Done:
-    done = subprocess.run(
-        [*launcher, *PROGRAM, *arguments],
-        capture_output=True,
-        text=True,
-        cwd=cwd,
-        timeout=timeout,
-        env=environment(**variables),
-    )
-    return Done(
-        code=done.returncode,
-        out=done.stdout,
-        err=done.stderr,
-    )
+    if launcher or any(name.startswith(OF_THE_INTERPRETER) for name in variables):
+        done = subprocess.run(
+            [*launcher, *PROGRAM, *arguments],
+            capture_output=True,
+            text=True,
+            cwd=cwd,
+            timeout=timeout,
+            env=environment(**variables),
+        )
+        return Done(code=done.returncode, out=done.stdout, err=done.stderr)
+    return _forked(arguments, cwd=cwd, timeout=timeout, variables=variables)
+
+
+def _forked(
+    arguments: Sequence[str],
+    *,
+    cwd: Path,
+    timeout: float,
+    variables: Mapping[str, str],
+) -> Done:
+    """Run the program in a process that has imported it already."""
+    with (
+        Path(os.devnull).open() as nothing,
+        tempfile.TemporaryFile("w+") as out,
+        tempfile.TemporaryFile("w+") as err,
+    ):
+        code = _fork_server().call(
+            arguments,
+            cwd=cwd,
+            environment=environment(**variables),
+            streams=(nothing, out, err),
+            timeout=timeout,
+        )
+        for stream in (out, err):
+            stream.seek(0)
+        return Done(code=code, out=out.read(), err=err.read())
+
+
+@functools.cache
+def _fork_server() -> ForkServer:
+    folder = Path(tempfile.mkdtemp(prefix="fork-server-"))
+    server = ForkServer(folder)
+    atexit.register(shutil.rmtree, folder)
+    atexit.register(server.close)  # before its folder goes
+    return server
 
 
 def shape_only(folder: Path, **config: object) -> Path:

@@ -139,6 +139,7 @@ def peak_of(stream: Endless) -> tuple[Diagnosis, int]:
         tracemalloc.stop()
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_log() -> None:
     last = raised(sample("disk")).encode()
     steps = (

@@ -697,6 +697,7 @@ def test_fsdp1_blocks_return_after_the_rate_limiter_waited() -> None:
     assert [gathered.index(trace.returns[number]) for number in gathered[:2]] == [2, 3]
 
 
+@pytest.mark.slow
 def test_ranks_that_begin_on_meta_run_ahead_of_broadcasts() -> None:
     sharding = Sharding(
         kind="fsdp1",

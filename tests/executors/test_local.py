@@ -325,6 +325,7 @@ def test_a_grandchild_of_its_own_session_does_not_outlive_its_rank(
     assert gone(int(second.read_text()))
 
 
+@pytest.mark.slow
 def test_much_output_is_read_and_bounded(local: LocalExecutor, tmp_path: Path) -> None:
     chatty = measured(local, toy({"do": "print", "mib": 256}), seconds=120.0)
     assert chatty.outcome is Outcome.OK

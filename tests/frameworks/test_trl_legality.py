@@ -65,6 +65,7 @@ SLOW_FIRST = settings(
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ranks", WORLDS)
 def test_exactly_what_grpo_config_refuses_is_called_refused(ranks: int) -> None:
     counts = {True: 0, False: 0}

@@ -73,7 +73,9 @@ def _trained(
     return [step for step in steps if step]
 
 
-@pytest.mark.parametrize("stop_after", [1, 2, 3, 4])
+@pytest.mark.parametrize(
+    "stop_after", [2, *(pytest.param(steps, marks=pytest.mark.slow) for steps in (1, 3, 4))]
+)
 def test_a_restart_with_half_of_the_micro_batch_takes_the_same_samples(
     tmp_path: Path, stop_after: int
 ) -> None:

@@ -95,7 +95,7 @@ def test_one_jump_is_no_trend() -> None:
     assert run([10 * GIB] * 20 + [20 * GIB] * 60) == []
 
 
-@pytest.mark.parametrize("steps", [10, 1000, 20_000])
+@pytest.mark.parametrize("steps", [10, 1000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_a_long_run_takes_no_more_memory_or_time_to_watch(steps: int) -> None:
     margin = Margin(last_step=steps, longest=4096)
     for step in range(1, steps + 1):

@@ -157,6 +157,16 @@ def test_a_slow_machine_spreads_runs_but_not_their_steps() -> None:
     assert spread.step_deviation == pytest.approx(math.sqrt((4 * 0.005**2 + 0.04) / 12), rel=0.01)
 
 
+def test_an_interval_is_wider_until_a_run_was_repeated() -> None:
+    """By hand, for a deviation of 2 %: t of four degrees is 2.78, so exp(2.78 · 0.02) - 1 = 0.057,
+    and with no repeated run exp(2.5 · 2.78 · 0.02) - 1 = 0.149.
+    """
+    repeated = RunSpread(deviation=0.02, freedom=4, repeats=1, step_deviation=0.02)
+    assert repeated.half_width(_speed(1000)) == pytest.approx(0.057, rel=0.03)
+    alone = replace(repeated, repeats=0)
+    assert alone.half_width(_speed(1000)) == pytest.approx(0.149, rel=0.03)
+
+
 def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:
     spread = learn_run_spread([[_speed(1000), _speed(1100)]])
     single, long, four = (
