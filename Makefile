@@ -44,7 +44,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-demo bench-search bench-search-budgets search-pages bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks bench-emulated-lengths cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -80,6 +80,7 @@ help:
 	@echo "make bench-scale   how the search scales with slots, and what the driver itself costs"
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
 	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl, OpenRLHF and SkyRL with vLLM on emulated cards, beside what is predicted"
+	@echo "make bench-emulated-lengths  ms-swift with rows of 1,000 to 30,000 tokens on emulated cards, and what is predicted"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make bench-guard   what watching a training costs it"
 	@echo "make test-faults   every fault at every place, many times over (long)"
@@ -274,6 +275,9 @@ cuda-frameworks: $(CUDA_FRAMEWORKS:%=$(CUDA_VENV)-%/.ready)
 
 bench-emulated-frameworks: $(READY) cuda-frameworks
 	$(BIN)/python benchmarks/emulated_frameworks.py --environments $(OVERLAYS)
+
+bench-emulated-lengths: $(READY) $(CUDA_VENV)-swift/.ready
+	$(BIN)/python benchmarks/emulated_lengths.py --environments $(OVERLAYS)
 
 # Two of examples/ were reported with torch 2.5.1: whole environments, with flash-attn, again without its kernels, after torch,
 # which its build imports. Open-Reasoner-Zero is on no package index: its test needs a clone in .venvs/frameworks/orz/repo.

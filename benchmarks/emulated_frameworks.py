@@ -69,8 +69,13 @@ class Setup:
 
     name: str
     framework: str
+    method: str = "grpo"
     tuning: str = "lora"
+    gpus: str = GPUS
     global_batch: int = 8
+    prompt_tokens: int | None = 256
+    completion_tokens: int | None = 64
+    generations: int | None = 4
     holds: tuple[str, ...]
     added: tuple[str, ...] = ()
     """Words of the command that no prediction depends on."""
@@ -199,13 +204,13 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         lines = line_source(figures, folder)
         prediction = _predicted(request)  # first: it may fail, and takes a minute, not ten
         rehearsal = rehearse(
-            command(launch, setup, folder), emulated_machine(GPUS), python, sys.stderr.write
+            command(launch, setup, folder), emulated_machine(setup.gpus), python, sys.stderr.write
         )
         steps = records(figures, lines(list(rehearsal.output)))
     return {
         "setup": {
             "model": MODEL,
-            "gpus": GPUS,
+            "gpus": setup.gpus,
             "tuning": setup.tuning,
             "settings": dict(candidate_of_job(request).settings),
         },
@@ -224,6 +229,7 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
                 "torch_peak_allocated_bytes",
                 "torch_peak_reserved_bytes",
                 "fits",
+                "phases",
             )
         },
     }
@@ -237,16 +243,16 @@ def _request(
     return parse_request(
         Flags(
             framework=setup.framework,
-            method="grpo",
+            method=setup.method,
             model=model,
-            gpus=GPUS,
+            gpus=setup.gpus,
             python=str(python),
             mode="predict",
             tuning=setup.tuning,
             hold=setup.holds,
-            max_prompt_length=256,
-            max_completion_length=64,
-            num_generations=4,
+            max_prompt_length=setup.prompt_tokens,
+            max_completion_length=setup.completion_tokens,
+            num_generations=setup.generations,
             global_batch=setup.global_batch,
         )
     )
