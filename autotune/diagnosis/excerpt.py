@@ -16,12 +16,14 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.failures.classify import classify_quoted
 from autotune.failures.findings import Finding
 from autotune.failures.log_lines import LogLine, read_line
-from autotune.failures.table import FAILURE_ROWS, cause_of, phase_of
+from autotune.failures.table import FAILURE_ROWS, LINES, cause_of, expand, phase_of
 from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
 MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
+
+_HARMLESS = re.compile(expand(LINES.harmless))
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 
@@ -61,6 +63,8 @@ def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
         text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
         completed = _CUT_FRAME.sub('  File "/', text, count=1)
         line = read_line(completed)
+        if _HARMLESS.match(line.text) is not None:
+            continue
         lines.append(line)
         list(tracebacks.feed(line, position))
     frames = tracebacks.frames_cut_off()
@@ -81,7 +85,7 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
         exceptions.append(CUT_OFF)
     texts = [line.text.strip() for line in lines]
     printed = "\n".join(line.text for line in lines)
-    quoted = [*texts, printed[:MOST_CHARACTERS]]
+    quoted = [*texts, printed[:MOST_CHARACTERS], *_unwrapped(lines)]
     finding = classify_quoted(exceptions, quoted, frames)
     if finding is None:
         return None
@@ -104,6 +108,15 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
         numbers=dict(finding.numbers),
         row=finding.row,
     )
+
+
+def _unwrapped(lines: Sequence[LogLine]) -> list[str]:
+    """Return the text without the line ends that a terminal put between words, or into one."""
+    if len(lines) < 2:
+        return []
+    between_words = " ".join(line.text.strip() for line in lines)
+    into_a_word = "".join(line.text for line in lines)
+    return [between_words[:MOST_CHARACTERS], into_a_word[:MOST_CHARACTERS]]
 
 
 def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:

@@ -143,6 +143,7 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     update_left_out: Pattern
     wrappers: Pattern
     of_another: Pattern
+    harmless: Pattern
     fault: Pattern
 
 
