@@ -364,8 +364,8 @@ class HostMemoryUsers:
 def _process_bytes(numbers: Numbers) -> int | float | None:
     """Return the device memory of the failing process.
 
-    Without the driver's figure, which old releases of torch lack and containers report as 0 or as an
-    overflow, it is what torch reserved.
+    Without the driver's figure, it is what torch reserved: old releases lack that figure, and
+    containers report 0 or an overflow.
     """
     allocated = numbers.get("allocated_bytes")
     if allocated is None:

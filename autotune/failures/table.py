@@ -179,6 +179,9 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     innermost_frames: int = 4  # in which `raised_at` is searched for
 
+    without_place: bool = False
+    """Words of a quotation that count only where the place in the code is missing."""
+
     decisive: bool = False
     """Names the first failure even if a traceback with less information follows."""
 
