@@ -36,6 +36,8 @@ _ROWS = (*FAILURE_ROWS, *QUOTED_ROWS)
 
 _HARMLESS = re.compile(expand(LINES.harmless))
 
+_ESCAPED_QUOTE = re.compile(r"\\+(['\"])")
+
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 
 # Frame whose line was cut at its start.
@@ -75,6 +77,7 @@ def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diag
     tracebacks = Tracebacks()
     for position, raw in enumerate(excerpt):
         text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
+        text = _ESCAPED_QUOTE.sub(r"\1", text)  # a message inside a printed string
         completed = _CUT_FRAME.sub('  File "/', text, count=1)
         line = read_line(completed)
         if _HARMLESS.match(line.text) is not None:
