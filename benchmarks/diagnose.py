@@ -114,20 +114,20 @@ def excerpt_figures(file: Path) -> dict[str, Any]:
     false_alarms = {}
     for excerpt in yaml.safe_load(file.read_text()):
         answer = _word(diagnose(excerpt["text"]).cause)
-        key = f"{excerpt['source']}: {excerpt['text'][-60:]}"
+        quotation = f"{excerpt['source']}: {excerpt['text'][-60:]}"
         if excerpt["cause"] == "none":
             without_failure += 1
             if answer not in ("none", "unknown"):
-                false_alarms[key] = answer
+                false_alarms[quotation] = answer
             continue
         failures += 1
         if answer not in (excerpt["cause"], *excerpt.get("also", ())):
-            wrong[key] = {"is": excerpt["cause"], "told": answer}
-    named = failures - len(wrong)
+            wrong[quotation] = {"is": excerpt["cause"], "told": answer}
+    right = failures - len(wrong)
     return {
         "excerpts": failures,
-        "named": named,
-        "share_named": round(named / failures, 4),
+        "named": right,
+        "share_named": round(right / failures, 4),
         "wrong": wrong,
         "without_failure": without_failure,
         "false_alarms": false_alarms,

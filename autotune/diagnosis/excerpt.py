@@ -8,6 +8,8 @@ the message.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -33,6 +35,9 @@ MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
 
 _ROWS = (*FAILURE_ROWS, *QUOTED_ROWS)
+_ROWS_BESIDE_A_PLACE = tuple(
+    itertools.filterfalse(operator.attrgetter("without_place"), _ROWS),
+)
 
 _HARMLESS = re.compile(expand(LINES.harmless))
 
@@ -70,7 +75,7 @@ def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diag
     """Return the known failure of a text of few lines, None for others. `has_place`: a whole
     traceback, whose place in the code decided nothing.
     """
-    rows = [row for row in _ROWS if not (has_place and row.without_place)]
+    rows = _ROWS_BESIDE_A_PLACE if has_place else _ROWS
     if len(excerpt) > MOST_LINES:
         return None
     lines = []
@@ -131,7 +136,7 @@ def _failure_in(
 
 def _exceptions_of(text: str) -> list[str]:
     """Return the exceptions of a line: one may quote another behind its own class."""
-    exceptions = []
+    exceptions: list[str] = []
     exception = _EXCEPTION.search(text)
     while exception is not None and len(exceptions) < MOST_QUOTED:
         exceptions.append(exception[0])
@@ -144,8 +149,9 @@ def _unwrapped(lines: Sequence[LogLine]) -> list[str]:
     """Return the text without the line ends that a terminal put between words, or into one."""
     if len(lines) < 2:
         return []
-    between_words = " ".join(line.text.strip() for line in lines)
-    into_a_word = "".join(line.text for line in lines)
+    texts = [line.text for line in lines]
+    between_words = " ".join(map(str.strip, texts))
+    into_a_word = "".join(texts)
     return [between_words[:MOST_CHARACTERS], into_a_word[:MOST_CHARACTERS]]
 
 
