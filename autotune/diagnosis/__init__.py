@@ -51,9 +51,11 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
 
     # 2. Prefer the reading as an excerpt where the log itself says less.
     diagnosis = reader.conclude()
-    is_excerpt = are_steps_without_numbers(first_lines) or not reader.is_of_a_run
-    if is_excerpt or reader.quotes_a_traceback:
-        of_excerpt = diagnose_excerpt(first_lines, has_place=not is_excerpt)
+    if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
+        of_excerpt = diagnose_excerpt(first_lines)
+        diagnosis = _more_exact(diagnosis, of_excerpt)
+    elif len(first_lines) <= MOST_LINES:
+        of_excerpt = diagnose_excerpt(reader.quoted_exception, has_place=True)
         diagnosis = _more_exact(diagnosis, of_excerpt)
 
     # 3. Add the remedies in the framework's own names.

@@ -217,12 +217,16 @@ class LogReader:
         return False
 
     @property
-    def quotes_a_traceback(self) -> bool:
-        """Return True if the text begins with a traceback of which the tables know nothing."""
+    def quoted_exception(self) -> list[str]:
+        """Return the lines of the exception with whose traceback the text begins, where the tables
+        know nothing of it; empty otherwise.
+        """
         root = self._earliest.get(EvidenceTier.ROOT)
         if root is None or self._has_steps or root.position > LINES_BEFORE_A_QUOTATION:
-            return False
-        return _is_unknown_in_a_package(root)
+            return []
+        if root.thrown is None or not _is_unknown_in_a_package(root):
+            return []
+        return f"{root.thrown.text}\n{root.thrown.continuation}".splitlines()
 
     def _with_neighbours(self, candidate: FailureCandidate) -> Finding:
         """Return the finding with the owner of the missing memory: a foreign process, or another
