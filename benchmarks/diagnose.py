@@ -105,22 +105,32 @@ def _right(chosen: Sequence[Case]) -> int:
 
 
 def excerpt_figures(file: Path) -> dict[str, Any]:
-    """Return how many excerpts are named with their cause, or with one that is right as well."""
-    excerpts = yaml.safe_load(file.read_text())
+    """Return how many excerpts are named with their cause, or with one that is right as well, and
+    which of those without a failure are reported as one.
+    """
+    failures = 0
     wrong = {}
-    for excerpt in excerpts:
+    without_failure = 0
+    false_alarms = {}
+    for excerpt in yaml.safe_load(file.read_text()):
         answer = _word(diagnose(excerpt["text"]).cause)
+        quotation = f"{excerpt['source']}: {excerpt['text'][-60:]}"
+        if excerpt["cause"] == "none":
+            without_failure += 1
+            if answer not in ("none", "unknown"):
+                false_alarms[quotation] = answer
+            continue
+        failures += 1
         if answer not in (excerpt["cause"], *excerpt.get("also", ())):
-            wrong[f"{excerpt['source']}: {excerpt['text'][-60:]}"] = {
-                "is": excerpt["cause"],
-                "told": answer,
-            }
-    right = len(excerpts) - len(wrong)
+            wrong[quotation] = {"is": excerpt["cause"], "told": answer}
+    right = failures - len(wrong)
     return {
-        "excerpts": len(excerpts),
+        "excerpts": failures,
         "named": right,
-        "share_named": round(right / len(excerpts), 4),
+        "share_named": round(right / failures, 4),
         "wrong": wrong,
+        "without_failure": without_failure,
+        "false_alarms": false_alarms,
     }
 
 

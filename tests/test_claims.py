@@ -210,14 +210,19 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
         yield "recommended candidate", f"{text} {_percent(mean, 1)}"
     assert usual["out_of_memory"] == 2
 
-    logs, excerpts = (
-        _read("diagnose")[name] for name in ("eighth_set_first_run", "eighth_excerpts_first_run")
-    )
+    readings = _read("diagnose")
+    logs = readings["eighth_set_first_run"]
+    excerpts = readings["ninth_excerpts_first_run"]
+    earlier = readings["seventh_excerpts_first_run"]
     yield "cause of a failure | 74", f"{logs['logs']} composed logs"
     yield "cause of a failure | 74", f"{logs['right']} right"
     share = _percent(excerpts["share_named"], 0)
-    yield "cause of a failure | 39", f"{excerpts['excerpts']} excerpts"
-    yield "cause of a failure | 39", f"{excerpts['named']} right, {share}"
+    yield "cause of a failure | 63", f"{excerpts['excerpts']} excerpts"
+    yield "cause of a failure | 63", f"{excerpts['named']} right, {share}"
+    share = _percent(earlier["share_named"], 0)
+    yield "cause of a failure | 63", f"{earlier['named']} of {earlier['excerpts']}, {share}"
+    alarms = f"{len(excerpts['false_alarms'])} of {excerpts['without_failure']} excerpts"
+    yield "cause of a failure | 63", alarms
 
     probes, finalists = (
         _read("intervals")["result"][name] for name in ("probes alone", "finalists")

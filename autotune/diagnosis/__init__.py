@@ -54,6 +54,9 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
         of_excerpt = diagnose_excerpt(first_lines)
         diagnosis = _more_exact(diagnosis, of_excerpt)
+    elif len(first_lines) <= MOST_LINES:
+        of_excerpt = diagnose_excerpt(reader.quoted_exception, has_place=True)
+        diagnosis = _more_exact(diagnosis, of_excerpt)
 
     # 3. Add the remedies in the framework's own names.
     remedies = advice_for(diagnosis, framework)

@@ -8,6 +8,8 @@ the message.
 
 from __future__ import annotations
 
+import itertools
+import operator
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,12 +18,30 @@ from autotune.diagnosis.diagnosis import Diagnosis
 from autotune.failures.classify import classify_quoted
 from autotune.failures.findings import Finding
 from autotune.failures.log_lines import LogLine, read_line
-from autotune.failures.table import FAILURE_ROWS, cause_of, phase_of
+from autotune.failures.table import (
+    FAILURE_ROWS,
+    LINES,
+    QUOTED_ROWS,
+    FailureRow,
+    cause_of,
+    expand,
+    phase_of,
+)
 from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
+MOST_QUOTED = 4  # exceptions of one line
 MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
+
+_ROWS = (*FAILURE_ROWS, *QUOTED_ROWS)
+_ROWS_BESIDE_A_PLACE = tuple(
+    itertools.filterfalse(operator.attrgetter("without_place"), _ROWS),
+)
+
+_HARMLESS = re.compile(expand(LINES.harmless))
+
+_ESCAPED_QUOTE = re.compile(r"\\+(['\"])")
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 
@@ -51,38 +71,46 @@ def are_steps_without_numbers(lines: Sequence[str]) -> bool:
     return all(_STEP_WITHOUT_NUMBER.search(line) for line in lines)
 
 
-def diagnose_excerpt(excerpt: Sequence[str]) -> Diagnosis | None:
-    """Return the known failure of a text of few lines, None for others."""
+def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diagnosis | None:
+    """Return the known failure of a text of few lines, None for others. `has_place`: a whole
+    traceback, whose place in the code decided nothing.
+    """
+    rows = _ROWS_BESIDE_A_PLACE if has_place else _ROWS
     if len(excerpt) > MOST_LINES:
         return None
     lines = []
     tracebacks = Tracebacks()
     for position, raw in enumerate(excerpt):
         text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
+        text = _ESCAPED_QUOTE.sub(r"\1", text)  # a message inside a printed string
         completed = _CUT_FRAME.sub('  File "/', text, count=1)
         line = read_line(completed)
+        if _HARMLESS.match(line.text) is not None:
+            continue
         lines.append(line)
         list(tracebacks.feed(line, position))
     frames = tracebacks.frames_cut_off()
     # A line that its logger marked as a warning counts where no other says more.
     loud_lines = [line for line in lines if line.level != "lower"]
-    loud_failure = _failure_in(loud_lines, frames)
-    return loud_failure or _failure_in(lines, frames)
+    loud_failure = _failure_in(loud_lines, frames, rows)
+    return loud_failure or _failure_in(lines, frames, rows)
 
 
-def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | None:
+def _failure_in(
+    lines: Sequence[LogLine],
+    frames: Sequence[str],
+    rows: Sequence[FailureRow],
+) -> Diagnosis | None:
     # 1. Classify exceptions first, then lines, then all lines as one text.
     exceptions = []
     for line in lines:
-        exception = _EXCEPTION.search(line.text)
-        if exception is not None:
-            exceptions.append(exception[0])
+        exceptions += _exceptions_of(line.text)
     if frames:
         exceptions.append(CUT_OFF)
     texts = [line.text.strip() for line in lines]
     printed = "\n".join(line.text for line in lines)
-    quoted = [*texts, printed[:MOST_CHARACTERS]]
-    finding = classify_quoted(exceptions, quoted, frames)
+    quoted = [*texts, printed[:MOST_CHARACTERS], *_unwrapped(lines)]
+    finding = classify_quoted(exceptions, quoted, frames, rows)
     if finding is None:
         return None
 
@@ -104,6 +132,27 @@ def _failure_in(lines: Sequence[LogLine], frames: Sequence[str]) -> Diagnosis | 
         numbers=dict(finding.numbers),
         row=finding.row,
     )
+
+
+def _exceptions_of(text: str) -> list[str]:
+    """Return the exceptions of a line: one may quote another behind its own class."""
+    exceptions: list[str] = []
+    exception = _EXCEPTION.search(text)
+    while exception is not None and len(exceptions) < MOST_QUOTED:
+        exceptions.append(exception[0])
+        _, _, text = exception[0].partition(": ")
+        exception = _EXCEPTION.search(text)
+    return exceptions
+
+
+def _unwrapped(lines: Sequence[LogLine]) -> list[str]:
+    """Return the text without the line ends that a terminal put between words, or into one."""
+    if len(lines) < 2:
+        return []
+    texts = [line.text for line in lines]
+    between_words = " ".join(map(str.strip, texts))
+    into_a_word = "".join(texts)
+    return [between_words[:MOST_CHARACTERS], into_a_word[:MOST_CHARACTERS]]
 
 
 def _with_purpose(finding: Finding, texts: Sequence[str]) -> Finding:

@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from autotune.core.units import GIB, KIB, MIB, format_bytes
 from autotune.failures.findings import Finding
 from autotune.failures.log_lines import read_line
-from autotune.failures.numbers import NEIGHBOUR
+from autotune.failures.numbers import NEIGHBOUR, Numbers
 from autotune.failures.table import LINES, expand
 
 # Consecutive steps without a finite loss or gradient after which training does not recover.
@@ -146,6 +146,9 @@ MOST_NAMED = 4
 UNSEEN_SHARE = 0.5
 MIN_UNLISTED_BYTES = 2 * GIB  # More than a process's context and kernels outside torch
 
+# Rows of torch's message, today's and the one before release 2.1.
+_TORCHS_ROWS = ("cuda_out_of_memory", "cuda_out_of_memory_old")
+
 # Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
 # from before the run.
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
@@ -202,8 +205,8 @@ class GpuNeighbours:
         """
         total = finding.numbers.get("total_bytes")
         free = finding.numbers.get("free_bytes")
-        process = finding.numbers.get("process_bytes")
-        if finding.row != "cuda_out_of_memory":
+        process = _process_bytes(finding.numbers)
+        if finding.row not in _TORCHS_ROWS:
             return False
         if total is None or free is None or process is None:
             return False
@@ -356,6 +359,23 @@ class HostMemoryUsers:
         if len(self._held_bytes) < _MOST_PROCESSES:
             process = _process(pid, name.strip())
             self._held_bytes[process] = held_bytes
+
+
+def _process_bytes(numbers: Numbers) -> int | float | None:
+    """Return the device memory of the failing process.
+
+    Without the driver's figure, it is what torch reserved: old releases lack that figure, and
+    containers report 0 or an overflow.
+    """
+    allocated = numbers.get("allocated_bytes")
+    if allocated is None:
+        return numbers.get("process_bytes")
+    reserved = allocated + numbers.get("idle_bytes", 0)
+    by_driver = numbers.get("process_bytes", 0)
+    total = numbers.get("total_bytes", 0)
+    if reserved <= by_driver <= total:
+        return by_driver
+    return reserved
 
 
 def _process(pid: str, name: str) -> str:

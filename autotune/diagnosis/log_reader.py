@@ -32,7 +32,7 @@ from autotune.failures.classify import classify_line
 from autotune.failures.findings import Finding
 from autotune.failures.log_lines import LogLine, read_line
 from autotune.failures.numbers import without_neighbours
-from autotune.failures.own_code import called_back
+from autotune.failures.own_code import called_back, ends_in_a_package
 from autotune.failures.table import MEMORY_CAUSES, WORDS, warning_in
 from autotune.failures.tracebacks import ExceptionChain, LoggedException, Tracebacks
 
@@ -42,6 +42,7 @@ ranks, printed late.
 """
 
 MOST_REMARKS = 5
+LINES_BEFORE_A_QUOTATION = 2  # in front of a quoted traceback; a log of a run begins otherwise
 
 # Remark about threads that were still running when Python had ended.
 ABORTED_AT_EXIT = (
@@ -215,6 +216,18 @@ class LogReader:
                 return True
         return False
 
+    @property
+    def quoted_exception(self) -> list[str]:
+        """Return the lines of the exception with whose traceback the text begins, where the tables
+        know nothing of it; empty otherwise.
+        """
+        root = self._earliest.get(EvidenceTier.ROOT)
+        if root is None or self._has_steps or root.position > LINES_BEFORE_A_QUOTATION:
+            return []
+        if root.thrown is None or not _is_unknown_in_a_package(root):
+            return []
+        return f"{root.thrown.text}\n{root.thrown.continuation}".splitlines()
+
     def _with_neighbours(self, candidate: FailureCandidate) -> Finding:
         """Return the finding with the owner of the missing memory: a foreign process, or another
         role of the job.
@@ -303,6 +316,13 @@ class LogReader:
             if failed_rank is not None:
                 self._first_to_fail = int(failed_rank[1])
         return self._section == "others"
+
+
+def _is_unknown_in_a_package(candidate: FailureCandidate) -> bool:
+    """Return True if a package raised it in words that the tables of whole logs lack."""
+    if candidate.thrown is None or candidate.finding.cause is not None:
+        return False
+    return ends_in_a_package(candidate.thrown.frames)
 
 
 def _remarks_on_own_code(thrown: LoggedException) -> Iterator[str]:

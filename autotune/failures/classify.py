@@ -14,7 +14,6 @@ from autotune.failures.findings import Finding, ProcessExit, ReportedException
 from autotune.failures.numbers import Numbers, numbers_of
 from autotune.failures.table import (
     FAILURE_ROWS,
-    QUOTED_ROWS,
     WORDS,
     FailureRow,
     cause_of,
@@ -226,14 +225,15 @@ def classify_line(line: str, *, is_error: bool) -> Finding | None:
 def classify_quoted(
     exceptions: Sequence[str],
     lines: Sequence[str],
-    frames: Sequence[str] = (),
+    frames: Sequence[str],
+    rows: Sequence[FailureRow],
 ) -> Finding | None:
     """Return the known failure of a short excerpt, whose lines are all there is: each may be the
     message.
 
     A place in the code belongs to an exception, not to any line.
     """
-    for row in (*FAILURE_ROWS, *QUOTED_ROWS):
+    for row in rows:
         if row.cause is None and row.kind != "memory":
             continue
         texts = list(exceptions)

@@ -9,14 +9,28 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+from autotune.failures.table import expand
+
 _INSTALLED = re.compile(r"\A\S*(?:(?:site|dist)-packages/|/lib/python3|<frozen )")
 _WORKER = re.compile(r"/autotune/(?:worker|emulator)\b")  # probes: installed or from a clone
+_FRAMEWORK = re.compile(expand("${from_frameworks}"))  # from its clone
 _FRAME = re.compile(r'^\s*File "(?P<file>[^"\n]+)", line (?P<line>\d+), in (?P<function>\S+)', re.M)
 
 
 def is_installed(file: str) -> bool:
     match = _INSTALLED.search(file) or _WORKER.search(file)
     return match is not None
+
+
+def ends_in_a_package(frames: Sequence[str]) -> bool:
+    """Return True if a package raised the exception, not the user's code or a function of the user
+    that a package called.
+    """
+    if not frames or called_back(frames) is not None:
+        return False
+    innermost = frames[-1]
+    file, _, _ = innermost.partition(":")
+    return is_installed(file) or _FRAMEWORK.search(innermost) is not None
 
 
 def called_back(frames: Sequence[str]) -> str | None:

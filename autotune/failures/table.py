@@ -143,6 +143,7 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     update_left_out: Pattern
     wrappers: Pattern
     of_another: Pattern
+    harmless: Pattern
     fault: Pattern
 
 
@@ -177,6 +178,9 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Regular expression for `file:function statement`, where many failures share the words."""
 
     innermost_frames: int = 4  # in which `raised_at` is searched for
+
+    without_place: bool = False
+    """Words of a quotation that count only where the place in the code is missing."""
 
     decisive: bool = False
     """Names the first failure even if a traceback with less information follows."""

@@ -51,6 +51,7 @@ BY_ROW_NAME = {
     "numeric_and_stopped": "numeric",
     "rendezvous_unanswered": "hang_or_nccl",
     "sglang_unbalanced": "gpu_other_process",
+    "sglang_graphs": "engine_startup",
     "unsloth_engine": "engine_startup",
     "vllm_pool_cache": "kv_cache",
     "vllm_pool_weights": "weights",
