@@ -84,6 +84,7 @@ def find_launch(
         dotted=kind.dotted,
         stated=stated,
         environment=command.environment,
+        folder=command.folder,
         in_files=kind.files is not None,
         shared=shared,
         former=former_flags,

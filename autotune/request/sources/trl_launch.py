@@ -20,6 +20,7 @@ from autotune.frameworks.unset_variables import lacks_value, without_value
 from autotune.request.origins import Origin
 from autotune.request.sources.config_file import origins_of
 from autotune.request.sources.framework_launch import is_readable, origin_of
+from autotune.request.sources.launch_text import file_here
 
 LAUNCHER_ONLY = frozenset(
     {
@@ -143,9 +144,5 @@ def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
 
 
 def _beside(launch: LaunchScript, name: str) -> Path:
-    """Return the path of a file: in the working folder, else beside the script."""
-    path = Path(name).expanduser()
-    if path.is_absolute() or path.is_file():
-        return path
-    beside_script = Path(launch.path).parent / path
-    return beside_script if beside_script.is_file() else path
+    """Return the path of the file here; where there is none, the path as it is."""
+    return file_here(name, launch.path, launch.folder) or Path(name).expanduser()
