@@ -77,7 +77,7 @@ def refuse_illegal_file(
                 way_out = (
                     f"Give GPUs on which it can, --gpus {other_gpus}, or change it with --set."
                 )
-                why_other = "on which it can be trained"
+                why_other = "on which it can't be trained"
         raise IllegalFile(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out=way_out,

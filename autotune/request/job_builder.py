@@ -92,7 +92,9 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
                 raise refusal or error from None
             refusal = error
             gpus = str(error.other_gpus)
-            sentences.append(f"training on {gpus}, not on {flags.hardware.gpus}, {error.why_other}")
+            sentences.append(
+                f"training on {gpus} instead of {flags.hardware.gpus}, {error.why_other}"
+            )
             hardware = replace(flags.hardware, gpus=gpus)
             flags = replace(flags, hardware=hardware)
         except NotModelled as error:

@@ -205,7 +205,7 @@ def _split(
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
-        elif not is_known(stated) and _has_default(fields[name]) and not _is_number(fields[name]):
+        elif not is_known(stated) and _has_default(fields[name]):
             split.lacking.append(name)
         elif not is_known(stated):
             split.outputs[name] = (
@@ -222,12 +222,9 @@ def is_readable(stated: StatedSetting, setting: Field | None) -> bool:
     return is_known(stated) and not lacks_value(stated, setting)
 
 
-def _is_number(setting: Field) -> bool:
-    return not {"int", "float"}.isdisjoint(setting.kinds)
-
-
 def _has_default(setting: Field) -> bool:
-    return setting.default is not None or setting.follows is not None
+    is_optional = "null" in setting.kinds
+    return setting.default is not None or setting.follows is not None or is_optional
 
 
 def _assumed(

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from .absent_packages import unpacked_names
 from .missing_arguments import IsLibrary, Report
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
@@ -52,7 +53,8 @@ class PlaceholderText(str):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        yield self
+        """Yield one part; to `a, b = text` as many as it has names."""
+        return iter([self] * (unpacked_names(sys._getframe(1)) or 1))
 
     def split(self, *_: Any, **__: Any) -> Any:
         return _Parts([self])
@@ -65,6 +67,11 @@ class PlaceholderText(str):
 
 class _Parts(list[Any]):
     """List with something at every index."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the parts; to `a, b = text.split()` as many as it has names."""
+        names = unpacked_names(sys._getframe(1))
+        return iter([self[0]] * names) if names else super().__iter__()
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0 if isinstance(index, int) else index)
@@ -125,8 +132,11 @@ class PlaceholderRows:
         return PLACEHOLDER_ROWS
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(LISTED_ROWS):
-            yield _Row()
+        """Yield rows; to `train, test = rows` as many splits as it has names."""
+        names = unpacked_names(sys._getframe(1))
+        if names:
+            return iter([self] * names)
+        return iter([_Row() for _ in range(LISTED_ROWS)])
 
     def __contains__(self, key: object) -> bool:
         return True

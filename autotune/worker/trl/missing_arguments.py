@@ -105,6 +105,7 @@ def _complete(
 ) -> None:
     """Give an argument the value that it has if the command line does not state it."""
     if isinstance(action, argparse._SubParsersAction):
+        _choose_command(action, unstated)
         return
     accepts_flag = getattr(action.type, "__name__", "") == "string_to_bool"
     if accepts_flag and action.nargs is None and action.option_strings:
@@ -117,6 +118,11 @@ def _complete(
             action.default = unstated.model
             action.required = False
         return
+    if action.required and action.option_strings and _stands_for(action) is not None:
+        action.default = _stands_for(action)
+        action.required = False
+        unstated.report("argument", f"{action.option_strings[0]} {action.default}")
+        return
     is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
     is_filled = unstated.fills and _is_about_data(parser, action.dest)
     if is_text and (action.required or is_filled) and action.option_strings:
@@ -125,6 +131,35 @@ def _complete(
             action.default = [ABSENT_TEXT]
         action.required = False
         unstated.report("argument", action.option_strings[0])
+
+
+TRAINING_COMMAND = re.compile(r"train|tune|sft|grpo|dpo|fit|run", re.IGNORECASE)
+STEP_SIZE = re.compile(r"(?:^|_)(?:lr|learning_rate)(?:_|$)")
+WITHOUT_MEMORY = re.compile(
+    r"(?:^|_)(?:seed|epochs?|steps?|decay|warmup\w*|ratio|temperature|beta|coef|dropout|fraction"
+    r"|port)(?:_|$)"
+)
+"""Numbers that decide what is learned or how long it takes, and not the memory of a step."""
+
+
+def _stands_for(action: Any) -> Any:
+    """Return a value for a required argument that does not decide memory; None: there is none."""
+    if action.choices:
+        return next(iter(action.choices))
+    if action.type not in (int, float):
+        return None
+    if STEP_SIZE.search(action.dest):
+        return 1e-5
+    return action.type(1) if WITHOUT_MEMORY.search(action.dest) else None
+
+
+def _choose_command(action: Any, unstated: _Unstated) -> None:
+    """Let a parser with commands take the first that trains, where the launch names none."""
+    names = [name for name in action.choices if TRAINING_COMMAND.search(name)]
+    if not names or any(word in action.choices for word in sys.argv[1:]):
+        return
+    sys.argv.insert(1, names[0])
+    unstated.report("argument", names[0])
 
 
 def _is_about_data(parser: Any, name: str) -> bool:

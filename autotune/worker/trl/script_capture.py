@@ -179,6 +179,9 @@ def _enter_package(path: Path, main: types.ModuleType) -> None:
     while (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
         folder = folder.parent
+    if not names and folder.name.isidentifier():
+        names = [folder.name]  # a package without a file of its own
+        folder = folder.parent
     if names:
         sys.path.insert(0, str(folder))
         main.__package__ = ".".join(names)

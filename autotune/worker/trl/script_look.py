@@ -60,6 +60,7 @@ from . import (
     absent_packages,
     absent_unsloth,
     absent_values,
+    composed_config,
     missing_arguments,
     named_gpus,
 )
@@ -187,6 +188,7 @@ class AbsentParts:
             stack.enter_context(absent_packages.former_names(is_library, self.report))
             model = request.get("model") or request.get("stand_in")
             absent_fire.model[0] = model
+            composed_config.report_choice[0] = self.report
             arguments = missing_arguments.completed(model, fills, self.report)
             stack.enter_context(arguments)
             stack.enter_context(missing_arguments.secrets(is_library, self.report))
