@@ -47,17 +47,22 @@ def model_named_by(texts: Mapping[str, str]) -> Model | None:
 USUAL_MODEL = "Qwen/Qwen2.5-7B-Instruct"
 """Model of a launch which says nothing of its own: as most public launches of GRPO train it."""
 
+USUAL_VISION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+
 _POSSIBLE_NAME = re.compile(r"[\w.-]+")
 
 
-def most_mentioned_model(text: str) -> str | None:
-    """Return the catalogued model that a text speaks of most often, the first of several."""
+def most_mentioned_model(text: str, *, sees_images: bool) -> str | None:
+    """Return the catalogued model that a text speaks of most often, the first of several.
+
+    `sees_images`: only models with images count.
+    """
     mentions: Counter[str] = Counter()
     ids = _ids_by_short_name()
     for match in _POSSIBLE_NAME.finditer(text):
-        hub_id = ids.get(match[0].lower().rstrip("."))
-        if hub_id is not None:
-            mentions[hub_id] += 1
+        name = match[0].lower().rstrip(".")
+        if name in ids and (not sees_images or "vl" in _words(name)):
+            mentions[ids[name]] += 1
     return max(mentions, key=mentions.__getitem__, default=None)
 
 

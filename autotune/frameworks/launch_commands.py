@@ -84,6 +84,7 @@ def find_launch(
         dotted=kind.dotted,
         stated=stated,
         environment=command.environment,
+        entry_point=training.launcher[-1].text,
         folder=command.folder,
         in_files=kind.files is not None,
         shared=shared,
@@ -196,7 +197,18 @@ def _training_in(command: SimpleCommand) -> _Training | None:
             training = _training_at(index, texts, kind, command)
             if training is not None:
                 return training
-    return _copied_training(texts, command)
+    return _experiment(texts, command) or _copied_training(texts, command)
+
+
+def _experiment(texts: Sequence[str], command: SimpleCommand) -> _Training | None:
+    """Return a training whose settings are in a file of its own: `python -m playground.orz_mine`."""
+    for kind in launch_kinds():
+        for index in range(1, len(texts)):
+            module = texts[index].removesuffix(".py").replace("/", ".")
+            is_experiment = kind.experiment and module.startswith(kind.packages)
+            if is_experiment and _is_program(texts, index):
+                return _Training(command, kind, next(iter(kind.modules)), index + 1)
+    return None
 
 
 def _copied_training(texts: Sequence[str], command: SimpleCommand) -> _Training | None:

@@ -41,6 +41,7 @@ def read_launch_script(
     kind = kind_of(launch.framework)
     trainer = frameworks.trainer(launch.framework, launch.method)
     launch = trainer.in_own_terms(launch)
+    trainer = frameworks.trainer(launch.framework, launch.method)
     if kind.config_files is not None:
         launch = replace(launch, in_copy=copied_file(launch, kind.config_files) is not None)
     stated_by_flags |= {

@@ -14,6 +14,7 @@ from pathlib import Path
 
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
+from autotune.core.files_here import file_here
 from autotune.core.job import Hardware
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
@@ -21,7 +22,6 @@ from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerat
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.launch_text import (
     MAX_SCRIPT_BYTES,
-    file_here,
     launch_commands,
     launch_text,
 )

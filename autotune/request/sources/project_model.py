@@ -6,17 +6,24 @@ The answer says which one was taken and why, and `--model` gives the right one.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from autotune.catalog.assumed_shapes import (
     USUAL_MODEL,
+    USUAL_VISION_MODEL,
     model_of_size,
     model_taken,
     most_mentioned_model,
 )
 from autotune.core.job import Model
 from autotune.core.units import KIB
+
+ABOUT_IMAGES = re.compile(
+    r"(?i)vision2seq|qwen\d?_?\.?\d?_?-?vl|image_?text_?to_?text|pixel_values|m(?:in|ax)_pixels|\bvlm"
+)
+"""Words of a launch that trains a model with images."""
 
 MAX_DOCUMENT_BYTES = 512 * KIB
 DOCUMENTS = ("README.md", "readme.md", "README.rst", "README.txt")
@@ -37,15 +44,17 @@ def model_of_project(
         hub_id = model_of_size(name)
         if hub_id is not None:
             return model_taken(hub_id, f"by the size in {place}")
-    hub_id = most_mentioned_model(text)
+    sees_images = ABOUT_IMAGES.search(text) is not None
+    hub_id = most_mentioned_model(text, sees_images=sees_images)
     if hub_id is not None:
         return model_taken(hub_id, f"because {path} speaks of it")
     for document in _documents(Path(path)):
-        hub_id = most_mentioned_model(_text_of(document))
+        hub_id = most_mentioned_model(_text_of(document), sees_images=sees_images)
         if hub_id is not None:
             place = os.path.relpath(document)
             return model_taken(hub_id, f"because {place} speaks of it most often")
-    return model_taken(USUAL_MODEL, f"because {path} names no model that is known here")
+    usual = USUAL_VISION_MODEL if sees_images else USUAL_MODEL
+    return model_taken(usual, f"because {path} names no model that is known here")
 
 
 def _documents(launch: Path) -> Iterator[Path]:

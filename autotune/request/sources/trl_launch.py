@@ -9,6 +9,7 @@ from pathlib import Path
 import yaml
 
 from autotune.core.errors import BadInput
+from autotune.core.files_here import file_here
 from autotune.core.space import setting_text
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
@@ -21,7 +22,6 @@ from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_
 from autotune.request.origins import Origin
 from autotune.request.sources.config_file import origins_of
 from autotune.request.sources.framework_launch import is_readable, origin_of
-from autotune.request.sources.launch_text import file_here
 
 LAUNCHER_ONLY = frozenset(
     {
