@@ -201,7 +201,7 @@ def _training_in(command: SimpleCommand) -> _Training | None:
 
 
 def _experiment(texts: Sequence[str], command: SimpleCommand) -> _Training | None:
-    """Return a training whose settings are in a file of its own: `python -m playground.orz_mine`."""
+    """Return a training with its settings in an own file: `python -m playground.orz_mine`."""
     for kind in launch_kinds():
         for index in range(1, len(texts)):
             module = texts[index].removesuffix(".py").replace("/", ".")

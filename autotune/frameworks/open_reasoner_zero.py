@@ -168,8 +168,8 @@ def _without_file(launch: LaunchScript) -> LaunchScript:
     if any(launch.entry_point.endswith(module) for module in own_modules):
         return launch
     raise BadInput(
-        f"{launch.path}, line {launch.line}: {launch.entry_point} is an experiment whose file is not"
-        " here.",
+        f"{launch.path}, line {launch.line}: {launch.entry_point} is an experiment, and its file is"
+        " not here.",
         way_out="Run autotune in the folder of its repository.",
     )
 
