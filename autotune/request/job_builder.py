@@ -88,7 +88,8 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         try:
             request = _build_request(flags, reader)
         except IllegalFile as error:
-            if refusal is not None or error.other_gpus is None:
+            states_batch = flags.settings.global_batch is not None
+            if refusal is not None or error.other_gpus is None or states_batch:
                 raise refusal or error from None
             refusal = error
             gpus = str(error.other_gpus)
