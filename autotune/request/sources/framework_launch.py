@@ -205,7 +205,7 @@ def _split(
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
-        elif not is_known(stated) and _has_default(fields[name]):
+        elif not is_known(stated) and (_has_default(fields[name]) or "null" in fields[name].kinds):
             split.lacking.append(name)
         elif not is_known(stated):
             split.outputs[name] = (
@@ -223,8 +223,7 @@ def is_readable(stated: StatedSetting, setting: Field | None) -> bool:
 
 
 def _has_default(setting: Field) -> bool:
-    is_optional = "null" in setting.kinds
-    return setting.default is not None or setting.follows is not None or is_optional
+    return setting.default is not None or setting.follows is not None
 
 
 def _assumed(

@@ -33,7 +33,7 @@ def launch_commands(choice: FileChoice, text: str) -> list[SimpleCommand]:
     return commands_of(
         text,
         choice.arguments,
-        os.environ,
+        {**os.environ, "PWD": str(Path.cwd())},  # a caller may have changed the folder
         script=UNKNOWN if choice.text is not None else choice.path,
         reads_files=True,
     )
