@@ -233,6 +233,10 @@ def _is_program(texts: Sequence[str], index: int) -> bool:
 
 
 def _entry_point_not_read(kind: LaunchKind, name: str) -> NotRead | None:
+    """Return the framework's entry point of this name; `train_sft.py` is anybody's own."""
+    dotted = name.replace("/", ".")
+    if not any(package in dotted for package in kind.packages):
+        return None
     for entry_point in kind.not_read:
         if any(part in name for part in entry_point.parts):
             return entry_point
