@@ -93,3 +93,11 @@ def test_a_model_of_a_flag_has_to_be_known() -> None:
                 mode="predict",
             )
         )
+
+
+def test_a_critic_by_the_same_unset_variable_is_as_large_as_its_policy() -> None:
+    ppo = LAUNCH.replace("=grpo", "=gae").replace("MODEL", "$BASE_MODEL")
+    Path("run_3b.sh").write_text(f"{ppo.strip()} critic.model.path=$BASE_MODEL\n")
+    request = parse_request(Flags(from_command="run_3b.sh", gpus="8xA100-80G", mode="predict"))
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-3B"
+    assert not any("critic.model.path" in line for line in request.assumed)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from autotune.worker.trl import composed_config, missing_arguments
-from autotune.worker.trl.absent_data import TEXT, PlaceholderRows
+from autotune.worker.trl.absent_data import TEXT, PlaceholderRows, is_looked_for
 from autotune.worker.trl.absent_packages import Anything
 
 
@@ -89,3 +89,9 @@ def test_a_group_that_the_launch_has_to_choose(tmp_path: Path) -> None:
     assert composed == {"model": {"size": 8}, "task": {"rows": 2}}
     assert chosen["model"] == {"size": 7}
     assert names[:2] == ["model=llama", "task=default"]
+
+
+def test_folders_of_models_and_files_of_rows_are_looked_for() -> None:
+    assert is_looked_for("../../Qwen2.5-0.5B-Instruct/") and is_looked_for(Path("models/llama-8b"))
+    assert is_looked_for("data/train.jsonl")
+    assert not any(map(is_looked_for, ("output", "checkpoint-100", "config.json", "run_2b2c")))

@@ -158,7 +158,8 @@ def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
     """Return True if the script stopped at a value that nobody gave."""
     error = answer.get("error", {})
     text = error.get("text", "")
-    lacks_value = "None" in text or "not found" in text or text.startswith("FileNotFoundError")
+    signs = ("None", "not found", "does not exist", "doesn't exist", "FileNotFoundError")
+    lacks_value = any(sign in text for sign in signs)
     is_first = "model argument" not in answer.get("absent", {})
     return error.get("kind") == "crashed" and lacks_value and is_first
 

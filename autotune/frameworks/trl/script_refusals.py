@@ -62,6 +62,11 @@ def refusal(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
             f" ({', '.join(packages)}): name another interpreter with --python. {separator}"
         )
+    if kind == "crashed" and text.startswith("SyntaxError"):
+        return BadInput(
+            f"{path} can't be read by {python}{place}: {text.rstrip('.')}.",
+            way_out="Name the interpreter that it is written for with --python.",
+        )
     if kind == "crashed" and "divisible" in text:
         return BadInput(
             f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",

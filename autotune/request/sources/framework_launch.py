@@ -201,6 +201,8 @@ def _split(
             unread.append(name)
         elif name in stated_by_flags and not is_readable(stated, fields[name]):
             continue
+        elif lacks_value(stated, fields[name]) and OTHER_MODEL.search(name):
+            continue  # a critic without a name is as large as its policy
         elif lacks_value(stated, fields[name]):
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)

@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -34,8 +35,10 @@ CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
 FINDERS = (
     (os.path, "exists"),
     (os.path, "isfile"),
+    (os.path, "isdir"),
     (Path, "exists"),
     (Path, "is_file"),
+    (Path, "is_dir"),
 )
 NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
 
@@ -169,6 +172,16 @@ class PlaceholderRows:
         return [(split, self) for split in self.keys()]
 
 
+MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
+"""End of a size in the name of a model's folder: `../Qwen2.5-0.5B-Instruct/`."""
+
+
+def is_looked_for(file: Any) -> bool:
+    """Return True for a file of rows, and for the folder of a model."""
+    name = str(file).rstrip("/").rpartition("/")[2]
+    return is_rows(file) or MODEL_FOLDER.search(name) is not None
+
+
 def is_rows(file: Any) -> bool:
     """Return True for the name of a file of rows, and False for that of a configuration."""
     name = str(file)
@@ -216,12 +229,12 @@ def _finder(
     find: Callable[..., bool],
     is_library: IsLibrary,
 ) -> Callable[..., bool]:
-    """Return `exists` or `is_file` that finds each file of rows for the user's own files."""
+    """Return `exists` or `is_file` that finds files of rows and models for the user's own files."""
 
     @functools.wraps(find)
     def exists(file: Any, *args: Any, **options: Any) -> bool:
         is_here = find(file, *args, **options)
-        if is_here or not is_rows(file):
+        if is_here or not is_looked_for(file):
             return is_here
         return not is_library(sys._getframe(1).f_code.co_filename)
 
