@@ -6,11 +6,12 @@ from __future__ import annotations
 
 import argparse
 import sys
+import types
 from pathlib import Path
 
 import pytest
 
-from autotune.worker.trl import composed_config, missing_arguments
+from autotune.worker.trl import composed_config, missing_arguments, script_capture
 from autotune.worker.trl.absent_data import TEXT, PlaceholderRows, is_looked_for
 from autotune.worker.trl.absent_packages import Anything
 
@@ -95,3 +96,22 @@ def test_folders_of_models_and_files_of_rows_are_looked_for() -> None:
     assert is_looked_for("../../Qwen2.5-0.5B-Instruct/") and is_looked_for(Path("models/llama-8b"))
     assert is_looked_for("data/train.jsonl")
     assert not any(map(is_looked_for, ("output", "checkpoint-100", "config.json", "run_2b2c")))
+
+
+@pytest.mark.parametrize(
+    ("statement", "package"),
+    [("from .part import x", "training"), ("from ..part import x", "src.training")],
+)
+def test_a_file_with_relative_imports_is_a_module_of_its_folders(
+    statement: str, package: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As many folders as the import goes up, none of which has an `__init__.py`."""
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    script = tmp_path / "src" / "training" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(f"{statement}\n")
+    main = types.ModuleType("__main__")
+    script_capture._enter_package(script, main)
+    assert main.__package__ == package
+    for name in ("src.training", "src", "training"):
+        sys.modules.pop(name, None)
