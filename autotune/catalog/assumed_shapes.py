@@ -93,6 +93,7 @@ MODELS_BY_SIZE = {
 }
 """Billions of parameters -> the usual dense model of that size."""
 
+BILLIONS = {"b": 1.0, "m": 0.001}
 _PARAMETERS = re.compile(r"(\d+(?:\.\d+)?)([bm])")
 
 
@@ -105,12 +106,13 @@ def model_of_size(name: str) -> str | None:
     if len(sizes) != 1:
         return None
     (size,) = sizes
-    number, unit = size[:-1], size[-1]
-    billions = float(number) / (1000.0 if unit == "m" else 1.0)
+    billions = float(size[:-1]) * BILLIONS[size[-1]]
     if billions <= 0.0:
         return None
-    nearest = min(MODELS_BY_SIZE, key=lambda known: abs(math.log(known / billions)))
-    return MODELS_BY_SIZE[nearest]
+    distances: dict[str, float] = {}
+    for model_billions, hub_id in MODELS_BY_SIZE.items():
+        distances[hub_id] = abs(math.log(model_billions / billions))
+    return min(distances, key=distances.__getitem__)
 
 
 def model_taken(hub_id: str, reason: str) -> Model:

@@ -450,10 +450,10 @@ def _moved(
     end: int,
 ) -> SimpleCommand:
     """Return a command of another text at the place of the one that reaches it."""
-    words = tuple(replace(word, line=line, span=None) for word in command.words)
+    moved = tuple(replace(word, line=line, span=None) for word in command.words)
     return replace(
         command,
-        words=words,
+        words=moved,
         line=line,
         end=end,
     )

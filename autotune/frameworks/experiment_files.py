@@ -102,9 +102,9 @@ def _value(node: ast.expr, values: Mapping[str, KnobValue]) -> KnobValue:
             return -_number(operand, values)
         case ast.IfExp(test=test, body=body, orelse=otherwise):
             return _value(body if _value(test, values) else otherwise, values)
-        case ast.BinOp(left=left, op=operation, right=right) if type(operation) in _OPERATIONS:
+        case ast.BinOp(first, operation, second) if type(operation) in _OPERATIONS:
             function = _OPERATIONS[type(operation)]
-            return function(_number(left, values), _number(right, values))
+            return function(_number(first, values), _number(second, values))
     raise LookupError(ast.dump(node)[:80])
 
 

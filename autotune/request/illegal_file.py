@@ -91,9 +91,9 @@ def _other_gpus(trainer: Trainer, task: Task) -> Hardware | None:
     multiples of these.
     """
     workload = replace(task.workload, global_batch=None)  # it follows their number
-    given = task.hardware.count
-    multiples = [given * nodes for nodes in range(2, MOST_NODES + 1)]
-    for count in (*range(given - 1, 0, -1), *multiples):
+    gpus = task.hardware.count
+    multiples = [gpus * nodes for nodes in range(2, MOST_NODES + 1)]
+    for count in (*range(gpus - 1, 0, -1), *multiples):
         hardware = replace(task.hardware, count=count)
         other_task = replace(task, workload=workload, hardware=hardware)
         with contextlib.suppress(CannotPredict):

@@ -310,8 +310,8 @@ def test_a_model_that_the_text_assigns_stands_for_one_that_is_an_output(tmp_path
     model = request.job.task.workload.model
     assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (36, 2048)
     assert "assumed by BASE_MODEL (line 3)" in model.origin
-    several = predicted(tmp_path, MENTIONED.replace("JUDGE", "OTHER") + launch)
-    assert several.job.task.workload.model.origin.startswith("assumed, by the size")
+    of_two_models = predicted(tmp_path, MENTIONED.replace("JUDGE", "OTHER") + launch)
+    assert of_two_models.job.task.workload.model.origin.startswith("assumed, by the size")
 
 
 def test_the_name_of_the_run_outweighs_models_in_the_text(tmp_path: Path) -> None:

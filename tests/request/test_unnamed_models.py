@@ -23,13 +23,13 @@ def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
 
 
-def model_of(model: str, name: str = "run.sh") -> Model:
-    Path(name).write_text(LAUNCH.replace("MODEL", model))
+def model_of(name_in_launch: str, name: str = "run.sh") -> Model:
+    Path(name).write_text(LAUNCH.replace("MODEL", name_in_launch))
     request = parse_request(Flags(from_command=name, gpus="8xA100-80G", mode="predict"))
-    taken = request.job.task.workload.model
-    if taken.origin.startswith("assumed"):
-        assert request.assumed[0] == f"the model is {taken.name}, {taken.origin}"
-    return taken
+    model = request.job.task.workload.model
+    if model.origin.startswith("assumed"):
+        assert request.assumed[0] == f"the model is {model.name}, {model.origin}"
+    return model
 
 
 @pytest.mark.parametrize(
@@ -49,37 +49,37 @@ def test_the_usual_model_of_a_size(name: str, expected: str | None) -> None:
 
 
 def test_a_size_in_the_name_of_an_unknown_model() -> None:
-    taken = model_of("/data/mine/checkpoint-3b/final")
-    assert taken.config["hidden_size"] == 2048, "Qwen2.5-3B"
-    assert taken.origin == "assumed, by the size in its name; --model names yours"
+    model = model_of("/data/mine/checkpoint-3b/final")
+    assert model.config["hidden_size"] == 2048, "Qwen2.5-3B"
+    assert model.origin == "assumed, by the size in its name; --model names yours"
 
 
 def test_a_model_of_which_the_nearest_document_speaks_most_often() -> None:
     Path("README.md").write_text("Qwen2.5-7B is better, but Qwen2.5-3B fits. Use Qwen2.5-3B!\n")
-    taken = model_of("$BASE_MODEL")
-    assert taken.name == "Qwen/Qwen2.5-3B"
-    assert "because README.md speaks of it most often" in taken.origin
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-3B"
+    assert "because README.md speaks of it most often" in model.origin
 
 
 def test_comments_of_the_launch_come_before_documents() -> None:
     Path("README.md").write_text("Qwen2.5-3B\n")
     Path("run.sh").write_text("")
-    taken = model_of("$BASE_MODEL  # Qwen2.5-1.5B-Instruct, for example")
-    assert taken.name == "Qwen/Qwen2.5-1.5B-Instruct"
+    model = model_of("$BASE_MODEL  # Qwen2.5-1.5B-Instruct, for example")
+    assert model.name == "Qwen/Qwen2.5-1.5B-Instruct"
 
 
 def test_a_launch_with_images_gets_a_model_with_images() -> None:
     Path("README.md").write_text("Qwen2.5-7B Qwen2.5-7B, or Qwen2.5-VL-3B-Instruct\n")
-    taken = model_of("$BASE_MODEL")
-    assert taken.name == "Qwen/Qwen2.5-7B"
-    taken = model_of("$MODEL data.image_key=images data.max_pixels=401408")
-    assert taken.name == "Qwen/Qwen2.5-VL-3B-Instruct"
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-7B"
+    model = model_of("$MODEL data.image_key=images data.max_pixels=401408")
+    assert model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
 
 
 def test_without_any_word_the_usual_one_is_taken() -> None:
-    taken = model_of("$BASE_MODEL")
-    assert taken.name == "Qwen/Qwen2.5-7B-Instruct"
-    assert "because run.sh names no model that is known here" in taken.origin
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-7B-Instruct"
+    assert "because run.sh names no model that is known here" in model.origin
 
 
 def test_a_model_of_a_flag_has_to_be_known() -> None:

@@ -99,7 +99,7 @@ def test_the_flag_of_the_message_leads_on(
 
 
 @pytest.mark.parametrize(
-    ("framework", "added", "taken", "effect"),
+    ("framework", "added", "value", "effect"),
     [
         ("verl", "actor_rollout_ref.model.use_liger=True", "false", "less memory"),
         ("verl", "reward_model.enable=True", "false", "more memory"),
@@ -114,7 +114,7 @@ def test_the_flag_of_the_message_leads_on(
 def test_what_a_step_does_not_model_is_left_out_and_said(
     framework: str,
     added: str,
-    taken: str,
+    value: str,
     effect: str,
     tmp_path: Path,
 ) -> None:
@@ -124,7 +124,7 @@ def test_what_a_step_does_not_model_is_left_out_and_said(
         text = text.replace("--num_generations 8", "--num_generations 4")
     name = added.removeprefix("--").replace("=", " ").split()[0]
     first_line = predicted(tmp_path, text).assumed[0]
-    assert first_line.startswith(f"{name}={taken}, because the value of the file is not modelled")
+    assert first_line.startswith(f"{name}={value}, because the value of the file is not modelled")
     assert effect in first_line
 
 

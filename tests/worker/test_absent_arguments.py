@@ -16,11 +16,13 @@ from autotune.worker.trl.absent_data import TEXT, PlaceholderRows, is_looked_for
 from autotune.worker.trl.absent_packages import Anything
 
 
-def parsed(parser: argparse.ArgumentParser, *words: str) -> tuple[argparse.Namespace, list[str]]:
+def parsed(
+    parser: argparse.ArgumentParser, *argv: str
+) -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments as an inspected script has them, and what stood for absent ones."""
     names: list[str] = []
     with missing_arguments.completed(None, False, lambda kind, name: names.append(name)):
-        return parser.parse_args(words), names
+        return parser.parse_args(argv), names
 
 
 def test_numbers_that_decide_no_memory_are_filled_in() -> None:
@@ -56,14 +58,18 @@ def test_a_parser_with_commands_takes_the_one_that_trains(monkeypatch: pytest.Mo
 def test_a_placeholder_has_as_many_parts_as_names() -> None:
     """`train, test = split()` gets two; a loop over a placeholder gets none."""
     train, test = Anything()
-    assert isinstance(train, Anything) and isinstance(test, Anything)
+    assert isinstance(train, Anything)
+    assert isinstance(test, Anything)
     assert list(Anything()) == []
     rows = PlaceholderRows()
     first, second, third = rows
-    assert first is rows and second is rows and third is rows
+    assert first is rows
+    assert second is rows
+    assert third is rows
     assert len(list(rows)) > 1
     question, answer = TEXT.split("####")
-    assert question == TEXT and answer == TEXT
+    assert question == TEXT
+    assert answer == TEXT
     assert list(TEXT) == [TEXT]
 
 
@@ -93,7 +99,8 @@ def test_a_group_that_the_launch_has_to_choose(tmp_path: Path) -> None:
 
 
 def test_folders_of_models_and_files_of_rows_are_looked_for() -> None:
-    assert is_looked_for("../../Qwen2.5-0.5B-Instruct/") and is_looked_for(Path("models/llama-8b"))
+    assert is_looked_for("../../Qwen2.5-0.5B-Instruct/")
+    assert is_looked_for(Path("models/llama-8b"))
     assert is_looked_for("data/train.jsonl")
     assert not any(map(is_looked_for, ("output", "checkpoint-100", "config.json", "run_2b2c")))
 

@@ -21,7 +21,8 @@ from autotune.core.job import Model
 from autotune.core.units import KIB
 
 ABOUT_IMAGES = re.compile(
-    r"(?i)vision2seq|qwen\d?_?\.?\d?_?-?vl|image_?text_?to_?text|pixel_values|m(?:in|ax)_pixels|\bvlm"
+    r"(?i)vision2seq|qwen\d?_?\.?\d?_?-?vl|image_?text_?to_?text|pixel_values"
+    r"|m(?:in|ax)_pixels|\bvlm"
 )
 """Words of a launch that trains a model with images."""
 

@@ -57,7 +57,9 @@ class PlaceholderText(str):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield one part; to `a, b = text` as many as it has names."""
-        return iter([self] * (unpacked_names(sys._getframe(1)) or 1))
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        return iter([self] * max(1, names))
 
     def split(self, *_: Any, **__: Any) -> Any:
         return _Parts([self])
@@ -73,8 +75,11 @@ class _Parts(list[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield the parts; to `a, b = text.split()` as many as it has names."""
-        names = unpacked_names(sys._getframe(1))
-        return iter([self[0]] * names) if names else super().__iter__()
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        if not names:
+            return super().__iter__()
+        return iter([self[0]] * names)
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0 if isinstance(index, int) else index)
@@ -136,10 +141,12 @@ class PlaceholderRows:
 
     def __iter__(self) -> Iterator[Any]:
         """Yield rows; to `train, test = rows` as many splits as it has names."""
-        names = unpacked_names(sys._getframe(1))
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
         if names:
             return iter([self] * names)
-        return iter([_Row() for _ in range(LISTED_ROWS)])
+        rows = [_Row() for _ in range(LISTED_ROWS)]
+        return iter(rows)
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -178,8 +185,11 @@ MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
 
 def is_looked_for(file: Any) -> bool:
     """Return True for a file of rows, and for the folder of a model."""
-    name = str(file).rstrip("/").rpartition("/")[2]
-    return is_rows(file) or MODEL_FOLDER.search(name) is not None
+    if is_rows(file):
+        return True
+    path = str(file).rstrip("/")
+    _, _, name = path.rpartition("/")
+    return MODEL_FOLDER.search(name) is not None
 
 
 def is_rows(file: Any) -> bool:

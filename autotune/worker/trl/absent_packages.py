@@ -52,9 +52,9 @@ UNPACKING = frozenset({"UNPACK_SEQUENCE"})
 
 def unpacked_names(frame: types.FrameType) -> int:
     """Return the number of names to which the frame assigns the parts of what it iterates."""
-    instructions = dis.get_instructions(frame.f_code)
-    for instruction in instructions:
-        if instruction.offset == frame.f_lasti and instruction.opname in UNPACKING:
+    for instruction in dis.get_instructions(frame.f_code):
+        is_reached = instruction.offset == frame.f_lasti
+        if is_reached and instruction.opname in UNPACKING:
             return instruction.arg or 0
     return 0
 
@@ -83,7 +83,9 @@ class Anything(str):
 
     def __iter__(self) -> Iterator[Any]:
         """Yield no rows; to `a, b = placeholder()` as many parts as it has names."""
-        return iter([self] * unpacked_names(sys._getframe(1)))
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        return iter([self] * names)
 
     def __enter__(self) -> Any:
         return self

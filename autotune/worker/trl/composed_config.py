@@ -193,10 +193,13 @@ class ConfigFiles:
 
     def _first_of(self, group: str) -> str:
         """Return the first file of a group of which the launch has to name one."""
-        names = sorted(file.stem for file in (self._folder / group).glob("*.yaml"))
+        folder = self._folder / group
+        names = sorted(file.stem for file in folder.glob("*.yaml"))
         if not names:
             return REQUIRED_CHOICE
-        choice = "default" if "default" in names else names[0]
+        choice = names[0]
+        if "default" in names:
+            choice = "default"
         report_choice[0]("argument", f"{group}={choice}")
         return choice
 

@@ -118,10 +118,12 @@ def _complete(
             action.default = unstated.model
             action.required = False
         return
-    if action.required and action.option_strings and _stands_for(action) is not None:
-        action.default = _stands_for(action)
+    value = _stands_for(action)
+    if value is not None:
+        action.default = value
         action.required = False
-        unstated.report("argument", f"{action.option_strings[0]} {action.default}")
+        option = action.option_strings[0]
+        unstated.report("argument", f"{option} {value}")
         return
     is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
     is_filled = unstated.fills and _is_about_data(parser, action.dest)
@@ -144,22 +146,30 @@ WITHOUT_MEMORY = re.compile(
 
 def _stands_for(action: Any) -> Any:
     """Return a value for a required argument that does not decide memory; None: there is none."""
+    if not action.required or not action.option_strings:
+        return None
     if action.choices:
-        return next(iter(action.choices))
+        choices = iter(action.choices)
+        return next(choices)
     if action.type not in (int, float):
         return None
     if STEP_SIZE.search(action.dest):
         return 1e-5
-    return action.type(1) if WITHOUT_MEMORY.search(action.dest) else None
+    if WITHOUT_MEMORY.search(action.dest):
+        return action.type(1)
+    return None
 
 
 def _choose_command(action: Any, unstated: _Unstated) -> None:
     """Let a parser with commands take the first that trains, where the launch names none."""
-    names = [name for name in action.choices if TRAINING_COMMAND.search(name)]
-    if not names or any(word in action.choices for word in sys.argv[1:]):
+    commands = set(action.choices)
+    if not commands.isdisjoint(sys.argv[1:]):
         return
-    sys.argv.insert(1, names[0])
-    unstated.report("argument", names[0])
+    for name in action.choices:
+        if TRAINING_COMMAND.search(name):
+            sys.argv.insert(1, name)
+            unstated.report("argument", name)
+            return
 
 
 def _is_about_data(parser: Any, name: str) -> bool:
