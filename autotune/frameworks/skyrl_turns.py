@@ -17,35 +17,35 @@ from dataclasses import replace
 
 from autotune.core.user_script import LaunchScript, StatedSetting
 
-TURNS = "generator.max_turns"
+MOST_TURNS = "generator.max_turns"
 INPUT = "generator.max_input_length"
-ANSWER = "generator.sampling_params.max_generate_length"
-PROMPT = "trainer.max_prompt_length"
+LONGEST_ANSWER = "generator.sampling_params.max_generate_length"
+LONGEST_PROMPT = "trainer.max_prompt_length"
 
 
 def with_rows_of_turns(launch: LaunchScript) -> LaunchScript:
     """Return the launch with completions as long as all turns of a row."""
-    turns = launch.stated.get(TURNS)
+    turns = launch.stated.get(MOST_TURNS)
     if turns is None or _number(turns) <= 1:
         return launch
     longest_input = _number(launch.stated.get(INPUT))
-    prompt = _number(launch.stated.get(PROMPT))
-    answer = _number(launch.stated.get(ANSWER))
+    prompt = _number(launch.stated.get(LONGEST_PROMPT))
+    answer = _number(launch.stated.get(LONGEST_ANSWER))
     is_stated = longest_input and prompt and answer
     if INPUT in launch.stated and not is_stated:
         return launch  # its numbers are known to a run alone
     stated = dict(launch.stated)
-    del stated[TURNS]
+    del stated[MOST_TURNS]
     sentence = (
-        f"rows of {TURNS}={turns.text} turns are no longer than a prompt and an answer, because"
-        f" {INPUT} is not stated"
+        f"rows of {MOST_TURNS}={turns.text} turns are no longer than a prompt and an answer,"
+        f" because {INPUT} is not stated"
     )
     if is_stated:
         completion = max(answer, longest_input + answer - prompt)
-        stated[ANSWER] = replace(stated[ANSWER], text=str(completion))
+        stated[LONGEST_ANSWER] = replace(stated[LONGEST_ANSWER], text=str(completion))
         sentence = (
-            f"rows of {TURNS}={turns.text} turns: a prompt of {prompt}, then up to {completion}"
-            f" tokens, until {INPUT}={longest_input} and an answer of {answer} are reached"
+            f"rows of {MOST_TURNS}={turns.text} turns: a prompt of {prompt}, then up to"
+            f" {completion} tokens, until {INPUT}={longest_input} and an answer of {answer} are reached"
         )
     return replace(launch, stated=stated, assumed=(*launch.assumed, sentence))
 

@@ -16,9 +16,7 @@ from autotune.worker.trl.absent_data import TEXT, PlaceholderRows, is_looked_for
 from autotune.worker.trl.absent_packages import Anything
 
 
-def parsed(
-    parser: argparse.ArgumentParser, *argv: str
-) -> tuple[argparse.Namespace, list[str]]:
+def parsed(parser: argparse.ArgumentParser, *argv: str) -> tuple[argparse.Namespace, list[str]]:
     """Return the arguments as an inspected script has them, and what stood for absent ones."""
     names: list[str] = []
     with missing_arguments.completed(None, False, lambda kind, name: names.append(name)):

@@ -38,7 +38,7 @@ from autotune.frameworks.trl.script_refusals import (
 )
 from autotune.machine import hardware_detection
 
-ConfigLookup = Callable[[str], "Mapping[str, object] | None"]
+ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 
@@ -116,7 +116,7 @@ def _run(
     request: Mapping[str, object],
     python: Path,
     environment: Mapping[str, str],
-    configs: ConfigLookup,
+    configs: ConfigsByName,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
     worker = Path(autotune.worker.__file__).parent
@@ -167,7 +167,7 @@ def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
 def _converse(
     process: subprocess.Popen[str],
     request: Mapping[str, Any],
-    configs: ConfigLookup,
+    configs: ConfigsByName,
 ) -> Any:
     """Return the worker's answer, after the configs that it requests; None without an answer."""
     assert process.stdin is not None and process.stdout is not None

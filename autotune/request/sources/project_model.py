@@ -26,9 +26,9 @@ ABOUT_IMAGES = re.compile(
 )
 """Words of a launch that trains a model with images."""
 
-MAX_DOCUMENT_BYTES = 512 * KIB
+MOST_BYTES_READ = 512 * KIB
 DOCUMENTS = ("README.md", "readme.md", "README.rst", "README.txt")
-FOLDERS_ABOVE = 6  # folders above the launch whose documents speak of it
+DOCUMENTED_FOLDERS = 6  # folders above the launch whose documents speak of it
 
 
 def model_of_project(
@@ -62,7 +62,7 @@ def _documents(launch: Path) -> Iterator[Path]:
     """Yield documents of the launch's folder and of those above it, as far as this folder."""
     top = Path.cwd()
     folder = (top / launch).parent
-    for place in (folder, *folder.parents[:FOLDERS_ABOVE]):
+    for place in (folder, *folder.parents[:DOCUMENTED_FOLDERS]):
         for name in DOCUMENTS:
             if (place / name).is_file():
                 yield place / name
@@ -74,6 +74,6 @@ def _documents(launch: Path) -> Iterator[Path]:
 def _text_of(document: Path) -> str:
     try:
         with document.open("rb") as file:
-            return file.read(MAX_DOCUMENT_BYTES).decode("utf-8", "replace")
+            return file.read(MOST_BYTES_READ).decode("utf-8", "replace")
     except OSError:
         return ""
