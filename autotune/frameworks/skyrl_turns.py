@@ -45,7 +45,8 @@ def with_rows_of_turns(launch: LaunchScript) -> LaunchScript:
         stated[LONGEST_ANSWER] = replace(stated[LONGEST_ANSWER], text=str(completion))
         sentence = (
             f"rows of {MOST_TURNS}={turns.text} turns: a prompt of {prompt}, then up to"
-            f" {completion} tokens, until {INPUT}={longest_input} and an answer of {answer} are reached"
+            f" {completion} tokens, until {INPUT}={longest_input} and an answer of"
+            f" {answer} are reached"
         )
     return replace(launch, stated=stated, assumed=(*launch.assumed, sentence))
 
