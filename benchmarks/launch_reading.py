@@ -32,7 +32,19 @@ from launch_files import ANSWERED, HELPED, REFUSED, VERDICTS  # noqa: E402
 
 from autotune.core.errors import AutotuneError  # noqa: E402
 
-TEXTS = (".py", ".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".json", ".cfg")
+TEXTS = (
+    ".md",
+    ".py",
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+    ".yaml",
+    ".yml",
+    ".toml",
+    ".json",
+    ".cfg",
+)
 FLAG_OF_KIND = {
     "shell": "--from-command",
     "yaml": "--config",

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from functools import cache
 
 from autotune import catalog
 from autotune.catalog import KnownModel
@@ -39,6 +42,91 @@ def model_named_by(texts: Mapping[str, str]) -> Model | None:
         return None
     ((place, closest),) = shapes.values()
     return _assumed(closest.ids[0], closest, f"by {place}")
+
+
+USUAL_MODEL = "Qwen/Qwen2.5-7B-Instruct"
+"""Model of a launch which says nothing of its own: as most public launches of GRPO train it."""
+
+USUAL_VISION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
+
+_POSSIBLE_NAME = re.compile(r"[\w.-]+")
+
+
+def most_mentioned_model(text: str, *, sees_images: bool) -> str | None:
+    """Return the catalogued model that a text speaks of most often, the first of several.
+
+    `sees_images`: only models with images count.
+    """
+    mentions: Counter[str] = Counter()
+    ids = _ids_by_short_name()
+    for match in _POSSIBLE_NAME.finditer(text):
+        name = match[0].lower().rstrip(".")
+        if name in ids and (not sees_images or "vl" in _words(name)):
+            mentions[ids[name]] += 1
+    return max(mentions, key=mentions.__getitem__, default=None)
+
+
+@cache
+def _ids_by_short_name() -> dict[str, str]:
+    """Return the short names of models that a text means by them: with a size, as all but few."""
+    ids: dict[str, str] = {}
+    for model in catalog.models():
+        for hub_id in model.ids:
+            name = hub_id.split("/", 1)[1].lower()
+            if any(_SIZE.fullmatch(word) for word in _words(name)):
+                ids.setdefault(name, hub_id)
+    return ids
+
+
+TAKEN = "assumed"  # first word of the origin of a model that nothing names
+
+MODELS_BY_SIZE = {
+    0.135: "HuggingFaceTB/SmolLM2-135M",
+    0.36: "HuggingFaceTB/SmolLM2-360M",
+    0.5: "Qwen/Qwen2.5-0.5B",
+    1.5: "Qwen/Qwen2.5-1.5B",
+    3.0: "Qwen/Qwen2.5-3B",
+    7.6: "Qwen/Qwen2.5-7B",
+    14.0: "Qwen/Qwen2.5-14B",
+    32.0: "Qwen/Qwen2.5-32B",
+    72.0: "Qwen/Qwen2.5-72B",
+}
+"""Billions of parameters -> the usual dense model of that size."""
+
+BILLIONS = {"b": 1.0, "m": 0.001}
+_PARAMETERS = re.compile(r"(\d+(?:\.\d+)?)([bm])")
+
+
+def model_of_size(name: str) -> str | None:
+    """Return the usual model of the size that a name has: `Seed-OSS-36B` is like Qwen2.5-32B.
+
+    None: it has none, or several.
+    """
+    sizes = {word for word in _words(name.replace("/", "-")) if _PARAMETERS.fullmatch(word)}
+    if len(sizes) != 1:
+        return None
+    (size,) = sizes
+    billions = float(size[:-1]) * BILLIONS[size[-1]]
+    if billions <= 0.0:
+        return None
+    distances: dict[str, float] = {}
+    for model_billions, hub_id in MODELS_BY_SIZE.items():
+        distances[hub_id] = abs(math.log(model_billions / billions))
+    return min(distances, key=distances.__getitem__)
+
+
+def model_taken(hub_id: str, reason: str) -> Model:
+    """Return a catalogued model that stands for one that nothing names."""
+    for model in catalog.models():
+        if hub_id in model.ids:
+            return Model(
+                name=hub_id,
+                config=model.config,
+                folder=None,
+                origin=f"{TAKEN}, {reason}; --model names yours",
+                is_assumed=True,
+            )
+    raise KeyError(hub_id)
 
 
 def _assumed(

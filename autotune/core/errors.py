@@ -98,6 +98,28 @@ class CannotPredict(BadInput):
     """Configuration without a reliable prediction."""
 
 
+class NotModelled(CannotPredict):
+    """Setting without a counterpart in the model of a step.
+
+    `instead`: a value that is modelled; `effect`: what a prediction with it says of the training,
+    empty if it says nothing.
+    """
+
+    def __init__(
+        self,
+        sentence: str,
+        *,
+        way_out: str,
+        setting: str,
+        instead: bool | int | float | str | None,
+        effect: str,
+    ) -> None:
+        super().__init__(sentence, way_out=way_out)
+        self.setting = setting
+        self.instead = instead
+        self.effect = effect
+
+
 class StudyMismatch(BadInput):
     """Study of this name that belongs to another request."""
 

@@ -158,6 +158,7 @@ def _prefixed(shell: ShellState, call: BuiltInCall) -> Truth:
         line=call.words[0].line,
         end=end_of(call.words),
         certain=call.certain,
+        folder=shell.folder,
     )
     shell.commands.append(command)
     if call.name == "exec" and call.certain:

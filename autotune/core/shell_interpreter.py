@@ -24,10 +24,13 @@ from autotune.core.shell_source import (
     case_body,
     is_arithmetic,
     is_endless,
+    is_readable,
     line_of,
     test_leaves,
 )
+from autotune.core.shell_sources import sourced_text
 from autotune.core.shell_state import (
+    Function,
     FunctionEnd,
     LoopEnd,
     ScriptEnd,
@@ -51,10 +54,10 @@ class Interpreter(ShellState):
         with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
             self.run_all(self.source.root.named_children, certain=True)
         # Functions that nothing called: what they hold may run in another way.
-        for name, body in self.functions.items():
+        for name, function in self.functions.items():
             if name not in self.called:
                 with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
-                    self.run(body, certain=False)
+                    self._run_function(function, line=1, certain=False)
 
     def run_all(self, nodes: Sequence[Node], *, certain: bool) -> Truth:
         status: Truth = True
@@ -269,13 +272,14 @@ class Interpreter(ShellState):
         name = node.child_by_field_name("name")
         body = node.child_by_field_name("body")
         if name is not None and body is not None:
-            self.functions[self.source.raw(name)] = body
+            self.functions[self.source.raw(name)] = Function(body=body, source=self.source)
         return True
 
     def _call(
         self,
         name: str,
         arguments: Sequence[Word],
+        line: int,
         certain: bool,
     ) -> Truth:
         if self.budget.nesting <= 0:
@@ -286,7 +290,7 @@ class Interpreter(ShellState):
         self.locals.append({})
         self.budget.nesting -= 1
         try:
-            return self.run(self.functions[name], certain=certain)
+            return self._run_function(self.functions[name], line, certain)
         except FunctionEnd:
             return None
         finally:
@@ -297,6 +301,25 @@ class Interpreter(ShellState):
                     self.variables.pop(local, None)
                 else:
                     self.variables[local] = value
+
+    def _run_function(
+        self,
+        function: Function,
+        line: int,
+        certain: bool,
+    ) -> Truth:
+        """Interpret a body in the text that defines it: this one, or a file that it reads."""
+        if function.source is self.source:
+            return self.run(function.body, certain=certain)
+        before = self.source
+        first = len(self.commands)
+        self.source = function.source
+        try:
+            return self.run(function.body, certain=certain)
+        finally:
+            self.source = before
+            for place in range(first, len(self.commands)):
+                self.commands[place] = _moved(self.commands[place], line, end=0)
 
     # Simple commands.
 
@@ -330,9 +353,11 @@ class Interpreter(ShellState):
         # 2. What bash itself does.
         name = command_words[0].text
         if name in self.functions:
-            return self._call(name, command_words[1:], certain)
+            return self._call(name, command_words[1:], line_of(node), certain)
         if name == "eval":
             return self._evaluate(command_words, certain)
+        if name in ("source", "."):
+            return self._read_file(command_words, certain)
         if name in BUILT_INS:
             inputs = [*redirects, *node.named_children]
             call = BuiltInCall(
@@ -356,6 +381,7 @@ class Interpreter(ShellState):
             line=line_of(node),
             end=end,
             certain=certain,
+            folder=self.folder,
         )
         self.commands.append(command)
         return None if self.in_condition else True
@@ -369,6 +395,25 @@ class Interpreter(ShellState):
         if UNKNOWN in "".join(program):
             return None
         return self._follow_text(command_words, text, certain)
+
+    def _read_file(self, command_words: Sequence[Word], certain: bool) -> Truth:
+        """`source FILE`: the commands of a file that is here, in the folder of the script or of
+        the command. What a missing one would set is not set.
+        """
+        if len(command_words) < 2 or not self.reads_files:
+            return None
+        text = sourced_text(command_words[1].text, self.folder, self.expansion.script)
+        if text is None or not is_readable(text):
+            return None
+        before = self.expansion.arguments
+        if len(command_words) > 2:
+            self.expansion.arguments = [word.text for word in command_words[2:]]
+        try:
+            return self._follow_text(command_words, text, certain)
+        except FunctionEnd:  # `return` of the file
+            return True
+        finally:
+            self.expansion.arguments = before
 
     def _follow_text(
         self,
@@ -385,6 +430,7 @@ class Interpreter(ShellState):
             exported=self.exported,
             functions=self.functions,
             called=self.called,
+            reads_files=self.reads_files,
         )
         self.budget.nesting -= 1
         try:
@@ -394,16 +440,23 @@ class Interpreter(ShellState):
         line = command_words[0].line
         end = end_of(command_words)
         for command in nested.commands:
-            moved = tuple(replace(word, line=line, span=None) for word in command.words)
-            self.commands.append(
-                replace(
-                    command,
-                    words=moved,
-                    line=line,
-                    end=end,
-                )
-            )
+            self.commands.append(_moved(command, line, end))
         return status
+
+
+def _moved(
+    command: SimpleCommand,
+    line: int,
+    end: int,
+) -> SimpleCommand:
+    """Return a command of another text at the place of the one that reaches it."""
+    moved = tuple(replace(word, line=line, span=None) for word in command.words)
+    return replace(
+        command,
+        words=moved,
+        line=line,
+        end=end,
+    )
 
 
 def _text_of_shell(command_words: Sequence[Word]) -> int | None:

@@ -83,7 +83,10 @@ def double_quote_end(text: str, place: int) -> int:
 
 
 def bracket_end(text: str, place: int) -> int:
-    """Return the offset behind the bracket that closes the one here."""
+    """Return the offset behind the bracket that closes the one here.
+
+    Inside `${...}` only another `${` opens one: `${A:-one of {x, y\\}}` ends at the last bracket.
+    """
     opening = text[place]
     closing = {"(": ")", "{": "}"}[opening]
     depth = 0
@@ -95,7 +98,7 @@ def bracket_end(text: str, place: int) -> int:
             place = quote_end(text, "'", place + 1) - 1
         elif char == '"' and opening == "(":
             place = double_quote_end(text, place + 1) - 1
-        elif char == opening:
+        elif char == opening and (opening == "(" or not depth or text[place - 1] == "$"):
             depth += 1
         elif char == closing:
             depth -= 1

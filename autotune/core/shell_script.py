@@ -12,6 +12,8 @@ file that is not there.
     shell_words.py         what a word means: quotes, variables, arrays, arithmetic
     shell_tests.py         `[ ... ]`, `[[ ... ]]` and `(( ... ))`
     shell_filters.py       `$(...)` of programs that only change text: echo, dirname, tr, wc
+    shell_sources.py       files that a script reads by `source`
+    shell_scheduler.py     variables that Slurm gives to the job of a script
 """
 
 from __future__ import annotations
@@ -22,6 +24,7 @@ from pathlib import Path
 from autotune.core.errors import BadInput
 from autotune.core.shell_budget import MAX_TEXT
 from autotune.core.shell_interpreter import Interpreter
+from autotune.core.shell_scheduler import job_variables
 from autotune.core.shell_source import (
     ParsedScript,
 )
@@ -43,8 +46,12 @@ def commands_of(
     environment: Mapping[str, str] | None = None,
     *,
     script: str = UNKNOWN,
+    reads_files: bool = False,
 ) -> list[SimpleCommand]:
-    """Return the commands that a run of the script would reach, in order."""
+    """Return the commands that a run of the script would reach, in order.
+
+    `reads_files`: files of its project that it reads by `source` are a part of it.
+    """
     if len(text) > MAX_TEXT:
         raise BadInput(
             f"The script has more than {MAX_TEXT // 2**20} MiB.", way_out="Give a launch script."
@@ -53,9 +60,11 @@ def commands_of(
     variables: dict[str, Value] = {
         "PWD": str(Path.cwd()),
         **dict.fromkeys(NODE_NUMBERS, "0"),
+        **job_variables(text),
         **(environment or {}),
     }
-    shell = Interpreter(Expansion(list(arguments), variables, script), source)
+    expansion = Expansion(list(arguments), variables, script)
+    shell = Interpreter(expansion, source, reads_files=reads_files)
     try:
         shell.run_script()
     except RecursionError:

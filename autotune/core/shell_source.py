@@ -54,6 +54,15 @@ class ParsedScript:
         return bisect_right(self._byte_offsets, byte) - 1
 
 
+def is_readable(text: str) -> bool:
+    """Return True unless a quote or bracket of the text is never closed."""
+    try:
+        ParsedScript(text)
+    except BadInput:
+        return False
+    return True
+
+
 def line_of(node: Node) -> int:
     return node.start_point.row + 1
 

@@ -27,6 +27,15 @@ class SimpleCommand:
     line: int
     end: int  # offset behind its last word
     certain: bool
+    folder: str = ""  # in which it is started; empty: not known
+
+
+@dataclass(frozen=True, kw_only=True)
+class Function:
+    """Body of a shell function, and the text that defines it."""
+
+    body: Node
+    source: ParsedScript
 
 
 class LoopEnd(Exception):
@@ -52,12 +61,13 @@ class ShellState:
     source: ParsedScript
     commands: list[SimpleCommand] = field(default_factory=list)
     exported: dict[str, str] = field(default_factory=dict)
-    functions: dict[str, Node] = field(default_factory=dict)
+    functions: dict[str, Function] = field(default_factory=dict)
     called: set[str] = field(default_factory=set)
     locals: list[dict[str, Value | None]] = field(default_factory=list)
     option_number: int = 1  # of getopts, `$OPTIND`
     option_offset: int = 1  # of getopts inside a cluster of options
     in_condition: bool = False
+    reads_files: bool = False  # True: `source FILE` reads a file that is here
 
     def __post_init__(self) -> None:
         self.expansion.output_of = lambda command: output_of(command, self.expansion)
@@ -65,6 +75,11 @@ class ShellState:
     @property
     def variables(self) -> dict[str, Value]:
         return self.expansion.variables
+
+    @property
+    def folder(self) -> str:
+        folder = self.expansion.text("PWD")
+        return "" if UNKNOWN in folder else folder
 
     @property
     def budget(self) -> Budget:

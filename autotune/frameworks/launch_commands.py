@@ -84,6 +84,8 @@ def find_launch(
         dotted=kind.dotted,
         stated=stated,
         environment=command.environment,
+        entry_point=training.launcher[-1].text,
+        folder=command.folder,
         in_files=kind.files is not None,
         shared=shared,
         former=former_flags,
@@ -195,7 +197,18 @@ def _training_in(command: SimpleCommand) -> _Training | None:
             training = _training_at(index, texts, kind, command)
             if training is not None:
                 return training
-    return _copied_training(texts, command)
+    return _experiment(texts, command) or _copied_training(texts, command)
+
+
+def _experiment(texts: Sequence[str], command: SimpleCommand) -> _Training | None:
+    """Return a training with its settings in an own file: `python -m playground.orz_mine`."""
+    for kind in launch_kinds():
+        for index in range(1, len(texts)):
+            module = texts[index].removesuffix(".py").replace("/", ".")
+            is_experiment = kind.experiment and module.startswith(kind.packages)
+            if is_experiment and _is_program(texts, index):
+                return _Training(command, kind, next(iter(kind.modules)), index + 1)
+    return None
 
 
 def _copied_training(texts: Sequence[str], command: SimpleCommand) -> _Training | None:
@@ -220,6 +233,10 @@ def _is_program(texts: Sequence[str], index: int) -> bool:
 
 
 def _entry_point_not_read(kind: LaunchKind, name: str) -> NotRead | None:
+    """Return the framework's entry point of this name; `train_sft.py` is anybody's own."""
+    dotted = name.replace("/", ".")
+    if not any(package in dotted for package in kind.packages):
+        return None
     for entry_point in kind.not_read:
         if any(part in name for part in entry_point.parts):
             return entry_point

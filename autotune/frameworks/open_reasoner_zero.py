@@ -14,12 +14,18 @@ Written for its repository at 3fdd9a07b4 (`orz/ppo/{trainer,actors,models,utils}
 from __future__ import annotations
 
 import shlex
+from dataclasses import replace
 from typing import Any
 
 from autotune.core.composition import EngineSettings, Role
+from autotune.core.errors import BadInput
+from autotune.core.files_here import file_here
 from autotune.core.job import Task
 from autotune.core.space import KnobValue
-from autotune.frameworks.base import Settings, Values, model_path
+from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.frameworks.base import Settings, Values, as_word, model_path
+from autotune.frameworks.experiment_files import settings_in
+from autotune.frameworks.launch_kinds import kind_of
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
@@ -31,7 +37,41 @@ sequence.
 ONE_PER_GPU = ("total_num_nodes", "actor_num_nodes", "ref_num_nodes", "vllm_num_engines")
 
 
+EXPERIMENT = "PPOExpConfig"
+OF_HARDWARE = ("total_num_nodes", *ONE_PER_GPU[1:])
+"""Numbers that follow --gpus where every GPU has one of each model."""
+
+
 class OpenReasonerZero(StandIn):
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        """Return the launch with the settings of its experiment's own file below its own."""
+        module = launch.entry_point.removesuffix(".py").replace(".", "/")
+        file = file_here(f"{module}.py", launch.path, launch.folder)
+        if file is None:
+            return _without_file(launch)
+        debug = launch.environment.get("DEBUG_MODE", "False") != "False"
+        settings = settings_in(file, EXPERIMENT, debug=debug)
+        is_colocated = True
+        if "colocate_all" in settings:
+            is_colocated = bool(settings["colocate_all"].value)
+        stated = {}
+        for name, setting in settings.items():
+            follows_gpus = is_colocated and name in OF_HARDWARE
+            if not follows_gpus and setting.value is not None:
+                text = as_word(setting.value)
+                stated[name] = StatedSetting(text=text, line=launch.line, span=None)
+        stated.update(launch.stated)
+        if "pretrain" in stated and "critic_pretrain" not in launch.stated:
+            stated.pop("critic_pretrain", None)  # the experiment's is the policy's
+        uses_grpo = stated["use_grpo"].text == "true" if "use_grpo" in stated else False
+        sentence = f"{file}, which line {launch.line} starts, states the experiment's settings"
+        return replace(
+            launch,
+            stated=stated,
+            method="grpo" if uses_grpo else launch.method,
+            assumed=(*launch.assumed, sentence),
+        )
+
     def argument(self, name: str, value: KnobValue) -> str:
         return f"exp.{name}={shlex.quote(str(value))}"
 
@@ -57,7 +97,7 @@ class OpenReasonerZero(StandIn):
         return derived
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
-        gpus = task.hardware.count
+        gpus = _training_gpus(values, task)
         longest = sum(self.lengths(values))
         budget = values.count("packing_max_len")
         completions = values.count("rollout_batch_size") * values.count("n_samples_per_prompt")
@@ -118,6 +158,31 @@ class OpenReasonerZero(StandIn):
         if reward:
             models.append(_frozen_model("reward", reward, values))
         return models
+
+
+def _without_file(launch: LaunchScript) -> LaunchScript:
+    """Return a launch of the framework's own experiment. Raises BadInput for another one, whose
+    file is not here.
+    """
+    own_modules = kind_of("open-reasoner-zero").entry_points
+    if any(launch.entry_point.endswith(module) for module in own_modules):
+        return launch
+    raise BadInput(
+        f"{launch.path}, line {launch.line}: {launch.entry_point} is an experiment, and its file is"
+        " not here.",
+        way_out="Run autotune in the folder of its repository.",
+    )
+
+
+def _training_gpus(values: Values, task: Task) -> int:
+    """Return the GPUs among which a trained model is sharded, the fewest of them."""
+    if values.is_on("colocate_all"):
+        return task.hardware.count
+    counts = []
+    for role in ("actor", "critic") if values.text("critic_pretrain") else ("actor",):
+        nodes = values.count(f"{role}_num_nodes")
+        counts.append(max(1, nodes * values.count(f"{role}_num_gpus_per_node")))
+    return min(counts)
 
 
 def _frozen_model(

@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 
 import msgspec
 
-from autotune.core.errors import CannotPredict
+from autotune.core.errors import NotModelled
 from autotune.core.space import KnobValue
 from autotune.frameworks.base import Settings, as_word
 
@@ -66,6 +66,8 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Values that the stand-in step does not model; None: all but `modelled`."""
 
     methods: tuple[str, ...] = ()  # to which it applies; empty: all
+    otherwise: str = ""
+    """What a prediction without it says of a training with it; empty: nothing."""
 
     def models(self, value: KnobValue) -> bool:
         if self.unmodelled is not None:
@@ -87,19 +89,24 @@ def refuse_untraced(
             value = settings.get(name)
             if not row.models(value):
                 reason = row.because.format(name=name, value=as_word(value))
-                raise CannotPredict(
+                raise NotModelled(
                     f"{reason}; the stand-in step of {framework} does not model it.",
                     way_out=_modelled_instead(row, name),
+                    setting=name,
+                    instead=_modelled_value(row),
+                    effect=row.otherwise,
                 )
 
 
 def _modelled_instead(row: Untraced, name: str) -> str:
     if row.unmodelled is not None:
         return f"Give {name} another value with --set."
-    for value in row.modelled:
-        if value is not None:
-            return f"Predict it without: --set {name}={as_word(value)}."
-    return f"Predict it without: --set {name}=null."
+    value = _modelled_value(row)
+    return f"Predict it without: --set {name}={'null' if value is None else as_word(value)}."
+
+
+def _modelled_value(row: Untraced) -> KnobValue:
+    return next((value for value in row.modelled if value is not None), None)
 
 
 def texts_that_apply(

@@ -28,6 +28,7 @@ from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings, Values, ceil_divided
 from autotune.frameworks.hydra_strings import without_references
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
+from autotune.frameworks.skyrl_turns import with_rows_of_turns
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 
@@ -59,6 +60,9 @@ class SkyRl(StandIn):
         if colocated is not None and colocated.text == "false":
             return None
         return gpus_of_settings(launch, {POLICY_GPUS: 1, POLICY_NODES: 1})
+
+    def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
+        return with_rows_of_turns(launch)
 
     def as_path(self, path: str) -> str:
         """Quote a text for OmegaConf's command line: YAML, in which `${` begins a reference."""

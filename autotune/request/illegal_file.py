@@ -11,19 +11,26 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.request.origins import HeldSettings, values_of
 
+MOST_NODES = 8
+"""Nodes as large as the given hardware on which a file is tried that can't be trained on one."""
+
 
 class IllegalFile(IllegalConfiguration):
-    """Refusal of the user's file on these GPUs. `fewer_gpus`: those that it is made for."""
+    """Refusal of the user's file on these GPUs. `other_gpus`: those on which it can be trained, and
+    `why_other` the end of a sentence about them.
+    """
 
     def __init__(
         self,
         sentence: str,
         *,
         way_out: str,
-        fewer_gpus: Hardware | None,
+        other_gpus: Hardware | None,
+        why_other: str,
     ) -> None:
         super().__init__(sentence, way_out=way_out)
-        self.fewer_gpus = fewer_gpus
+        self.other_gpus = other_gpus
+        self.why_other = why_other
 
 
 def refuse_illegal_file(
@@ -56,28 +63,41 @@ def refuse_illegal_file(
             if not equals or " " in setting or setting in reason:
                 differences += f" {line}."
         way_out = "Correct it, or change it with --set, and run again."
-        fewer_gpus = None
+        other_gpus = None
+        why_other = ""
         if gpus_of_script is not None and gpus_of_script.count != task.hardware.count:
-            gpus = replace(task.hardware, count=gpus_of_script.count)
-            way_out = f"Give the GPUs that it is made for, --gpus {gpus}, or change it with --set."
-            fewer_gpus = gpus if gpus.count < task.hardware.count else None
-        elif "divisible" in reason:
-            dividing = _gpus_that_divide(trainer, file_task)
-            if dividing is not None:
-                way_out = f"Give GPUs that divide it, --gpus {dividing}, or change it with --set."
+            other_gpus = replace(task.hardware, count=gpus_of_script.count)
+            way_out = (
+                f"Give the GPUs that it is made for, --gpus {other_gpus}, or change it with --set."
+            )
+            why_other = "as the script says"
+        else:
+            other_gpus = _other_gpus(trainer, file_task)
+            if other_gpus is not None:
+                way_out = (
+                    f"Give GPUs on which it can, --gpus {other_gpus}, or change it with --set."
+                )
+                why_other = "on which it can't be trained"
         raise IllegalFile(
             f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
             way_out=way_out,
-            fewer_gpus=fewer_gpus,
+            other_gpus=other_gpus,
+            why_other=why_other,
         )
 
 
-def _gpus_that_divide(trainer: Trainer, task: Task) -> Hardware | None:
-    """Return the most GPUs below these on which the configuration is legal."""
+def _other_gpus(trainer: Trainer, task: Task) -> Hardware | None:
+    """Return the most GPUs below these on which the configuration is legal, else the fewest whole
+    multiples of these.
+    """
     workload = replace(task.workload, global_batch=None)  # it follows their number
-    for count in range(task.hardware.count - 1, 0, -1):
+    gpus = task.hardware.count
+    multiples = [gpus * nodes for nodes in range(2, MOST_NODES + 1)]
+    for count in (*range(gpus - 1, 0, -1), *multiples):
         hardware = replace(task.hardware, count=count)
-        smaller_task = replace(task, workload=workload, hardware=hardware)
-        if trainer.why_illegal(trainer.complete({}, smaller_task), smaller_task) is None:
-            return hardware
+        other_task = replace(task, workload=workload, hardware=hardware)
+        with contextlib.suppress(CannotPredict):
+            candidate = trainer.complete({}, other_task)
+            if trainer.why_illegal(candidate, other_task) is None:
+                return hardware
     return None

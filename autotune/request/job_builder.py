@@ -7,10 +7,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.catalog import model_lookup
-from autotune.core.errors import IllegalConfiguration
+from autotune.core.errors import IllegalConfiguration, NotModelled
 from autotune.core.files import sqlite_url
 from autotune.core.job import Job, Mode, Task
-from autotune.core.space import Candidate, KnobValue, SearchSpace
+from autotune.core.space import Candidate, KnobValue, SearchSpace, setting_text
 from autotune.frameworks import shares_in_files
 from autotune.frameworks.base import Trainer
 from autotune.request.illegal_file import IllegalFile, refuse_illegal_file
@@ -23,7 +23,7 @@ from autotune.request.merged_settings import (
     space_of_request,
 )
 from autotune.request.notes import assumptions, difference_of_gpus, exported_note, job_notes
-from autotune.request.origins import HeldSettings, Origin, Source, values_of
+from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.resources import (
     check_packages,
     headroom,
@@ -32,8 +32,8 @@ from autotune.request.resources import (
     without_engine,
 )
 from autotune.request.sources.reader import SourceReader
-from autotune.request.values import FlagValues
-from autotune.request.workload_builder import model_of, workload_of
+from autotune.request.values import FlagValues, SettingChoice
+from autotune.request.workload_builder import about_model, model_of, workload_of
 
 
 @dataclass(
@@ -77,21 +77,52 @@ class ParsedRequest:
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix.
 
-    A script that is made for fewer GPUs than there are, and can't train on all of them, is
-    predicted on its own number.
+    A prediction of a file that can't be trained on these GPUs is one for others, and what the model
+    of a step lacks is left out of it where the difference has a direction. The answer says so.
     """
-    try:
+    if flags.hardware.mode != "predict" or flags.file is None:
         return _build_request(flags, reader)
-    except IllegalFile as error:
-        if error.fewer_gpus is None or flags.hardware.mode != "predict":
-            raise
-        hardware = replace(flags.hardware, gpus=str(error.fewer_gpus))
+    sentences: list[str] = []
+    refusal: IllegalFile | None = None
+    for _ in range(MOST_ASSUMPTIONS):
         try:
-            request = _build_request(replace(flags, hardware=hardware), reader)
-        except IllegalFile:
-            raise error from None
-        line = f"training on {error.fewer_gpus} of the {flags.hardware.gpus}, as the script says"
-        return replace(request, assumed=(line, *request.assumed))
+            request = _build_request(flags, reader)
+        except IllegalFile as error:
+            states_batch = flags.settings.global_batch is not None
+            if refusal is not None or error.other_gpus is None or states_batch:
+                raise refusal or error from None
+            refusal = error
+            gpus = str(error.other_gpus)
+            sentences.append(
+                f"training on {gpus} instead of {flags.hardware.gpus}, {error.why_other}"
+            )
+            hardware = replace(flags.hardware, gpus=gpus)
+            flags = replace(flags, hardware=hardware)
+        except NotModelled as error:
+            if not error.effect or error.setting in flags.settings.stated_by_flags:
+                raise
+            flags = replace(flags, settings=_with_modelled(flags.settings, error))
+            sentences.append(
+                f"{error.setting}={setting_text(error.instead)}, because the value of the file is"
+                f" not modelled: {error.effect}"
+            )
+        else:
+            return replace(request, assumed=(*sentences, *request.assumed))
+    return _build_request(flags, reader)
+
+
+MOST_ASSUMPTIONS = 6  # of other GPUs, and of settings that are not modelled
+
+
+def _with_modelled(choice: SettingChoice, error: NotModelled) -> SettingChoice:
+    """Return the choice with the value that is modelled, as by --set."""
+    origin = Origin(source=Source.SET, place="not modelled")
+    setting = HeldSetting(
+        name=error.setting,
+        value=error.instead,
+        origin=origin,
+    )
+    return replace(choice, set={**choice.set, error.setting: setting})
 
 
 def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
@@ -103,7 +134,8 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     trainer = sources.trainer
     hardware = sources.hardware
     choice = with_exported(flags.settings, sources.exported)
-    model = model_of(flags, sources.file)
+    is_predicted = flags.hardware.mode == "predict" or not hardware.here
+    model = model_of(flags, sources.file, is_predicted=is_predicted)
     settings = merge_settings(flags, choice, sources)
     space = space_of_request(choice, sources, settings)
 
@@ -130,7 +162,7 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         notes.append(exported_note(sources.exported))
     notes += [*image_notes, *job_notes(flags, job, trainer, config)]
     notes += _share_notes(sources, settings, job)
-    of_script = tuple(_about_script(sources, settings))
+    of_script = (*about_model(model), *_about_script(sources, settings))
     gpus_of_script = None if sources.file is None else sources.file.script_gpus
     refuse_illegal_file(job, trainer, settings.of_file, of_script, gpus_of_script)
     assumed = assumptions(flags, job, trainer, config, settings.tuning)

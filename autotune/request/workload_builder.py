@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.catalog import model_lookup
-from autotune.catalog.assumed_shapes import model_named_by
+from autotune.catalog.assumed_shapes import TAKEN, model_named_by
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput
 from autotune.core.job import Model, Workload
@@ -17,30 +17,35 @@ from autotune.request.inputs import Sources
 from autotune.request.merged_settings import MergedSettings, completed_settings
 from autotune.request.origins import values_of
 from autotune.request.sources import length_sources
+from autotune.request.sources.project_model import model_of_project
 from autotune.request.values import FlagValues, LengthChoice, SettingChoice, UserFile
 
 
-def model_of(flags: FlagValues, file: UserFile | None) -> Model:
+def model_of(
+    flags: FlagValues,
+    file: UserFile | None,
+    *,
+    is_predicted: bool,
+) -> Model:
+    """Return the model of the flags, else that of the file.
+
+    `is_predicted`: nothing is measured, so that another one may stand for a model that is not
+    known here.
+    """
     if file is not None and file.made_model is not None:
         return file.made_model
     name = flags.model.name or (None if file is None else file.model)
     hinted = _hinted_model(flags, file)
     if name is None and hinted is not None:
         return hinted
-    if name is None:
-        reason = "" if file is None else file.why_no_model
-        raise BadInput(
-            reason or "No model was named.",
-            way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
-        )
     try:
-        model = model_lookup.find_model(name, is_of_script=flags.model.name is None)
-    except BadInput as error:
+        model = _named_model(flags, file, name)
+    except BadInput:
         if hinted is not None:
             return hinted
-        if file is None or flags.model.name or not file.why_no_model:
+        if file is None or flags.model.name or not is_predicted:
             raise
-        raise BadInput(f"{file.why_no_model} {error.what}", way_out=error.way_out) from error
+        return _model_of_project(file, name)
     if flags.model.weights == "real" and not model_lookup.has_weights(model.folder):
         raise BadInput(
             f"--weights real needs the weights of {model.name} on this machine, and only its shape"
@@ -51,6 +56,44 @@ def model_of(flags: FlagValues, file: UserFile | None) -> Model:
             ),
         )
     return model
+
+
+def about_model(model: Model) -> tuple[str, ...]:
+    """Return what an answer says first of a model that stands for an unknown one."""
+    if not model.origin.startswith(TAKEN):
+        return ()
+    return (f"the model is {model.name}, {model.origin}",)
+
+
+def _named_model(
+    flags: FlagValues,
+    file: UserFile | None,
+    name: str | None,
+) -> Model:
+    reason = "" if file is None else file.why_no_model
+    if name is None:
+        raise BadInput(
+            reason or "No model was named.",
+            way_out="Type --model Qwen2.5-7B, or --model FOLDER with a config.json.",
+        )
+    try:
+        return model_lookup.find_model(name, is_of_script=flags.model.name is None)
+    except BadInput as error:
+        if flags.model.name or not reason:
+            raise
+        raise BadInput(f"{reason} {error.what}", way_out=error.way_out) from error
+
+
+def _model_of_project(file: UserFile, name: str | None) -> Model:
+    """Return a model that stands for one of the file's which is not known here."""
+    path = str(file.config.path)
+    text = ""
+    if file.launch is not None:
+        path, text = file.launch.path, file.launch.text
+    elif file.config.path.is_file():
+        text = file.config.path.read_text("utf-8", "replace")
+    names = {"its name": name or ""}
+    return model_of_project(path, text, {**names, **file.model_hints})
 
 
 def _hinted_model(flags: FlagValues, file: UserFile | None) -> Model | None:

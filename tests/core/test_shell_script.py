@@ -37,6 +37,9 @@ SCRIPTS = {
     "prefixes": 'A=1 B="x y" launch $A --c=$((2 - 1))\n',
     "here-document": "read -r -d '' WORDS <<EOF\nlaunch --a 1 \\\n  --b 2\nEOF\n$WORDS --c 3\n",
     "joined": "mkdir -p logs && cd . && launch a | tee log.txt\n",
+    "brackets in a default": (
+        'A="${A:-one of {x, y\\}. Not: {z\\}}"\nB="${B:-${C:-c}d}"\nlaunch "$A" "$B" "${D:-e}}"\n'
+    ),
     "quotes": "launch a\\ b \"c\\\"d\" 'e\"f' $'g\\th' \"\" ''\n",
     "arguments parsed": (
         'M=base; N=8\nwhile [[ $# -gt 0 ]]; do\n  case "$1" in\n    8) N="$1"; shift;;\n'

@@ -283,7 +283,6 @@ def test_the_first_of_several_trainings_is_read_and_their_lines_are_said() -> No
             "line 2: the training command is in a loop",
         ),
         ("python3 -m verl.trainer.main_ppo algorithm.adv_estimator=remax\n", "adv_estimator=remax"),
-        ("swift sft --model m --max_length $(nproc)\n", "max_length is the output of a command"),
         ("trl grpo --learning_rat 1\n", "learning_rat"),
         (
             "deepspeed --module openrlhf.cli.serve_rm --x 1\n",

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.errors import CannotPredict, IllegalConfiguration
+from autotune.core.errors import CannotPredict
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -38,8 +38,9 @@ def request_of(folder: Path, text: str, gpus: int = GPUS, **flags: Any) -> Parse
 
 def test_every_model_counts(tmp_path: Path) -> None:
     candidate_of_job(request_of(tmp_path, PPO))
-    with pytest.raises(IllegalConfiguration, match=r"4 \+ 3 \+ 1 of 7 by --gpus"):
-        request_of(tmp_path, PPO, gpus=GPUS - 1)
+    with_too_few = request_of(tmp_path, PPO, gpus=GPUS - 1)
+    assert with_too_few.job.task.hardware.count == 2 * (GPUS - 1), "the fewest whole nodes"
+    assert "on which it can't be trained" in with_too_few.assumed[0]
 
 
 def test_a_reference_beside_the_policy_needs_no_gpus(tmp_path: Path) -> None:

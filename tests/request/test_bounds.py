@@ -129,8 +129,9 @@ def test_one_gpu_may_be_what_a_file_is_made_for(tmp_path: Path) -> None:
         "num_generations": 3,
     }
     assert request_of(tmp_path, settings, gpus="1xA100-80G").job.task.hardware.count == 1
-    with pytest.raises(BadInput, match="--gpus A100-80G"):
-        request_of(tmp_path, settings)
+    on_two = request_of(tmp_path, settings)
+    assert on_two.job.task.hardware.count == 1
+    assert on_two.assumed[0].startswith("training on A100-80G instead of ")
 
 
 def test_a_refusal_repeats_what_it_says_of_its_own_setting_alone(tmp_path: Path) -> None:

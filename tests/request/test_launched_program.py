@@ -111,3 +111,25 @@ def test_words_behind_two_dashes_may_be_the_launch_itself() -> None:
 def test_yaml_reads_no_as_false(folder: Path) -> None:
     (folder / "one.yaml").write_text("distributed_type: NO\nnum_processes: 1\n")
     assert read_accelerate(folder / "one.yaml").settings == {}
+
+
+@pytest.mark.parametrize("name", ["train_sft", "train_dpo", "my_sft_trainer"])
+def test_a_script_named_like_an_entry_point_of_a_framework_is_ones_own(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`openrlhf.cli.train_sft` is OpenRLHF's, `train_sft.py` is anybody's."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"{name}.py").write_text("from trl import SFTTrainer\n")
+    choice = FileChoice(
+        flag="--from-command",
+        path="run.sh",
+        text=f"accelerate launch {name}.py --lr 1\n",
+    )
+    program = program_of(choice)
+    assert program is not None and program.choice.path == f"{name}.py"
+    framework = FileChoice(
+        flag="--from-command",
+        path="run.sh",
+        text="deepspeed --module openrlhf.cli.train_sft --lr 1\n",
+    )
+    assert program_of(framework) is None

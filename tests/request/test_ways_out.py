@@ -22,6 +22,7 @@ OPENRLHF = (
     " --algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 8 --train.colocate_all"
     " --actor.num_gpus_per_node 4 --vllm.num_engines 4"
 )
+ENGINE_OF_TRT = "actor_rollout_ref.rollout.name=trtllm"
 STARTS = {
     "verl": f"{VERL} {MICRO_BATCH}=2",
     "swift": f"{SWIFT} --num_generations 8",
@@ -61,28 +62,20 @@ def flags_of(way_out: str, value: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("framework", "added", "words", "value"),
     [
-        ("verl", f"{PARALLEL}=$(nproc)", "is the output of a command", "4"),
-        ("verl", "actor_rollout_ref.model.use_liger=True", "changes the memory", ""),
-        ("verl", "actor_rollout_ref.rollout.name=trtllm", "neither vLLM nor SGLang", ""),
+        ("verl", ENGINE_OF_TRT, "neither vLLM nor SGLang", "actor_rollout_ref.rollout.name=vllm"),
         ("verl", "actor_rollout_ref.actor.strategy=megatron", "another sharding", ""),
-        ("verl", "reward_model.enable=True", "another model in a separate engine", ""),
         (
             "verl",
             f"{PARALLEL}=3",
             "not divisible",
             f"{PARALLEL}=4",
         ),
-        ("swift", "--per_device_train_batch_size $(nproc)", "is the output of a command", "8"),
-        ("swift", "--use_liger_kernel true", "computes the loss without logits", ""),
-        ("swift", "--sequence_parallel_size 2", "divides a row among GPUs", ""),
         ("swift", "--reward_model x", "another model on the GPUs", ""),
         ("swift", "--deepspeed zero9", "deepspeed must be one of", "deepspeed=zero2"),
         ("swift", "--use_vllm true", "needs vllm_mode", "vllm_mode=colocate"),
-        ("skyrl", "trainer.policy.fsdp_config.cpu_offload=true", "changes the memory", ""),
-        ("skyrl", "generator.max_turns=6", "several turns", ""),
+        ("skyrl", "trainer.policy.use_torch_compile=true", "changes the memory", ""),
         ("skyrl", "generator.inference_engine.backend=sglang", "is not vLLM", ""),
-        ("openrlhf", "--ds.use_liger_kernel", "changes the memory", ""),
-        ("openrlhf", "--ds.tensor_parallel_size 2", "splits every layer", ""),
+        ("openrlhf", "--train.enable_ema", "changes the memory", ""),
         ("openrlhf", "--actor.optim muon", "another state than Adam", ""),
         ("openrlhf", "--ds.zero_stage 0", "stores gradients", "ds.zero_stage=2"),
     ],
@@ -105,6 +98,36 @@ def test_the_flag_of_the_message_leads_on(
     predicted(tmp_path, text, **flags_of(way_out, value))
 
 
+@pytest.mark.parametrize(
+    ("framework", "added", "value", "effect"),
+    [
+        ("verl", "actor_rollout_ref.model.use_liger=True", "false", "less memory"),
+        ("verl", "reward_model.enable=True", "false", "more memory"),
+        ("verl", "actor_rollout_ref.rollout.name=two_stage", "vllm", "taken for vLLM"),
+        ("swift", "--use_liger_kernel true", "false", "less memory"),
+        ("swift", "--sequence_parallel_size 2", "1", "less memory"),
+        ("skyrl", "trainer.policy.fsdp_config.cpu_offload=true", "false", "less memory"),
+        ("openrlhf", "--ds.use_liger_kernel", "false", "less memory"),
+        ("openrlhf", "--ds.tensor_parallel_size 2", "0", "less memory"),
+    ],
+)
+def test_what_a_step_does_not_model_is_left_out_and_said(
+    framework: str,
+    added: str,
+    value: str,
+    effect: str,
+    tmp_path: Path,
+) -> None:
+    """The first line has the value that was taken, and which way the training differs."""
+    text = f"{STARTS[framework]} {added}"
+    if framework == "swift":
+        text = text.replace("--num_generations 8", "--num_generations 4")
+    name = added.removeprefix("--").replace("=", " ").split()[0]
+    first_line = predicted(tmp_path, text).assumed[0]
+    assert first_line.startswith(f"{name}={value}, because the value of the file is not modelled")
+    assert effect in first_line
+
+
 def test_a_tuning_that_the_message_names(tmp_path: Path) -> None:
     text = f"{STARTS['verl']} actor_rollout_ref.model.lora_rank=16"
     with pytest.raises(BadInput, match="add --tuning lora") as refused:
@@ -112,19 +135,15 @@ def test_a_tuning_that_the_message_names(tmp_path: Path) -> None:
     predicted(tmp_path, text, **flags_of(refused.value.what, ""))
 
 
-def test_as_many_gpus_as_the_message_names(tmp_path: Path) -> None:
+def test_models_with_gpus_of_their_own_get_as_many_as_they_need(tmp_path: Path) -> None:
     text = OPENRLHF.replace("--vllm.num_engines 4", "--vllm.num_engines 8").replace(
         "--actor.num_gpus_per_node 4", "--actor.num_gpus_per_node 8"
     )
-    with pytest.raises(BadInput, match=r"the policy has 8.*give as many GPUs"):
-        predicted(tmp_path, text)
-    script = tmp_path / "run.sh"
-    flags = Flags(
-        from_command=str(script),
-        gpus="8xA100-80G",
-        mode="predict",
-    )
-    assert candidate_of_job(parse_request(flags)).settings["vllm.num_engines"] == 8
+    request = predicted(tmp_path, text)
+    assert request.job.task.hardware.count == 8
+    assert candidate_of_job(request).settings["vllm.num_engines"] == 8
+    expected = "training on 8xA100-80G instead of 4xA100-80G, on which it can't be trained"
+    assert request.assumed[0] == expected
 
 
 def test_gpus_of_a_skyrl_script_train_where_others_cannot(tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ training.
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
 import json
 import os
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import tempfile
 import threading
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ import msgspec
 import autotune.worker
 from autotune.catalog import model_lookup
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.core.job import Hardware
+from autotune.core.job import Hardware, Model
 from autotune.core.secrets import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
@@ -36,6 +37,8 @@ from autotune.frameworks.trl.script_refusals import (
     refusal,
 )
 from autotune.machine import hardware_detection
+
+ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 
@@ -52,12 +55,14 @@ def look_at(
     environment: Mapping[str, str] | None = None,
     ranks: int | None = None,
     model: str | None = None,
+    stand_in: Model | None = None,
 ) -> UserScript:
     """Run the script up to its trainer in the training environment. Raises BadInput without one.
 
     `replaces_absent`: what is not here is replaced, and no model gets its weights. `environment`:
     variables of the script's launch. `ranks`: its processes; None: as many as GPUs. `model`: one
-    that is taken for the script's own where that is not here.
+    that is taken for the script's own where that is not here. `stand_in`: one that is taken where
+    the script names none that is known here.
     """
     if not Path(path).is_file():
         raise BadInput(
@@ -73,11 +78,13 @@ def look_at(
         "former": former_table(),
         "absent": replaces_absent,
         "model": model,
+        "stand_in": None if stand_in is None else stand_in.name,
         "gpus": None if hardware.here else _gpus(hardware),
     }
-    answer, log = _run(request, python, environment or {}, model)
+    configs = functools.partial(_config_of, model, stand_in)
+    answer, log = _run(request, python, environment or {}, configs)
     if replaces_absent and _needs_an_argument(answer):
-        answer, log = _run({**request, "fills": True}, python, environment or {}, model)
+        answer, log = _run({**request, "fills": True}, python, environment or {}, configs)
     if "error" in answer:
         raise refusal(path, python, answer, log)
     look = msgspec.convert(answer, ScriptInspection, strict=False)
@@ -109,7 +116,7 @@ def _run(
     request: Mapping[str, object],
     python: Path,
     environment: Mapping[str, str],
-    model: str | None,
+    configs: ConfigsByName,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
     worker = Path(autotune.worker.__file__).parent
@@ -128,7 +135,7 @@ def _run(
             raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
         timer = threading.Timer(TIMEOUT_S, process.kill)
         timer.start()
-        answer = _converse(process, request, model)
+        answer = _converse(process, request, configs)
         timer.cancel()
         log.seek(0)
         printed = log.read()
@@ -151,7 +158,8 @@ def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
     """Return True if the script stopped at a value that nobody gave."""
     error = answer.get("error", {})
     text = error.get("text", "")
-    lacks_value = "None" in text or "not found" in text or text.startswith("FileNotFoundError")
+    signs = ("None", "not found", "does not exist", "doesn't exist", "FileNotFoundError")
+    lacks_value = any(sign in text for sign in signs)
     is_first = "model argument" not in answer.get("absent", {})
     return error.get("kind") == "crashed" and lacks_value and is_first
 
@@ -159,7 +167,7 @@ def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
 def _converse(
     process: subprocess.Popen[str],
     request: Mapping[str, Any],
-    model: str | None,
+    configs: ConfigsByName,
 ) -> Any:
     """Return the worker's answer, after the configs that it requests; None without an answer."""
     assert process.stdin is not None and process.stdout is not None
@@ -173,19 +181,26 @@ def _converse(
             except ValueError:
                 return None
             if "config_of" in answer:
-                config = _config_of(model or str(answer["config_of"]))
+                config = configs(str(answer["config_of"]))
                 process.stdin.write(json.dumps(config) + "\n")
                 process.stdin.flush()
                 answer = None
     return answer
 
 
-def _config_of(name: str) -> Mapping[str, object] | None:
-    """Return the config of a model by its name; None if no shape is known."""
+def _config_of(
+    model: str | None,
+    stand_in: Model | None,
+    name: str,
+) -> Mapping[str, object] | None:
+    """Return the config of a script's model by its name; None if no shape is known.
+
+    `model`: the one that is taken for it. `stand_in`: the one where its name is not known.
+    """
     try:
-        return model_lookup.find_model(name).config
+        return model_lookup.find_model(model or name).config
     except BadInput:
-        return None
+        return None if stand_in is None else stand_in.config
 
 
 def former_table() -> Mapping[str, object]:

@@ -57,6 +57,11 @@ def refusal(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
             " --python."
         )
+    if kind == "crashed" and text.startswith("SyntaxError"):
+        return BadInput(
+            f"{path} can't be read by {python}{place}: {text.rstrip('.')}.",
+            way_out="Name the interpreter that it is written for with --python.",
+        )
     if kind == "crashed" and packages and not text.startswith("ValueError"):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"

@@ -201,11 +201,13 @@ def _split(
             unread.append(name)
         elif name in stated_by_flags and not is_readable(stated, fields[name]):
             continue
+        elif lacks_value(stated, fields[name]) and OTHER_MODEL.search(name):
+            continue  # a critic without a name is as large as its policy
         elif lacks_value(stated, fields[name]):
             if not _has_default(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
-        elif not is_known(stated) and _has_default(fields[name]) and not _is_number(fields[name]):
+        elif not is_known(stated) and (_has_default(fields[name]) or "null" in fields[name].kinds):
             split.lacking.append(name)
         elif not is_known(stated):
             split.outputs[name] = (
@@ -220,10 +222,6 @@ def _split(
 
 def is_readable(stated: StatedSetting, setting: Field | None) -> bool:
     return is_known(stated) and not lacks_value(stated, setting)
-
-
-def _is_number(setting: Field) -> bool:
-    return not {"int", "float"}.isdisjoint(setting.kinds)
 
 
 def _has_default(setting: Field) -> bool:

@@ -6,7 +6,6 @@ prime-rl's TOML) are read with it; words of the command override them.
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,7 +14,7 @@ from pathlib import Path
 from autotune import frameworks
 from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.job import Tuning
-from autotune.core.shell_script import UNKNOWN, commands_of
+from autotune.core.shell_script import UNKNOWN
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_arguments import is_known
@@ -23,7 +22,7 @@ from autotune.frameworks.launch_commands import find_launch
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.unset_variables import variables
 from autotune.request.sources.framework_launch import framework_launch_config
-from autotune.request.sources.launched_program import launch_text
+from autotune.request.sources.launch_text import launch_commands, launch_text
 from autotune.request.sources.trl_launch import trl_launch_config
 from autotune.request.values import FileChoice, UserFile
 
@@ -37,11 +36,12 @@ def read_launch_script(
     script are not needed.
     """
     text = launch_text(choice)
-    commands = commands_of(text, choice.arguments, os.environ)
+    commands = launch_commands(choice, text)
     launch = find_launch(choice.path, text, commands)
     kind = kind_of(launch.framework)
     trainer = frameworks.trainer(launch.framework, launch.method)
     launch = trainer.in_own_terms(launch)
+    trainer = frameworks.trainer(launch.framework, launch.method)
     if kind.config_files is not None:
         launch = replace(launch, in_copy=copied_file(launch, kind.config_files) is not None)
     stated_by_flags |= {

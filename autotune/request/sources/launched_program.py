@@ -7,7 +7,6 @@ launcher's own words, and the file of accelerate that they name, decide ranks an
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -15,12 +14,17 @@ from pathlib import Path
 
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
+from autotune.core.files_here import file_here
 from autotune.core.job import Hardware
-from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word, commands_of
-from autotune.core.units import MIB
+from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
 from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerate, read_deepspeed
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.launch_text import (
+    MAX_SCRIPT_BYTES,
+    launch_commands,
+    launch_text,
+)
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import FileChoice, UserFile
 
@@ -30,7 +34,6 @@ LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run")
 
 PROCESSES = ("--num_processes", "--nproc_per_node", "--num_gpus")
 TRAINER = re.compile(r"\bfrom trl\b|\bimport trl\b|Trainer\(")
-MAX_SCRIPT_BYTES = MIB
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +44,7 @@ class LaunchedProgram:
     launch_path: str
     line: int
     launcher: tuple[str, ...]
+    folder: str  # in which it is started; empty: not known
     # What the reading rests on, in sentences
     assumed: tuple[str, ...] = ()
 
@@ -50,7 +54,7 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     of a framework, or there is none.
     """
     text = launch_text(choice)
-    commands = commands_of(text, choice.arguments, os.environ)
+    commands = launch_commands(choice, text)
     if any(starts_framework(command) for command in commands):
         return None
     programs: list[LaunchedProgram] = []
@@ -64,17 +68,6 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     return programs[0] if programs else None
 
 
-def launch_text(choice: FileChoice) -> str:
-    """Return the text of a launch script, or the command line that was given instead."""
-    if choice.text is not None:
-        return choice.text
-    return read_text(
-        Path(choice.path).expanduser(),
-        largest_bytes=MAX_SCRIPT_BYTES,
-        way_out="Give the shell script that starts the training.",
-    )
-
-
 def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[LaunchedProgram]:
     """Yield the training script of a command, if there is one."""
     texts = [word.text for word in command.words]
@@ -83,7 +76,7 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
         return
     for index in range(start + 1, len(texts)):
         before = texts[index - 1]
-        file = _file_of(texts[index], before, choice)
+        file = _file_of(texts[index], before, choice.path, command.folder)
         if file is None:
             continue
         launcher = tuple(texts[start:index])
@@ -94,7 +87,7 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
         script = FileChoice(
             flag="--script",
             path=str(file),
-            arguments=tuple(word.text for word in arguments),
+            arguments=tuple(_arguments_here(arguments, choice.path, command.folder)),
             environment=tuple(sorted(command.environment.items())),
             model=choice.model,
         )
@@ -109,9 +102,24 @@ def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[Launche
             launch_path=choice.path,
             line=command.line,
             launcher=launcher,
+            folder=command.folder,
             assumed=tuple(assumed),
         )
         return
+
+
+def _arguments_here(
+    arguments: Sequence[Word],
+    script: str,
+    started_in: str,
+) -> Iterator[str]:
+    """Yield the arguments with the files of settings among them as they are called here."""
+    for word in arguments:
+        if Path(word.text).suffix not in (".yaml", ".yml", ".json"):
+            yield word.text
+            continue
+        file = file_here(word.text, script, started_in)
+        yield word.text if file is None else str(file)
 
 
 def _start_of_launch(texts: Sequence[str]) -> int | None:
@@ -126,35 +134,21 @@ def _start_of_launch(texts: Sequence[str]) -> int | None:
 def _file_of(
     text: str,
     previous: str,
-    choice: FileChoice,
+    script: str,
+    started_in: str,
 ) -> Path | None:
     """Return the file of a script, or of a module behind `-m`."""
     if previous == "-m" and text not in LAUNCHERS:
         parts = Path(*text.split("."))
         module = parts.with_suffix(".py")
         for name in (module, Path("src", module)):
-            if name.is_file():
-                return name
+            file = file_here(str(name), script, started_in)
+            if file is not None:
+                return file
         return None
     if not text.endswith(".py") or previous == "--config_file":
         return None
-    for folder in (Path(), Path(choice.path).parent):
-        if (folder / text).is_file():
-            return folder / text
-    return _same_file_here(Path(text))
-
-
-def _same_file_here(path: Path) -> Path | None:
-    """Return the file below this folder whose place ends as that of another machine does."""
-    if not path.is_absolute():
-        return None
-    _, *parts = path.parts
-    while parts:
-        place = Path(*parts)
-        if place.is_file():
-            return place
-        del parts[0]
-    return None
+    return file_here(text, script, started_in)
 
 
 def _trains(file: Path, launcher: Sequence[str]) -> bool:
@@ -241,9 +235,5 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
 
 
 def _beside(program: LaunchedProgram, name: str) -> Path:
-    """Return the path of the launcher's file: in the working folder, or beside the launch."""
-    path = Path(name).expanduser()
-    if path.is_absolute() or path.is_file():
-        return path
-    beside_launch = Path(program.launch_path).parent / path
-    return beside_launch if beside_launch.is_file() else path
+    """Return the path of the launcher's file here; where there is none, the path as it is."""
+    return file_here(name, program.launch_path, program.folder) or Path(name)

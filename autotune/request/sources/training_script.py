@@ -28,6 +28,7 @@ from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGT
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.frameworks.trl.user_launch_files import read_deepspeed
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.project_model import model_of_project
 from autotune.request.sources.unsloth_script import unsloth_settings
 from autotune.request.values import FileChoice, UserFile
 
@@ -57,6 +58,10 @@ def read_training_script(
 
     `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
     """
+    stand_in = None
+    if is_predicted and choice.model is None and Path(choice.path).is_file():
+        text = Path(choice.path).read_text("utf-8", "replace")
+        stand_in = model_of_project(choice.path, text, {"the script's name": choice.path})
     script = look_at(
         choice.path,
         choice.arguments,
@@ -68,17 +73,19 @@ def read_training_script(
         environment=dict(choice.environment),
         ranks=choice.ranks,
         model=choice.model,
+        stand_in=stand_in,
     )
     inspection = script.look
+    model = _model(inspection, choice.model, stand_in)
     if inspection.unsloth:
-        return _unsloth_file(script, choice)
+        return _unsloth_file(script, model)
     trainer = frameworks.trainer("trl", inspection.method)
     config = _config(script, trainer)
     origin = _configuration_place(script)
     return UserFile(
         framework="trl",
         method=inspection.method,
-        made_model=_model(inspection, choice.model),
+        made_model=model,
         weights="real" if inspection.model.given else None,
         config=config,
         origins=dict.fromkeys(config.settings, origin),
@@ -87,7 +94,7 @@ def read_training_script(
     )
 
 
-def _unsloth_file(script: UserScript, choice: FileChoice) -> UserFile:
+def _unsloth_file(script: UserScript, model: Model) -> UserFile:
     """Return a script of unsloth's as the settings of that framework, which trains on one GPU."""
     inspection = script.look
     prompt_length = _longest_prompt(inspection) if inspection.method in PROMPTED else None
@@ -102,7 +109,7 @@ def _unsloth_file(script: UserScript, choice: FileChoice) -> UserFile:
     return UserFile(
         framework="unsloth",
         method=inspection.method,
-        made_model=_model(inspection, choice.model),
+        made_model=model,
         tuning=tuning,
         config=config,
         origins=dict.fromkeys(settings, _configuration_place(script)),
@@ -194,14 +201,21 @@ def _is_plain(value: object) -> TypeGuard[KnobValue]:
     return value is None or isinstance(value, bool | int | float | str)
 
 
-def _model(inspection: ScriptInspection, other_name: str | None) -> Model:
+def _model(
+    inspection: ScriptInspection,
+    other_name: str | None,
+    stand_in: Model | None,
+) -> Model:
     """Look up the model by name; a model that the script builds has its own shape.
 
-    `other_name`: the model of --model, in place of the script's.
+    `other_name`: the model of --model, in place of the script's. `stand_in`: the one that is taken
+    where the script names none that is known here.
     """
     model = inspection.model
     if other_name is not None:
         return model_lookup.find_model(other_name)
+    if stand_in is not None and _is_stand_in(inspection, stand_in):
+        return stand_in
     if not model.given:
         return model_lookup.find_model(str(model.name))
     folder = None
@@ -214,6 +228,18 @@ def _model(inspection: ScriptInspection, other_name: str | None) -> Model:
         folder=folder,
         origin="made by the script",
     )
+
+
+def _is_stand_in(inspection: ScriptInspection, stand_in: Model) -> bool:
+    """Return True if the script's model is the one that was taken for it."""
+    name = inspection.model.name
+    if "model argument" in inspection.absent or not name:
+        return name in (None, "", "None", stand_in.name)
+    try:
+        model_lookup.find_model(name)
+    except BadInput:
+        return True
+    return False
 
 
 def _assumed(inspection: ScriptInspection) -> Iterator[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 import yaml
 
 from autotune.core.errors import BadInput
+from autotune.core.files_here import file_here
+from autotune.core.space import setting_text
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field
@@ -16,7 +18,7 @@ from autotune.frameworks.launch_arguments import is_known
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
-from autotune.frameworks.unset_variables import lacks_value, without_value
+from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
 from autotune.request.origins import Origin
 from autotune.request.sources.config_file import origins_of
 from autotune.request.sources.framework_launch import is_readable, origin_of
@@ -55,6 +57,8 @@ OF_SCHEDULER = frozenset(
 )
 """Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
 
+OF_MODEL = frozenset({"model_name_or_path"})  # without it the model is assumed
+
 BOOLEANS = {"1": True, "0": False, "t": True, "f": False, "T": True, "F": False}
 """Words for true and false that transformers' argument parser takes, besides YAML's."""
 
@@ -69,6 +73,7 @@ def trl_launch_config(
     places: dict[KeyPath, tuple[int, int]] = {}
     repeated: tuple[str, ...] = ()
     path = Path(launch.path)
+    assumed: list[str] = []
 
     # 1. The file.
     config_file = launch.stated.get("config")
@@ -90,11 +95,15 @@ def trl_launch_config(
         if is_stated_by_flag and not is_readable(stated, fields.get(present_name)):
             continue
         if lacks_value(stated, fields.get(present_name)):
-            raise without_value(launch.path, name, stated)
-        if is_known(stated):
+            if present_name not in fields and name not in OF_MODEL:
+                raise without_value(launch.path, name, stated)
+            assumed.append(_default_taken(name, stated, fields.get(present_name)))
+        elif is_known(stated):
             content[name] = _trl_value(stated, fields.get(name))
             places[(name,)] = (stated.line, 1)
-        elif not name.startswith(SIDE_EFFECTS):
+        elif present_name in fields:
+            assumed.append(_default_taken(name, stated, fields[present_name]))
+        elif not name.startswith(SIDE_EFFECTS) and name not in OF_MODEL:
             raise BadInput(
                 f"{launch.path}, line {stated.line}: {name} is the output of a command, which is"
                 " not run.",
@@ -114,13 +123,31 @@ def trl_launch_config(
         repeated=repeated,
     )
     config = split_document(document, launch.method)
-    config = replace(config, assumed=(*launch.assumed, *config.assumed))
+    config = replace(config, assumed=(*launch.assumed, *assumed, *config.assumed))
     origins = origins_of(config, document, launch.method)
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
         if name in origins:
             origins[name] = origin_of(launch, stated)
     return config, origins
+
+
+def _default_taken(
+    name: str,
+    stated: StatedSetting,
+    setting: Field | None,
+) -> str:
+    """Return the sentence about a setting whose value only a run of the script has."""
+    default = None if setting is None else setting.default
+    reason = "has the output of a command, which is not run"
+    way = f"--set {name}=VALUE"
+    if stated.unset:
+        reason = f"needs {variables(stated)}, not set"
+        way = ways_to_give(name, stated)
+    value = name
+    if default is not None:
+        value = f"{name}={setting_text(default)}"
+    return f"{value} (the default of TRL): line {stated.line} {reason}. Give it: {way}"
 
 
 def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
@@ -143,9 +170,5 @@ def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
 
 
 def _beside(launch: LaunchScript, name: str) -> Path:
-    """Return the path of a file: in the working folder, else beside the script."""
-    path = Path(name).expanduser()
-    if path.is_absolute() or path.is_file():
-        return path
-    beside_script = Path(launch.path).parent / path
-    return beside_script if beside_script.is_file() else path
+    """Return the path of the file here; where there is none, the path as it is."""
+    return file_here(name, launch.path, launch.folder) or Path(name).expanduser()

@@ -10,6 +10,7 @@ import functools
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
+from .absent_packages import unpacked_names
 from .missing_arguments import IsLibrary, Report
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
@@ -33,8 +35,10 @@ CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
 FINDERS = (
     (os.path, "exists"),
     (os.path, "isfile"),
+    (os.path, "isdir"),
     (Path, "exists"),
     (Path, "is_file"),
+    (Path, "is_dir"),
 )
 NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
 
@@ -52,7 +56,10 @@ class PlaceholderText(str):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        yield self
+        """Yield one part; to `a, b = text` as many as it has names."""
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        return iter([self] * max(1, names))
 
     def split(self, *_: Any, **__: Any) -> Any:
         return _Parts([self])
@@ -65,6 +72,14 @@ class PlaceholderText(str):
 
 class _Parts(list[Any]):
     """List with something at every index."""
+
+    def __iter__(self) -> Iterator[Any]:
+        """Yield the parts; to `a, b = text.split()` as many as it has names."""
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        if not names:
+            return super().__iter__()
+        return iter([self[0]] * names)
 
     def __getitem__(self, index: Any) -> Any:
         return super().__getitem__(0 if isinstance(index, int) else index)
@@ -125,8 +140,13 @@ class PlaceholderRows:
         return PLACEHOLDER_ROWS
 
     def __iter__(self) -> Iterator[Any]:
-        for _ in range(LISTED_ROWS):
-            yield _Row()
+        """Yield rows; to `train, test = rows` as many splits as it has names."""
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        if names:
+            return iter([self] * names)
+        rows = [_Row() for _ in range(LISTED_ROWS)]
+        return iter(rows)
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -157,6 +177,19 @@ class PlaceholderRows:
 
     def items(self) -> list[tuple[str, PlaceholderRows]]:
         return [(split, self) for split in self.keys()]
+
+
+MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
+"""End of a size in the name of a model's folder: `../Qwen2.5-0.5B-Instruct/`."""
+
+
+def is_looked_for(file: Any) -> bool:
+    """Return True for a file of rows, and for the folder of a model."""
+    if is_rows(file):
+        return True
+    path = str(file).rstrip("/")
+    _, _, name = path.rpartition("/")
+    return MODEL_FOLDER.search(name) is not None
 
 
 def is_rows(file: Any) -> bool:
@@ -206,12 +239,12 @@ def _finder(
     find: Callable[..., bool],
     is_library: IsLibrary,
 ) -> Callable[..., bool]:
-    """Return `exists` or `is_file` that finds each file of rows for the user's own files."""
+    """Return `exists` or `is_file` that finds files of rows and models for the user's own files."""
 
     @functools.wraps(find)
     def exists(file: Any, *args: Any, **options: Any) -> bool:
         is_here = find(file, *args, **options)
-        if is_here or not is_rows(file):
+        if is_here or not is_looked_for(file):
             return is_here
         return not is_library(sys._getframe(1).f_code.co_filename)
 

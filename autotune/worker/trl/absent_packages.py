@@ -8,6 +8,7 @@ package of the user's own beside the script, or in `src` above it, is found firs
 from __future__ import annotations
 
 import builtins
+import dis
 import importlib.abc
 import importlib.machinery
 import sys
@@ -46,6 +47,18 @@ ANNOTATION = "None"
 """Content of a placeholder as an annotation: `typing` compiles it, and empty text is no code."""
 
 
+UNPACKING = frozenset({"UNPACK_SEQUENCE"})
+
+
+def unpacked_names(frame: types.FrameType) -> int:
+    """Return the number of names to which the frame assigns the parts of what it iterates."""
+    for instruction in dis.get_instructions(frame.f_code):
+        is_reached = instruction.offset == frame.f_lasti
+        if is_reached and instruction.opname in UNPACKING:
+            return instruction.arg or 0
+    return 0
+
+
 class Anything(str):
     """Object with every attribute and of every use: a class, an annotation, a decorator, a
     context, an empty text, no rows.
@@ -69,7 +82,10 @@ class Anything(str):
         return self
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(())
+        """Yield no rows; to `a, b = placeholder()` as many parts as it has names."""
+        caller = sys._getframe(1)
+        names = unpacked_names(caller)
+        return iter([self] * names)
 
     def __enter__(self) -> Any:
         return self

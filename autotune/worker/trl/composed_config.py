@@ -27,6 +27,10 @@ PACKAGE_OF_HEAD = re.compile(r"\A(?:\s*#.*\n)*?\s*#\s*@package\s+(\S+)")
 PACKAGES_BY_NAME = {"_global_": "", "_group_": None}
 INTERPOLATION = re.compile(r"\$\{([^${}]*)\}")
 FLOAT = re.compile(r"[-+]?(?:\d[\d_]*\.?[\d_]*|\.\d[\d_]*)[eE][-+]?\d+")
+REQUIRED_CHOICE = "???"  # file of a group, or a value, that the launch has to give
+report_choice: list[Callable[[str, str], None]] = [lambda *_: None]
+"""Takes the kind and the name of what was chosen for the launch."""
+
 MAX_STEPS_DOWN = 20  # of interpolations, and of files below each other
 
 Resolvers = dict[str, Callable[..., Any]]
@@ -178,12 +182,26 @@ class ConfigFiles:
             if full_name.startswith(OF_HYDRA) or choice is None:
                 continue
             choice = self._chosen.get(full_name, choice)
+            if choice == REQUIRED_CHOICE:
+                choice = self._first_of(full_name)
             if not isinstance(choice, list):
                 choice = [choice]
             for option in choice:
                 self._compose(
                     f"{full_name}/{option}", package or full_name.replace("/", "."), result, depth
                 )
+
+    def _first_of(self, group: str) -> str:
+        """Return the first file of a group of which the launch has to name one."""
+        folder = self._folder / group
+        names = sorted(file.stem for file in folder.glob("*.yaml"))
+        if not names:
+            return REQUIRED_CHOICE
+        choice = names[0]
+        if "default" in names:
+            choice = "default"
+        report_choice[0]("argument", f"{group}={choice}")
+        return choice
 
     def _read(self, name: str) -> tuple[Arguments, str | None]:
         """Return the content of a file or a node, and the package that its head states."""

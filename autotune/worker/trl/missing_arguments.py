@@ -105,6 +105,7 @@ def _complete(
 ) -> None:
     """Give an argument the value that it has if the command line does not state it."""
     if isinstance(action, argparse._SubParsersAction):
+        _choose_command(action, unstated)
         return
     accepts_flag = getattr(action.type, "__name__", "") == "string_to_bool"
     if accepts_flag and action.nargs is None and action.option_strings:
@@ -117,6 +118,13 @@ def _complete(
             action.default = unstated.model
             action.required = False
         return
+    value = _stands_for(action)
+    if value is not None:
+        action.default = value
+        action.required = False
+        option = action.option_strings[0]
+        unstated.report("argument", f"{option} {value}")
+        return
     is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
     is_filled = unstated.fills and _is_about_data(parser, action.dest)
     if is_text and (action.required or is_filled) and action.option_strings:
@@ -125,6 +133,43 @@ def _complete(
             action.default = [ABSENT_TEXT]
         action.required = False
         unstated.report("argument", action.option_strings[0])
+
+
+TRAINING_COMMAND = re.compile(r"train|tune|sft|grpo|dpo|fit|run", re.IGNORECASE)
+STEP_SIZE = re.compile(r"(?:^|_)(?:lr|learning_rate)(?:_|$)")
+WITHOUT_MEMORY = re.compile(
+    r"(?:^|_)(?:seed|epochs?|steps?|decay|warmup\w*|ratio|temperature|beta|coef|dropout|fraction"
+    r"|port)(?:_|$)"
+)
+"""Numbers that decide what is learned or how long it takes, and not the memory of a step."""
+
+
+def _stands_for(action: Any) -> Any:
+    """Return a value for a required argument that does not decide memory; None: there is none."""
+    if not action.required or not action.option_strings:
+        return None
+    if action.choices:
+        choices = iter(action.choices)
+        return next(choices)
+    if action.type not in (int, float):
+        return None
+    if STEP_SIZE.search(action.dest):
+        return 1e-5
+    if WITHOUT_MEMORY.search(action.dest):
+        return action.type(1)
+    return None
+
+
+def _choose_command(action: Any, unstated: _Unstated) -> None:
+    """Let a parser with commands take the first that trains, where the launch names none."""
+    commands = set(action.choices)
+    if not commands.isdisjoint(sys.argv[1:]):
+        return
+    for name in action.choices:
+        if TRAINING_COMMAND.search(name):
+            sys.argv.insert(1, name)
+            unstated.report("argument", name)
+            return
 
 
 def _is_about_data(parser: Any, name: str) -> bool:

@@ -172,12 +172,17 @@ def _with_place(trainer: CapturedTrainer) -> str:
 def _enter_package(path: Path, main: types.ModuleType) -> None:
     """Make a file with relative imports a module of its package, as `python -m` does."""
     tree = ast.parse(path.read_bytes(), filename=str(path))
-    if not any(isinstance(node, ast.ImportFrom) and node.level for node in ast.walk(tree)):
+    levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    level = max(levels, default=0)
+    if not level:
         return
     names: list[str] = []
     folder = path.resolve().parent
     while (folder / "__init__.py").is_file():
         names.insert(0, folder.name)
+        folder = folder.parent
+    while len(names) < level and folder.name.isidentifier():
+        names.insert(0, folder.name)  # a package without a file of its own
         folder = folder.parent
     if names:
         sys.path.insert(0, str(folder))

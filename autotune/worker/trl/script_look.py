@@ -5,14 +5,15 @@
 The request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
-     "ranks": n | null, "absent": true, "model": name | null, "fills": false,
+     "ranks": n | null, "absent": true, "model": name | null,
+     "stand_in": name | null, "fills": false,
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
 With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
-packages. `model` and, with `fills`, placeholders stand for arguments that were not given
-(`missing_arguments`). A config is requested by one line, {"config_of": name}, and answered by one,
-the config or null.
+packages. `model`, else `stand_in`, and, with `fills`, placeholders stand for arguments that were
+not given (`missing_arguments`). A config is requested by one line, {"config_of": name}, and
+answered by one, the config or null.
 
 The answer:
 
@@ -59,6 +60,7 @@ from . import (
     absent_packages,
     absent_unsloth,
     absent_values,
+    composed_config,
     missing_arguments,
     named_gpus,
 )
@@ -113,6 +115,8 @@ def main() -> None:
                     former,
                     takes_own=bool(request.get("absent")),
                 )
+                if captured.arguments.get("model") is None:
+                    captured.arguments["model"] = request.get("stand_in")
                 answer = describe(captured, absent)
                 answer["former"] = _json_values(former.given)
         except ScriptFailed as failure:
@@ -182,8 +186,10 @@ class AbsentParts:
             script = Path(request["script"])
             stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
             stack.enter_context(absent_packages.former_names(is_library, self.report))
-            absent_fire.model[0] = request.get("model")
-            arguments = missing_arguments.completed(request.get("model"), fills, self.report)
+            model = request.get("model") or request.get("stand_in")
+            absent_fire.model[0] = model
+            composed_config.report_choice[0] = self.report
+            arguments = missing_arguments.completed(model, fills, self.report)
             stack.enter_context(arguments)
             stack.enter_context(missing_arguments.secrets(is_library, self.report))
             stack.enter_context(absent_values.zeros())

@@ -1,0 +1,45 @@
+"""Variables that a scheduler gives to the job of a script: `#SBATCH --nodes=2` is SLURM_NNODES=2.
+
+A script that is submitted to Slurm is read as inside its job, so that one which submits itself
+(`[ -z "$SLURM_JOB_ID" ] && exec sbatch "$0"`) is read to its end.
+"""
+
+from __future__ import annotations
+
+import re
+
+_SUBMITTED = re.compile(r"^#SBATCH\b|\bsbatch\b", re.MULTILINE)
+_OPTION = re.compile(r"^#SBATCH\s+(--?[\w-]+)(?:[=\s]\s*|(?=\d))([^\s#]+)", re.MULTILINE)
+_COUNT = re.compile(r"\d+")
+_GPUS = re.compile(r"(?:gpu:)?(?:[\w.-]+:)?(\d+)(?:\(.*\))?")
+
+_NAMES = {
+    "-N": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "--nodes": ("SLURM_NNODES", "SLURM_JOB_NUM_NODES"),
+    "-n": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "--ntasks": ("SLURM_NTASKS", "SLURM_NPROCS"),
+    "--ntasks-per-node": ("SLURM_NTASKS_PER_NODE",),
+    "-c": ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
+    "--cpus-per-task": ("SLURM_CPUS_PER_TASK", "SLURM_CPUS_ON_NODE"),
+}
+_NAMES_OF_GPUS = {
+    "--gres": ("SLURM_GPUS_ON_NODE",),
+    "--gpus-per-node": ("SLURM_GPUS_ON_NODE", "SLURM_GPUS_PER_NODE"),
+    "--gpus": ("SLURM_GPUS",),
+    "-G": ("SLURM_GPUS",),
+}
+
+
+def job_variables(text: str) -> dict[str, str]:
+    """Return the variables of the script's job; none for a script that nobody submits."""
+    if _SUBMITTED.search(text) is None:
+        return {}
+    variables = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}
+    for match in _OPTION.finditer(text):
+        option, value = match.groups()
+        if option in _NAMES and _COUNT.fullmatch(value):
+            variables.update(dict.fromkeys(_NAMES[option], value))
+        gpus = _GPUS.fullmatch(value)
+        if option in _NAMES_OF_GPUS and gpus is not None:
+            variables.update(dict.fromkeys(_NAMES_OF_GPUS[option], gpus[1]))
+    return variables

@@ -1,0 +1,79 @@
+"""Model of a launch that names none which is known here, by what launch and project say of it.
+
+The answer says which one was taken and why, and `--model` gives the right one.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from autotune.catalog.assumed_shapes import (
+    USUAL_MODEL,
+    USUAL_VISION_MODEL,
+    model_of_size,
+    model_taken,
+    most_mentioned_model,
+)
+from autotune.core.job import Model
+from autotune.core.units import KIB
+
+ABOUT_IMAGES = re.compile(
+    r"(?i)vision2seq|qwen\d?_?\.?\d?_?-?vl|image_?text_?to_?text|pixel_values"
+    r"|m(?:in|ax)_pixels|\bvlm"
+)
+"""Words of a launch that trains a model with images."""
+
+MOST_BYTES_READ = 512 * KIB
+DOCUMENTS = ("README.md", "readme.md", "README.rst", "README.txt")
+DOCUMENTED_FOLDERS = 6  # folders above the launch whose documents speak of it
+
+
+def model_of_project(
+    path: str,
+    text: str,
+    names: Mapping[str, str],
+) -> Model:
+    """Return the usual model of the size that one of the names has; else the one of which launch
+    or nearest document speak most often; else the usual one.
+
+    `names`: place -> text that may have a size, such as the name of the unknown model.
+    """
+    for place, name in names.items():
+        hub_id = model_of_size(name)
+        if hub_id is not None:
+            return model_taken(hub_id, f"by the size in {place}")
+    sees_images = ABOUT_IMAGES.search(text) is not None
+    hub_id = most_mentioned_model(text, sees_images=sees_images)
+    if hub_id is not None:
+        return model_taken(hub_id, f"because {path} speaks of it")
+    for document in _documents(Path(path)):
+        hub_id = most_mentioned_model(_text_of(document), sees_images=sees_images)
+        if hub_id is not None:
+            place = os.path.relpath(document)
+            return model_taken(hub_id, f"because {place} speaks of it most often")
+    usual = USUAL_VISION_MODEL if sees_images else USUAL_MODEL
+    return model_taken(usual, f"because {path} names no model that is known here")
+
+
+def _documents(launch: Path) -> Iterator[Path]:
+    """Yield documents of the launch's folder and of those above it, as far as this folder."""
+    top = Path.cwd()
+    folder = (top / launch).parent
+    for place in (folder, *folder.parents[:DOCUMENTED_FOLDERS]):
+        for name in DOCUMENTS:
+            if (place / name).is_file():
+                yield place / name
+                break
+        if place == top:
+            return
+
+
+def _text_of(document: Path) -> str:
+    try:
+        with document.open("rb") as file:
+            return file.read(MOST_BYTES_READ).decode("utf-8", "replace")
+    except OSError:
+        return ""

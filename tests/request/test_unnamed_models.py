@@ -1,0 +1,103 @@
+"""Launches whose model is not known here: which one is taken, and that the answer says so."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.catalog.assumed_shapes import model_of_size
+from autotune.core.errors import BadInput
+from autotune.core.job import Model
+from autotune.request.flags import Flags
+from autotune.request.request_parser import parse_request
+
+LAUNCH = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+    " actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.model.path=MODEL\n"
+)
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+
+
+def model_of(name_in_launch: str, name: str = "run.sh") -> Model:
+    Path(name).write_text(LAUNCH.replace("MODEL", name_in_launch))
+    request = parse_request(Flags(from_command=name, gpus="8xA100-80G", mode="predict"))
+    model = request.job.task.workload.model
+    if model.origin.startswith("assumed"):
+        assert request.assumed[0] == f"the model is {model.name}, {model.origin}"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("PT_Mine_55M", "HuggingFaceTB/SmolLM2-135M"),
+        ("Seed-OSS-36B-Base", "Qwen/Qwen2.5-32B"),
+        ("LFM2-350M", "HuggingFaceTB/SmolLM2-360M"),
+        ("run_7b_4gpu", "Qwen/Qwen2.5-7B"),
+        ("merged_model", None),
+        ("from-7b-to-14b", None),  # of two sizes none is the model's
+        ("0b", None),
+    ],
+)
+def test_the_usual_model_of_a_size(name: str, expected: str | None) -> None:
+    assert model_of_size(name) == expected
+
+
+def test_a_size_in_the_name_of_an_unknown_model() -> None:
+    model = model_of("/data/mine/checkpoint-3b/final")
+    assert model.config["hidden_size"] == 2048, "Qwen2.5-3B"
+    assert model.origin == "assumed, by the size in its name; --model names yours"
+
+
+def test_a_model_of_which_the_nearest_document_speaks_most_often() -> None:
+    Path("README.md").write_text("Qwen2.5-7B is better, but Qwen2.5-3B fits. Use Qwen2.5-3B!\n")
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-3B"
+    assert "because README.md speaks of it most often" in model.origin
+
+
+def test_comments_of_the_launch_come_before_documents() -> None:
+    Path("README.md").write_text("Qwen2.5-3B\n")
+    Path("run.sh").write_text("")
+    model = model_of("$BASE_MODEL  # Qwen2.5-1.5B-Instruct, for example")
+    assert model.name == "Qwen/Qwen2.5-1.5B-Instruct"
+
+
+def test_a_launch_with_images_gets_a_model_with_images() -> None:
+    Path("README.md").write_text("Qwen2.5-7B Qwen2.5-7B, or Qwen2.5-VL-3B-Instruct\n")
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-7B"
+    model = model_of("$MODEL data.image_key=images data.max_pixels=401408")
+    assert model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
+
+
+def test_without_any_word_the_usual_one_is_taken() -> None:
+    model = model_of("$BASE_MODEL")
+    assert model.name == "Qwen/Qwen2.5-7B-Instruct"
+    assert "because run.sh names no model that is known here" in model.origin
+
+
+def test_a_model_of_a_flag_has_to_be_known() -> None:
+    Path("run.sh").write_text(LAUNCH)
+    with pytest.raises(BadInput, match="nobody/nothing-3b"):
+        parse_request(
+            Flags(
+                from_command="run.sh",
+                model="nobody/nothing-3b",
+                gpus="8xA100-80G",
+                mode="predict",
+            )
+        )
+
+
+def test_a_critic_by_the_same_unset_variable_is_as_large_as_its_policy() -> None:
+    ppo = LAUNCH.replace("=grpo", "=gae").replace("MODEL", "$BASE_MODEL")
+    Path("run_3b.sh").write_text(f"{ppo.strip()} critic.model.path=$BASE_MODEL\n")
+    request = parse_request(Flags(from_command="run_3b.sh", gpus="8xA100-80G", mode="predict"))
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-3B"
+    assert not any("critic.model.path" in line for line in request.assumed)
