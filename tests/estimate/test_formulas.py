@@ -63,6 +63,7 @@ SIZES = {
     "a generation's tokens": lambda b, p, c, n: 8 * b * n * (p + c),
     "a mask": lambda b, p, c, n: b * (p + c) ** 2,
     "a causal square": lambda b, p, c, n: 4 * (p + c) ** 2,
+    "segments of an embedding": lambda b, p, c, n: 72 * b * (p + c) + 40 * (b * (p + c) // 10),
     "rounded up by a kernel": lambda b, p, c, n: 4 * 128 * b * (-(-(p + c) // 128) * 128),
     "a tile": lambda b, p, c, n: 65536 * min(4096, b * c),
     "a shifted tile": lambda b, p, c, n: 65536 * min(4096, b * (p + c - 1)),
@@ -74,6 +75,27 @@ def test_tensor_sizes_are_recovered_exactly(name: str) -> None:
     predicted, exact = extrapolated(SIZES[name])
     assert exact
     assert predicted == pytest.approx([SIZES[name](*row) for row in FAR], rel=1e-9)
+
+
+def test_a_limit_is_found_from_one_point_below_it() -> None:
+    """A norm's gradient has a workspace of up to 9,216 rows. All other points have more."""
+    points = rows_of(
+        [
+            Point(8, 2864, 1624, 6),
+            Point(4, 800, 200, 4),
+            Point(8, 1368, 4128, 4),
+            Point(6, 4112, 592, 5),
+            Point(4, 4112, 3344, 5),
+        ]
+    )
+
+    def size(b: float, p: float, c: float, n: float) -> float:
+        rows = -(-b * (p + c) // 64) * 64
+        return 12288 * min(9216.0, rows)
+
+    predicted, exact = extrapolated(size, points)
+    assert exact
+    assert predicted == pytest.approx([size(*row) for row in FAR], rel=1e-9)
 
 
 @settings(deadline=None, max_examples=30)
@@ -123,6 +145,8 @@ def test_constant_axes_are_no_variables() -> None:
         "SS",
         "CC",
         "T",
+        "R",
+        "E",
     }
 
 

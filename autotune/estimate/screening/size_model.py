@@ -32,6 +32,7 @@ import numpy as np
 
 from autotune.estimate.screening.blocks import PARTS, TraceBlock, blocks_of
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
+from autotune.estimate.screening.loops import PieceLoop, find_loop
 from autotune.estimate.screening.points import (
     Booleans,
     Floats,
@@ -76,6 +77,7 @@ class SizeModel:
     uniform: Integers  # allocations of uniform blocks
     formula_of: Integers  # row of `coefficients` for each of them
     scaled: tuple[ScaledGroup, ...]
+    loops: tuple[PieceLoop, ...]
     extra_formula: int  # row of `coefficients` for `Trace.high_extra_bytes`, for any depth
     is_exact: bool  # every formula reproduces its examples
     known_formulas: KnownFormulas  # those of this family and of families before it
@@ -87,6 +89,8 @@ class SizeModel:
         sizes[self.uniform] = values[self.formula_of]
         for group in self.scaled:
             group.scale(sizes, values)
+        for loop in self.loops:
+            loop.write_sizes(sizes, values)
         return sizes
 
     def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
@@ -122,7 +126,16 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     uniform = [empty]
     uniform_rows = [empty]
     groups: list[ScaledGroup] = []
+    loops: list[PieceLoop] = []
     for blocks in _blocks_of_samples(samples):
+        found = find_loop(blocks)
+        if found is not None and have_formulas(found.totals[np.newaxis]).all():
+            (total_row,) = examples.add(found.totals[np.newaxis])
+            loops.append(replace(found.loop, formula=int(total_row)))
+            sizes = [allocations.sizes for allocations in found.outside]
+            uniform.append(found.outside[0].numbers)
+            uniform_rows.append(examples.add(np.stack(sizes, axis=1)))
+            continue
         for pieces in _pieces(blocks, have_formulas):
             if _have_equal_events(pieces):
                 first = pieces[0]
@@ -141,6 +154,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     scaled = []
     for group in groups:
         scaled.append(replace(group, formulas=formulas[group.formulas]))
+    piece_loops = [replace(loop, formula=int(formulas[loop.formula])) for loop in loops]
     formula_of = formulas[np.concatenate(uniform_rows)]
     return SizeModel(
         basis=known_formulas.basis,
@@ -149,6 +163,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
         uniform=np.concatenate(uniform),
         formula_of=formula_of,
         scaled=tuple(scaled),
+        loops=tuple(piece_loops),
         extra_formula=int(formulas[extra_row]),
         is_exact=bool(is_exact.all()),
         known_formulas=known_formulas,
