@@ -81,11 +81,36 @@ def test_a_limit_is_found_from_one_point_below_it() -> None:
     """A norm's gradient has a workspace of up to 9,216 rows. All other points have more."""
     points = rows_of(
         [
-            Point(8, 2864, 1624, 6),
-            Point(4, 800, 200, 4),
-            Point(8, 1368, 4128, 4),
-            Point(6, 4112, 592, 5),
-            Point(4, 4112, 3344, 5),
+            Point(
+                micro_batch=8,
+                prompt=2864,
+                completion=1624,
+                micro_steps=6,
+            ),
+            Point(
+                micro_batch=4,
+                prompt=800,
+                completion=200,
+                micro_steps=4,
+            ),
+            Point(
+                micro_batch=8,
+                prompt=1368,
+                completion=4128,
+                micro_steps=4,
+            ),
+            Point(
+                micro_batch=6,
+                prompt=4112,
+                completion=592,
+                micro_steps=5,
+            ),
+            Point(
+                micro_batch=4,
+                prompt=4112,
+                completion=3344,
+                micro_steps=5,
+            ),
         ]
     )
 

@@ -18,9 +18,24 @@ ROW_BYTES = 6000
 WEIGHT_BYTES = 3 * 2**20
 
 SPACE = [
-    Point(micro_batch=1, prompt=64, completion=64, micro_steps=4),
-    Point(micro_batch=2, prompt=64, completion=256, micro_steps=4),
-    Point(micro_batch=4, prompt=256, completion=512, micro_steps=4),
+    Point(
+        micro_batch=1,
+        prompt=64,
+        completion=64,
+        micro_steps=4,
+    ),
+    Point(
+        micro_batch=2,
+        prompt=64,
+        completion=256,
+        micro_steps=4,
+    ),
+    Point(
+        micro_batch=4,
+        prompt=256,
+        completion=512,
+        micro_steps=4,
+    ),
 ]
 
 
@@ -67,12 +82,60 @@ def model_of(**options: bool) -> tuple[SizeModel, Trace]:
 @pytest.mark.parametrize(
     ("point", "pieces"),
     [
-        (Point(1, 8, 9, 4), 1),
-        (Point(1, 256, 257, 4), 1),
-        (Point(2, 256, 200, 4), 2),
-        (Point(3, 200, 480, 4), 4),
-        (Point(4, 256, 512, 4), 6),
-        (Point(16, 256, 512, 4), 24),
+        (
+            Point(
+                micro_batch=1,
+                prompt=8,
+                completion=9,
+                micro_steps=4,
+            ),
+            1,
+        ),
+        (
+            Point(
+                micro_batch=1,
+                prompt=256,
+                completion=257,
+                micro_steps=4,
+            ),
+            1,
+        ),
+        (
+            Point(
+                micro_batch=2,
+                prompt=256,
+                completion=200,
+                micro_steps=4,
+            ),
+            2,
+        ),
+        (
+            Point(
+                micro_batch=3,
+                prompt=200,
+                completion=480,
+                micro_steps=4,
+            ),
+            4,
+        ),
+        (
+            Point(
+                micro_batch=4,
+                prompt=256,
+                completion=512,
+                micro_steps=4,
+            ),
+            6,
+        ),
+        (
+            Point(
+                micro_batch=16,
+                prompt=256,
+                completion=512,
+                micro_steps=4,
+            ),
+            24,
+        ),
     ],
     ids=str,
 )
@@ -87,8 +150,15 @@ def test_a_step_has_as_many_pieces_as_its_own_trace(point: Point, pieces: int) -
 
 def test_the_allocations_of_a_piece_follow_from_its_rows() -> None:
     """1,000 rows are a full piece and 488 rows: by hand, not by a trace."""
-    model, first = model_of()
-    sizes = model.sizes_at(Point(1, 500, 501, 4))
+    model, _ = model_of()
+    sizes = model.sizes_at(
+        Point(
+            micro_batch=1,
+            prompt=500,
+            completion=501,
+            micro_steps=4,
+        )
+    )
     pieces = sizes[1:-1].reshape(-1, 2)[-3:]
     assert pieces.tolist() == [
         [0, 0],

@@ -13,8 +13,8 @@ layer.
     match(i, d)  least cost of u_1 ... u_i with d additional allocations, the last one matched
     added(i, d)  the same, the last one additional
 
-    run(b, e)    cost of the run v_b ... v_e, whatever its length: 1 if the equally long series before
-                 or after it has the same sizes and parts, as those of another layer, else
+    run(b, e)    cost of the run v_b ... v_e, whatever its length: 1 if the equally long series
+                 before or after it has the same sizes and parts, as another layer has, else
                  UNLIKE_RUN_COST
 
     match(i, d) = min(match(i-1, d), added(i-1, d)) + cost(i, d)
@@ -54,7 +54,7 @@ from autotune.estimate.screening.repetition import LayerRepetition
 SizeAndPart = tuple[int, int]
 
 UNLIKE_RUN_COST = 30
-"""Cost of a run that repeats nothing, in runs that do: an optimizer has one for each of its groups."""
+"""Cost of a run that repeats nothing, in runs that do: more than the groups of an optimizer."""
 
 LARGER_COST = 1000
 """Cost of a match with a larger list, in runs: no block has as many."""
@@ -113,7 +113,7 @@ def _columns(allocations: Sequence[SizeAndPart]) -> Integers:
 
 
 def _run_costs(longer: Sequence[SizeAndPart], additional: int) -> Integers:
-    """Return the cost of a run: a row for the allocation it begins with, a column for its length."""
+    """Return the cost of a run: a row for its first allocation, a column for its length."""
     sizes, parts = _columns(longer)
     count = len(sizes)
     costs = np.full((count + 1, additional + 1), UNLIKE_RUN_COST)

@@ -70,6 +70,10 @@ class Term:
     rounds: bool = False  # count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)
     factor: str = ""  # axes whose product multiplies the value
 
+    @property
+    def is_rounded(self) -> bool:
+        return any(ROUNDED_AXES.intersection(product) for product, _ in self.products)
+
     def values(self, axes: Floats) -> Floats:
         """Return t(x), from a row of AXES for each point."""
         total = np.zeros(len(axes))
@@ -201,10 +205,7 @@ class Basis:
 
     def _may_be(self, terms: Sequence[int], coefficients: Floats) -> Booleans:
         """Return False for sums (rows of coefficients) that subtract a rounded amount."""
-        axes = set()
-        for column in terms:
-            axes.update(*(product for product, _ in self.terms[column].products))
-        if not axes & ROUNDED_AXES:
+        if not any(self.terms[column].is_rounded for column in terms):
             return np.ones(len(coefficients), dtype=bool)
         only_adds: Booleans = (coefficients >= 0).all(axis=1)
         return only_adds

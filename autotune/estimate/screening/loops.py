@@ -27,6 +27,7 @@ what the one before it has made (`_frees_in_time`), so that more pieces hold no 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -34,7 +35,7 @@ from typing import NamedTuple
 import numpy as np
 
 from autotune.estimate.screening.blocks import TraceBlock
-from autotune.estimate.screening.points import Booleans, Integers
+from autotune.estimate.screening.points import Integers
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +67,23 @@ class BlockAllocations(NamedTuple):
     sizes: Integers
     parts: Integers
 
-    def piece(self, start: int, stop: int) -> BlockAllocations:
-        return BlockAllocations(*(column[start:stop] for column in self))
+    @property
+    def count(self) -> int:
+        return len(self.numbers)
+
+    def between(self, start: int, stop: int) -> BlockAllocations:
+        return BlockAllocations(
+            numbers=self.numbers[start:stop],
+            sizes=self.sizes[start:stop],
+            parts=self.parts[start:stop],
+        )
+
+    def followed_by(self, further: BlockAllocations) -> BlockAllocations:
+        return BlockAllocations(
+            np.concatenate([self.numbers, further.numbers]),
+            np.concatenate([self.sizes, further.sizes]),
+            np.concatenate([self.parts, further.parts]),
+        )
 
 
 class LoopPlace(NamedTuple):
@@ -78,86 +94,136 @@ class LoopPlace(NamedTuple):
     after: int
 
 
-class FoundLoop(NamedTuple):
+class LoopExamples(NamedTuple):
     """A loop in all copies of a block."""
 
     loop: PieceLoop  # without its formula
     totals: Integers  # t(x) at the point of each copy
     outside: Sequence[BlockAllocations]  # the allocations before and after it, by copy
 
+    @property
+    def sizes_outside(self) -> Integers:
+        """Return a row for each allocation outside of the loop, a column for each copy."""
+        columns = [allocations.sizes for allocations in self.outside]
+        return np.stack(columns, axis=1)
 
-def find_loop(blocks: Sequence[TraceBlock]) -> FoundLoop | None:
+
+def loop_in(blocks: Sequence[TraceBlock]) -> LoopExamples | None:
     """Return the loop over pieces of rows in the copies of a block; None without one."""
     copies = list(map(_allocations_of, blocks))
-    lengths = [len(copy.numbers) for copy in copies]
-    slots = int(np.gcd.reduce(np.subtract(lengths, lengths[0])))
-    outside = min(lengths) - slots
+    slots = _allocations_of_piece(copies)
     if not slots:
         return None
+    shortest = min(copy.count for copy in copies)
+    outside = shortest - slots
     for before in range(outside + 1):
         place = _earliest(LoopPlace(slots, before, outside - before), copies)
-        found = _loop_at(place, copies)
-        if found is not None and _frees_in_time(blocks, place):
-            return found
+        examples = _loop_at(place, copies)
+        if examples is not None and _all_free_in_time(blocks, place):
+            return examples
     return None
 
 
 def _allocations_of(block: TraceBlock) -> BlockAllocations:
     makes = block.allocates
-    return BlockAllocations(block.numbers[makes], block.deltas[makes], block.parts[makes])
+    return BlockAllocations(
+        numbers=block.numbers[makes],
+        sizes=block.deltas[makes],
+        parts=block.parts[makes],
+    )
+
+
+def _allocations_of_piece(copies: Sequence[BlockAllocations]) -> int:
+    """Return the largest number of which all copies have more or fewer; 0 if they are equal."""
+    slots = 0
+    for copy in copies:
+        difference = copy.count - copies[0].count
+        slots = math.gcd(slots, difference)
+    return slots
 
 
 def _earliest(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopPlace:
-    """Return the place with the pieces that every point has as full ones."""
-    slots, before, after = place
-    while before >= slots:
-        earlier = np.array([copy.sizes[before - slots : before] for copy in copies])
-        following = np.array([copy.sizes[before : before + slots] for copy in copies])
-        if not np.array_equal(earlier, following) or np.ptp(earlier, axis=0).any():
-            break
-        before -= slots
-    return LoopPlace(slots, before, after)
+    """Return the place with the pieces before it that are full at every point."""
+    before = place.before
+    while before >= place.slots and _are_full_before(before, place.slots, copies):
+        before -= place.slots
+    return place._replace(before=before)
 
 
-def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> FoundLoop | None:
-    """Return the loop at a place; None if the allocations there are not those of pieces."""
-    # 1. The pieces of each copy: a row for each.
-    bodies, outside = [], []
+def _are_full_before(
+    before: int,
+    slots: int,
+    copies: Sequence[BlockAllocations],
+) -> bool:
+    """Return True if the piece before this place is the same as the next one, in all copies."""
+    full = copies[0].sizes[before - slots : before]
     for copy in copies:
-        end = len(copy.numbers) - place.after
-        bodies.append(copy.piece(place.before, end))
-        ends = zip(copy.piece(0, place.before), copy.piece(end, len(copy.numbers)), strict=True)
-        outside.append(BlockAllocations(*map(np.concatenate, ends)))
+        is_full = np.array_equal(copy.sizes[before - slots : before], full)
+        is_repeated = np.array_equal(copy.sizes[before : before + slots], full)
+        if not (is_full and is_repeated):
+            return False
+    return True
+
+
+def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExamples | None:
+    """Return the loop at a place; None if the allocations there are not those of pieces."""
+    # 1. The allocations of the loop and those around it, by copy.
+    bodies = []
+    outside = []
+    for copy in copies:
+        end = copy.count - place.after
+        body = copy.between(place.before, end)
+        begin = copy.between(0, place.before)
+        bodies.append(body)
+        outside.append(begin.followed_by(copy.between(end, copy.count)))
     if not _have_equal_parts(bodies, outside, place.slots):
         return None
 
     # 2. Full pieces are equal. In the last one, some allocations follow its rows.
-    sizes = [body.sizes.reshape(-1, place.slots) for body in bodies]
-    full_pieces = np.concatenate([rows[:-1] for rows in sizes])
-    last_pieces = np.stack([rows[-1] for rows in sizes])
+    full_pieces, last_pieces = _pieces_of(bodies, place.slots)
     full = full_pieces[0]
-    if (full_pieces != full).any() or (last_pieces > full).any():
+    if (full_pieces != full).any():
+        return None
+    if (last_pieces > full).any():
         return None
     follows_rows = (last_pieces != full).any(axis=0)
     if not follows_rows.any():
         return None
-    slot = int(np.where(follows_rows, full, 0).argmax())
-    if not _are_in_proportion(last_pieces[:, follows_rows], full[follows_rows], full[slot]):
+    if not _are_in_proportion(last_pieces[:, follows_rows], full[follows_rows]):
         return None
 
     # 3. The loop of the first copy.
-    first = bodies[0]
-    count = len(sizes[0])
+    slot = int(np.where(follows_rows, full, 0).argmax())
+    count = bodies[0].count // place.slots
+    from_the_last = np.arange(count)[::-1]
     loop = PieceLoop(
-        allocations=first.numbers,
-        pieces=np.repeat(np.arange(count)[::-1], place.slots),
+        allocations=bodies[0].numbers,
+        pieces=np.repeat(from_the_last, place.slots),
         full_sizes=np.tile(full, count),
         follows_rows=np.tile(follows_rows, count).astype(np.int64),
         full_bytes=int(full[slot]),
         formula=0,
     )
-    totals = np.array([rows[:, slot].sum() for rows in sizes])
-    return FoundLoop(loop, totals, outside)
+    totals = []
+    for body in bodies:
+        sizes = body.sizes[slot :: place.slots]
+        totals.append(sizes.sum())
+    return LoopExamples(
+        loop=loop,
+        totals=np.array(totals),
+        outside=outside,
+    )
+
+
+def _pieces_of(bodies: Sequence[BlockAllocations], slots: int) -> tuple[Integers, Integers]:
+    """Return the sizes in all full pieces, and in the last piece of each copy: a row for each."""
+    full_pieces = []
+    last_pieces = []
+    for body in bodies:
+        pieces = body.sizes.reshape(-1, slots)
+        full_pieces.append(pieces[:-1])
+        last_pieces.append(pieces[-1])
+    return np.concatenate(full_pieces), np.stack(last_pieces)
 
 
 def _have_equal_parts(
@@ -165,33 +231,43 @@ def _have_equal_parts(
     outside: Sequence[BlockAllocations],
     slots: int,
 ) -> bool:
-    """Return True if all pieces have the same parts, and what is around the loop has."""
-    pieces = np.concatenate([body.parts.reshape(-1, slots) for body in bodies])
-    around = np.stack([allocations.parts for allocations in outside])
-    return bool((pieces == pieces[0]).all() and (around == around[0]).all())
-
-
-def _are_in_proportion(last_pieces: Integers, full: Integers, full_bytes: int) -> bool:
-    """Return True if all allocations (columns) of a last piece are the same share of full ones."""
-    column = int((full == full_bytes).argmax())
-    shares = last_pieces[:, [column]] * full
-    return bool((shares == last_pieces * full_bytes).all())
-
-
-def _frees_in_time(blocks: Sequence[TraceBlock], place: LoopPlace) -> bool:
-    """Return True if what a piece makes is freed before the piece after the next one begins."""
-    return all(_frees_pieces_of(block, place) for block in blocks)
-
-
-def _frees_pieces_of(block: TraceBlock, place: LoopPlace) -> bool:
-    made_at = np.flatnonzero(block.allocates)
-    freed_at = {int(block.numbers[event]): event for event in np.flatnonzero(~block.allocates)}
-    end = len(made_at) - place.after
-    never = len(block)
-    begins = [*made_at[place.before : end : place.slots], *made_at[end : end + 1], never]
-    for allocation in range(place.before, end - place.slots):
-        piece = (allocation - place.before) // place.slots
-        number = int(block.numbers[made_at[allocation]])
-        if freed_at.get(number, never) >= begins[piece + 2]:
+    """Return True if all pieces have the same parts, and so has what is around the loops."""
+    piece_parts = bodies[0].parts[:slots]
+    for body, around in zip(bodies, outside, strict=True):
+        has_equal_pieces = (body.parts.reshape(-1, slots) == piece_parts).all()
+        if not has_equal_pieces or not np.array_equal(around.parts, outside[0].parts):
             return False
     return True
+
+
+def _are_in_proportion(last_pieces: Integers, full: Integers) -> bool:
+    """Return True if all allocations (columns) of a last piece are the same share of full ones."""
+    largest = int(full.argmax())
+    shares = last_pieces[:, [largest]] * full
+    return bool((shares == last_pieces * full[largest]).all())
+
+
+def _all_free_in_time(blocks: Sequence[TraceBlock], place: LoopPlace) -> bool:
+    """Return True if what a piece makes is freed before the piece after the next one begins."""
+    return all(_frees_in_time(block, place) for block in blocks)
+
+
+def _frees_in_time(block: TraceBlock, place: LoopPlace) -> bool:
+    made_at = np.flatnonzero(block.allocates)
+    never = len(block)
+    freed_at = np.full(1 + block.numbers.max(), never)
+    frees = np.flatnonzero(~block.allocates)
+    freed_at[block.numbers[frees]] = frees
+
+    # Begins of the pieces, of what follows the loop, and the end.
+    end = len(made_at) - place.after
+    begins = made_at[place.before : end : place.slots].tolist()
+    if place.after:
+        begins.append(made_at[end])
+    begins.append(never)
+
+    in_full_pieces = made_at[place.before : end - place.slots]
+    pieces = np.arange(len(in_full_pieces)) // place.slots
+    latest = np.array(begins)[pieces + 2]
+    freed = freed_at[block.numbers[in_full_pieces]]
+    return bool((freed < latest).all())

@@ -4,8 +4,10 @@ At the points x_1 ... x_n of a family the steps have the same blocks. A block of
 of them is *uniform*: the k-th allocation is the same tensor everywhere, and its sizes at the points
 are the examples of its formula (`formulas`).
 
-The others contain a loop whose length depends on the point. Events in front of it and behind it are
-uniform as well, with as many of its iterations as every point has, if their sizes have formulas.
+The others contain a loop whose length depends on the point. One over pieces of rows, of which
+nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front of
+it and behind it are uniform as well, with as many of its iterations as every point has, if their
+sizes have formulas.
 The allocations between are those of the first point, in two groups: bytes that the block keeps, and
 bytes that it frees again. Each group is scaled by part: size = size at the first point
 * G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's peak, a formula as
@@ -32,7 +34,7 @@ import numpy as np
 
 from autotune.estimate.screening.blocks import PARTS, TraceBlock, blocks_of
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
-from autotune.estimate.screening.loops import PieceLoop, find_loop
+from autotune.estimate.screening.loops import PieceLoop, loop_in
 from autotune.estimate.screening.points import (
     Booleans,
     Floats,
@@ -128,13 +130,12 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     groups: list[ScaledGroup] = []
     loops: list[PieceLoop] = []
     for blocks in _blocks_of_samples(samples):
-        found = find_loop(blocks)
-        if found is not None and have_formulas(found.totals[np.newaxis]).all():
-            (total_row,) = examples.add(found.totals[np.newaxis])
-            loops.append(replace(found.loop, formula=int(total_row)))
-            sizes = [allocations.sizes for allocations in found.outside]
-            uniform.append(found.outside[0].numbers)
-            uniform_rows.append(examples.add(np.stack(sizes, axis=1)))
+        in_loop = loop_in(blocks)
+        if in_loop is not None and have_formulas(in_loop.totals[np.newaxis]).all():
+            (total_row,) = examples.add(in_loop.totals[np.newaxis])
+            loops.append(replace(in_loop.loop, formula=int(total_row)))
+            uniform.append(in_loop.outside[0].numbers)
+            uniform_rows.append(examples.add(in_loop.sizes_outside))
             continue
         for pieces in _pieces(blocks, have_formulas):
             if _have_equal_events(pieces):
@@ -154,7 +155,10 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     scaled = []
     for group in groups:
         scaled.append(replace(group, formulas=formulas[group.formulas]))
-    piece_loops = [replace(loop, formula=int(formulas[loop.formula])) for loop in loops]
+    piece_loops = []
+    for loop in loops:
+        formula = int(formulas[loop.formula])
+        piece_loops.append(replace(loop, formula=formula))
     formula_of = formulas[np.concatenate(uniform_rows)]
     return SizeModel(
         basis=known_formulas.basis,
