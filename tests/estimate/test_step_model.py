@@ -16,7 +16,7 @@ from autotune.estimate.screening import (
     repetition_of,
     survey,
 )
-from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.alignment import aligned, with_preferred
 from autotune.estimate.screening.planned_traces import corner, picked_points
 from autotune.estimate.screening.points import Sample
 from autotune.estimate.screening.size_model import fit_sizes
@@ -314,6 +314,14 @@ def test_two_groups_of_an_optimizer_are_two_runs() -> None:
     added = sorted(set(range(len(longer))) - set(places))
     assert [longer[place] for place in added if longer[place] in norms] == norms
     assert added[0] + len(weights) <= len(weights) * 4 <= added[len(weights)]
+
+
+def test_the_allocation_that_a_further_layer_frees_is_the_additional_one() -> None:
+    """A mixture's router has a gradient for each layer, all made before the first layer runs."""
+    longer = [(7, 0), (4, 0), (4, 0), (4, 0), (9, 0)]
+    assert with_preferred([0, 1, 2, 4], longer, {1}) == [0, 2, 3, 4]
+    assert with_preferred([0, 2, 3, 4], longer, {3}) == [0, 1, 2, 4]
+    assert with_preferred([0, 1, 2, 4], longer, {0, 4}) == [0, 1, 2, 4], "of another size"
 
 
 def test_a_run_may_be_at_either_end() -> None:

@@ -44,7 +44,7 @@ added(i, 1) is below match(i, 1), so that d stays 1: j = 2, 3, 4, and v_1 is add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -77,6 +77,61 @@ def aligned(
     if min(match[end], added[end]) >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
     return _cheapest_places(match, added, run_costs)
+
+
+def with_preferred(
+    places: Sequence[int],
+    longer: Sequence[SizeAndPart],
+    preferred: set[int],
+) -> list[int]:
+    """Return equally good places with more of the preferred allocations additional.
+
+    Of four equal allocations in a row any may be the additional one: a run moves by a place where
+    the allocation that it leaves equals the one that it reaches.
+    """
+    matched = set(places)
+    for run in _additional_runs(places, len(longer)):
+        positions = [run]
+        for step in (-1, 1):
+            moved = run
+            while _may_move(moved, step, longer, matched):
+                moved = range(moved.start + step, moved.stop + step)
+                positions.append(moved)
+
+        def preferred_in(position: range) -> int:
+            return len(preferred.intersection(position))
+
+        best = max(positions, key=preferred_in)
+        matched.update(run)
+        matched.difference_update(best)
+    return sorted(matched)
+
+
+def _additional_runs(places: Sequence[int], end: int) -> Iterator[range]:
+    """Yield the series of places between the matched ones."""
+    begin = 0
+    for place in (*places, end):
+        if place > begin:
+            yield range(begin, place)
+        begin = place + 1
+
+
+def _may_move(
+    run: range,
+    step: int,
+    longer: Sequence[SizeAndPart],
+    matched: set[int],
+) -> bool:
+    """Return True if the run may move by one place, forwards (1) or backwards (-1)."""
+    if step > 0:
+        leaves = run.start
+        reaches = run.stop
+    else:
+        leaves = run.stop - 1
+        reaches = run.start - 1
+    if reaches not in matched:
+        return False
+    return longer[leaves] == longer[reaches]
 
 
 def _match_costs(

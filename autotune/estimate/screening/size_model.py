@@ -5,13 +5,12 @@ of them is *uniform*: the k-th allocation is the same tensor everywhere, and its
 are the examples of its formula (`formulas`).
 
 The others contain a loop whose length depends on the point. One over pieces of rows, of which
-nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front of
-it and behind it are uniform as well, with as many of its iterations as every point has, if their
-sizes have formulas.
-The allocations between are those of the first point, in two groups: bytes that the block keeps, and
-bytes that it frees again. Each group is scaled by part: size = size at the first point
-* G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's peak, a formula as
-well.
+nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front
+of it and behind it are uniform as well, with as many of its iterations as every point has, if
+their sizes have formulas. The allocations between are those of the first point, in two groups:
+bytes that the block keeps, and bytes that it frees again. Each group is scaled by part: size = size
+at the first point * G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's
+peak, a formula as well.
 
 Example: a loop over at most 4,096 tokens at a time keeps 4 bytes of each token, and frees a tensor
 of 100 bytes for each token of the iteration before the next one begins.
