@@ -146,6 +146,20 @@ def test_any_width_with_any_constant(
     assert exact and predicted == pytest.approx([size(*row) for row in FAR], rel=1e-9)
 
 
+def test_sizes_of_single_rows_are_recovered_exactly() -> None:
+    """The micro-batch is 1 at all points: a generation's prompts are then a product of N and P."""
+    points = POINTS.copy()
+    points[:, 0] = 1
+    values = np.array([[8 * n * p for _, p, _, n in points]])
+    basis = Basis.of(points)
+    coefficients, is_exact = basis.fit(points, values)
+    assert is_exact.all()
+    far = FAR.copy()
+    far[:, 0] = 1
+    expected = [8 * n * p for _, p, _, n in far]
+    assert basis.values(far) @ coefficients[0] == pytest.approx(expected)
+
+
 def test_other_functions_are_not_exact() -> None:
     predicted, exact = extrapolated(lambda b, p, c, n: 1000 * b * p * c / (n + p % 7 + 1))
     assert not exact and np.isfinite(predicted).all()

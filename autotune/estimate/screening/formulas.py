@@ -39,7 +39,7 @@ SEGMENT_ROWS = 10
 # fmt: off
 COMMONEST_FIRST = (
     "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N",
-    "BSS", "BCC", "BPP", "BPC", "SS", "CC", "T", "R", "E",
+    "BSS", "BCC", "BPP", "BPC", "SS", "CC", "T", "E",
 )
 # fmt: on
 """Products that sizes consist of; the empty product is a constant."""
@@ -119,18 +119,18 @@ class Basis:
 
     @classmethod
     def of(cls, points: Floats) -> Basis:
-        """Return the products of those axes that vary."""
+        """Return the products, of the axes that vary in them: those of single rows lack B."""
         ranges = np.ptp(_axes(points), axis=0)
         varying = set()
         for axis, axis_range in zip(AXES, ranges, strict=True):
             if axis_range > 0:
                 varying.add(axis)
 
-        terms = []
+        products: dict[str, None] = {}
         for product in COMMONEST_FIRST:
-            if varying.issuperset(product):
-                terms.append(single(product))
-        return cls(tuple(terms))
+            varying_axes = filter(varying.__contains__, product)
+            products["".join(varying_axes)] = None
+        return cls(tuple(map(single, products)))
 
     def values(self, points: Floats) -> Floats:
         """Return A: a row for each point, a column for each term."""
