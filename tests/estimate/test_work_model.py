@@ -161,29 +161,3 @@ def test_operations_that_no_formula_follows_have_an_error() -> None:
     config = {"model_type": "synthetic", "num_hidden_layers": LAYERS}
     model = survey(trace, SPACE, repetition_of(config))
     assert model.operations_error > 0.05
-
-
-def test_a_score_in_each_micro_batch_is_exact() -> None:
-    """DPO scores a micro-batch with the reference, whatever the number of micro-steps."""
-
-    def trace(point: Point, layers: int | None) -> Trace:
-        depth = layers or LAYERS
-        work = one_pass(
-            "score",
-            point,
-            depth,
-            times=1,
-        )
-        return replace(step(point, depth), work=(work,))
-
-    model = survey(trace, SPACE, repetition_of({"num_hidden_layers": LAYERS}))
-    assert model.operations_error < 1e-9
-    far = FAR[-1]
-    (predicted,) = model.work.work_at(rows_of([far]))[0]
-    expected = one_pass(
-        "score",
-        far,
-        LAYERS,
-        times=1,
-    )
-    assert predicted.flops["bfloat16"] == pytest.approx(expected.flops["bfloat16"])

@@ -95,7 +95,9 @@ def with_preferred(
         for step in (-1, 1):
             moved = run
             while _may_move(moved, step, longer, matched):
-                moved = range(moved.start + step, moved.stop + step)
+                start = moved.start + step
+                stop = moved.stop + step
+                moved = range(start, stop)
                 positions.append(moved)
 
         def preferred_in(position: range) -> int:

@@ -291,12 +291,16 @@ def _capped_amount(
         rows = amount.values(axes)
         row_bytes = values[~is_full] / rows[~is_full]
         most_rows = values.max() / row_bytes[0]
-        is_in_proportion = np.ptp(row_bytes) <= EXACT * row_bytes[0]
-        is_whole = _is_whole(row_bytes[0]) and _is_whole(most_rows)
-        reaches_cap = (rows[is_full] >= most_rows * (1 - EXACT)).all()
-        exceeds_cap = rows.max() > most_rows * (1 + EXACT)
-        if is_in_proportion and is_whole and reaches_cap and exceeds_cap:
-            return replace(amount, cap=round(float(most_rows)))
+        conditions = (
+            np.ptp(row_bytes) <= EXACT * row_bytes[0],
+            _is_whole(row_bytes[0]),
+            _is_whole(most_rows),
+            rows[is_full].min() >= most_rows * (1 - EXACT),
+            rows.max() > most_rows * (1 + EXACT),
+        )
+        if all(conditions):
+            cap = round(float(most_rows))
+            return replace(amount, cap=cap)
     return None
 
 

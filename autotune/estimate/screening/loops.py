@@ -79,11 +79,11 @@ class BlockAllocations(NamedTuple):
         )
 
     def followed_by(self, further: BlockAllocations) -> BlockAllocations:
-        return BlockAllocations(
-            np.concatenate([self.numbers, further.numbers]),
-            np.concatenate([self.sizes, further.sizes]),
-            np.concatenate([self.parts, further.parts]),
-        )
+        columns = []
+        for column, further_column in zip(self, further, strict=True):
+            joined = np.concatenate([column, further_column])
+            columns.append(joined)
+        return BlockAllocations(*columns)
 
 
 class LoopPlace(NamedTuple):
@@ -117,7 +117,12 @@ def loop_in(blocks: Sequence[TraceBlock]) -> LoopExamples | None:
     shortest = min(copy.count for copy in copies)
     outside = shortest - slots
     for before in range(outside + 1):
-        place = _earliest(LoopPlace(slots, before, outside - before), copies)
+        latest = LoopPlace(
+            slots=slots,
+            before=before,
+            after=outside - before,
+        )
+        place = _earliest(latest, copies)
         examples = _loop_at(place, copies)
         if examples is not None and _all_free_in_time(blocks, place):
             return examples
@@ -158,10 +163,11 @@ def _are_full_before(
     """Return True if the piece before this place is the same as the next one, in all copies."""
     full = copies[0].sizes[before - slots : before]
     for copy in copies:
-        is_full = np.array_equal(copy.sizes[before - slots : before], full)
-        is_repeated = np.array_equal(copy.sizes[before : before + slots], full)
-        if not (is_full and is_repeated):
-            return False
+        earlier = copy.between(before - slots, before)
+        following = copy.between(before, before + slots)
+        for piece in (earlier, following):
+            if not np.array_equal(piece.sizes, full):
+                return False
     return True
 
 

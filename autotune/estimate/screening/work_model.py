@@ -20,9 +20,6 @@ So the main terms of a phase are the constant and
     rollout, score, ...    those with N: N, BNS, BNC, NS, BNSS, ...
     forward, backward      those without: BS, S, BSS, BC, ...
 
-A score of DPO is computed in each micro-batch: without an exact sum of these, one of the other
-phases' terms is tried.
-
 A training pass also takes its share out of the generated batch: amounts of N, BNS and BNC, small
 beside the model's products. These are its small terms: they may occur in an exact sum, but not in
 the closest one, where they would only follow the error.
@@ -348,10 +345,6 @@ def _formula(
     shortest, error = _shortest(matrix, values, main, small)
     if error <= EXACT:
         return shortest
-    remaining = sorted(set(range(len(basis.terms))).difference(main, small))
-    of_others, error = _shortest(matrix, values, remaining, ())
-    if error <= EXACT:
-        return of_others
 
     # 3. The same count's formula, rescaled.
     if same is not None and (matrix @ same > 0).all():
