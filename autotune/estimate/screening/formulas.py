@@ -196,8 +196,7 @@ class Basis:
         for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
             solved, errors = solve(matrix[:, terms], examples.T)
             is_closer = errors < least_errors * (1 - EXACT)
-            is_closer &= self._may_be(terms, solved)
-            rows = np.flatnonzero(is_closer)
+            rows = np.flatnonzero(is_closer & self._may_be(terms, solved))
             coefficients[rows] = 0.0
             coefficients[rows[:, np.newaxis], terms] = solved[rows]
             least_errors[rows] = errors[rows]

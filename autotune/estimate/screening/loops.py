@@ -68,7 +68,7 @@ class BlockAllocations(NamedTuple):
     parts: Integers
 
     @property
-    def count(self) -> int:
+    def length(self) -> int:
         return len(self.numbers)
 
     def between(self, start: int, stop: int) -> BlockAllocations:
@@ -114,7 +114,7 @@ def loop_in(blocks: Sequence[TraceBlock]) -> LoopExamples | None:
     slots = _allocations_of_piece(copies)
     if not slots:
         return None
-    shortest = min(copy.count for copy in copies)
+    shortest = min(copy.length for copy in copies)
     outside = shortest - slots
     for before in range(outside + 1):
         latest = LoopPlace(
@@ -142,7 +142,7 @@ def _allocations_of_piece(copies: Sequence[BlockAllocations]) -> int:
     """Return the largest number of which all copies have more or fewer; 0 if they are equal."""
     slots = 0
     for copy in copies:
-        difference = copy.count - copies[0].count
+        difference = copy.length - copies[0].length
         slots = math.gcd(slots, difference)
     return slots
 
@@ -177,11 +177,11 @@ def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExampl
     bodies = []
     outside = []
     for copy in copies:
-        end = copy.count - place.after
+        end = copy.length - place.after
         body = copy.between(place.before, end)
         begin = copy.between(0, place.before)
         bodies.append(body)
-        outside.append(begin.followed_by(copy.between(end, copy.count)))
+        outside.append(begin.followed_by(copy.between(end, copy.length)))
     if not _have_equal_parts(bodies, outside, place.slots):
         return None
 
@@ -200,7 +200,7 @@ def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExampl
 
     # 3. The loop of the first copy.
     slot = int(np.where(follows_rows, full, 0).argmax())
-    count = bodies[0].count // place.slots
+    count = bodies[0].length // place.slots
     from_the_last = np.arange(count)[::-1]
     loop = PieceLoop(
         allocations=bodies[0].numbers,
