@@ -45,6 +45,7 @@ from autotune.frameworks.base import Trainer
 from autotune.machine import hardware_detection
 from autotune.prediction.guarded_runs import measured_speed
 from autotune.prediction.opening import open_step_models, open_tracers
+from autotune.prediction.step_families import step_class, window_side
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.step_rows import StepRows
@@ -455,8 +456,8 @@ class PredictionService:
 
     def _key(self, candidate: Candidate, request: Request) -> str:
         allocator = candidate.settings.get(ALLOCATOR)
-        step = self._surveys.step_class(request)
-        return family_key({**request, "allocator": allocator, "step": step})
+        classes = [step_class(request), window_side(request)]
+        return family_key({**request, "allocator": allocator, "step": classes})
 
     def _predict_members(self, key: str, members: Members) -> Iterator[tuple[str, Prediction]]:
         family: Family | None = None

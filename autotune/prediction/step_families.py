@@ -69,6 +69,19 @@ class Corners(NamedTuple):
     high: Point
 
 
+class WindowSide(NamedTuple):
+    """What lies within the attention window of a model's layers."""
+
+    holds_prompt: bool
+    holds_row: bool
+
+
+WITHIN_WINDOW = WindowSide(True, True)
+
+BESIDE_WINDOW = 8
+"""Tokens beyond the window at which a survey beyond it begins."""
+
+
 class StepClass(NamedTuple):
     """What divides the points of a family into steps with the same events."""
 
@@ -147,6 +160,9 @@ def step_family(request: Request) -> Mapping[str, object]:
     family["settings"] = _without(settings, dropped)
     family["lengths"] = _without(traced["lengths"], ("prompt", "completion"))
     family["step"] = step_class(request)
+    side = window_side(request)
+    if side != WITHIN_WINDOW:
+        family["window"] = side
     # 2. The course of the micro-steps: their class, and how often a generation is reused.
     family["course"] = _course(point_of(request))
     accumulation = settings.get("gradient_accumulation_steps")
@@ -168,6 +184,26 @@ def step_class(request: Request) -> StepClass:
     return StepClass(rows, reached_bounds)
 
 
+def window_side(request: Request) -> WindowSide:
+    """Return on which side of the attention window of the model's layers the lengths are: caches
+    and masks grow up to it, and no sum of products does.
+    """
+    window = _window(request)
+    if window is None:
+        return WITHIN_WINDOW
+    point = point_of(request)
+    return WindowSide(point.prompt <= window, point.prompt + point.completion <= window)
+
+
+def _window(request: Request) -> int | None:
+    """Return the window of some layers; None without one."""
+    config = text_config(request["model"]["config"])
+    window = config.get("sliding_window")
+    if not isinstance(window, int) or config.get("use_sliding_window") is False:
+        return None
+    return window
+
+
 def _sequences_of_row(request: Request) -> int:
     is_paired = request.get("method") in PAIRED_METHODS
     return 2 if is_paired else 1
@@ -182,29 +218,14 @@ def points_around(request: Request, earlier: Sequence[Point] = ()) -> list[Point
     if not earlier and covered(corners, [point]):
         return list(corners)
     low_columns = zip(corners.low, point, *earlier, strict=True)
-    lowest = Point(*map(min, low_columns))
+    lowest = _on_side(Point(*map(min, low_columns)), request)
     highest = []
     for usual, *values in zip(corners.high, point, *earlier, strict=True):
         largest = max(values)
         while usual < largest:
             usual *= 2
         highest.append(usual)
-    return [lowest, corners.middle, Point(*highest)]
-
-
-def crosses_window(request: Request, points: Sequence[Point]) -> bool:
-    """Return True if the attention window of the model's layers lies within these points' lengths:
-    caches and masks grow up to it, and no sum of products does.
-    """
-    config = text_config(request["model"]["config"])
-    window = config.get("sliding_window")
-    if not isinstance(window, int) or config.get("use_sliding_window") is False:
-        return False
-    fit_prompts, fit_rows = set(), set()
-    for point in points:
-        fit_prompts.add(point.prompt <= window)
-        fit_rows.add(point.prompt + point.completion <= window)
-    return len(fit_prompts) > 1 or len(fit_rows) > 1
+    return [lowest, corners.middle, _on_side(Point(*highest), request)]
 
 
 def _corners(request: Request) -> Corners:
@@ -221,8 +242,27 @@ def _corners(request: Request) -> Corners:
         )
         if micro_steps < MICRO_STEP_CLASSES:
             point = point._replace(micro_steps=micro_steps)
-        points.append(point)
+        if not window_side(request).holds_prompt:
+            point = point._replace(prompt=point.prompt + (_window(request) or 0))
+        points.append(_on_side(point, request))
     return Corners(*points)
+
+
+def _on_side(point: Point, request: Request) -> Point:
+    """Return the point with lengths on the request's side of the window, as near as possible."""
+    window = _window(request)
+    if window is None:
+        return point
+    side = window_side(request)
+    if side.holds_row:
+        longest = window // 2
+        prompt, completion = min(point.prompt, longest), min(point.completion, longest)
+    elif side.holds_prompt:
+        prompt = min(point.prompt, window)
+        completion = max(point.completion, window + BESIDE_WINDOW - prompt)
+    else:
+        prompt, completion = max(point.prompt, window + BESIDE_WINDOW), point.completion
+    return point._replace(prompt=prompt, completion=completion)
 
 
 def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:

@@ -26,6 +26,7 @@ from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, ModuleUse, Parameter, Trace
 from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
+from autotune.estimate.screening.loops import PieceLoop
 from autotune.estimate.screening.points import Floats, Integers
 from autotune.estimate.screening.size_model import ScaledGroup, SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace
@@ -36,6 +37,8 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 NO_NUMBER = -1  # a missing layer or allocation
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
+
+LOOP_COLUMNS = ("allocations", "pieces", "full_sizes", "follows_rows")
 
 PackedColumns = dict[str, bytes]
 
@@ -67,6 +70,7 @@ class _Document:
     counts: tuple[Count, ...]
     short_shares: tuple[CountShare, ...]
     columns: PackedColumns
+    loops: int = 0
 
 
 _DECODER = msgspec.msgpack.Decoder(_Document)
@@ -106,6 +110,10 @@ def encoded(surveyed: SurveyedModel) -> bytes:
     for place, group in enumerate(sizes.scaled):
         for name in ("allocations", "parts", "bytes_at_first", "formulas"):
             columns[f"scaled {place} {name}"] = _column(getattr(group, name))
+    for place, loop in enumerate(sizes.loops):
+        for name in LOOP_COLUMNS:
+            columns[f"loop {place} {name}"] = _column(getattr(loop, name))
+        columns[f"loop {place}"] = _column([loop.full_bytes, loop.formula])
     columns |= _trace_columns(trace)
     document = _Document(
         format=FORMAT,
@@ -122,6 +130,7 @@ def encoded(surveyed: SurveyedModel) -> bytes:
         counts=work.counts,
         short_shares=work.short_shares,
         columns=columns,
+        loops=len(sizes.loops),
     )
     return msgspec.msgpack.encode(document)
 
@@ -182,6 +191,11 @@ def _size_model(document: _Document) -> SizeModel:
                 formulas=_numbers(columns[f"{prefix} formulas"]),
             )
         )
+    loops = []
+    for place in range(document.loops):
+        full_bytes, formula = _numbers(columns[f"loop {place}"]).tolist()
+        by_allocation = {name: _numbers(columns[f"loop {place} {name}"]) for name in LOOP_COLUMNS}
+        loops.append(PieceLoop(**by_allocation, full_bytes=full_bytes, formula=formula))
     known_formulas = KnownFormulas(
         basis=document.known_basis,
         coefficients=_rows(columns["known"], document.known_basis),
@@ -193,6 +207,7 @@ def _size_model(document: _Document) -> SizeModel:
         uniform=_numbers(columns["uniform"]),
         formula_of=_numbers(columns["formula_of"]),
         scaled=tuple(scaled),
+        loops=tuple(loops),
         extra_formula=document.extra_formula,
         is_exact=document.is_exact,
         known_formulas=known_formulas,

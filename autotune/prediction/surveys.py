@@ -28,13 +28,7 @@ from autotune.estimate.screening import (
     traced_request,
 )
 from autotune.estimate.screening.surveying import MAX_ERROR
-from autotune.prediction.step_families import (
-    StepClass,
-    covered,
-    crosses_window,
-    points_around,
-    step_class,
-)
+from autotune.prediction.step_families import covered, points_around
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.tracer import TracerPool
@@ -100,7 +94,7 @@ class Surveys:
         earlier = stored.surveyed_points(request)
         points = points_around(request, earlier)
         is_first_answer = self._reference is None and not earlier
-        if is_first_answer or crosses_window(request, points):
+        if is_first_answer or not covered(points, [point_of(request)]):
             points = [point_of(request)]
         try:
             surveyed = self._survey(request, points, repetition)
@@ -135,12 +129,6 @@ class Surveys:
             if model is not None:
                 return model
         return self._survey(request, points, repetition)
-
-    def step_class(self, request: Request) -> StepClass | None:
-        """Return the class that divides families whose models are stored."""
-        if self._stored is None:
-            return None
-        return step_class(request)
 
     def covers(self, key: str, point: Point) -> bool:
         """Return True if the family's model is there, and serves a single candidate at this point.

@@ -63,6 +63,7 @@ SIZES = {
     "a generation's tokens": lambda b, p, c, n: 8 * b * n * (p + c),
     "a mask": lambda b, p, c, n: b * (p + c) ** 2,
     "a causal square": lambda b, p, c, n: 4 * (p + c) ** 2,
+    "segments of an embedding": lambda b, p, c, n: 72 * b * (p + c) + 40 * (b * (p + c) // 10),
     "rounded up by a kernel": lambda b, p, c, n: 4 * 128 * b * (-(-(p + c) // 128) * 128),
     "a tile": lambda b, p, c, n: 65536 * min(4096, b * c),
     "a shifted tile": lambda b, p, c, n: 65536 * min(4096, b * (p + c - 1)),
@@ -74,6 +75,52 @@ def test_tensor_sizes_are_recovered_exactly(name: str) -> None:
     predicted, exact = extrapolated(SIZES[name])
     assert exact
     assert predicted == pytest.approx([SIZES[name](*row) for row in FAR], rel=1e-9)
+
+
+def test_a_limit_is_found_from_one_point_below_it() -> None:
+    """A norm's gradient has a workspace of up to 9,216 rows. All other points have more."""
+    points = rows_of(
+        [
+            Point(
+                micro_batch=8,
+                prompt=2864,
+                completion=1624,
+                micro_steps=6,
+            ),
+            Point(
+                micro_batch=4,
+                prompt=800,
+                completion=200,
+                micro_steps=4,
+            ),
+            Point(
+                micro_batch=8,
+                prompt=1368,
+                completion=4128,
+                micro_steps=4,
+            ),
+            Point(
+                micro_batch=6,
+                prompt=4112,
+                completion=592,
+                micro_steps=5,
+            ),
+            Point(
+                micro_batch=4,
+                prompt=4112,
+                completion=3344,
+                micro_steps=5,
+            ),
+        ]
+    )
+
+    def size(b: float, p: float, c: float, n: float) -> float:
+        rows = -(-b * (p + c) // 64) * 64
+        return 12288 * min(9216.0, rows)
+
+    predicted, exact = extrapolated(size, points)
+    assert exact
+    assert predicted == pytest.approx([size(*row) for row in FAR], rel=1e-9)
 
 
 @settings(deadline=None, max_examples=30)
@@ -97,6 +144,20 @@ def test_any_width_with_any_constant(
 
     predicted, exact = extrapolated(size)
     assert exact and predicted == pytest.approx([size(*row) for row in FAR], rel=1e-9)
+
+
+def test_sizes_of_single_rows_are_recovered_exactly() -> None:
+    """The micro-batch is 1 at all points: a generation's prompts are then a product of N and P."""
+    points = POINTS.copy()
+    points[:, 0] = 1
+    values = np.array([[8 * n * p for _, p, _, n in points]])
+    basis = Basis.of(points)
+    coefficients, is_exact = basis.fit(points, values)
+    assert is_exact.all()
+    far = FAR.copy()
+    far[:, 0] = 1
+    expected = [8 * n * p for _, p, _, n in far]
+    assert basis.values(far) @ coefficients[0] == pytest.approx(expected)
 
 
 def test_other_functions_are_not_exact() -> None:
@@ -123,6 +184,8 @@ def test_constant_axes_are_no_variables() -> None:
         "SS",
         "CC",
         "T",
+        "R",
+        "E",
     }
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from autotune.estimate.screening import Point, repetition_of
+from autotune.estimate.screening import repetition_of
 from autotune.estimate.screening.repetition import LayerRepetition
-from autotune.prediction.step_families import crosses_window
+from autotune.prediction.step_families import window_side
 
 
 def test_layers_without_positions_are_a_pattern() -> None:
@@ -37,23 +37,32 @@ def test_the_lowest_layer_of_each_kind_is_outside_of_the_group() -> None:
 
 
 @pytest.mark.parametrize(
-    ("window", "crosses"),
+    ("window", "side"),
     [
-        (50, False),  # shorter than each prompt: every cache of such a layer is full
-        (72, True),
-        (512, True),
-        (4000, True),  # within the lengths of rows, above every prompt
-        (9000, False),
-        (None, False),
+        (50, (False, False)),  # shorter than the prompt: every cache of such a layer is full
+        (72, (True, False)),
+        (207, (True, False)),
+        (208, (True, True)),
+        (None, (True, True)),
     ],
 )
-def test_a_window_within_the_lengths_is_crossed(window: int | None, crosses: bool) -> None:
-    points = [Point(1, 72, 136, 4), Point(8, 2056, 2056, 64)]
-    config = {"model_type": "mistral", "sliding_window": window}
-    assert crosses_window({"model": {"config": config}}, points) == crosses
+def test_lengths_are_on_one_side_of_a_window(
+    window: int | None,
+    side: tuple[bool, bool],
+) -> None:
+    asked = request_of({"model_type": "mistral", "sliding_window": window})
+    assert window_side(asked) == side
 
 
-def test_a_window_that_is_not_used_is_not_crossed() -> None:
-    points = [Point(1, 72, 136, 4), Point(8, 2056, 2056, 64)]
-    config = {"model_type": "qwen2", "sliding_window": 512, "use_sliding_window": False}
-    assert not crosses_window({"model": {"config": config}}, points)
+def test_a_window_that_is_not_used_has_no_sides() -> None:
+    config = {"model_type": "qwen2", "sliding_window": 50, "use_sliding_window": False}
+    assert window_side(request_of(config)) == (True, True)
+
+
+def request_of(config: dict[str, object]) -> dict[str, object]:
+    """Return a request for rows of 72 and 136 tokens."""
+    return {
+        "model": {"config": config},
+        "settings": {"per_device_train_batch_size": 1},
+        "lengths": {"prompt": 72, "completion": 136},
+    }

@@ -16,7 +16,7 @@ from autotune.estimate.screening import (
     repetition_of,
     survey,
 )
-from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.alignment import aligned, with_preferred
 from autotune.estimate.screening.planned_traces import corner, picked_points
 from autotune.estimate.screening.points import Sample
 from autotune.estimate.screening.size_model import fit_sizes
@@ -118,7 +118,7 @@ def step(
         for layer in range(layers):
             writer.enter("forward", number, layer)
             inner = writer.make(
-                50 * point.micro_batch * length * (300 if layer == odd_layer else 1), "activations"
+                50 * point.micro_batch * length * (20 if layer == odd_layer else 1), "activations"
             )
             activations.append(writer.make(7 * point.micro_batch * length, "activations"))
             writer.drop(inner)
@@ -301,6 +301,27 @@ def test_a_list_is_not_matched_with_a_larger_tensor_behind_it() -> None:
     longer = [*[(2, 6)] * 4, (132, 6), *[(2000, 6)] * 4]
     places = aligned(short, longer, THREE_LAYERS)
     assert longer[places[3]] == (132, 6)
+
+
+def test_two_groups_of_an_optimizer_are_two_runs() -> None:
+    """Decayed weights come first, norms after them. One run over the end of the weights and the
+    begin of the norms would fit as well, and would alternate them in a model of more layers.
+    """
+    weights, norms = [(100, 0), (60, 0), (100, 0)], [(3, 0), (3, 0)]
+    short = [*weights * 3, *norms * 3]
+    longer = [*weights * 4, *norms * 4]
+    places = aligned(short, longer, THREE_LAYERS)
+    added = sorted(set(range(len(longer))) - set(places))
+    assert [longer[place] for place in added if longer[place] in norms] == norms
+    assert added[0] + len(weights) <= len(weights) * 4 <= added[len(weights)]
+
+
+def test_the_allocation_that_a_further_layer_frees_is_the_additional_one() -> None:
+    """A mixture's router has a gradient for each layer, all made before the first layer runs."""
+    longer = [(7, 0), (4, 0), (4, 0), (4, 0), (9, 0)]
+    assert with_preferred([0, 1, 2, 4], longer, {1}) == [0, 2, 3, 4]
+    assert with_preferred([0, 2, 3, 4], longer, {3}) == [0, 1, 2, 4]
+    assert with_preferred([0, 1, 2, 4], longer, {0, 4}) == [0, 1, 2, 4], "of another size"
 
 
 def test_a_run_may_be_at_either_end() -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from autotune.core.trace import Trace
 from autotune.estimate.screening import Point, point_of, repetition_of
 from autotune.estimate.screening.step_model import sizes_at
-from autotune.prediction.step_families import covered
+from autotune.prediction.step_families import covered, points_around
 from autotune.prediction.surveys import Surveys
 from tests.estimate.test_step_model import step
 from tests.prediction.test_step_models import models, request
@@ -67,12 +69,33 @@ def test_a_model_of_one_point_covers_no_other() -> None:
     assert not covered([point], [point, point._replace(prompt=72)])
 
 
-def test_an_attention_window_within_a_surveys_lengths_leaves_a_model_of_each_point(
-    tmp_path: Path,
-) -> None:
+def test_a_survey_stays_on_one_side_of_an_attention_window(tmp_path: Path) -> None:
+    """Caches grow up to the window: no sum of products does. 64 + 512 tokens are beyond 512."""
     tracers = Tracers()
-    surveys = Surveys(tracers, models(tmp_path))  # type: ignore[arg-type]
+    store = models(tmp_path)
+    surveys = Surveys(tracers, store)  # type: ignore[arg-type]
     windowed = {"config": {"model_type": "gemma3_text", "sliding_window": 512}}
     for changes in ({}, OTHER_POINT):
         assert surveys.model_at(request(settings=changes, **windowed), REPETITION) is not None
-    assert len(tracers.layers) == 4
+    surveyed = request(**windowed)
+    points = store.surveyed_points(surveyed)
+    assert len(points) > 1
+    assert all(point.prompt <= 512 < point.prompt + point.completion for point in points)
+
+    within = request(lengths={"prompt": 64, "completion": 448, "padded": False}, **windowed)
+    assert store.model_of(surveyed, [point_of(surveyed)]) is not None
+    assert store.model_of(within, [point_of(within)]) is None
+
+
+@pytest.mark.parametrize(("prompt", "completion"), [(64, 400), (500, 30), (64, 512), (513, 8)])
+def test_all_points_of_a_survey_are_on_the_requests_side(prompt: int, completion: int) -> None:
+    windowed = {"config": {"model_type": "gemma3_text", "sliding_window": 512}}
+    lengths = {"prompt": prompt, "completion": completion, "padded": False}
+    asked = request(lengths=lengths, **windowed)
+    point = point_of(asked)
+    points = points_around(asked, [point])
+    expected = (prompt <= 512, prompt + completion <= 512)
+    for surveyed in points:
+        row = surveyed.prompt + surveyed.completion
+        assert (surveyed.prompt <= 512, row <= 512) == expected
+    assert covered(points, [point])

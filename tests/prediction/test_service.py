@@ -41,10 +41,9 @@ CONFIG: dict[str, object] = {
 WITHIN = 0.002
 """Largest underestimate of a phase's peak, relative to the highest peak."""
 
-ABOVE = 0.1
-"""Largest overestimate: where a step has few tokens, a loop over pieces of logits is taken for
-longer than it is. That is one tensor of logits, a tenth of the peak of this small model.
-"""
+ABOVE = 0.01
+"""Largest overestimate: a chunked loss may be taken for fuller than it is between the traced
+points."""
 
 
 @pytest.fixture(name="tracer", scope="module")
@@ -168,22 +167,21 @@ def test_screened_peaks_equal_those_of_each_trace(
     assert set(screened) == ids_of(candidates)
     for prediction in screened.values():
         assert "experts" not in " ".join(prediction.assumptions), "a dense model"
-    (family,) = service._families.values()
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for candidate in random.Random(seed).sample(candidates, 2):
         compare_requested(
             tracer,
-            family,
+            family_of(service, candidate),
             trainer.trace_request(candidate, task),
             f"seed {seed}: {dict(candidate.knobs)}",
         )
         direct = service.predict(candidate)
         allocated = screened[candidate.id].torch_peak_allocated_bytes.value
         # In a small model the blocks that torch does not split, up to 1 MiB too large each, are
-        # percents of the total, and so is a tensor of logits (ABOVE).
+        # percents of the total.
         assert allocated == pytest.approx(
-            direct.torch_peak_allocated_bytes.value, rel=0.005, abs=8 * MIB
+            direct.torch_peak_allocated_bytes.value, rel=0.005, abs=4 * MIB
         ), f"seed {seed}"
         if direct.tokens_per_second is not None:
             speed = screened[candidate.id].tokens_per_second
@@ -202,8 +200,8 @@ def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) 
     service.screen(reference)
     before = tracer.traced
     screened = service.screen([*reference, *variants])
-    assert service.families == 2
-    assert tracer.traced - before <= 4, "two points, one more group of layers, and the check"
+    assert service.families == 4, "of single rows, and of several"
+    assert tracer.traced - before <= 8, "two points, one more group of layers, and the check"
     trainer = frameworks.trainer("trl", task.workload.method)
     seed = random.randrange(10**6)
     for candidate in random.Random(seed).sample(variants, 2):

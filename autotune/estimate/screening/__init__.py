@@ -8,7 +8,8 @@ sharding and allocator replay as a real one.
     (a) survey      planned_traces   which short traces are asked for
                     surveying        makes them, fits the step model, checks it
                     blocks           cuts a trace into blocks
-                    size_model, work_model, formulas      sizes and work as formulas of the point
+                    size_model, loops, work_model, formulas     sizes and work as formulas of the
+                                                                point
                     repetition, pairing, alignment, stretching, growth          the full depth
     (b) step model  step_model       plain data, with (c) its value at a point
     families, request_points         step models in the terms of requests and ranks
@@ -34,8 +35,10 @@ sizes as functions of x, T(L0 + p, x_1), which has the depth, and the check.
 Assumptions, and where they are checked
 
 1. T(L0, x_j) have the same blocks at all points (`fit_sizes` refuses others), and in a block the
-   same events in the same order; only sizes differ. Where a block has other events at some point,
-   those between its first and last equal ones are scaled together (`ScaledGroup`).
+   same events in the same order; only sizes differ. A loop over pieces of rows has as many pieces
+   as the point has rows (`PieceLoop`); the pieces that a point lacks have no bytes. Where a block
+   has other events at some point otherwise, those between its first and last equal ones are scaled
+   together (`ScaledGroup`).
 2. A size is a sum of at most three products of axes, or such a sum up to a cap. A sum has to
    reproduce every x_j exactly. Where none does, the closest one of two terms is taken: only the
    check measures it.
@@ -52,7 +55,7 @@ Assumptions, and where they are checked
 A refusal raises `NotUniform` with the difference: the candidates are then traced one by one.
 
 
-Sizes: size_model, formulas
+Sizes: size_model, loops, formulas
 
     s_a(x) = k_1 t_1(x) + ... + k_m t_m(x)       t: a product of axes, as BS; k: fitted to the x_j
 

@@ -13,12 +13,18 @@ layer.
     match(i, d)  least cost of u_1 ... u_i with d additional allocations, the last one matched
     added(i, d)  the same, the last one additional
 
+    run(b, e)    cost of the run v_b ... v_e, whatever its length: 1 if the equally long series
+                 before or after it has the same sizes and parts, as another layer has, else
+                 UNLIKE_RUN_COST
+
     match(i, d) = min(match(i-1, d), added(i-1, d)) + cost(i, d)
-    added(i, d) = 1 + min over d' < d of match(i, d')            a run costs 1, whatever its length
+    added(i, d) = min over d' < d of match(i, d') + run(i + d' + 1, i + d)
 
 Every alignment has m - n additional allocations, but in more or fewer runs: counting runs prefers
-whole groups of layers to single allocations here and there. Before that, as few allocations as
-possible are matched with larger ones: one of them costs more than any number of runs.
+whole groups of layers to single allocations here and there. An optimizer with two groups of
+parameters has two runs, W W W N N N becomes W W W W N N N N: a single run W N in the middle is not
+like its neighbours. Before that, as few allocations as possible are matched with larger ones: one
+of them costs more than any number of runs.
 
 Example: an optimizer that makes two states of 4 bytes and frees a list of 24 bytes over L0 = 3
 layers. With one layer more there are three states, and the list may have up to 24 + 24 / 3 bytes:
@@ -38,14 +44,17 @@ added(i, 1) is below match(i, 1), so that d stays 1: j = 2, 3, 4, and v_1 is add
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from autotune.estimate.screening.points import Integers, NotUniform, integers
+from autotune.estimate.screening.points import Booleans, Integers, NotUniform, integers
 from autotune.estimate.screening.repetition import LayerRepetition
 
 SizeAndPart = tuple[int, int]
+
+UNLIKE_RUN_COST = 30
+"""Cost of a run that repeats nothing, in runs that do: more than the groups of an optimizer."""
 
 LARGER_COST = 1000
 """Cost of a match with a larger list, in runs: no block has as many."""
@@ -62,11 +71,69 @@ def aligned(
     if len(longer) < len(short):
         raise NotUniform("the longer model lacks an allocation of the short one")
     costs = _match_costs(short, longer, repetition)
-    match, added = _least_costs(costs)
+    run_costs = _run_costs(longer, len(longer) - len(short))
+    match, added = _least_costs(costs, run_costs)
     end = (-1, -1)
     if min(match[end], added[end]) >= NO_MATCH_COST:
         raise NotUniform("the longer model's allocations differ in kind")
-    return _cheapest_places(match, added)
+    return _cheapest_places(match, added, run_costs)
+
+
+def with_preferred(
+    places: Sequence[int],
+    longer: Sequence[SizeAndPart],
+    preferred: set[int],
+) -> list[int]:
+    """Return equally good places with more of the preferred allocations additional.
+
+    Of four equal allocations in a row any may be the additional one: a run moves by a place where
+    the allocation that it leaves equals the one that it reaches.
+    """
+    matched = set(places)
+    for run in _additional_runs(places, len(longer)):
+        positions = [run]
+        for step in (-1, 1):
+            moved = run
+            while _may_move(moved, step, longer, matched):
+                start = moved.start + step
+                stop = moved.stop + step
+                moved = range(start, stop)
+                positions.append(moved)
+
+        def preferred_in(position: range) -> int:
+            return len(preferred.intersection(position))
+
+        best = max(positions, key=preferred_in)
+        matched.update(run)
+        matched.difference_update(best)
+    return sorted(matched)
+
+
+def _additional_runs(places: Sequence[int], end: int) -> Iterator[range]:
+    """Yield the series of places between the matched ones."""
+    begin = 0
+    for place in (*places, end):
+        if place > begin:
+            yield range(begin, place)
+        begin = place + 1
+
+
+def _may_move(
+    run: range,
+    step: int,
+    longer: Sequence[SizeAndPart],
+    matched: set[int],
+) -> bool:
+    """Return True if the run may move by one place, forwards (1) or backwards (-1)."""
+    if step > 0:
+        leaves = run.start
+        reaches = run.stop
+    else:
+        leaves = run.stop - 1
+        reaches = run.start - 1
+    if reaches not in matched:
+        return False
+    return longer[leaves] == longer[reaches]
 
 
 def _match_costs(
@@ -102,37 +169,69 @@ def _columns(allocations: Sequence[SizeAndPart]) -> Integers:
     return rows.reshape(-1, 2).T
 
 
-def _least_costs(costs: Integers) -> tuple[Integers, Integers]:
+def _run_costs(longer: Sequence[SizeAndPart], additional: int) -> Integers:
+    """Return the cost of a run: a row for its first allocation, a column for its length."""
+    sizes, parts = _columns(longer)
+    count = len(sizes)
+    costs = np.full((count + 1, additional + 1), UNLIKE_RUN_COST)
+    for length in range(1, min(additional, count // 2) + 1):
+        same_size = sizes[length:] == sizes[:-length]
+        same_part = parts[length:] == parts[:-length]
+        is_repeated = _all_in_window(same_size & same_part, length)  # by the series after it
+        begins = np.flatnonzero(is_repeated)
+        costs[begins, length] = 1
+        costs[begins + length, length] = 1
+    return costs
+
+
+def _all_in_window(marks: Booleans, length: int) -> Booleans:
+    """Return, for each place, whether as many marks from there on are all True."""
+    counts = np.append(0, np.cumsum(marks))
+    in_window: Booleans = counts[length:] - counts[:-length] == length
+    return in_window
+
+
+def _least_costs(costs: Integers, run_costs: Integers) -> tuple[Integers, Integers]:
     """Return match(i, d) and added(i, d), with a row for i = 0."""
     count, width = costs.shape
     match = np.full((count + 1, width), NO_MATCH_COST)
     added = match.copy()
     match[0, 0] = 0
-    added[0, 1:] = 1
-    for i in range(1, count + 1):
-        before = np.minimum(match[i - 1], added[i - 1])
-        match[i] = before + costs[i - 1]
-        least_match = np.minimum.accumulate(match[i])  # over d' <= d
-        added[i, 1:] = 1 + least_match[:-1]
+    for i in range(count + 1):
+        if i:
+            before = np.minimum(match[i - 1], added[i - 1])
+            match[i] = before + costs[i - 1]
+        for d in range(1, width):
+            added[i, d] = _costs_of_last_run(match, run_costs, i, d).min()
     return match, added
 
 
-def _cheapest_places(match: Integers, added: Integers) -> list[int]:
+def _costs_of_last_run(
+    match: Integers,
+    run_costs: Integers,
+    i: int,
+    d: int,
+) -> Integers:
+    """Return the cost of added(i, d) by d'."""
+    begins = np.arange(d)
+    costs: Integers = match[i, :d] + run_costs[i + begins, d - begins]
+    return costs
+
+
+def _cheapest_places(
+    match: Integers,
+    added: Integers,
+    run_costs: Integers,
+) -> list[int]:
     """Trace the least costs back from the end: j(n) first."""
     places: list[int] = []
     rows, columns = match.shape
     d = columns - 1
     for i in range(rows - 1, 0, -1):
-        cost = added[i, d]
-        if cost < match[i, d]:
-            d = _begin_of_run(match[i, :d], cost)
+        if added[i, d] < match[i, d]:
+            costs = _costs_of_last_run(match, run_costs, i, d)
+            cheapest = np.flatnonzero(costs == added[i, d])
+            d = int(cheapest[-1])
         places.append(i - 1 + d)
     places.reverse()
     return places
-
-
-def _begin_of_run(match: Integers, cost: int) -> int:
-    """Return the last d' at which a run of additional allocations begins that costs this much."""
-    is_begin = match + 1 == cost
-    begins = np.flatnonzero(is_begin)
-    return int(begins[-1])

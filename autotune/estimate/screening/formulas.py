@@ -1,7 +1,8 @@
 """Formulas of the point x = (B, P, C, N), found from examples of their values.
 
     axes      B, P, C, N, and S = P + C, R = S rounded up to a multiple of TILE,
-              T = BS rounded up to a multiple of TOKEN_ROWS
+              T, U = BS and 2BS rounded up to a multiple of TOKEN_ROWS
+              E = BS / SEGMENT_ROWS rounded down
     term      t(x): a product of axes, as BS or BCC; or a capped sum of products
     formula   k_1 t_1(x) + ... + k_m t_m(x)
 
@@ -18,28 +19,35 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
 
 from autotune.estimate.screening.points import Booleans, Floats, Integers, integers
 
-AXES = "BPCNSRT"
-"""Batch, prompt, completion, micro-steps, S = P + C, R and T."""
+AXES = "BPCNSRTUE"
+"""Batch, prompt, completion, micro-steps, S = P + C, R, T, U and E."""
 
 # rounding of FlashAttention's query-gradient accumulator (`flash_api.cpp`, `round_multiple`)
 TILE = 128
 # rows of one block's threads in sums over the tokens (`Reduce.cuh`: 4 of 16 values each)
 TOKEN_ROWS = 64
+# rows of a segment in an embedding's gradient (`EmbeddingBackwardKernel.cu`)
+SEGMENT_ROWS = 10
 
 # fmt: off
 COMMONEST_FIRST = (
     "", "B", "BS", "BC", "BP", "BR", "BN", "BNS", "BNC", "BNP", "S", "C", "P", "N",
-    "BSS", "BCC", "BPP", "BPC", "SS", "CC", "T",
+    "BSS", "BCC", "BPP", "BPC", "SS", "CC", "T", "E",
 )
 # fmt: on
 """Products that sizes consist of; the empty product is a constant."""
+
+ROUNDED_AXES = frozenset("RTUE")
+"""Axes that differ from others by rounding. At points of round lengths the difference is 0, and
+would be a formula of anything that is something else at a single point: sums with them only add.
+"""
 
 MAX_TERMS = 3  # B x (P + C - 1) has two terms; (S - 1) squared has three
 MAX_APPROXIMATE_TERMS = 2  # limit without an exact sum: long sums go astray between examples
@@ -62,6 +70,10 @@ class Term:
     rounds: bool = False  # count iterations, ceil(sum / cap), instead of the amount, min(sum, cap)
     factor: str = ""  # axes whose product multiplies the value
 
+    @property
+    def is_rounded(self) -> bool:
+        return any(ROUNDED_AXES.intersection(product) for product, _ in self.products)
+
     def values(self, axes: Floats) -> Floats:
         """Return t(x), from a row of AXES for each point."""
         total = np.zeros(len(axes))
@@ -82,6 +94,16 @@ def single(product: str) -> Term:
     return Term(((product, 1.0),))
 
 
+LOOP_ROWS = (
+    Term((("BC", 1.0),)),
+    Term((("BS", 1.0),)),
+    Term((("BS", 1.0), ("B", -1.0))),
+    Term((("T", 1.0),)),
+    Term((("U", 1.0),)),
+)
+"""Rows of a micro-batch that loops and kernels work through up to a limit; U: of pairs."""
+
+
 class ShortSums(NamedTuple):
     """Formulas of examples, a row for each."""
 
@@ -97,18 +119,18 @@ class Basis:
 
     @classmethod
     def of(cls, points: Floats) -> Basis:
-        """Return the products of those axes that vary."""
+        """Return the products, of the axes that vary in them: those of single rows lack B."""
         ranges = np.ptp(_axes(points), axis=0)
         varying = set()
         for axis, axis_range in zip(AXES, ranges, strict=True):
             if axis_range > 0:
                 varying.add(axis)
 
-        terms = []
+        products: dict[str, None] = {}
         for product in COMMONEST_FIRST:
-            if varying.issuperset(product):
-                terms.append(single(product))
-        return cls(tuple(terms))
+            varying_axes = filter(varying.__contains__, product)
+            products["".join(varying_axes)] = None
+        return cls(tuple(map(single, products)))
 
     def values(self, points: Floats) -> Floats:
         """Return A: a row for each point, a column for each term."""
@@ -161,7 +183,7 @@ class Basis:
             if not len(unsolved):
                 break
             solved, errors = solve(matrix[:, terms], examples[unsolved].T)
-            is_solved = errors <= tolerances[unsolved]
+            is_solved = (errors <= tolerances[unsolved]) & self._may_be(terms, solved)
             rows = unsolved[is_solved]
             coefficients[rows[:, np.newaxis], terms] = solved[is_solved]
             is_exact[rows] = True
@@ -174,11 +196,18 @@ class Basis:
         for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
             solved, errors = solve(matrix[:, terms], examples.T)
             is_closer = errors < least_errors * (1 - EXACT)
-            rows = np.flatnonzero(is_closer)
+            rows = np.flatnonzero(is_closer & self._may_be(terms, solved))
             coefficients[rows] = 0.0
             coefficients[rows[:, np.newaxis], terms] = solved[rows]
             least_errors[rows] = errors[rows]
         return coefficients
+
+    def _may_be(self, terms: Sequence[int], coefficients: Floats) -> Booleans:
+        """Return False for sums (rows of coefficients) that subtract a rounded amount."""
+        if not any(self.terms[column].is_rounded for column in terms):
+            return np.ones(len(coefficients), dtype=bool)
+        only_adds: Booleans = (coefficients >= 0).all(axis=1)
+        return only_adds
 
     def _short_sums(self, max_terms: int) -> Iterator[list[int]]:
         columns = range(len(self.terms))
@@ -191,17 +220,25 @@ class Basis:
         matrix = self.values(points)
         terms = list(self.terms)
         for values in np.abs(examples):
-            capped = self._capped_sum(matrix, values)
+            capped = self._capped_sum(points, matrix, values)
             is_new = capped not in terms
             if capped is not None and is_new:
                 terms.append(capped)
         return Basis(tuple(terms))
 
-    def _capped_sum(self, matrix: Floats, values: Floats) -> Term | None:
+    def _capped_sum(
+        self,
+        points: Floats,
+        matrix: Floats,
+        values: Floats,
+    ) -> Term | None:
         """Return the sum that equals the values below the cap and exceeds it at the others."""
         cap = values.max()
         least_full = cap * (1 - EXACT)
         is_full = values >= least_full
+        amount = _capped_amount(points, values, is_full)
+        if amount is not None:
+            return amount
         if is_full.sum() < 2:
             return None
         full = matrix[is_full]
@@ -234,6 +271,40 @@ class Basis:
             products.append((axes, round(share, 9)))
         cap_in_units = float(cap) / unit
         return Term(tuple(products), cap=round(cap_in_units, 6))
+
+
+def _capped_amount(
+    points: Floats,
+    values: Floats,
+    is_full: Booleans,
+) -> Term | None:
+    """Return the rows that the values are in proportion to below their cap, which they reach at
+    the other points: whole bytes of each row, and a whole number of rows at most.
+
+    One example below the cap is enough: rows of another kind would not be whole.
+    """
+    if is_full.all() or not values.all():
+        return None
+    axes = _axes(points)
+    for amount in LOOP_ROWS:
+        rows = amount.values(axes)
+        row_bytes = values[~is_full] / rows[~is_full]
+        most_rows = values.max() / row_bytes[0]
+        conditions = (
+            np.ptp(row_bytes) <= EXACT * row_bytes[0],
+            _is_whole(row_bytes[0]),
+            _is_whole(most_rows),
+            rows[is_full].min() >= most_rows * (1 - EXACT),
+            rows.max() > most_rows * (1 + EXACT),
+        )
+        if all(conditions):
+            cap = round(float(most_rows))
+            return replace(amount, cap=cap)
+    return None
+
+
+def _is_whole(value: float) -> bool:
+    return abs(value - round(value)) <= EXACT * value
 
 
 def _no_coefficients() -> Floats:
@@ -350,7 +421,10 @@ def _axes(points: Floats) -> Floats:
     length = prompt + completion
     tiles = np.ceil(length / TILE)
     rows = np.ceil(batch * length / TOKEN_ROWS)
-    return np.column_stack([points, length, tiles * TILE, rows * TOKEN_ROWS])
+    paired_rows = np.ceil(2 * batch * length / TOKEN_ROWS)
+    segments = batch * length // SEGMENT_ROWS
+    rounded_rows = [rows * TOKEN_ROWS, paired_rows * TOKEN_ROWS, segments]
+    return np.column_stack([points, length, tiles * TILE, *rounded_rows])
 
 
 def _product(axes: Floats, product: str) -> Floats:

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import NamedTuple, TypeAlias
 
-from autotune.estimate.screening.alignment import aligned
+from autotune.estimate.screening.alignment import aligned, with_preferred
 from autotune.estimate.screening.blocks import BlockedTrace, BlockKey
 from autotune.estimate.screening.points import NotUniform
 from autotune.estimate.screening.repetition import LayerRepetition
@@ -105,6 +105,7 @@ class Pairing:
         self.growth = [0] * count  # bytes above that one's
         self.per_group: set[int] = set()
         """Those without a counterpart: outside the layers, as many for each further group."""
+        self._freed_in = self._freeing_blocks()
         for block, copy in enumerate(order):
             self._pair_block(copy.place, block)
 
@@ -190,6 +191,8 @@ class Pairing:
         short_sizes = list(map(self.short.size_and_part, short_made))
         longer_sizes = list(map(self.longer.size_and_part, longer_made))
         places = aligned(short_sizes, longer_sizes, self.repetition)
+        freed_by_group = self._freed_by_further_group(longer_made)
+        places = with_preferred(places, longer_sizes, freed_by_group)
         self.per_group.update(event - 1 for event in longer_made)
         for short_event, place in zip(short_made, places, strict=True):
             short_number = short_event - 1
@@ -199,3 +202,21 @@ class Pairing:
             size = self.longer.trace.sizes[number]
             short_size = self.short.trace.sizes[short_number]
             self.growth[number] = size - short_size
+
+    def _freeing_blocks(self) -> dict[int, int]:
+        """Return the longer model's block that frees each allocation."""
+        blocks: dict[int, int] = {}
+        for block in range(len(self.longer.spans)):
+            for event in self.longer.events_of(block):
+                if event < 0:
+                    blocks[-event - 1] = block
+        return blocks
+
+    def _freed_by_further_group(self, events: Sequence[int]) -> set[int]:
+        """Return the places of the events whose allocation the group's instance 1 frees."""
+        places = set()
+        for place, event in enumerate(events):
+            block = self._freed_in.get(event - 1)
+            if block is not None and self.copies[block].instance == 1:
+                places.add(place)
+        return places

@@ -4,12 +4,13 @@ At the points x_1 ... x_n of a family the steps have the same blocks. A block of
 of them is *uniform*: the k-th allocation is the same tensor everywhere, and its sizes at the points
 are the examples of its formula (`formulas`).
 
-The others contain a loop whose length depends on the point. Events in front of it and behind it are
-uniform as well, with as many of its iterations as every point has, if their sizes have formulas.
-The allocations between are those of the first point, in two groups: bytes that the block keeps, and
-bytes that it frees again. Each group is scaled by part: size = size at the first point
-* G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's peak, a formula as
-well.
+The others contain a loop whose length depends on the point. One over pieces of rows, of which
+nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front
+of it and behind it are uniform as well, with as many of its iterations as every point has, if
+their sizes have formulas. The allocations between are those of the first point, in two groups:
+bytes that the block keeps, and bytes that it frees again. Each group is scaled by part: size = size
+at the first point * G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's
+peak, a formula as well.
 
 Example: a loop over at most 4,096 tokens at a time keeps 4 bytes of each token, and frees a tensor
 of 100 bytes for each token of the iteration before the next one begins.
@@ -32,6 +33,7 @@ import numpy as np
 
 from autotune.estimate.screening.blocks import PARTS, TraceBlock, blocks_of
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
+from autotune.estimate.screening.loops import PieceLoop, loop_in
 from autotune.estimate.screening.points import (
     Booleans,
     Floats,
@@ -76,6 +78,7 @@ class SizeModel:
     uniform: Integers  # allocations of uniform blocks
     formula_of: Integers  # row of `coefficients` for each of them
     scaled: tuple[ScaledGroup, ...]
+    loops: tuple[PieceLoop, ...]
     extra_formula: int  # row of `coefficients` for `Trace.high_extra_bytes`, for any depth
     is_exact: bool  # every formula reproduces its examples
     known_formulas: KnownFormulas  # those of this family and of families before it
@@ -87,6 +90,8 @@ class SizeModel:
         sizes[self.uniform] = values[self.formula_of]
         for group in self.scaled:
             group.scale(sizes, values)
+        for loop in self.loops:
+            loop.write_sizes(sizes, values)
         return sizes
 
     def high_extra_bytes(self, points: Sequence[Point]) -> list[int]:
@@ -122,7 +127,15 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     uniform = [empty]
     uniform_rows = [empty]
     groups: list[ScaledGroup] = []
+    loops: list[PieceLoop] = []
     for blocks in _blocks_of_samples(samples):
+        in_loop = loop_in(blocks)
+        if in_loop is not None and have_formulas(in_loop.totals[np.newaxis]).all():
+            (total_row,) = examples.add(in_loop.totals[np.newaxis])
+            loops.append(replace(in_loop.loop, formula=int(total_row)))
+            uniform.append(in_loop.outside[0].numbers)
+            uniform_rows.append(examples.add(in_loop.sizes_outside))
+            continue
         for pieces in _pieces(blocks, have_formulas):
             if _have_equal_events(pieces):
                 first = pieces[0]
@@ -141,6 +154,10 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     scaled = []
     for group in groups:
         scaled.append(replace(group, formulas=formulas[group.formulas]))
+    piece_loops = []
+    for loop in loops:
+        formula = int(formulas[loop.formula])
+        piece_loops.append(replace(loop, formula=formula))
     formula_of = formulas[np.concatenate(uniform_rows)]
     return SizeModel(
         basis=known_formulas.basis,
@@ -149,6 +166,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
         uniform=np.concatenate(uniform),
         formula_of=formula_of,
         scaled=tuple(scaled),
+        loops=tuple(piece_loops),
         extra_formula=int(formulas[extra_row]),
         is_exact=bool(is_exact.all()),
         known_formulas=known_formulas,
