@@ -198,9 +198,9 @@ def sentence(result: Mapping[str, Any]) -> str:
     share = f"{100 * result['own_rate']['guard_cpu_share']['value']:.2f}"
     return (
         f"Watching takes {share} % of the processors' time. It changes the time of a step by"
-        f" {_changes(result['wall_ratio'])} with 95 % certainty: {result['verdict']} 0.5 %). This is"
-        f" measured with a guard that does {result['more_work']:.1f} times its work, and divided by"
-        f" that; at its usual work, noise is greater than the cost:"
+        f" {_changes(result['wall_ratio'])} with 95 % certainty: {result['verdict']} 0.5 %). This"
+        f" is measured with a guard that does {result['more_work']:.1f} times its work, and divided"
+        f" by that; at its usual work, noise is greater than the cost:"
         f" {_changes(result['own_rate']['wall_ratio'])})"
     )
 
