@@ -20,50 +20,50 @@ NEGATION = "no_"  # before the name of a switch that is on by default
 class CommandPart:
     """A flag of a command with the words up to the next flag."""
 
-    words: tuple[str, ...]
+    arguments: tuple[str, ...]
     setting: str = ""  # that the flag states; empty: no flag
     value_text: str = ""
 
     def with_value(self, value: object) -> tuple[str, ...]:
         """Return the words with another value, written as before where there was one."""
         text = setting_text(value)
-        flag, equals, _ = self.words[0].partition("=")
+        flag, equals, _ = self.arguments[0].partition("=")
         if equals:
-            return (f"{flag}={text}", *self.words[1:])
-        if len(self.words) > 1:
-            return (flag, text, *self.words[2:])
+            return (f"{flag}={text}", *self.arguments[1:])
+        if len(self.arguments) > 1:
+            return (flag, text, *self.arguments[2:])
         return (f"{FLAG_SIGN}{self.setting}={text}",)
 
 
 def parts_of(command_words: Sequence[str]) -> list[CommandPart]:
     """Split a command before each flag. The first part is the program, with its arguments."""
     parts: list[CommandPart] = []
-    words: list[str] = []
+    arguments: list[str] = []
     for word in command_words:
         if word.startswith(FLAG_SIGN):
-            parts.append(_part(words))
-            words = []
-        words.append(word)
-    parts.append(_part(words))
+            parts.append(_part(arguments))
+            arguments = []
+        arguments.append(word)
+    parts.append(_part(arguments))
     return parts
 
 
-def _part(words: Sequence[str]) -> CommandPart:
+def _part(arguments: Sequence[str]) -> CommandPart:
     # 1. What is no flag.
-    first_word = words[0] if words else ""
+    first_word = arguments[0] if arguments else ""
     flag, equals, value_text = first_word.partition("=")
     setting = flag.removeprefix(FLAG_SIGN).replace("-", "_")
     if not flag.startswith(FLAG_SIGN) or not setting:
-        return CommandPart(words=tuple(words))
+        return CommandPart(arguments=tuple(arguments))
 
     # 2. A flag with a value, or a switch.
-    if not equals and len(words) > 1:
-        value_text = words[1]
+    if not equals and len(arguments) > 1:
+        value_text = arguments[1]
     elif not equals:
         value_text = setting_text(not setting.startswith(NEGATION))
         setting = setting.removeprefix(NEGATION)
     return CommandPart(
-        words=tuple(words),
+        arguments=tuple(arguments),
         setting=setting,
         value_text=value_text,
     )
@@ -73,10 +73,10 @@ def with_settings(command_words: Sequence[str], settings: Mapping[str, object]) 
     """Return the command with the changed settings also where its own flags state them."""
     changed: list[str] = []
     for part in parts_of(command_words):
-        words = part.words
+        arguments = part.arguments
         if part.setting in settings:
-            words = part.with_value(settings[part.setting])
-        changed += words
+            arguments = part.with_value(settings[part.setting])
+        changed += arguments
     return changed
 
 
