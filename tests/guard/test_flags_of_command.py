@@ -144,10 +144,24 @@ def test_settings_are_read_from_the_flags_of_a_command() -> None:
 def test_a_switch_is_read_and_changed_as_transformers_parses_it() -> None:
     parser = HfArgumentParser(TrainingSwitches)
     for flags in (
-        ["--gradient_checkpointing", "--seed", "3"],
-        ["--no_gradient_checkpointing", "--seed", "3"],
-        ["--seed=3", "--no-gradient-checkpointing"],
-        ["--gradient-checkpointing", "false", "--seed", "3"],
+        [
+            "--gradient_checkpointing",
+            "--seed=3",
+        ],
+        [
+            "--no_gradient_checkpointing",
+            "--seed=3",
+        ],
+        [
+            "--seed=3",
+            "--no-gradient-checkpointing",
+        ],
+        [
+            "--gradient-checkpointing",
+            "false",
+            "--seed",
+            "3",
+        ],
     ):
         # 1. Read.
         (before,) = parser.parse_args_into_dataclasses(flags)
