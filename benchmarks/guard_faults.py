@@ -1,10 +1,11 @@
 """Faults of a guarded run, twenty times each, in slices that go on where the last one ended.
 
-    python benchmarks/guard_faults.py [--seconds 200]
+    python benchmarks/guard_faults.py [--seconds 200] [--backwards]
 
 A run is one test of tests/guard/test_faults.py. Each result is a line of guard-faults.jsonl. Lines
 of other code (by a digest of the guard, its keeper and these tests) are dropped. The page is
-written from the lines after each slice.
+written from the lines after each slice. Two slices may run at once, one of them backwards: each
+leaves out what the other has stored.
 """
 
 from __future__ import annotations
@@ -99,42 +100,53 @@ def code_digest() -> str:
 
 def stored_runs(code: str) -> list[FaultRun]:
     """Return the runs of this code so far."""
-    runs: list[FaultRun] = []
+    runs: dict[tuple[str, str, int], FaultRun] = {}
     if LINES.exists():
         for line in LINES.read_text().splitlines():
             run = FaultRun(**json.loads(line))
             if run.code == code:
-                runs.append(run)
-    return runs
+                runs.setdefault(run.key, run)
+    return list(runs.values())
 
 
 class FaultSlice:
     """Plugin of pytest: leaves out what was run, stores each result, and stops when time is up."""
 
-    def __init__(self, code: str, seconds: float) -> None:
+    def __init__(
+        self,
+        code: str,
+        seconds: float,
+        *,
+        backwards: bool,
+    ) -> None:
         self.code = code
-        self.runs = stored_runs(code)
-        self.remaining = 0
+        self._backwards = backwards
         self._deadline = time.monotonic() + seconds
         self._session: pytest.Session | None = None
         self._keys: dict[str, tuple[str, str, int]] = {}
 
+    @property
+    def remaining(self) -> int:
+        return len(set(self._keys.values()) - self._stored())
+
+    def _stored(self) -> set[tuple[str, str, int]]:
+        return {run.key for run in stored_runs(self.code)}
+
     def pytest_collection_modifyitems(
         self, session: pytest.Session, items: list[pytest.Item]
     ) -> None:
-        """Keep the runs that are left, the first run of every fault first."""
+        """Sort by the number of the run, so that every fault has as many."""
         self._session = session
-        stored = {run.key for run in self.runs}
-        remaining = []
         for item in items:
             assert isinstance(item, pytest.Function)
             values = item.callspec.params
             key = (item.originalname, str(values.get("fault", "")), int(str(values["run"])))
             self._keys[item.nodeid] = key
-            if key not in stored:
-                remaining.append(item)
-        items[:] = sorted(remaining, key=lambda item: self._keys[item.nodeid][2])
-        self.remaining = len(items)
+        items.sort(key=lambda item: self._keys[item.nodeid][2], reverse=self._backwards)
+
+    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+        """Leave out a run that is stored by now."""
+        return True if self._keys[item.nodeid] in self._stored() else None
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Store the result of a call, or of a set-up that failed."""
@@ -149,8 +161,6 @@ class FaultSlice:
             seconds=round(report.duration, 2),
             code=self.code,
         )
-        self.runs.append(run)
-        self.remaining -= 1
         with LINES.open("a") as lines:
             lines.write(json.dumps(asdict(run)) + "\n")
         if self._session is not None and time.monotonic() > self._deadline:
@@ -174,25 +184,25 @@ def page_of(runs: Sequence[FaultRun]) -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seconds", type=float, default=math.inf, help="length of a slice")
+    parser.add_argument("--backwards", action="store_true", help="begin with the last runs")
     arguments = parser.parse_args()
     os.environ.setdefault(RUNS_VARIABLE, str(RUNS))
 
     # 1. Drop the lines of other code, so that the file holds what the page shows.
     code = code_digest()
-    lines = []
-    for run in stored_runs(code):
-        lines.append(json.dumps(asdict(run)) + "\n")
-    LINES.write_text("".join(lines))
+    if LINES.exists() and f'"{code}"' not in LINES.read_text():
+        LINES.write_text("")
 
     # 2. One slice.
-    fault_slice = FaultSlice(code, arguments.seconds)
+    fault_slice = FaultSlice(code, arguments.seconds, backwards=arguments.backwards)
     os.chdir(ROOT)
     pytest.main(["-q", "-p", "no:cacheprovider", str(TESTS)], plugins=[fault_slice])
 
     # 3. The page.
-    PAGE.write_text(page_of(fault_slice.runs))
-    failed = sum(not run.passed for run in fault_slice.runs)
-    print(f"{len(fault_slice.runs)} runs, {failed} failed, {fault_slice.remaining} are left")
+    runs = stored_runs(code)
+    PAGE.write_text(page_of(runs))
+    failed = sum(not run.passed for run in runs)
+    print(f"{len(runs)} runs, {failed} failed, {fault_slice.remaining} are left")
     return 1 if failed or fault_slice.remaining else 0
 
 

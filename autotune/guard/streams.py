@@ -22,29 +22,41 @@ COPY_BYTES = 2**16
 HEAD_BYTES = 2**16  # of the output, which names the framework
 TAIL_BYTES = 2**22  # of the output, with the failure: every rank prints its own traceback
 FRESH_BYTES = 2**16
+LINE_BYTES = 2**16  # of an unfinished line
 STDIN, STDOUT, STDERR = 0, 1, 2
 
 
 class OutputTail:
-    """Beginning and end of the output, and what is new since the last look."""
+    """Beginning and end of the output, and what is new since the last look.
+
+    Lines are kept whole: an unfinished one waits for its end, so that a line of the other stream
+    never begins within it.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._head = b""
         self._tail = bytearray()
         self._fresh = bytearray()
+        self._unfinished: dict[int, bytes] = {}  # line of each stream
         self._skipped = False
 
-    def add(self, piece: bytes) -> None:
+    def add(self, piece: bytes, stream: int) -> None:
         with self._lock:
-            room = HEAD_BYTES - len(self._head)
-            self._head += piece[:room]
-            self._tail += piece[room:]
             self._fresh += piece
-            if len(self._tail) > 2 * TAIL_BYTES:
-                del self._tail[:-TAIL_BYTES]
-                self._skipped = True
             del self._fresh[:-FRESH_BYTES]
+            begun = self._unfinished.get(stream, b"")
+            lines, unfinished = _whole_lines(begun + piece)
+            self._unfinished[stream] = unfinished
+            self._keep(lines)
+
+    def _keep(self, lines: bytes) -> None:
+        room = HEAD_BYTES - len(self._head)
+        self._head += lines[:room]
+        self._tail += lines[room:]
+        if len(self._tail) > 2 * TAIL_BYTES:
+            del self._tail[:-TAIL_BYTES]
+            self._skipped = True
 
     def fresh(self) -> str:
         """Return what was printed since the last call, at most its end."""
@@ -58,7 +70,24 @@ class OutputTail:
         with self._lock:
             gap = b"\n[...]\n" if self._skipped else b""
             output = self._head + gap + bytes(self._tail)
+            for unfinished in self._unfinished.values():
+                if unfinished:
+                    output += b"\n"
+                    output += unfinished
         return _as_text(output)
+
+
+def _whole_lines(text: bytes) -> tuple[bytes, bytes]:
+    """Return the whole lines, and the unfinished one behind them."""
+    # A bar ends with a return.
+    end = max(
+        text.rfind(b"\n"),
+        text.rfind(b"\r"),
+    )
+    unfinished = text[end + 1 :]
+    if len(unfinished) > LINE_BYTES:
+        return text, b""
+    return text[: end + 1], unfinished
 
 
 def _as_text(output: bytes) -> str:
@@ -130,7 +159,7 @@ class Streams:
         """Copy until the last writer has closed. Without a reader of ours, the command has none."""
         with contextlib.suppress(OSError):  # a pseudo-terminal whose writers have closed
             while piece := os.read(source, COPY_BYTES):
-                self._tail.add(piece)
+                self._tail.add(piece, target)
                 if not _is_written(target, piece):
                     break
         os.close(source)

@@ -3,8 +3,14 @@
 from __future__ import annotations
 
 import ast
+import json
+from dataclasses import asdict, replace
+from pathlib import Path
 
-from benchmarks.guard_faults import TESTS, TITLES, FaultRun, page_of
+import pytest
+
+from benchmarks import guard_faults
+from benchmarks.guard_faults import TESTS, TITLES, FaultRun, page_of, stored_runs
 
 
 def _run(
@@ -47,3 +53,15 @@ def test_a_row_counts_its_runs() -> None:
         "| out of memory: load | 1 | 1 | 1.0 |",
         "| out of memory: saving | 1 | 1 | 2.0 |",
     ]
+
+
+def test_a_run_of_two_slices_counts_once_and_other_code_not_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = _run("test_a_torn_checkpoint_is_skipped", 0)
+    again = replace(run, seconds=9.0)
+    other = replace(run, run=1, code="1")
+    lines = [json.dumps(asdict(stored)) + "\n" for stored in (run, again, other)]
+    monkeypatch.setattr(guard_faults, "LINES", tmp_path / "runs.jsonl")
+    (tmp_path / "runs.jsonl").write_text("".join(lines))
+    assert stored_runs("0") == [run]

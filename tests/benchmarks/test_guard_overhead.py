@@ -16,11 +16,13 @@ from guard_overhead import (  # noqa: E402
     BELOW,
     BLOCKS,
     RESULT,
+    Block,
     Centre,
     Part,
-    StepEnd,
+    WorkEnd,
     _block,
     centre,
+    figures,
     sentence,
     verdict,
 )
@@ -45,8 +47,8 @@ def test_intervals_have_the_published_ranks(count: int, critical: int) -> None:
 
 
 def test_a_drift_of_the_machine_cancels_and_the_guard_does_not() -> None:
-    # Steps of 0.1 s that get slower by 4 % over the block; with the guard by 10 % more.
-    steps, parts, now, cpu = [], [], 0.0, 0.0
+    # Units of 0.1 s that get slower by 4 % over the block; with the guard by 10 % more.
+    work, parts, now, cpu = [], [], 0.0, 0.0
     for number, is_guarded in enumerate(BLOCKS[0]):
         parts.append(
             Part(
@@ -59,10 +61,20 @@ def test_a_drift_of_the_machine_cancels_and_the_guard_does_not() -> None:
         while now < 10.0 * (number + 1):
             seconds = (0.1 + 0.0001 * now) * (1.1 if is_guarded else 1.0)
             now, cpu = now + seconds, cpu + seconds
-            steps.append(StepEnd(at=now, cpu_seconds=cpu))
-    block = _block(parts, steps)
+            work.append(WorkEnd(at=now, cpu_seconds=cpu))
+    block = _block(parts, work)
     assert block.wall_ratio == pytest.approx(1.1, abs=5e-4)
     assert block.cpu_ratio == pytest.approx(block.wall_ratio)
+
+
+def test_the_cost_is_divided_by_how_much_more_the_guard_did() -> None:
+    # Shares of 0.1 and 1.2 %: twelve times the work, and 3 % more time for it.
+    own_rate = [Block(wall_ratio=1.02, cpu_ratio=1.0, guard_cpu_share=0.001)] * 3
+    sped_up = [Block(wall_ratio=1.03, cpu_ratio=1.0, guard_cpu_share=0.012)] * 3
+    result = figures(own_rate, sped_up)
+    assert result["more_work"] == pytest.approx(12)
+    assert result["wall_ratio"]["value"] == pytest.approx(1.0025)
+    assert result["verdict"] == BELOW and result["own_rate"]["wall_ratio"]["value"] == 1.02
 
 
 def test_the_whole_interval_decides() -> None:
@@ -101,11 +113,13 @@ def test_the_whole_interval_decides() -> None:
 def test_the_documentation_quotes_the_committed_result() -> None:
     result = json.loads(RESULT.read_text())
     text = " ".join((ROOT / "docs" / "guard.md").read_text().split())
-    if "verdict" not in result:  # of the program before this one
-        share = 100 * result["median_guard_cpu_share"]
-        assert f"Watching takes {share:.1f} % of the processors' time" in text
+    if "more_work" not in result:  # a reading of the benchmark before this one
+        change = 100 * (result["wall_ratio"]["value"] - 1)
+        assert f"changes the time of a step by {change:+.2f} %" in text
         return
-    wall = centre([block["wall_ratio"] for block in result["blocks"]])
-    assert result["verdict"] == verdict(wall)
-    assert result["wall_ratio"]["high"] == pytest.approx(wall.high, abs=1e-6)
+    own_rate, sped_up = (
+        [Block(**block) for block in result["blocks"][name]] for name in ("own_rate", "sped_up")
+    )
+    for name, value in figures(own_rate, sped_up).items():
+        assert result[name] == value, name
     assert sentence(result) in text, sentence(result)

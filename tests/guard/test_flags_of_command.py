@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
+from transformers import HfArgumentParser
 
 from autotune.guard.command_reading import known_training, method_of, overriding_flags
+from autotune.guard.command_settings import settings_of_flags, with_settings
 from autotune.request.flags import Flags
 from tests.cli.command import autotune
 
@@ -71,6 +74,7 @@ def test_a_flag_wins_over_the_file_and_follows_the_change(tmp_path: Path) -> Non
         ((), 8, 2),
         (("--per_device_train_batch_size", "16"), 16, 2),
         (("--gradient_accumulation_steps=4",), 8, 4),
+        (("--no_gradient_checkpointing", "--gradient_accumulation_steps=4"), 8, 4),
         (("--beta", "0.1", "--gradient-accumulation-steps", "4"), 8, 4),
     ],
 )
@@ -89,6 +93,7 @@ def test_the_batch_is_that_of_file_and_flags(
     assert settings["per_device_train_batch_size"] == micro
     assert settings["gradient_accumulation_steps"] == steps
     assert settings.get("beta", 0.0) == (0.1 if "--beta" in flags else 0.0)
+    assert settings["gradient_checkpointing"] is ("--no_gradient_checkpointing" not in flags)
     assert training.key == training.original.id
     stated = overriding_flags(training)  # what the proof is given
     assert ("beta=0.1" in stated) is ("--beta" in flags)
@@ -106,3 +111,64 @@ def test_the_batch_is_that_of_file_and_flags(
 )
 def test_the_method_is_that_of_the_command(command: str, method: str | None) -> None:
     assert method_of(command.split()) == method
+
+
+@dataclass
+class TrainingSwitches:
+    """Settings for the parser of transformers."""
+
+    gradient_checkpointing: bool = True
+    seed: int = 1
+
+
+def test_flags_of_the_command_follow_the_changed_file() -> None:
+    command = [
+        "trl",
+        "grpo",
+        "--config",
+        "a.yaml",
+        "--per_device_train_batch_size",
+        "8",
+        "--seed=1",
+    ]
+    changed = with_settings(command, {"per_device_train_batch_size": 4, "seed": 2})
+    assert changed == [*command[:5], "4", "--seed=2"]
+
+
+def test_settings_are_read_from_the_flags_of_a_command() -> None:
+    command = ["trl", "grpo", "--config", "a.yaml", "--bf16", "--beta=0.1", "--max-steps", "7"]
+    expected = {"config": "a.yaml", "bf16": True, "beta": 0.1, "max_steps": 7}
+    assert settings_of_flags(command) == expected
+
+
+def test_a_switch_is_read_and_changed_as_transformers_parses_it() -> None:
+    parser = HfArgumentParser(TrainingSwitches)
+    for flags in (
+        [
+            "--gradient_checkpointing",
+            "--seed=3",
+        ],
+        [
+            "--no_gradient_checkpointing",
+            "--seed=3",
+        ],
+        [
+            "--seed=3",
+            "--no-gradient-checkpointing",
+        ],
+        [
+            "--gradient-checkpointing",
+            "false",
+            "--seed",
+            "3",
+        ],
+    ):
+        # 1. Read.
+        (before,) = parser.parse_args_into_dataclasses(flags)
+        expected = {"gradient_checkpointing": before.gradient_checkpointing, "seed": 3}
+        assert settings_of_flags(flags) == expected
+
+        # 2. Changed: only this one.
+        change = {"gradient_checkpointing": not before.gradient_checkpointing}
+        (after,) = parser.parse_args_into_dataclasses(with_settings(flags, change))
+        assert after == replace(before, **change)

@@ -14,8 +14,13 @@ import pytest
 import yaml
 
 from autotune.probe.spawn import MARK_VARIABLE, marked
+from tests.guard.short_grpo import (
+    ROWS_OF_A_STEP,
+    SAVED_STEP,
+    assert_each_step_once,
+    make_short_run,
+)
 from tests.guard.test_same_learning import REWARDS, run_in
-from tests.pipeline import make_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -25,7 +30,6 @@ LAUNCHERS = {
     "torchrun": (str(BIN / "torchrun"), "--nproc_per_node", "2"),
 }
 STEPS = 4
-SAVED_STEP = 2
 SIZES = ("per_device_train_batch_size", "gradient_accumulation_steps")
 
 # docs/guard.md has these lines: torch refuses the name `cpu:0`, which transformers gives it there.
@@ -63,20 +67,8 @@ IS_KILLED = "os.kill(os.getpid(), 9)"
 
 
 def _project(folder: Path, fault: str) -> None:
-    make_project(
-        folder,
-        reward_funcs=["rewards.distinct"],
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        num_generations=4,
-        max_completion_length=8,
-        max_steps=STEPS,
-        save_steps=SAVED_STEP,
-        logging_steps=1,
-        use_peft=False,
-    )
     rewards = RESTORE_ON_RANKS + REWARDS + FAILS_ONCE.replace("FAIL\n", f"{fault}\n")
-    (folder / "rewards.py").write_text(rewards)
+    make_short_run(folder, STEPS, rewards)
 
 
 def _guarded(folder: Path, launcher: str) -> subprocess.CompletedProcess[str]:
@@ -92,13 +84,6 @@ def _attempts(folder: Path) -> list[dict[str, Any]]:
     return attempts
 
 
-def _assert_each_step_once(folder: Path) -> None:
-    """Assert that the last checkpoint has seen every step, in both attempts together."""
-    state = json.loads((folder / "out" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text())
-    steps = [row["step"] for row in state["log_history"] if "reward" in row]
-    assert steps == list(range(1, STEPS + 1))
-
-
 @pytest.mark.parametrize("launcher", list(LAUNCHERS))
 def test_a_rank_that_runs_out_of_memory_is_restarted_smaller(tmp_path: Path, launcher: str) -> None:
     _project(tmp_path, RUNS_OUT)
@@ -111,8 +96,8 @@ def test_a_rank_that_runs_out_of_memory_is_restarted_smaller(tmp_path: Path, lau
     # The global batch of both ranks stays, with fewer rows at once.
     changed = yaml.safe_load((tmp_path / second["config"]).read_text())
     micro, accumulation = (changed[name] for name in SIZES)
-    assert micro < 4 and micro * accumulation == 4
-    _assert_each_step_once(tmp_path)
+    assert micro < ROWS_OF_A_STEP and micro * accumulation == ROWS_OF_A_STEP
+    assert_each_step_once(tmp_path, STEPS)
     assert not marked(str(tmp_path)), "a rank is left"
 
 
@@ -127,5 +112,5 @@ def test_a_rank_that_is_killed_is_restarted_unchanged(tmp_path: Path) -> None:
     after = yaml.safe_load((tmp_path / second["config"]).read_text())
     del after["resume_from_checkpoint"]
     assert after == before
-    _assert_each_step_once(tmp_path)
+    assert_each_step_once(tmp_path, STEPS)
     assert not marked(str(tmp_path)), "a rank is left"

@@ -19,15 +19,14 @@ import pytest
 
 from autotune.probe.spawn import MARK_VARIABLE, marked
 from tests.cli.command import environment
+from tests.guard.short_grpo import SAVED_STEP, assert_each_step_once, make_short_run
 from tests.guard.test_same_learning import REWARDS, ROOT
-from tests.pipeline import make_project
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 BIN = Path(sys.executable).parent
 EXAMPLE = ROOT / "examples" / "guard" / "train.sbatch"
 STEPS = 5
-SAVED_STEP = 2
 JOB = "77"
 
 # The first start waits in its fourth step, so that the job ends in the middle of the training.
@@ -132,20 +131,8 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     status: str,
 ) -> None:
     # 1. The node is drained in the fourth step: the last checkpoint is that of the second.
-    make_project(
-        tmp_path,
-        reward_funcs=["rewards.distinct"],
-        num_generations=4,
-        per_device_train_batch_size=4,
-        gradient_accumulation_steps=1,
-        max_completion_length=8,
-        max_steps=STEPS,
-        save_steps=SAVED_STEP,
-        logging_steps=1,
-        use_peft=False,
-    )
     rewards = REWARDS + WAITS_ONCE.replace("IGNORES\n", f"{trainer}\n")
-    (tmp_path / "rewards.py").write_text(rewards)
+    make_short_run(tmp_path, STEPS, rewards)
     job = _submitted(tmp_path)
     deadline = time.monotonic() + 300
     while not (tmp_path / "reached").exists():
@@ -164,8 +151,4 @@ def test_a_requeued_job_goes_on_from_its_checkpoint(
     assert len(document["earlier_attempts"]) == 1
     (attempt,) = document["attempts"]
     assert attempt["from_step"] == SAVED_STEP
-    state = json.loads(
-        (tmp_path / "out" / f"checkpoint-{STEPS}" / "trainer_state.json").read_text()
-    )
-    steps = [row["step"] for row in state["log_history"] if "reward" in row]
-    assert steps == list(range(1, STEPS + 1)), "each step once"
+    assert_each_step_once(tmp_path, STEPS)

@@ -98,11 +98,17 @@ def _after_signal(
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
+        preexec_fn=_answer_interrupts,
     ) as process:
         _wait_for(tmp_path / "ready")
         process.send_signal(number)
         stdout, _ = process.communicate(timeout=seconds)
     return stdout, process.returncode
+
+
+def _answer_interrupts() -> None:
+    """Take the signal as in a terminal: what a shell starts in the background ignores it."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP])

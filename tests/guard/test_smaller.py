@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.units import GIB
-from autotune.guard.command_settings import settings_of_flags, with_settings
 from autotune.guard.own_training import ladder_of
 from autotune.guard.step_progress import StepProgress
 from autotune.search.shown_room import missing_bytes, room_bytes
@@ -30,26 +29,6 @@ def test_the_known_limit_says_how_much_was_missing() -> None:
 
 def test_an_end_without_a_message_is_given_a_twentieth() -> None:
     assert missing_bytes({}, 40 * GIB, 40 * GIB) == 2 * GIB
-
-
-def test_flags_of_the_command_follow_the_changed_file() -> None:
-    command = [
-        "trl",
-        "grpo",
-        "--config",
-        "a.yaml",
-        "--per_device_train_batch_size",
-        "8",
-        "--seed=1",
-    ]
-    changed = with_settings(command, {"per_device_train_batch_size": 4, "seed": 2})
-    assert changed == [*command[:5], "4", "--seed=2"]
-
-
-def test_settings_are_read_from_the_flags_of_a_command() -> None:
-    command = ["trl", "grpo", "--config", "a.yaml", "--bf16", "--beta=0.1", "--max-steps", "7"]
-    expected = {"config": "a.yaml", "bf16": True, "beta": 0.1, "max_steps": 7}
-    assert settings_of_flags(command) == expected
 
 
 def test_values_of_placeholders_go_on_together() -> None:
