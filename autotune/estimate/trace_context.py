@@ -51,6 +51,8 @@ class TraceContext:
     engine_inputs_bytes: int | None = (
         None  # buffer of an engine in this process, which also makes the first product
     )
+    # Of its profiling run, in the order in which they are made; the last one stays.
+    engine_profiled_bytes: tuple[int, ...] = ()
     engine_starts_first: bool = False  # before the model is on the device
     generation: Generation | None = None
     sync: tuple[Block, ...] = ()  # held together by the weight sync: gathered weights, an adapter
@@ -76,13 +78,19 @@ def step_context(inputs: PredictionInput) -> TraceContext:
     blocks = sync_blocks(composition, inputs.config, inputs.trace)
     sync = tuple(block for block in blocks if block[1])
     workspace_bytes, engine_inputs_bytes = 0, None
+    engine_profiled_bytes: tuple[int, ...] = ()
     if not inputs.on_cpu:
         workspace_bytes = cublas_workspace(inputs.gpu)
         engine_inputs_bytes = rollout_engine.inputs_beside(composition, inputs.config)
+        vllm = inputs.trace.versions.get("vllm")
+        engine_profiled_bytes = rollout_engine.profiled_beside(
+            composition, inputs.config, inputs.gpu, vllm
+        )
     engine_sleeps = engine is not None and engine.sleep
     return TraceContext(
         cublas_workspace_bytes=workspace_bytes,
         engine_inputs_bytes=engine_inputs_bytes,
+        engine_profiled_bytes=engine_profiled_bytes,
         engine_starts_first=parts_at_engine_start(composition) == (),
         generation=_generation(inputs),
         sync=sync,
