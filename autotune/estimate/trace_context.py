@@ -36,6 +36,8 @@ class PredictionInput:
     completions_per_prompt: object = None  # as the framework's setting states them
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
+    # True if lengths of prompts are known; otherwise all are synthetic, of the longest length.
+    prompts_differ: bool = False
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
     @property
@@ -118,7 +120,12 @@ def parts_at_engine_start(composition: Composition) -> tuple[str, ...] | None:
 def _generation(inputs: PredictionInput) -> Generation | None:
     if inputs.composition.generation != "trainer":
         return None
-    return trainer_rollout(inputs.composition, shape(inputs.config), inputs.trace)
+    return trainer_rollout(
+        inputs.composition,
+        shape(inputs.config),
+        inputs.trace,
+        prompts_differ=inputs.prompts_differ,
+    )
 
 
 def _first_sync(composition: Composition, sync: tuple[Block, ...]) -> tuple[Block, ...]:
