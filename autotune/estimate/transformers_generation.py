@@ -275,7 +275,7 @@ def sizes_by_name(
     """Return bytes by the names of `prefill_events`; without those that are zero."""
     by_name = dict(sizes)
     for name in ("queries", "keys", "hidden", "wide rotary"):
-        by_name[HALF + name] = by_name[name] // 2
+        by_name[HALF + name] = by_name.get(name, 0) // 2
     by_name[CACHE] = cache_bytes
     by_name[WORKSPACE] = workspace_bytes
     return {name: size for name, size in by_name.items() if size}
