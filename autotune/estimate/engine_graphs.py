@@ -44,15 +44,15 @@ def estimated_graph_bytes(
         return NOTHING
     pool = _captured_pool(shape, size, ranks, sizes[-1])
     # cuBLASLt's workspace holds one small segment of the warm-up.
-    first = segment_bytes(workspace_bytes) + SMALL_SEGMENT + pool
+    first_capture = segment_bytes(workspace_bytes) + SMALL_SEGMENT + pool
 
     whole_graphs = [captured for captured in sizes if captured <= sequences]
     further = len(sizes) + len(whole_graphs) - GRAPH_KINDS
     largest_graph = len(shape.layers) * efficiency("engine_graph_piece_kib").high * KIB
     return Estimate(
-        value=first + further * MIN_GRAPH_BYTES,
-        low=first + further * MIN_GRAPH_BYTES,
-        high=first + further * max(MIN_GRAPH_BYTES, largest_graph),
+        value=first_capture + further * MIN_GRAPH_BYTES,
+        low=first_capture + further * MIN_GRAPH_BYTES,
+        high=first_capture + further * max(MIN_GRAPH_BYTES, largest_graph),
     )
 
 
@@ -87,7 +87,7 @@ class _Capture:
         ranks: int,
     ) -> None:
         self.allocator = CachingAllocator()
-        self._made = 0
+        self._count = 0
         self._ranks = ranks
         self._column_bytes = column_bytes  # of one element of every token
         self._hidden = shape.hidden
@@ -103,10 +103,10 @@ class _Capture:
         """Capture from one attention to the next one."""
         # 1. The output projection, and the MLP.
         projected, normed = self._make(self._hidden), self._make(self._hidden)
-        both, product = self._widths(layer)
-        gate_and_up = self._make(both)
+        joint_width, width = self._widths(layer)
+        gate_and_up = self._make(joint_width)
         self._free(normed)
-        active = self._make(product)
+        active = self._make(width)
         self._free(gate_and_up)
         down = self._make(self._hidden)
         self._free(active)
@@ -131,9 +131,9 @@ class _Capture:
         return max(2 * width, wide), max(width, narrow)
 
     def _make(self, elements: int) -> int:
-        self._made += 1
-        self.allocator.malloc(self._made, elements * self._column_bytes)
-        return self._made
+        self._count += 1
+        self.allocator.malloc(self._count, elements * self._column_bytes)
+        return self._count
 
     def _free(self, *numbers: int) -> None:
         for number in numbers:

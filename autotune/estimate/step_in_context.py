@@ -259,8 +259,8 @@ def _engine_start(
     writer.make("workspaces")
     for _ in profiled[:-LOGITS_AND_FILTER]:
         writer.free(writer.make("activations"))
-    made = [writer.make("workspaces") for _ in profiled[-LOGITS_AND_FILTER:]]
-    writer.free(*made[:-1])
+    sampler = [writer.make("workspaces") for _ in profiled[-LOGITS_AND_FILTER:]]
+    writer.free(*sampler[:-1])
     return Insertion(
         event=0 if context.engine_starts_first else places.prepared_event,
         sizes=(inputs_bytes, context.cublas_workspace_bytes, *profiled),

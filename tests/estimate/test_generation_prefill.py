@@ -109,9 +109,9 @@ def test_a_prefill_in_4_bits_has_the_blocks_of_an_emulated_one() -> None:
         0,
     )
     prefill = prefill_events(2, frozenset(sizes))
-    made = [sizes[prefill.names[entry - 1]] / MIB for entry in prefill.order if entry > 0]
-    first = made.index(24.5)
-    assert tuple(made[first : first + 20]) == FOUR_BITS_ATTENTION
-    gate = made.index(129.5)
-    assert tuple(made[gate : gate + 8]) == FOUR_BITS_MLP
-    assert made[1:9] == [4, 8, 8, 8, 8, 8, 4, 4]  # angles, all, tables in 32 bits and in 16
+    blocks = [sizes[prefill.names[entry - 1]] / MIB for entry in prefill.order if entry > 0]
+    queries = blocks.index(24.5)
+    assert tuple(blocks[queries : queries + 20]) == FOUR_BITS_ATTENTION
+    gate = blocks.index(129.5)
+    assert tuple(blocks[gate : gate + 8]) == FOUR_BITS_MLP
+    assert blocks[1:9] == [4, 8, 8, 8, 8, 8, 4, 4]  # angles, all, tables in 32 bits and in 16
