@@ -86,10 +86,37 @@ def test_each_layer_makes_its_cache_before_the_next_one_begins() -> None:
 # Qwen2.5-7B in 4 bits on emulated cards, 32 prompts of 512 tokens: MiB of the blocks of 0.4 MiB and
 # more in their order, from the first product on, without cuBLAS's workspace.
 FOUR_BITS_ATTENTION = (
-    *(24.5, 112, 112, 56, 112, 0.5, 112, 112, 112),  # queries with their adapter
-    *(3.5, 16, 3.5, 16, 16, 56, 112, 0.5, 16, 16, 16),  # keys; values with their adapter
+    24.5,
+    112,
+    112,
+    56,
+    112,
+    0.5,
+    112,
+    112,
+    112,
+    3.5,
+    16,
+    3.5,
+    16,
+    16,
+    56,
+    112,
+    0.5,
+    16,
+    16,
+    16,
 )
-FOUR_BITS_MLP = (129.5, 592, 592, 129.5, 592, 592, 129.5, 112)
+FOUR_BITS_MLP = (
+    129.5,
+    592,
+    592,
+    129.5,
+    592,
+    592,
+    129.5,
+    112,
+)
 
 
 def test_a_prefill_in_4_bits_has_the_blocks_of_an_emulated_one() -> None:

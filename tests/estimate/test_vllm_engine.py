@@ -230,7 +230,14 @@ def test_the_samplers_buffer_keeps_the_segment_of_the_example_inputs() -> None:
     """
     settings = EngineSettings(utilization=0.3, max_model_length=512, max_num_seqs=64)
     small = shape(config_of("Qwen/Qwen2.5-0.5B"))
-    blocks = vllm_engine.profiled_blocks(settings, small, 2, gpu_of("H100"), "0.26.0")
+    card = gpu_of("H100")
+    blocks = vllm_engine.profiled_blocks(
+        settings,
+        small,
+        2,
+        card,
+        "0.26.0",
+    )
     assert [size / MIB for size in blocks] == pytest.approx([259.66, 18.55, 37.09, 37.09], abs=0.01)
     eager = dataclasses.replace(settings, eager=True)
     assert vllm_engine.profiled_blocks(eager, small, 2, None, "0.26.0") == blocks[1:]
