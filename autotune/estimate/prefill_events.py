@@ -6,6 +6,8 @@ rotary embeddings, cache, attention, norm, MLP. Each layer finds the blocks that
 left, and the keys and values stay in some of them: this decides which blocks a step can use
 afterwards.
 
+Weights in 4 bits are unpacked before each product's result is made, and freed after it.
+
 Sizes: `transformers_generation.prefill_sizes`. What has no size is not allocated.
 """
 
@@ -16,7 +18,13 @@ from functools import cache
 
 from autotune.core.trace import Part
 from autotune.estimate.insertion import EventWriter
-from autotune.estimate.transformers_generation import CACHE, HALF, WORKSPACE
+from autotune.estimate.transformers_generation import (
+    ADAPTED,
+    CACHE,
+    HALF,
+    UNPACKED,
+    WORKSPACE,
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,7 +42,7 @@ def prefill_events(layers: int, present: frozenset[str]) -> PrefillEvents:
     """Return the events of all layers; `present`: names of the sizes above zero."""
     writer = _PrefillWriter(present)
     hidden = embedded = writer.make("hidden")
-    rotary_and_mask = [writer.make("rotary"), writer.make("rotary"), writer.make("mask")]
+    rotary_and_mask = [*writer.rotary_tables(), writer.make("mask")]
     for layer in range(layers):
         before = hidden
         hidden = writer.layer(is_first=layer == 0)
@@ -70,6 +78,21 @@ class _PrefillWriter:
     def drop(self, *entries: Entry) -> None:
         self.events.free(*(entry for entry in entries if entry is not None))
 
+    def rotary_tables(self) -> tuple[Entry, Entry]:
+        """Return cosines and sines. Angles are for half of the dimensions, then for all; both
+        tables are scaled in 32 bits.
+        """
+        angles = self.make(HALF + "wide rotary")
+        all_angles = self.make("wide rotary")
+        scaled = []
+        for _ in ("cosines", "sines"):
+            table = self.make("wide rotary")
+            scaled.append(self.make("wide rotary"))
+            self.drop(table)
+        cosines, sines = self.make("rotary"), self.make("rotary")
+        self.drop(angles, all_angles, *scaled)
+        return cosines, sines
+
     def layer(self, *, is_first: bool) -> Entry:
         """Return the states after a decoder layer."""
         residual = self._attention(is_first=is_first)
@@ -87,11 +110,9 @@ class _PrefillWriter:
 
     def _attention(self, *, is_first: bool) -> Entry:
         normed = self.norm()
-        query = self.make("queries")
-        if is_first:
-            self.make(WORKSPACE, "workspaces")  # of cuBLAS, with the first product
-        key = self.make("keys")
-        value = self.make("keys")
+        query = self._adapted(self._product("queries", "queries", is_first=is_first), "queries")
+        key = self._product("keys", "keys")
+        value = self._adapted(self._product("keys", "keys"), "keys")
         rotated_query = self._rotated("queries")
         rotated_key = self._rotated("keys")
         self.drop(query, key)
@@ -103,11 +124,48 @@ class _PrefillWriter:
         repeated = [self.make("repeated"), self.make("repeated"), self.make("scores")]
         attended = self.make("queries")
         self.drop(*repeated)
-        projected = self.make("hidden")
+        projected = self._product("queries", "hidden")
         self.drop(attended, rotated_query, normed)
         residual = self.make("hidden")
         self.drop(projected)
         return residual
+
+    def _product(
+        self,
+        weight: str,
+        result: str,
+        *,
+        is_first: bool = False,
+    ) -> Entry:
+        """Return a product's result."""
+        unpacked = self.make(UNPACKED + weight)
+        entry = self.make(result)
+        if is_first:
+            self.make(WORKSPACE, "workspaces")  # of cuBLAS, with the first product
+        self.drop(unpacked)
+        return entry
+
+    def _adapted(self, product: Entry, name: str) -> Entry:
+        """Return the sum of a product and an adapter's, as peft adds it to weights in 4 bits: to a
+        copy of the product. Of all adapters only those of queries and values, peft's default, are
+        written. Their dropout is on; its mask has a byte for each element.
+        """
+        if ADAPTED not in self._present:
+            return product
+        copied = self.make(name)
+        self.drop(product)
+        mask = self.make(HALF + "hidden")
+        dropped = self.make("hidden")
+        self.drop(mask)
+        lowered = self.make(ADAPTED)
+        self.drop(dropped)
+        raised = self.make(name)
+        self.drop(lowered)
+        scaled = self.make(name)
+        self.drop(raised)
+        total = self.make(name)
+        self.drop(copied, scaled)
+        return total
 
     def _rotated(self, name: str) -> Entry:
         """Return queries or keys with rotary embeddings: x · cos + half-turned x · sin."""
@@ -123,13 +181,13 @@ class _PrefillWriter:
 
     def _mlp(self, normed: Entry, residual: Entry) -> Entry:
         routing = self.make("routing")
-        gate = self.make("wide")
+        gate = self._product("wide", "wide")
         active = self.make("wide")
         self.drop(gate)
-        up = self.make("wide")
+        up = self._product("wide", "wide")
         product = self.make("wide")
         self.drop(active, up)
-        down = self.make("hidden")
+        down = self._product("wide", "hidden")
         self.drop(product, normed, routing)
         hidden = self.make("hidden")
         self.drop(down, residual)

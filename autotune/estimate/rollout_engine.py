@@ -10,7 +10,7 @@ from autotune.estimate import model_shape, sglang_engine
 from autotune.estimate.engine_use import EnginePlace, EngineUse
 from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.vllm_engine import TRL_BATCHED_TOKENS as TRL_BATCHED_TOKENS
-from autotune.estimate.vllm_engine import VllmEngine, inputs_bytes
+from autotune.estimate.vllm_engine import VllmEngine, inputs_bytes, profiled_blocks
 
 
 def fit(
@@ -62,3 +62,19 @@ def inputs_beside(composition: Composition, config: Mapping[str, object]) -> int
         return None
     size = dtype_bytes(composition["engine"].dtype)
     return inputs_bytes(settings, model_shape.shape(config), size)
+
+
+def profiled_beside(
+    composition: Composition,
+    config: Mapping[str, object],
+    gpu: Gpu | None,
+    vllm: str | None,
+) -> tuple[int, ...]:
+    """Return what a vLLM engine in the trainer's process allocates there while it profiles; the
+    last block stays.
+    """
+    settings = composition.engine
+    if settings is None or settings.kind != "vllm" or settings.apart:
+        return ()
+    size = dtype_bytes(composition["engine"].dtype)
+    return profiled_blocks(settings, model_shape.shape(config), size, gpu, vllm)

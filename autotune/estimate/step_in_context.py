@@ -15,13 +15,14 @@ from dataclasses import dataclass, replace
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Mark, Part, Trace
-from autotune.estimate.insertion import Insertion
+from autotune.estimate.insertion import EventWriter, Insertion
 from autotune.estimate.trace_context import TraceContext
 from autotune.estimate.trainer_rollout import PassGathering, rollout
 from autotune.estimate.weight_sync import SYNC_STREAM, Block
 
 FORWARD_PHASES: tuple[Phase, ...] = ("score", "forward")
 BETWEEN_STEPS: tuple[Phase, ...] = ("rollout", "sync")
+LOGITS_AND_FILTER = 3  # blocks of a sampler: logits, the same in 32 bits, and its own buffer
 MADE_WHILE_PREPARING: tuple[Part, ...] = ("communication", "optimizer")
 
 
@@ -239,12 +240,33 @@ def _while_loading(places: Places, context: TraceContext) -> Iterator[Insertion]
             phase="load",
         )
     if context.engine_inputs_bytes is not None:
-        yield Insertion(
-            event=0 if context.engine_starts_first else places.prepared_event,
-            sizes=(context.engine_inputs_bytes, context.cublas_workspace_bytes),
-            parts=("inputs", "workspaces"),
-            order=(1, 2),
-        )
+        yield _engine_start(places, context, context.engine_inputs_bytes)
+
+
+def _engine_start(
+    places: Places,
+    context: TraceContext,
+    inputs_bytes: int,
+) -> Insertion:
+    """Return the blocks of an engine in the trainer's process.
+
+    Those of its profiling run are freed but for the last one: first the example inputs, then, once
+    the last one is made, the logits.
+    """
+    profiled = context.engine_profiled_bytes
+    writer = EventWriter()
+    writer.make("inputs")
+    writer.make("workspaces")
+    for _ in profiled[:-LOGITS_AND_FILTER]:
+        writer.free(writer.make("activations"))
+    sampler = [writer.make("workspaces") for _ in profiled[-LOGITS_AND_FILTER:]]
+    writer.free(*sampler[:-1])
+    return Insertion(
+        event=0 if context.engine_starts_first else places.prepared_event,
+        sizes=(inputs_bytes, context.cublas_workspace_bytes, *profiled),
+        parts=tuple(writer.parts),
+        order=tuple(writer.order),
+    )
 
 
 def _workspaces(places: Places, context: TraceContext) -> Iterator[Insertion]:

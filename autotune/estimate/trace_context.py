@@ -36,6 +36,8 @@ class PredictionInput:
     completions_per_prompt: object = None  # as the framework's setting states them
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
+    # True if lengths of prompts are known; otherwise all are synthetic, of the longest length.
+    prompts_differ: bool = False
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
     @property
@@ -51,6 +53,8 @@ class TraceContext:
     engine_inputs_bytes: int | None = (
         None  # buffer of an engine in this process, which also makes the first product
     )
+    # Of its profiling run, in the order in which they are made; the last one stays.
+    engine_profiled_bytes: tuple[int, ...] = ()
     engine_starts_first: bool = False  # before the model is on the device
     generation: Generation | None = None
     sync: tuple[Block, ...] = ()  # held together by the weight sync: gathered weights, an adapter
@@ -76,13 +80,19 @@ def step_context(inputs: PredictionInput) -> TraceContext:
     blocks = sync_blocks(composition, inputs.config, inputs.trace)
     sync = tuple(block for block in blocks if block[1])
     workspace_bytes, engine_inputs_bytes = 0, None
+    engine_profiled_bytes: tuple[int, ...] = ()
     if not inputs.on_cpu:
         workspace_bytes = cublas_workspace(inputs.gpu)
         engine_inputs_bytes = rollout_engine.inputs_beside(composition, inputs.config)
+        vllm = inputs.trace.versions.get("vllm")
+        engine_profiled_bytes = rollout_engine.profiled_beside(
+            composition, inputs.config, inputs.gpu, vllm
+        )
     engine_sleeps = engine is not None and engine.sleep
     return TraceContext(
         cublas_workspace_bytes=workspace_bytes,
         engine_inputs_bytes=engine_inputs_bytes,
+        engine_profiled_bytes=engine_profiled_bytes,
         engine_starts_first=parts_at_engine_start(composition) == (),
         generation=_generation(inputs),
         sync=sync,
@@ -110,7 +120,12 @@ def parts_at_engine_start(composition: Composition) -> tuple[str, ...] | None:
 def _generation(inputs: PredictionInput) -> Generation | None:
     if inputs.composition.generation != "trainer":
         return None
-    return trainer_rollout(inputs.composition, shape(inputs.config), inputs.trace)
+    return trainer_rollout(
+        inputs.composition,
+        shape(inputs.config),
+        inputs.trace,
+        prompts_differ=inputs.prompts_differ,
+    )
 
 
 def _first_sync(composition: Composition, sync: tuple[Block, ...]) -> tuple[Block, ...]:

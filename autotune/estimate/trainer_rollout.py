@@ -81,13 +81,18 @@ def trainer_rollout(
     composition: Composition,
     shape: Shape,
     trace: Trace,
+    *,
+    prompts_differ: bool = False,
 ) -> Generation:
-    """Return one rank's rollout: its part of the batch, at once."""
+    """Return one rank's rollout: its part of the batch, at once. `prompts_differ`: in length."""
     dtype = composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
     batch = max(1, composition.generation_batch // composition.ranks)
     prompt = composition.prompt_length
     completion = composition.completion_length
+
+    unpacks_weights = composition["policy"].quantised_bits == 4
+    adapter_rank = composition["policy"].adapter_rank or 0
 
     peak = transformers_generation(
         shape,
@@ -108,6 +113,9 @@ def trainer_rollout(
             dtype=dtype,
             batch=batch,
             prompt=prompt,
+            is_padded=prompts_differ,
+            unpacks_weights=unpacks_weights,
+            adapter_rank=adapter_rank if unpacks_weights else 0,
         ),
         decode_bytes=0 if peaks_in_prefill else peak["activations"],
         layers=len(shape.layers),

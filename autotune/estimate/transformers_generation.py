@@ -204,6 +204,8 @@ PrefillSizes = tuple[tuple[str, int], ...]  # name and bytes
 CACHE = "cache"
 WORKSPACE = "workspace"
 HALF = "half of "
+ADAPTED = "states of an adapter's rank"
+UNPACKED = "unpacked weight of "
 
 
 def prefill_sizes(
@@ -212,9 +214,16 @@ def prefill_sizes(
     dtype: str,
     batch: int,
     prompt: int,
+    is_padded: bool = True,
+    unpacks_weights: bool = False,
+    adapter_rank: int = 0,
 ) -> PrefillSizes:
     """Return the bytes of what the widest decoder layer allocates over the prompts; 0 for what it
     does not allocate.
+
+    `is_padded`: prompts differ in length. Without padding transformers passes no mask, and its
+    attention takes as many key heads as there are. `unpacks_weights`: of 4 bits, for each product.
+    `adapter_rank`: of adapters beside such weights.
     """
     size = dtype_bytes(dtype)
     tokens = batch * prompt
@@ -224,17 +233,37 @@ def prefill_sizes(
 
     widest = max(dict.fromkeys(shape.layers), key=mlp_bytes_per_token)
     queries = tokens * size * shape.heads * shape.head_dim
+    pairs = tokens * prompt if is_padded else 0
     return (
         ("hidden", tokens * size * shape.hidden),  # states of all tokens
         ("normed", tokens * FLOAT32_BYTES * shape.hidden),  # in which norms are computed
         ("queries", queries),
         ("keys", tokens * size * shape.key_value_heads * shape.head_dim),  # values are as large
-        ("repeated", queries if _repeats_keys(shape) else 0),  # keys for each query
-        ("mask", tokens * prompt),  # booleans, over all pairs of a row's tokens
-        ("scores", tokens * prompt * size),  # the mask in the dtype of the scores it is added to
+        ("repeated", queries if pairs and _repeats_keys(shape) else 0),  # keys for each query
+        ("mask", pairs),  # booleans, over all pairs of a row's tokens
+        ("scores", pairs * size),  # the mask in the dtype of the scores it is added to
         ("wide", tokens * size * _mlp_width(shape, widest) // 3),  # each of the MLP's widest three
         ("routing", tokens * _routing_bytes(widest, size)),  # of experts
         ("rotary", tokens * size * shape.rotary_dim),  # cosines, or sines
+        ("wide rotary", tokens * FLOAT32_BYTES * shape.rotary_dim),  # the same in 32 bits
+        (ADAPTED, tokens * adapter_rank * size),
+        *(_unpacked_sizes(shape, widest, size) if unpacks_weights else ()),
+    )
+
+
+def _unpacked_sizes(
+    shape: Shape,
+    layer: Layer,
+    size: int,
+) -> PrefillSizes:
+    """Return the bytes of each matrix once unpacked. The output projection is as large as the
+    queries', and the MLP's three matrices are equally large.
+    """
+    head_columns = shape.hidden * shape.head_dim * size
+    return (
+        (UNPACKED + "queries", shape.heads * head_columns),
+        (UNPACKED + "keys", shape.key_value_heads * head_columns),
+        (UNPACKED + "wide", layer.width * shape.hidden * size),
     )
 
 
@@ -245,8 +274,8 @@ def sizes_by_name(
 ) -> dict[str, int]:
     """Return bytes by the names of `prefill_events`; without those that are zero."""
     by_name = dict(sizes)
-    for name in ("queries", "keys"):
-        by_name[HALF + name] = by_name[name] // 2
+    for name in ("queries", "keys", "hidden", "wide rotary"):
+        by_name[HALF + name] = by_name.get(name, 0) // 2
     by_name[CACHE] = cache_bytes
     by_name[WORKSPACE] = workspace_bytes
     return {name: size for name, size in by_name.items() if size}

@@ -4,6 +4,8 @@
     profile = max(activations, example inputs of kernels that are timed while compiling)
     cache   = share + returned - weights - profile - outside torch - CUDA graphs (since 0.21)
 
+CUDA graphs count as vLLM estimates them (`engine_graphs.py`).
+
 Activations are the peak of a profiling run: one forward pass at the largest permitted batch.
 `returned`: what sleep mode's allocator gives back after loading, behind torch, which still counts
 it as reserved.
@@ -16,21 +18,25 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from autotune.catalog import cublas_workspace, efficiency
+from autotune.catalog import Gpu, cublas_workspace, efficiency
 from autotune.core.composition import EngineSettings
 from autotune.core.prediction import EngineFit, Estimate
 from autotune.core.units import MIB
 from autotune.estimate import loaded_blocks, model_shape
 from autotune.estimate.allocator import segment_bytes
 from autotune.estimate.engine_cache import Pages, gib, pages
+from autotune.estimate.engine_graphs import estimated_graph_bytes
 from autotune.estimate.engine_memory import (
+    FLOAT32_BYTES,
     adapter_slot_bytes,
     quantisation,
     table_bytes,
     weight_bytes,
 )
 from autotune.estimate.engine_passes import (
+    FILTERS_IN_PLACE,
     NOTHING,
+    SECOND_RUNNER,
     Release,
     activation_bytes,
     graph_bytes,
@@ -184,16 +190,22 @@ class VllmEngine:
 
     @cached_property
     def graphs(self) -> Estimate:
+        """CUDA graphs; where they are in the share, as vLLM estimates them before its cache."""
         if not self.captures_graphs:
             return NOTHING
-        shape = self.shape
-        size = self.size
-        ranks = self.ranks
-        graphs = graph_bytes(shape, size, ranks, self.settings.max_num_seqs, self.tokens)
-        if graphs.value and self.quantises:
-            dequantised = loaded_blocks.dequantised_bytes(shape, size, ranks)
-            graphs += Estimate.exactly(dequantised)
-        return graphs
+        arguments = (self.shape, self.size, self.ranks, self.settings.max_num_seqs, self.tokens)
+        if self.graphs_in_share:
+            graphs = estimated_graph_bytes(*arguments, cublas_workspace(self.place.gpu))
+        else:
+            graphs = graph_bytes(*arguments)
+        return graphs + Estimate.exactly(self._dequantised)
+
+    @property
+    def _dequantised(self) -> int:
+        """Segments of dequantised weights, which captured graphs keep."""
+        if not self.quantises:
+            return 0
+        return loaded_blocks.dequantised_bytes(self.shape, self.size, self.ranks)
 
     @property
     def graphs_in_share(self) -> bool:
@@ -274,7 +286,7 @@ class VllmEngine:
             failure=early or self.refusal_of_cache(self.cache.value),
             sure=early is not None or len(at_ends) == 1,
             parts=parts,
-            standing_bytes=round(self.graphs.value) + self._workspaces,
+            standing_bytes=self._workspaces,  # a captured pool has no live block
         )
 
     def _parts(self) -> dict[str, int]:
@@ -354,6 +366,42 @@ def inputs_bytes(
     """Bytes of the buffer of input embeddings, in torch's own pool, which sleep mode leaves."""
     tokens = settings.max_num_batched_tokens or TRL_BATCHED_TOKENS
     return tokens * shape.hidden * size
+
+
+def profiled_blocks(
+    settings: EngineSettings,
+    shape: Shape,
+    size: int,
+    gpu: Gpu | None,
+    vllm: str | None,
+) -> tuple[int, ...]:
+    """Return bytes that the profiling run allocates in torch's own pool, the last of which stays.
+
+    The buffer in which a Triton kernel filters logits lives as long as the process. It is cut from
+    the segment of the example inputs, if there are any, which no emptied cache gives back.
+    """
+    vllm_release = release(vllm)
+    if not FILTERS_IN_PLACE <= vllm_release < SECOND_RUNNER:
+        return ()
+    blocks = []
+    if vllm_release >= TUNES_WHILE_COMPILING and not settings.eager:
+        blocks.append(table_bytes(shape, size, settings.tensor_parallel))
+    logits = settings.max_num_seqs * shape.vocabulary
+    return (*blocks, logits * size, logits * FLOAT32_BYTES, _filter_bytes(settings, shape, gpu))
+
+
+def _filter_bytes(
+    settings: EngineSettings,
+    shape: Shape,
+    gpu: Gpu | None,
+) -> int:
+    """A row of logits in 32 bits for each program: a power of two, at most a multiprocessor each
+    (`v1/sample/ops/topk_topp_triton.py`).
+    """
+    rows = 1 << (settings.max_num_seqs - 1).bit_length()
+    if gpu is not None and gpu.multiprocessors:
+        rows = min(rows, gpu.multiprocessors)
+    return rows * shape.vocabulary * FLOAT32_BYTES
 
 
 def _makes_head_first(shape: Shape) -> bool:

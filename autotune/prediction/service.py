@@ -380,6 +380,7 @@ class PredictionService:
             completions_per_prompt=settings.get(group_size),
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
+            prompts_differ=task.workload.prompt_lengths is not None,
             lengths=task.workload.completion_lengths,
         )
 
