@@ -37,7 +37,9 @@ from gpu_record import (
 )
 from gpu_setups import PARTS, Point, Setup, tiny
 
+from autotune.core.dataset import TokenLengths
 from autotune.core.errors import AutotuneError
+from autotune.core.job import Job
 from autotune.core.measurement import Measurement, ProbePlan
 from autotune.core.space import Candidate, fingerprint
 from autotune.core.units import GIB
@@ -57,6 +59,9 @@ POINT = ProbePlan(
     reuse_rollouts=True,
     deadline_seconds=200,
 )
+LONGEST = 1 << 30
+"""Longer than any prompt: cut to a setup's own limit."""
+
 REPEATED = ("crash", "timeout", "interrupted")
 """Outcomes after which a later program measures a point again."""
 
@@ -275,6 +280,13 @@ def predict_setups(
         path.write_text(json.dumps(lines, indent=1) + "\n")
 
 
+def with_equal_prompts(job: Job) -> Job:
+    """Return the job with what is true of a probe: its prompts all have the longest length."""
+    lengths = TokenLengths.of("a probe's", [LONGEST])
+    workload = replace(job.task.workload, prompt_lengths=lengths)
+    return replace(job, task=replace(job.task, workload=workload))
+
+
 def _predicted(ladder: Ladder) -> dict[str, Line]:
     setup, request = ladder.setup, ladder.request
     candidates = {point: ladder.candidate(point) for point in setup.points}
@@ -282,7 +294,7 @@ def _predicted(ladder: Ladder) -> dict[str, Line]:
     for candidate in candidates.values():
         if ladder.refusal(candidate) is None:
             legal.append(candidate)
-    predictions = predict_candidates(request.job, request.trainer, legal)
+    predictions = predict_candidates(with_equal_prompts(request.job), request.trainer, legal)
     lines: dict[str, Line] = {}
     for point, candidate in candidates.items():
         line: Line = {"setup": setup.name, "point": point.name}

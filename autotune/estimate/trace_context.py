@@ -36,8 +36,7 @@ class PredictionInput:
     completions_per_prompt: object = None  # as the framework's setting states them
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
-    # True if lengths of prompts are known; otherwise all are synthetic, of the longest length.
-    prompts_differ: bool = False
+    prompts_differ: bool = True  # in length, so that a rollout needs an attention mask
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
 
     @property

@@ -82,7 +82,7 @@ def trainer_rollout(
     shape: Shape,
     trace: Trace,
     *,
-    prompts_differ: bool = False,
+    prompts_differ: bool = True,
 ) -> Generation:
     """Return one rank's rollout: its part of the batch, at once. `prompts_differ`: in length."""
     dtype = composition["policy"].dtype

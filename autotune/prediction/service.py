@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from autotune.core.composition import Composition
+from autotune.core.dataset import TokenLengths
 from autotune.core.errors import CannotPredict
 from autotune.core.job import Job, Task
 from autotune.core.prediction import Prediction
@@ -380,7 +381,7 @@ class PredictionService:
             completions_per_prompt=settings.get(group_size),
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
-            prompts_differ=task.workload.prompt_lengths is not None,
+            prompts_differ=_differ(task.workload.prompt_lengths),
             lengths=task.workload.completion_lengths,
         )
 
@@ -573,6 +574,11 @@ def _end_of_share(deadline: float, parts: int) -> float:
     now = time.monotonic()
     remaining = deadline - now
     return now + remaining / parts
+
+
+def _differ(lengths: TokenLengths | None) -> bool:
+    """Return True unless all lengths are known to be equal, as those of a probe's prompts are."""
+    return lengths is None or len(set(lengths.sample)) > 1
 
 
 def _peaks_of(rank_and_stage: tuple[PredictionInput, StepStage]) -> tuple[int, int]:

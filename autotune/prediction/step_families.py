@@ -76,7 +76,7 @@ class WindowSide(NamedTuple):
     holds_row: bool
 
 
-WITHIN_WINDOW = WindowSide(True, True)
+WITHIN_WINDOW = WindowSide(holds_prompt=True, holds_row=True)
 
 BESIDE_WINDOW = 8
 """Tokens beyond the window at which a survey beyond it begins."""
@@ -192,7 +192,10 @@ def window_side(request: Request) -> WindowSide:
     if window is None:
         return WITHIN_WINDOW
     point = point_of(request)
-    return WindowSide(point.prompt <= window, point.prompt + point.completion <= window)
+    return WindowSide(
+        holds_prompt=point.prompt <= window,
+        holds_row=point.prompt + point.completion <= window,
+    )
 
 
 def _window(request: Request) -> int | None:
@@ -256,12 +259,14 @@ def _on_side(point: Point, request: Request) -> Point:
     side = window_side(request)
     if side.holds_row:
         longest = window // 2
-        prompt, completion = min(point.prompt, longest), min(point.completion, longest)
+        prompt = min(point.prompt, longest)
+        completion = min(point.completion, longest)
     elif side.holds_prompt:
         prompt = min(point.prompt, window)
         completion = max(point.completion, window + BESIDE_WINDOW - prompt)
     else:
-        prompt, completion = max(point.prompt, window + BESIDE_WINDOW), point.completion
+        prompt = max(point.prompt, window + BESIDE_WINDOW)
+        completion = point.completion
     return point._replace(prompt=prompt, completion=completion)
 
 

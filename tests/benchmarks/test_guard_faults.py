@@ -60,8 +60,8 @@ def test_a_run_of_two_slices_counts_once_and_other_code_not_at_all(
 ) -> None:
     run = _run("test_a_torn_checkpoint_is_skipped", 0)
     again = replace(run, seconds=9.0)
-    other = replace(run, run=1, code="1")
-    lines = [json.dumps(asdict(stored)) + "\n" for stored in (run, again, other)]
+    of_other_code = replace(run, run=1, code="1")
+    lines = [json.dumps(asdict(stored)) + "\n" for stored in (run, again, of_other_code)]
     monkeypatch.setattr(guard_faults, "LINES", tmp_path / "runs.jsonl")
     (tmp_path / "runs.jsonl").write_text("".join(lines))
     assert stored_runs("0") == [run]

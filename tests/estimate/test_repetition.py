@@ -50,8 +50,8 @@ def test_lengths_are_on_one_side_of_a_window(
     window: int | None,
     side: tuple[bool, bool],
 ) -> None:
-    asked = request_of({"model_type": "mistral", "sliding_window": window})
-    assert window_side(asked) == side
+    request = request_of({"model_type": "mistral", "sliding_window": window})
+    assert window_side(request) == side
 
 
 def test_a_window_that_is_not_used_has_no_sides() -> None:

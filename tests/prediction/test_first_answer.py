@@ -91,9 +91,9 @@ def test_a_survey_stays_on_one_side_of_an_attention_window(tmp_path: Path) -> No
 def test_all_points_of_a_survey_are_on_the_requests_side(prompt: int, completion: int) -> None:
     windowed = {"config": {"model_type": "gemma3_text", "sliding_window": 512}}
     lengths = {"prompt": prompt, "completion": completion, "padded": False}
-    asked = request(lengths=lengths, **windowed)
-    point = point_of(asked)
-    points = points_around(asked, [point])
+    windowed_request = request(lengths=lengths, **windowed)
+    point = point_of(windowed_request)
+    points = points_around(windowed_request, [point])
     expected = (prompt <= 512, prompt + completion <= 512)
     for surveyed in points:
         row = surveyed.prompt + surveyed.completion

@@ -163,8 +163,8 @@ def test_an_interval_is_wider_until_a_run_was_repeated() -> None:
     """
     repeated = RunSpread(deviation=0.02, freedom=4, repeats=1, step_deviation=0.02)
     assert repeated.half_width(_speed(1000)) == pytest.approx(0.057, rel=0.03)
-    alone = replace(repeated, repeats=0)
-    assert alone.half_width(_speed(1000)) == pytest.approx(0.149, rel=0.03)
+    unrepeated = replace(repeated, repeats=0)
+    assert unrepeated.half_width(_speed(1000)) == pytest.approx(0.149, rel=0.03)
 
 
 def test_more_runs_narrow_the_interval_but_more_cycles_of_one_run_do_not() -> None:

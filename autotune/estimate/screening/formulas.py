@@ -195,8 +195,9 @@ class Basis:
         least_errors = np.full(len(examples), np.inf)
         for terms in self._short_sums(MAX_APPROXIMATE_TERMS):
             solved, errors = solve(matrix[:, terms], examples.T)
-            is_closer = errors < least_errors * (1 - EXACT)
-            rows = np.flatnonzero(is_closer & self._may_be(terms, solved))
+            is_closer: Booleans = errors < least_errors * (1 - EXACT)
+            is_allowed = self._may_be(terms, solved)
+            rows = np.flatnonzero(is_closer & is_allowed)
             coefficients[rows] = 0.0
             coefficients[rows[:, np.newaxis], terms] = solved[rows]
             least_errors[rows] = errors[rows]
@@ -206,7 +207,7 @@ class Basis:
         """Return False for sums (rows of coefficients) that subtract a rounded amount."""
         if not any(self.terms[column].is_rounded for column in terms):
             return np.ones(len(coefficients), dtype=bool)
-        only_adds: Booleans = (coefficients >= 0).all(axis=1)
+        only_adds: Booleans = np.all(coefficients >= 0, axis=1)
         return only_adds
 
     def _short_sums(self, max_terms: int) -> Iterator[list[int]]:
