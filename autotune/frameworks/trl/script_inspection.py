@@ -70,6 +70,7 @@ def look_at(
             way_out="Give the path of the Python script that you train with.",
         )
     request = {
+        "parent": os.getpid(),
         "script": path,
         "arguments": list(arguments),
         "method": method,

@@ -50,7 +50,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
-from .. import dataset_sizes
+from .. import dataset_sizes, processes
 from ..protocol import Request, Result, Settings, decode, encode
 from ..tracing.patching import attribute, swapped
 from . import (
@@ -102,6 +102,8 @@ def main() -> None:
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
         request = decode(sys.stdin.readline())
+        # A script that never builds its trainer must not outlive who asked for it.
+        processes.exit_with_parent(request["parent"])
         former = FormerArguments(request.get("former") or {})
         absent = AbsentParts()
         try:
