@@ -72,7 +72,7 @@ def refuse_illegal_file(
             )
             why_other = "as the script says"
         else:
-            other_gpus = _other_gpus(trainer, file_task)
+            other_gpus = _other_gpus(trainer, file_task, reason)
             if other_gpus is not None:
                 way_out = (
                     f"Give GPUs on which it can, --gpus {other_gpus}, or change it with --set."
@@ -86,14 +86,22 @@ def refuse_illegal_file(
         )
 
 
-def _other_gpus(trainer: Trainer, task: Task) -> Hardware | None:
-    """Return the most GPUs below these on which the configuration is legal, else the fewest whole
-    multiples of these.
+def _other_gpus(
+    trainer: Trainer,
+    task: Task,
+    reason: str,
+) -> Hardware | None:
+    """Return GPUs on which the configuration is legal: for a batch that these do not divide the
+    most below them; for models without room the fewest whole nodes.
     """
     workload = replace(task.workload, global_batch=None)  # it follows their number
     gpus = task.hardware.count
-    multiples = [gpus * nodes for nodes in range(2, MOST_NODES + 1)]
-    for count in (*range(gpus - 1, 0, -1), *multiples):
+    counts: range | list[int] = []
+    if "divisible" in reason:
+        counts = range(gpus - 1, 0, -1)
+    elif "GPUs" in reason:
+        counts = [gpus * nodes for nodes in range(2, MOST_NODES + 1)]
+    for count in counts:
         hardware = replace(task.hardware, count=count)
         other_task = replace(task, workload=workload, hardware=hardware)
         with contextlib.suppress(CannotPredict):
