@@ -224,12 +224,14 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     alarms = f"{len(excerpts['false_alarms'])} of {excerpts['without_failure']} excerpts"
     yield "cause of a failure | 63", alarms
 
-    probes, finalists = (
-        _read("intervals")["result"][name] for name in ("probes alone", "finalists")
-    )
-    yield "intervals of measured", f"{probes['pairs']} probes"
-    yield "intervals of measured", f"with one probe {probes['overlapping']} do"
-    assert finalists["overlapping"] == finalists["pairs"] == probes["pairs"]
+    in_sample = _read("intervals")["result"]["probes alone"]
+    second = _read("intervals-second")["result"]
+    yield "intervals of measured", f"[{second['probes alone']['pairs']} probes"
+    yield "intervals of measured", f"all {second['finalists']['overlapping']} pairs"
+    yield "intervals of measured", f"[{in_sample['overlapping']} of {in_sample['pairs']}]"
+    widths = [result["median_half_width"] for result in (second["probes alone"], in_sample)]
+    yield "intervals of measured", f"{widths[0]:.0%} to {widths[1]:.0%}".replace("%", "", 1)
+    assert second["probes alone"]["overlapping"] == second["finalists"]["overlapping"]
 
 
 def _launches() -> Iterator[tuple[str, str]]:
