@@ -59,8 +59,8 @@ def refusal(
         )
     if kind == "crashed" and text.startswith("SyntaxError"):
         return BadInput(
-            f"{path} can't be read by {python}{place}: {text.rstrip('.')}.",
-            way_out="Name the interpreter that it is written for with --python.",
+            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+            way_out=f"Check that `python {path}` trains, and name a later Python with --python.",
         )
     if kind == "crashed" and packages and not text.startswith("ValueError"):
         return TrainingEnvironmentError(
