@@ -226,9 +226,9 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
 
     in_sample = _read("intervals")["result"]["probes alone"]
     second = _read("intervals-second")["result"]
-    yield "intervals of measured", f"[{second['probes alone']['pairs']} probes"
+    yield "intervals of measured", f"{second['probes alone']['pairs']} probes"
     yield "intervals of measured", f"all {second['finalists']['overlapping']} pairs"
-    yield "intervals of measured", f"[{in_sample['overlapping']} of {in_sample['pairs']}]"
+    yield "intervals of measured", f"{in_sample['overlapping']} of {in_sample['pairs']} do"
     widths = [result["median_half_width"] for result in (second["probes alone"], in_sample)]
     yield "intervals of measured", f"{widths[0]:.0%} to {widths[1]:.0%}".replace("%", "", 1)
     assert second["probes alone"]["overlapping"] == second["finalists"]["overlapping"]
