@@ -156,7 +156,9 @@ class _Adviser:
         return ways
 
     def paired_ways(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
-        """Return ways of two kinds, neutral pairs and large savings first."""
+        """Return ways of two kinds, at least one of them learned, large savings first. Neutral pairs
+        were ruled out before (`neutral_pairs`).
+        """
         ways: list[WayToFit] = []
         for first, second in self._promising_pairs(kinds):
             if len(ways) == MAX_WAYS:
@@ -172,14 +174,16 @@ class _Adviser:
 
     def _promising_pairs(self, kinds: Sequence[AdviceKind]) -> list[tuple[AdviceKind, AdviceKind]]:
         changeable = [kind for kind in kinds if self._strongest(kind)]
+        pairs = []
+        for first, second in itertools.combinations(changeable, 2):
+            if second.learning:  # neutral kinds come first
+                pairs.append((first, second))
 
-        def promise(pair: tuple[AdviceKind, AdviceKind]) -> tuple[bool, float]:
+        def memory(pair: tuple[AdviceKind, AdviceKind]) -> float:
             first, second = pair
-            memory = self._least_memory(first) + self._least_memory(second)
-            return second.learning, memory
+            return self._least_memory(first) + self._least_memory(second)
 
-        pairs = itertools.combinations(changeable, 2)
-        return sorted(pairs, key=promise)[:MAX_PAIRS]
+        return sorted(pairs, key=memory)[:MAX_PAIRS]
 
     def _strongest(self, kind: AdviceKind) -> KnobValues:
         """Return the change of a kind that needs least memory; empty if none is possible."""

@@ -72,6 +72,24 @@ def test_the_strongest_of_a_kind_is_the_one_that_needs_least_memory(tmp_path: Pa
     assert {"batch": 1, "num_generations": 4} in advised
 
 
+def test_pairs_of_neutral_changes_take_no_place_of_others(tmp_path: Path) -> None:
+    """Nine neutral kinds have 36 pairs, none of which fits; 24 pairs with what is learned are tried
+    after them.
+    """
+    useless = []
+    for number in range(8):
+        knob = Knob(
+            name=f"useless {number}",
+            choices=(True,),
+            effect="neutral",
+            memory="unclear",
+            says="a remedy without effect",
+        )
+        useless.append(knob)
+    advised = changes(tmp_path, 230, {}, remedies=tuple(useless))
+    assert {"batch": 1, "num_generations": 4} in advised
+
+
 def test_every_neutral_kind_is_tried(tmp_path: Path) -> None:
     """Five slow remedies come before the fast one."""
 
