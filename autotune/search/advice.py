@@ -156,8 +156,8 @@ class _Adviser:
         return ways
 
     def paired_ways(self, kinds: Sequence[AdviceKind]) -> list[WayToFit]:
-        """Return ways of two kinds, at least one of them learned, large savings first. Neutral pairs
-        were ruled out before (`neutral_pairs`).
+        """Return ways of two kinds, large savings first, at least one of the two learned: neutral
+        pairs were ruled out before.
         """
         ways: list[WayToFit] = []
         for first, second in self._promising_pairs(kinds):
