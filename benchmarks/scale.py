@@ -220,6 +220,7 @@ def driver(
     probability is computed anyway.
     """
     agenda.MIN_EXPECTED_GAIN = 0.0  # type: ignore[attr-defined]
+    agenda.LEAST_GAIN = 0.0
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(job, trainer)

@@ -81,7 +81,7 @@ def acquisition_values(
         gain = _weighted_gains(view, pool, lead, speed.deviation[pool])
     if not view.problem.surrogate.options.value_per_second:
         return gain
-    seconds = _seconds_to_measure(view, live)
+    seconds = seconds_to_measure(view, live)
     cost = seconds[pool] ** COST_EXPONENT
     values: FloatArray = gain / cost
     return values
@@ -120,7 +120,7 @@ def weights_of_fitting(chances: FloatArray, trials: Sequence[Trial]) -> FloatArr
     return np.asarray(chances ** OOM_EXPONENTS[place])
 
 
-def _seconds_to_measure(view: TrialView, live: Collection[str]) -> FloatArray:
+def seconds_to_measure(view: TrialView, live: Collection[str]) -> FloatArray:
     """Return the expected seconds of every candidate, loads included."""
     if not view.completed:
         return np.ones(len(view.table))

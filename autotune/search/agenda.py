@@ -4,7 +4,8 @@ Idea. The answer is the fastest candidate of the first tier in which any fits (`
 are ordered by preference, speeds are compared within one). So the search has two questions: which
 tier is that, and which is its fastest candidate. For both, the surrogate has an estimate of every
 candidate: its chance of fitting, and its speed with a standard deviation. Each measurement corrects
-all estimates. The search ends when no candidate is expected to add MIN_EXPECTED_GAIN to the speed.
+all estimates. The search ends when no candidate's expected gain is worth its probe
+(`worthwhile_gains`).
 Without further state, a killed study continues at the same point.
 
 `next_step` decides in this order. Numbers are those of the sections below, brackets the purpose of
@@ -48,13 +49,13 @@ from autotune.core.answer import Proven, Purpose
 from autotune.core.measurement import Outcome
 from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
-from autotune.search.acquisition import OOM_EXPONENTS
+from autotune.search.acquisition import OOM_EXPONENTS, seconds_to_measure
 from autotune.search.affordable import affordable
 from autotune.search.confirmation import MIN_EXPECTED_GAIN, next_confirmation
 from autotune.search.first_probe import SAFE_CHANCE, instead_of_baseline
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
-from autotune.search.surrogate.candidate_table import BoolArray, IndexArray
+from autotune.search.surrogate.candidate_table import BoolArray, FloatArray, IndexArray
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.surrogate.implications import ran_out
@@ -69,6 +70,10 @@ MAX_EQUAL_FAILURES = 3
 MAX_REFUSED_PROBES = 2
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
+
+# Training in which a probe has to pay off: one of two minutes does with an expected gain of 0.0014
+TRAINING_SECONDS = 86_400.0
+LEAST_GAIN = 0.001  # Where a probe takes seconds, the search would never end otherwise
 
 # Optuna's own samplers: probes without improvement after which the search ends
 MAX_PROBES_WITHOUT_GAIN = 12
@@ -297,7 +302,7 @@ def _maybe_faster(tier: Tier, view: TrialView) -> NextProbe | SearchEnd | None:
     if not view.problem.uses_surrogate:
         return _open_until_no_gain(tier, pool, view)
     leader = view.leader(view.contenders(tier))
-    pool = pool[promising(view.estimates, pool, leader)]
+    pool = pool[promising(view.estimates, pool, leader, worthwhile_gains(view))]
     if not len(pool):
         return None
     return NextProbe(purpose="search", pool=pool)
@@ -307,14 +312,24 @@ def promising(
     estimates: Estimates,
     pool: IndexArray,
     leader: int,
+    least: FloatArray,
 ) -> BoolArray:
     """Return True for members of the pool with P(fits)^c · E[max(0, lead over the leader)] >=
-    MIN_EXPECTED_GAIN. The lead's deviation excludes the error that both have in common.
+    the least gain that is worth it. The lead's deviation excludes the error that both have in
+    common.
     """
     lead, deviation = estimates.speed.lead_over(leader)
     improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
     weight = estimates.fits[pool] ** OOM_EXPONENTS[0]
-    return weight * improvement >= MIN_EXPECTED_GAIN
+    return weight * improvement >= least[pool]
+
+
+def worthwhile_gains(view: TrialView) -> FloatArray:
+    """Return the least expected gain of every candidate that pays for its probe: the share of
+    TRAINING_SECONDS that the probe takes.
+    """
+    share = seconds_to_measure(view, ()) / TRAINING_SECONDS
+    return np.clip(share, LEAST_GAIN, MIN_EXPECTED_GAIN)
 
 
 def _maybe_wrongly_refused(tier: Tier, view: TrialView) -> NextProbe | None:

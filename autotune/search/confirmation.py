@@ -3,14 +3,20 @@
 Idea: the fastest of many short probes is partly lucky. Longer probes of the few fastest, each in
 turns, find the one that is fast. `next_confirmation` decides in this order:
 
-    1. the baseline and its fastest rival, while their measurements do not decide between them
-    2. the simplest candidate that is as fast as the fastest: it would be the recommendation
-    3. any other candidate once that may still be faster than the best
+    1. the fastest by estimate, which always takes place
+    2. a candidate whose confirmation contradicts its probe, if the probe made it the best
+    3. the baseline and its fastest rival, while their measurements do not decide between them
+    4. another candidate, not confirmed yet, that may be faster than the best
+    5. the simplest candidate that is as fast as the fastest: it would be the recommendation
+    6. any of these again, while one more turn of it may change which is the best
 
-The first confirmation of the leader always takes place, further ones while time allows.
+All but the first take place while time allows.
 """
 
 from __future__ import annotations
+
+import math
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -20,64 +26,112 @@ from autotune.core.space import Candidate
 from autotune.search.predicted_order import unconfirmed_choice
 from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
-from autotune.search.trial_view import TrialView
+from autotune.search.trial_view import TrialView, speed_of
 
-# Expected logarithmic improvement over the leader from which a candidate is measured, and over the
-# best from which a measured one is confirmed
+# Expected logarithmic gain from which a candidate is confirmed; a probe needs no more
 MIN_EXPECTED_GAIN = 0.003
-# Pairs of the baseline and the fastest candidate, as long as they do not decide between them
+# Pairs of the baseline and the fastest candidate, as long as they do not decide between them, and
+# turns of any other candidate
 MAX_CONFIRMED_PAIRS = 8
+# Deviations between a probe and its confirmation from which one of them was disturbed
+CONTRADICTION = 3.0
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
-# Confirmations after the first take at most this share of the seconds that the search took.
-MAX_TIME_SHARE = 0.5
-# Share up to which a deciding turn, or that of a simpler candidate as fast as the fastest, is taken
-MAX_DECISION_TIME_SHARE = 1.0
+# Confirmations after the first, except for pairs of the baseline, end at this share of the seconds
+# that the search took.
+MAX_TIME_SHARE = 1.0
 
 
 def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
     """Return the next candidate to confirm within the remaining seconds; None at the end."""
-    if view.tier_of_choice() is None:
+    tier = view.tier_of_choice()
+    if tier is None:
         return None
     if view.problem.predicted_rates:
         return unconfirmed_choice(view)
-    rival = _unclear_rival(view, seconds)
-    if rival is not None:
-        return rival
-
-    simpler = _simpler_rival(view)
-    if simpler is not None and _affordable(view, seconds, MAX_DECISION_TIME_SHARE):
-        return simpler
-
-    if view.rounds and not _affordable(view, seconds, MAX_TIME_SHARE):
-        return None
-    return _finalist(view)
-
-
-def _finalist(view: TrialView) -> Candidate | None:
-    """Return the unconfirmed contender with the highest expected improvement over the best; the
-    fastest by estimate is confirmed first.
-    """
-    tier = view.tier_of_choice()
-    contenders = [] if tier is None else view.contenders(tier)
-    open_contenders = []
-    for trial in contenders:
-        if not view.is_confirmed(trial.candidate):
-            open_contenders.append(trial)
-    if len(open_contenders) == len(contenders):
+    contenders = view.contenders(tier)
+    confirmed = [trial for trial in contenders if view.is_confirmed(trial.candidate)]
+    if not confirmed:
+        if view.rounds and not _affordable(view, seconds):
+            return None
         fastest = max(contenders, key=view.log_speed)
         return fastest.candidate
-    best = view.best()
-    if best is None or not open_contenders:
-        return None
+    return (
+        _contradicted(contenders, view, seconds)
+        or _unclear_rival(view, seconds)
+        or _finalist(contenders, view, seconds, turns=1)
+        or _simpler_rival(view, seconds)
+        or _finalist(contenders, view, seconds, turns=MAX_CONFIRMED_PAIRS)
+    )
 
-    mean, deviation = view.belief(best)
-    beliefs = np.array([view.belief(trial) for trial in open_contenders])
-    lead = beliefs[:, 0] - mean
-    improvement = expected_improvement(lead, np.hypot(beliefs[:, 1], deviation), 0.0)
-    place = int(improvement.argmax())
-    if improvement[place] < MIN_EXPECTED_GAIN:
+
+def _finalist(
+    contenders: Sequence[Trial],
+    view: TrialView,
+    seconds: float,
+    *,
+    turns: int,
+) -> Candidate | None:
+    """Return the contender with fewer than so many turns whose next one has the highest expected
+    gain; None if no gain is worth it.
+
+    With s the deviation of a belief and n the noise of a confirmation, the next one moves the
+    belief by s² / √(s² + n²) (one standard deviation). It is a gain where another candidate becomes
+    the best by it.
+    """
+    if not _affordable(view, seconds):
         return None
-    return open_contenders[place].candidate
+    best = view.best()
+    if best is None or len(contenders) < 2:
+        return None
+    place_of_best = contenders.index(best)
+    beliefs = np.array([view.belief(trial) for trial in contenders])
+    means = beliefs[:, 0]
+    deviations = beliefs[:, 1]
+
+    # 1. Lead over the best; of the best: the lead of the second over it.
+    leads = means - means[place_of_best]
+    leads_of_rivals = np.delete(leads, place_of_best)
+    second = leads_of_rivals.max()
+    leads[place_of_best] = min(0.0, second)
+
+    # 2. Gain by the next confirmation.
+    noise = view.estimates.speed.noise
+    spread = np.hypot(deviations, noise)
+    moves = deviations**2 / spread
+    gains = expected_improvement(leads, moves, 0.0)
+    for place, trial in enumerate(contenders):
+        if view.confirmation_count(trial.candidate) >= turns:
+            gains[place] = 0.0
+    highest = int(gains.argmax())
+    if gains[highest] < MIN_EXPECTED_GAIN:
+        return None
+    return contenders[highest].candidate
+
+
+def _contradicted(
+    contenders: Sequence[Trial],
+    view: TrialView,
+    seconds: float,
+) -> Candidate | None:
+    """Return a candidate whose only confirmation contradicts its probe, if it would be the best by
+    its probe: one of the two runs was disturbed, a third shows which.
+    """
+    best = view.best()
+    if best is None or not _has_time(view, seconds):
+        return None
+    noise = view.estimates.speed.noise
+    for trial in contenders:
+        speed = speed_of(view.evidence(trial))
+        if view.confirmation_count(trial.candidate) != 1 or speed <= 0:
+            continue
+        mean, deviation = view.estimate(trial)
+        difference = mean - math.log(speed)
+        usual_difference = math.hypot(deviation, noise)
+        is_contradicted = difference > CONTRADICTION * usual_difference
+        was_best = mean >= view.log_speed(best)
+        if is_contradicted and was_best:
+            return trial.candidate
+    return None
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
@@ -107,10 +161,12 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
     return baseline.candidate if is_behind else fastest.candidate
 
 
-def _simpler_rival(view: TrialView) -> Candidate | None:
+def _simpler_rival(view: TrialView, seconds: float) -> Candidate | None:
     """Return the simplest candidate as fast as the fastest confirmed one, if its own
     confirmation would make it the choice.
     """
+    if not _affordable(view, seconds):
+        return None
     fastest = view.best()
     rivals = [] if fastest is None else as_fast_as(fastest, view)
     if fastest is None or not rivals:
@@ -131,11 +187,7 @@ def _has_time(view: TrialView, seconds: float) -> bool:
     return seconds > needed
 
 
-def _affordable(
-    view: TrialView,
-    seconds: float,
-    share: float,
-) -> bool:
+def _affordable(view: TrialView, seconds: float) -> bool:
     """Return True if all confirmations, with one more of the cheapest, take at most this share of
     the search's seconds, and there is time for it.
     """
@@ -146,7 +198,7 @@ def _affordable(
     for confirmations in view.rounds.values():
         confirming += map(_seconds_of, confirmations)
     confirmation_seconds = sum(confirming) + min(confirming)
-    return confirmation_seconds <= share * searching
+    return confirmation_seconds <= MAX_TIME_SHARE * searching
 
 
 def _seconds_of(trial: Trial) -> float:

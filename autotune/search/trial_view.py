@@ -321,9 +321,7 @@ class TrialView:
         """Return mean and standard deviation of a measured candidate's log speed: the estimate from
         all probes, and the candidate's confirmations, each by its precision.
         """
-        row = self.table.row_by_id[trial.candidate.id]
-        mean = float(self.estimates.speed.mean[row])
-        deviation = float(self.estimates.speed.deviation[row])
+        mean, deviation = self.estimate(trial)
         runs = self.confirmation_count(trial.candidate)
         confirmed_speed = speed_of(self.evidence(trial))
         if not runs or confirmed_speed <= 0:
@@ -338,6 +336,15 @@ class TrialView:
         total = precision + confirmed_precision
         weighted = mean * precision + log_speed * confirmed_precision
         return weighted / total, total**-0.5
+
+    def estimate(self, trial: Trial) -> tuple[float, float]:
+        """Return mean and standard deviation of a measured candidate's log speed from all
+        probes.
+        """
+        row = self.table.row_by_id[trial.candidate.id]
+        mean = self.estimates.speed.mean[row]
+        deviation = self.estimates.speed.deviation[row]
+        return float(mean), float(deviation)
 
     def evidence(self, trial: Trial) -> Trial:
         """Return the candidate's pooled confirmations; without any, its probe."""

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from autotune.search.agenda import promising
+from autotune.search.confirmation import MIN_EXPECTED_GAIN
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import Posterior
 
@@ -42,7 +43,8 @@ def believed(
 
 def is_promising(estimates: Estimates) -> list[bool]:
     leader = len(estimates.fits) - 1
-    return list(promising(estimates, np.arange(leader), leader))
+    least = np.full(leader, MIN_EXPECTED_GAIN)
+    return list(promising(estimates, np.arange(leader), leader, least))
 
 
 def test_what_may_be_a_little_faster_is_worth_a_probe_only_where_it_surely_fits() -> None:

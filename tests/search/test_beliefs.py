@@ -18,7 +18,7 @@ from autotune.core.answer import Trial
 from autotune.core.headroom import Headroom
 from autotune.core.measurement import Outcome, Phase, ProbePlan, Speed, judge
 from autotune.core.prediction import Estimate
-from autotune.search.acquisition import _seconds_to_measure
+from autotune.search.acquisition import seconds_to_measure
 from autotune.search.affordable import affordable
 from autotune.search.loop import SHORT_PROBE, legal_candidates
 from autotune.search.measured_trial import _predicted_cycle
@@ -161,7 +161,7 @@ def test_the_last_load_is_ready_unless_it_ran_out_of_memory() -> None:
         view: Any = TrialView(problem(), [loaded_probe(last, outcome=outcome)])
         view.estimates = replace(view.estimates, fits=np.ones(len(view.table)))
         all_loads = {candidate.load_key for candidate in CANDIDATES}
-        seconds = _seconds_to_measure(view, ()) - _seconds_to_measure(view, all_loads)
+        seconds = seconds_to_measure(view, ()) - seconds_to_measure(view, all_loads)
         return list(seconds[view.table.rows_of((same, changed))])
 
     assert load_seconds(Outcome.OK) == pytest.approx([0, 20])

@@ -216,6 +216,15 @@ def test_with_steady_cycles_an_unpredicted_difference_is_no_noise() -> None:
     assert noise(0.005) <= 0.03
 
 
+def test_the_median_of_scattering_cycles_is_not_exact() -> None:
+    """Cycles that scatter by 0.08 leave an error of 0.08 √(π / 2 / 3) = 0.058 in the median of
+    three: of the possible deviations only 0.07 remains, however well the probes agree.
+    """
+    trials = [scattering(measured(candidate), 0.08) for candidate in CANDIDATES[:4]]
+    pace = ThroughputModel(TABLE, list(map(predicted, CANDIDATES)))
+    assert pace.posterior(trials, NOBODY).noise == pytest.approx(0.07)
+
+
 def scattering(trial: Trial, scatter: float) -> Trial:
     """Return the trial with three cycles of different speed."""
     speed = trial.measurement.worst

@@ -74,6 +74,9 @@ SPEED_NOISE = (0.01, 0.03, 0.07)
 # between single cycles.
 MIN_NOISE_BOUND = 0.03
 NOISE_PER_SCATTER = 3.0
+# Standard error of a median of three cycles per scatter: no probe is more exact. Without this
+# bound noise counts as the candidates' own errors, and the luckiest probe as the fastest candidate.
+LEAST_NOISE_PER_SCATTER = math.sqrt(math.pi / 2 / 3)
 # Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine
 # was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
@@ -374,8 +377,9 @@ def _possible_noises(trials: Iterable[Trial]) -> tuple[float, ...]:
     scatter = median_scatter(trials)
     if scatter is None:
         return SPEED_NOISE
-    bound = max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
-    return tuple(noise for noise in SPEED_NOISE if noise <= bound)
+    highest = max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
+    lowest = min(LEAST_NOISE_PER_SCATTER * scatter, SPEED_NOISE[-1])
+    return tuple(noise for noise in SPEED_NOISE if lowest <= noise <= highest)
 
 
 def _weighted_covariance(
