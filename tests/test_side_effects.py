@@ -42,6 +42,10 @@ def test_probes_and_traces_are_quiet(tmp_path: Path) -> None:
     assert environment["PATH"] == ONLINE["PATH"]
 
 
+def _no_config(model: str) -> None:
+    raise AssertionError(model)
+
+
 def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The interpreter is a program that answers with the environment in which it was started."""
     for name, value in ONLINE.items():
@@ -53,7 +57,7 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     program.chmod(0o755)
     request = {"script": "train.py"}
-    answer, _ = script_inspection._run(request, program, environment={}, model=None)
+    answer, _ = script_inspection._run(request, program, environment={}, configs=_no_config)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
 
 
