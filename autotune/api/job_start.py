@@ -24,5 +24,6 @@ def job_started(request: ParsedRequest, candidates: tuple[Candidate, ...]) -> Jo
         job=request.job,
         candidates=candidates,
         assumed=request.assumed,
+        assumed_of_file=request.assumed_of_file,
         notes=request.notes,
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -176,7 +177,8 @@ class _PredictionDisplay:
         elif isinstance(event, CandidatePredicted):
             self._waiting.stop()
             self._has_verdict = True
-            show_verdict(self._output, event.prediction)
+            assert self._started is not None
+            show_verdict(self._output, event.prediction, self._started.assumed_of_file)
             if self._shipped is not None:
                 show_difference(self._output, event.prediction, self._shipped)
             if not event.prediction.fits:
@@ -197,6 +199,11 @@ class _PredictionDisplay:
             answer.job,
             answer.candidate,
             answer.prediction,
-            assumed=self._started.assumed,
+            assumed=_without(self._started.assumed_of_file, self._started.assumed),
             notes=self._started.notes,
         )
+
+
+def _without(printed: Sequence[str], assumptions: Sequence[str]) -> list[str]:
+    """Return the assumptions that are not printed yet."""
+    return [assumption for assumption in assumptions if assumption not in printed]

@@ -19,6 +19,7 @@ class JobStarted:
     job: Job
     candidates: tuple[Candidate, ...]  # all legal candidates; for `predict` the one in question
     assumed: tuple[str, ...]
+    assumed_of_file: tuple[str, ...] = ()  # those among them that the reading of a file rests on
     notes: tuple[str, ...]
 
 

@@ -28,9 +28,17 @@ WITH_MASTERS = ("zero1", "zero2", "zero3", "fsdp1")
 # 1. The verdict, and the changes that make it fit.
 
 
-def show_verdict(console: Console, prediction: Prediction) -> None:
-    """Print whether it fits, with the figures that decide."""
+def show_verdict(
+    console: Console,
+    prediction: Prediction,
+    assumed_of_file: Sequence[str] = (),
+) -> None:
+    """Print whether it fits, with the figures that decide, and what the reading of a file rests
+    on.
+    """
     print_line(console, verdict_text(prediction))
+    for assumption in assumed_of_file:
+        print_line(console, f"  assumed: {assumption}")
     for fact in prediction.depends_on:
         print_line(console, f"  depends on {fact}")
     shorter = prediction.peak_memory_bytes_at_lengths

@@ -45,7 +45,9 @@ class ParsedRequest:
 
     job: Job
     trainer: Trainer
-    assumed: tuple[str, ...]  # defaults of the space that no flag states
+    assumed: tuple[str, ...]  # defaults of the space that no flag states, and `assumed_of_file`
+    # What the reading of the user's file rests on: a model, GPUs, settings left out
+    assumed_of_file: tuple[str, ...] = ()
     notes: tuple[str, ...]  # deviations from what one would expect
     # Knob values that flags name; each must be possible
     flag_choices: Mapping[str, tuple[KnobValue, ...]]
@@ -107,7 +109,11 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
                 f" not modelled: {error.effect}"
             )
         else:
-            return replace(request, assumed=(*sentences, *request.assumed))
+            return replace(
+                request,
+                assumed=(*sentences, *request.assumed),
+                assumed_of_file=(*sentences, *request.assumed_of_file),
+            )
     return _build_request(flags, reader)
 
 
@@ -170,6 +176,7 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         job=job,
         trainer=trainer,
         assumed=(*of_script, *assumed),
+        assumed_of_file=of_script,
         notes=tuple(notes),
         flag_choices=settings.flag_choices,
         whole_space=sources.space,
