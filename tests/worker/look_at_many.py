@@ -28,7 +28,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             reply = Path(folder) / "reply"
             request_file = Path(folder) / "request"
-            request_file.write_text(json.dumps(request))
+            request_file.write_text(json.dumps({**request, "parent": os.getpid()}))
             if os.fork() == 0:
                 sys.stdin = request_file.open()
                 with reply.open("w") as file:
