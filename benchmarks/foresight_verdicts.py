@@ -212,10 +212,10 @@ def _openrlhf(row: Mapping[str, Any]) -> Reading:
 
 
 def known_model_config(name: str) -> Mapping[str, Any]:
-    for model in catalog.models():
-        if name in model.ids:
-            return model.config
-    raise LookupError(f"the shape of {name}")
+    model = catalog.model_of_id(name)
+    if model is None:
+        raise LookupError(f"the shape of {name}")
+    return model.config
 
 
 def _ways(row: Mapping[str, Any], reading: Reading) -> list[Way]:

@@ -90,6 +90,14 @@ def models() -> tuple[KnownModel, ...]:
     return tuple(known_models)
 
 
+def model_of_id(hub_id: str) -> KnownModel | None:
+    """Return the known model with this hub id."""
+    for model in models():
+        if hub_id in model.ids:
+            return model
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Constant(Estimate):
     """Estimate from public sources."""

@@ -117,16 +117,10 @@ def model_of_size(name: str) -> str | None:
 
 def model_taken(hub_id: str, reason: str) -> Model:
     """Return a catalogued model that stands for one that nothing names."""
-    for model in catalog.models():
-        if hub_id in model.ids:
-            return Model(
-                name=hub_id,
-                config=model.config,
-                folder=None,
-                origin=f"{TAKEN}, {reason}; --model names yours",
-                is_assumed=True,
-            )
-    raise KeyError(hub_id)
+    model = catalog.model_of_id(hub_id)
+    if model is None:
+        raise KeyError(hub_id)
+    return _with_shape(hub_id, model, f"{TAKEN}, {reason}; --model names yours")
 
 
 def _assumed(
@@ -134,11 +128,20 @@ def _assumed(
     closest: KnownModel,
     reason: str,
 ) -> Model:
+    origin = f"shape of {closest.ids[0]} assumed {reason}; --model names another"
+    return _with_shape(name, closest, origin)
+
+
+def _with_shape(
+    name: str,
+    known_model: KnownModel,
+    origin: str,
+) -> Model:
     return Model(
         name=name,
-        config=closest.config,
+        config=known_model.config,
         folder=None,
-        origin=f"shape of {closest.ids[0]} assumed {reason}; --model names another",
+        origin=origin,
         is_assumed=True,
     )
 
@@ -184,14 +187,7 @@ page above it says.
 def _of_fine_tune(name: list[str]) -> KnownModel | None:
     for name_of_tune, base in FINE_TUNES.items():
         if _contains(name, _words(name_of_tune)):
-            return _catalogued(base)
-    return None
-
-
-def _catalogued(hub_id: str) -> KnownModel | None:
-    for model in catalog.models():
-        if hub_id in model.ids:
-            return model
+            return catalog.model_of_id(base)
     return None
 
 

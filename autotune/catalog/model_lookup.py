@@ -122,15 +122,15 @@ def _cached_model(hub_id: str) -> Model | None:
 
 
 def _catalogued_model(hub_id: str) -> Model | None:
-    for model in catalog.models():
-        if hub_id in model.ids:
-            return Model(
-                name=hub_id,
-                config=model.config,
-                folder=None,
-                origin="catalogue",
-            )
-    return None
+    model = catalog.model_of_id(hub_id)
+    if model is None:
+        return None
+    return Model(
+        name=hub_id,
+        config=model.config,
+        folder=None,
+        origin="catalogue",
+    )
 
 
 def _fetched_model(hub_id: str) -> Model | None:

@@ -59,6 +59,14 @@ def flags_of(way_out: str, value: str) -> dict[str, Any]:
     return {name.replace("-", "_"): int(operand) if operand.isdigit() else operand}
 
 
+def launch_with(framework: str, added: str) -> str:
+    """Return the framework's launch with more flags, that of ms-swift in groups of four."""
+    text = f"{STARTS[framework]} {added}"
+    if framework == "swift":
+        text = text.replace("--num_generations 8", "--num_generations 4")
+    return text
+
+
 @pytest.mark.parametrize(
     ("framework", "added", "words", "value"),
     [
@@ -87,9 +95,7 @@ def test_the_flag_of_the_message_leads_on(
     value: str,
     tmp_path: Path,
 ) -> None:
-    text = f"{STARTS[framework]} {added}"
-    if framework == "swift":
-        text = text.replace("--num_generations 8", "--num_generations 4")
+    text = launch_with(framework, added)
     with pytest.raises(BadInput, match=re.escape(words)) as refused:
         predicted(tmp_path, text)
     way_out = refused.value.way_out
@@ -119,9 +125,7 @@ def test_what_a_step_does_not_model_is_left_out_and_said(
     tmp_path: Path,
 ) -> None:
     """The first line has the value that was taken, and which way the training differs."""
-    text = f"{STARTS[framework]} {added}"
-    if framework == "swift":
-        text = text.replace("--num_generations 8", "--num_generations 4")
+    text = launch_with(framework, added)
     name = added.removeprefix("--").replace("=", " ").split()[0]
     first_line = predicted(tmp_path, text).assumed[0]
     assert first_line.startswith(f"{name}={value}, because the value of the file is not modelled")
