@@ -16,7 +16,14 @@ from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
 from autotune.frameworks.copied_defaults import named_config
 from autotune.frameworks.launch_arguments import stated_settings
-from autotune.frameworks.launch_kinds import LaunchKind, NotRead, kind_of, launch_kinds
+from autotune.frameworks.launch_kinds import (
+    LaunchKind,
+    NotRead,
+    first_names,
+    kind_of,
+    last_part,
+    launch_kinds,
+)
 from autotune.frameworks.unset_variables import without_value
 
 MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
@@ -192,7 +199,9 @@ def starts_framework(command: SimpleCommand) -> bool:
 
 def _training_in(command: SimpleCommand) -> _Training | None:
     texts = [word.text for word in command.words]
-    for index in range(len(texts)):
+    for index, text in enumerate(texts):
+        if last_part(text) not in first_names():
+            continue
         for kind in launch_kinds():
             training = _training_at(index, texts, kind, command)
             if training is not None:
@@ -257,7 +266,7 @@ def _training_at(
     for method, pairs in kind.commands.items():
         for pair in pairs:
             program, argument = pair.split()
-            if Path(text).name == program and texts[index + 1 : index + 2] == [argument]:
+            if last_part(text) == program and texts[index + 1 : index + 2] == [argument]:
                 # `@` is an argument already, with the name of a file behind it.
                 entry_words = 1 if argument == FILE_SIGN else 2
                 return _Training(command, kind, method, index + entry_words)

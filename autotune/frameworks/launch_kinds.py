@@ -128,5 +128,20 @@ def launch_kinds() -> tuple[LaunchKind, ...]:
     return packaged_table("autotune.frameworks", "launch_commands.yaml", tuple[LaunchKind, ...])
 
 
+@cache
+def first_names() -> frozenset[str]:
+    """Return the file names of all entry points' first words: most words of a script have none."""
+    names = set()
+    for kind in launch_kinds():
+        for entry_point in kind.entry_points:
+            names.add(last_part(entry_point.split()[0]))
+    return frozenset(names)
+
+
+def last_part(word: str) -> str:
+    """Return what `Path(word).name` would; for hundred thousands of words it takes too long."""
+    return word.rpartition("/")[2]
+
+
 def kind_of(framework: str) -> LaunchKind:
     return next(kind for kind in launch_kinds() if kind.framework == framework)

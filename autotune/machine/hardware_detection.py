@@ -28,12 +28,20 @@ _SAME_MEMORY = 0.05
 
 MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
 
+# Above it the patterns take seconds: each digit may be the last of a name.
+_MAX_CHARACTERS = 200
+
 
 def hardware(text: str, here: Sequence[Device] | None = None) -> Hardware:
     """Parse `--gpus` (`2xA100-40G`, `local`, `2xcpu`, or a card by its memory: `2xH300=280G`).
     `here` replaces this machine's GPUs.
     """
     # 1. How many of what: 8xH100, or H100x8.
+    if len(text) > _MAX_CHARACTERS:
+        raise BadInput(
+            f"{text!r:.60}... is longer than any name of hardware.",
+            way_out="Write it like 2xA100-40G, A100-40G, local, cpu or 2xcpu.",
+        )
     match = _COUNT_LAST.fullmatch(text.strip()) or _COUNT_FIRST.fullmatch(text.strip())
     if match is None:
         raise BadInput(
