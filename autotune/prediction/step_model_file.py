@@ -28,7 +28,7 @@ from autotune.estimate.screening import Point, StepModel
 from autotune.estimate.screening.formulas import Basis, KnownFormulas
 from autotune.estimate.screening.loops import PieceLoop
 from autotune.estimate.screening.points import Floats, Integers
-from autotune.estimate.screening.size_model import ScaledGroup, SizeModel
+from autotune.estimate.screening.size_model import ScaledAllocations, SizeModel
 from autotune.estimate.screening.stretching import StretchedTrace
 from autotune.estimate.screening.work_model import Count, CountShare, WorkModel
 
@@ -184,7 +184,7 @@ def _size_model(document: _Document) -> SizeModel:
     for place in range(document.scaled_groups):
         prefix = f"scaled {place}"
         scaled.append(
-            ScaledGroup(
+            ScaledAllocations(
                 allocations=_numbers(columns[f"{prefix} allocations"]),
                 parts=_numbers(columns[f"{prefix} parts"]),
                 bytes_at_first=_numbers(columns[f"{prefix} bytes_at_first"]),

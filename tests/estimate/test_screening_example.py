@@ -146,7 +146,7 @@ def test_sizes_are_formulas_of_the_point() -> None:
 def test_each_block_of_the_longer_model_repeats_one_of_the_short_model() -> None:
     pairing = Pairing(BlockedTrace(step(FIRST, 3)), BlockedTrace(step(FIRST, 4)), REPETITION)
     # Blocks 1 to 3 of the short model are its forward pass, 4 to 6 its backward pass.
-    assert pairing.copies == [
+    assert pairing.block_copies == [
         BlockCopy(0, 0),
         BlockCopy(1, 0),
         BlockCopy(2, 0),
@@ -167,11 +167,11 @@ def test_each_block_of_the_longer_model_repeats_one_of_the_short_model() -> None
 def test_each_instance_frees_what_it_has_made() -> None:
     pairing = Pairing(BlockedTrace(step(FIRST, 3)), BlockedTrace(step(FIRST, 4)), REPETITION)
     # f(0) and f(1) of the backward pass of the group's layer, made in its forward pass.
-    lower, upper = pairing.allocations_at(place=5, offset=0)
+    lower, upper = pairing.allocations_at(short_block=5, offset=0)
     assert (lower, upper) == (5, 6)
     assert pairing.address_of(lower) == (5, 0)
     assert pairing.address_of(upper) == (5, 1)
-    addresses = References(pairing, REPETITION.copies).freed_by_layer(place=5, offset=0)
+    addresses = References(pairing, REPETITION.copies).freed_by_layer(short_block=5, offset=0)
     assert addresses == [(5, instance) for instance in range(4)]
 
 

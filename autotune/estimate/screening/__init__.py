@@ -8,9 +8,10 @@ sharding and allocator replay as a real one.
     (a) survey      planned_traces   which short traces are asked for
                     surveying        makes them, fits the step model, checks it
                     blocks           cuts a trace into blocks
-                    size_model, loops, work_model, formulas     sizes and work as formulas of the
-                                                                point
-                    repetition, pairing, alignment, stretching, growth          the full depth
+                    size_model, loops, work_model, formulas    sizes and work as formulas of the
+                                                               point
+                    repetition, pairing, alignment,            the full depth
+                    references, stretching, growth
     (b) step model  step_model       plain data, with (c) its value at a point
     families, request_points         step models in the terms of requests and ranks
 
@@ -38,7 +39,7 @@ Assumptions, and where they are checked
    same events in the same order; only sizes differ. A loop over pieces of rows has as many pieces
    as the point has rows (`PieceLoop`); the pieces that a point lacks have no bytes. Where a block
    has other events at some point otherwise, those between its first and last equal ones are scaled
-   together (`ScaledGroup`).
+   together (`ScaledAllocations`).
 2. A size is a sum of at most three products of axes, or such a sum up to a cap. A sum has to
    reproduce every x_j exactly. Where none does, the closest one of two terms is taken: only the
    check measures it.
@@ -46,8 +47,8 @@ Assumptions, and where they are checked
    events of those in T(L0, x_1) (`Pairing` refuses others). Outside the layers, allocations of the
    short model recur in the longer one, at most p / L0 larger (`aligned` refuses others).
 4. What events free in instances 0 and 1 decides what they free in instance i. Four rules cover all
-   steps seen so far (`stretching`; others are refused). The trace written has to free each
-   allocation once, while it is live.
+   steps seen so far (`references`; others are refused). The trace written has to free each
+   allocation once, while it is live (`stretching`).
 5. The check: the requested bytes at the peak of each phase are compared with a trace at the corner,
    where everything is largest. Above 0.05 % more points are traced. Above 5 % the family is
    refused; below, the error that is left widens each prediction.
@@ -58,6 +59,8 @@ A refusal raises `NotUniform` with the difference: the candidates are then trace
 Sizes: size_model, loops, formulas
 
     s_a(x) = k_1 t_1(x) + ... + k_m t_m(x)       t: a product of axes, as BS; k: fitted to the x_j
+
+Axes are B, P, C, N, S and R, and three more that round BS as some kernels do (`formulas`).
 
 Depth: pairing, stretching
 

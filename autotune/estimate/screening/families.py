@@ -98,5 +98,5 @@ class Family:
         stage = StepStage(self.rank.trace, context)
         self._stages.append(stage)
         at_sizes = stage.at(sizes, context)
-        assert at_sizes is not None
+        assert at_sizes is not None  # the stage was made in this context
         return at_sizes

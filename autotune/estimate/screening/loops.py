@@ -87,7 +87,7 @@ class BlockAllocations(NamedTuple):
 
 
 class LoopPlace(NamedTuple):
-    """Where the loop is in each copy of a block."""
+    """Place of the loop in a block, the same in every sample."""
 
     slots: int  # allocations of a piece
     before: int  # allocations before the loop
@@ -95,26 +95,26 @@ class LoopPlace(NamedTuple):
 
 
 class LoopExamples(NamedTuple):
-    """A loop in all copies of a block."""
+    """A loop in a block, with its examples from every sample."""
 
     loop: PieceLoop  # without its formula
-    totals: Integers  # t(x) at the point of each copy
-    outside: Sequence[BlockAllocations]  # the allocations before and after it, by copy
+    totals: Integers  # t(x) at the point of each sample
+    outside: Sequence[BlockAllocations]  # the allocations before and after it, by sample
 
     @property
     def sizes_outside(self) -> Integers:
-        """Return a row for each allocation outside of the loop, a column for each copy."""
+        """Return a row for each allocation outside of the loop, a column for each sample."""
         columns = [allocations.sizes for allocations in self.outside]
         return np.stack(columns, axis=1)
 
 
 def loop_in(blocks: Sequence[TraceBlock]) -> LoopExamples | None:
-    """Return the loop over pieces of rows in the copies of a block; None without one."""
-    copies = list(map(_allocations_of, blocks))
-    slots = _allocations_of_piece(copies)
+    """Return the loop over pieces of rows in a block, given from every sample; None without one."""
+    samples = list(map(_allocations_of, blocks))
+    slots = _allocations_of_piece(samples)
     if not slots:
         return None
-    shortest = min(copy.length for copy in copies)
+    shortest = min(sample.length for sample in samples)
     outside = shortest - slots
     for before in range(outside + 1):
         latest = LoopPlace(
@@ -122,8 +122,8 @@ def loop_in(blocks: Sequence[TraceBlock]) -> LoopExamples | None:
             before=before,
             after=outside - before,
         )
-        place = _earliest(latest, copies)
-        examples = _loop_at(place, copies)
+        place = _earliest(latest, samples)
+        examples = _loop_at(place, samples)
         if examples is not None and _all_free_in_time(blocks, place):
             return examples
     return None
@@ -138,19 +138,19 @@ def _allocations_of(block: TraceBlock) -> BlockAllocations:
     )
 
 
-def _allocations_of_piece(copies: Sequence[BlockAllocations]) -> int:
-    """Return the largest number of which all copies have more or fewer; 0 if they are equal."""
+def _allocations_of_piece(samples: Sequence[BlockAllocations]) -> int:
+    """Return the largest number of which all samples have more or fewer; 0 if they are equal."""
     slots = 0
-    for copy in copies:
-        difference = copy.length - copies[0].length
+    for sample in samples:
+        difference = sample.length - samples[0].length
         slots = math.gcd(slots, difference)
     return slots
 
 
-def _earliest(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopPlace:
+def _earliest(place: LoopPlace, samples: Sequence[BlockAllocations]) -> LoopPlace:
     """Return the place with the pieces before it that are full at every point."""
     before = place.before
-    while before >= place.slots and _are_full_before(before, place.slots, copies):
+    while before >= place.slots and _are_full_before(before, place.slots, samples):
         before -= place.slots
     return place._replace(before=before)
 
@@ -158,30 +158,30 @@ def _earliest(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopPlace
 def _are_full_before(
     before: int,
     slots: int,
-    copies: Sequence[BlockAllocations],
+    samples: Sequence[BlockAllocations],
 ) -> bool:
-    """Return True if the piece before this place is the same as the next one, in all copies."""
-    full = copies[0].sizes[before - slots : before]
-    for copy in copies:
-        earlier = copy.between(before - slots, before)
-        following = copy.between(before, before + slots)
+    """Return True if the piece before this place is the same as the next one, in all samples."""
+    full = samples[0].sizes[before - slots : before]
+    for sample in samples:
+        earlier = sample.between(before - slots, before)
+        following = sample.between(before, before + slots)
         for piece in (earlier, following):
             if not np.array_equal(piece.sizes, full):
                 return False
     return True
 
 
-def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExamples | None:
+def _loop_at(place: LoopPlace, samples: Sequence[BlockAllocations]) -> LoopExamples | None:
     """Return the loop at a place; None if the allocations there are not those of pieces."""
-    # 1. The allocations of the loop and those around it, by copy.
+    # 1. The allocations of the loop and those around it, by sample.
     bodies = []
     outside = []
-    for copy in copies:
-        end = copy.length - place.after
-        body = copy.between(place.before, end)
-        begin = copy.between(0, place.before)
+    for sample in samples:
+        end = sample.length - place.after
+        body = sample.between(place.before, end)
+        begin = sample.between(0, place.before)
         bodies.append(body)
-        outside.append(begin.followed_by(copy.between(end, copy.length)))
+        outside.append(begin.followed_by(sample.between(end, sample.length)))
     if not _have_equal_parts(bodies, outside, place.slots):
         return None
 
@@ -198,7 +198,7 @@ def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExampl
     if not _are_in_proportion(last_pieces[:, follows_rows], full[follows_rows]):
         return None
 
-    # 3. The loop of the first copy.
+    # 3. The loop of the first sample.
     slot = int(np.where(follows_rows, full, 0).argmax())
     count = bodies[0].length // place.slots
     from_the_last = np.arange(count)[::-1]
@@ -222,7 +222,7 @@ def _loop_at(place: LoopPlace, copies: Sequence[BlockAllocations]) -> LoopExampl
 
 
 def _pieces_of(bodies: Sequence[BlockAllocations], slots: int) -> tuple[Integers, Integers]:
-    """Return the sizes in all full pieces, and in the last piece of each copy: a row for each."""
+    """Return the sizes in all full pieces, and in the last piece of each sample: a row for each."""
     full_pieces = []
     last_pieces = []
     for body in bodies:

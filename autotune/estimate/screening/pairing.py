@@ -24,7 +24,7 @@ NO_COUNTERPART = -1
 class BlockCopy(NamedTuple):
     """A block of a model with further groups of layers."""
 
-    place: int  # number of the short trace's block that it repeats
+    short_block: int  # number of the short trace's block that it repeats
     instance: int  # of the group, counted from the lowest layers; 0: also blocks of other layers
 
 
@@ -94,9 +94,9 @@ class Pairing:
         self.short = short
         self.longer = longer
         self.repetition = repetition
-        self.copies = order  # of each of the longer model's blocks
+        self.block_copies = order  # of each of the longer model's blocks
         self.blocks = {copy: block for block, copy in enumerate(order)}
-        self.group_blocks = {copy.place for copy in order if copy.instance}
+        self.group_blocks = {copy.short_block for copy in order if copy.instance}
         """The short model's blocks that each group repeats."""
 
         # By the longer model's allocation:
@@ -107,65 +107,65 @@ class Pairing:
         """Those without a counterpart: outside the layers, as many for each further group."""
         self._freed_in = self._freeing_blocks()
         for block, copy in enumerate(order):
-            self._pair_block(copy.place, block)
+            self._pair_block(copy.short_block, block)
 
     # Places in the longer model.
 
     def pattern_of(self, copy: BlockCopy) -> int:
         """Return the longer model's block that any copy repeats."""
         instance = min(copy.instance, 1)
-        return self.blocks[BlockCopy(copy.place, instance)]
+        return self.blocks[BlockCopy(copy.short_block, instance)]
 
-    def place_of(self, number: int) -> int:
+    def short_block_of(self, number: int) -> int:
         """Return the block of the short model that makes one of the longer model's allocations."""
         block, _ = self.longer.origins[number]
-        return self.copies[block].place
+        return self.block_copies[block].short_block
 
     def is_in_group(self, number: int) -> bool:
         """Return True for one of the longer model's allocations that each group repeats."""
-        place = self.place_of(number)
-        return place in self.group_blocks
+        short_block = self.short_block_of(number)
+        return short_block in self.group_blocks
 
     def address_of(self, number: int) -> Address:
         """Return the address of one of the longer model's allocations."""
         block, offset = self.longer.origins[number]
-        place, instance = self.copies[block]
+        short_block, instance = self.block_copies[block]
         if not instance:
             return number, 0
-        lower, _ = self.allocations_at(place, offset)
+        lower, _ = self.allocations_at(short_block, offset)
         return lower, 1
 
-    def instances_of(self, place: int) -> tuple[int, int]:
+    def instances_of(self, short_block: int) -> tuple[int, int]:
         """Return instances 0 and 1 of a block of the group: blocks of the longer model."""
-        lower = self.blocks[BlockCopy(place, 0)]
-        upper = self.blocks[BlockCopy(place, 1)]
+        lower = self.blocks[BlockCopy(short_block, 0)]
+        upper = self.blocks[BlockCopy(short_block, 1)]
         return lower, upper
 
-    def allocations_at(self, place: int, offset: int) -> tuple[int, int]:
+    def allocations_at(self, short_block: int, offset: int) -> tuple[int, int]:
         """Return what an event of the group makes or frees in instances 0 and 1."""
-        lower_block, upper_block = self.instances_of(place)
+        lower_block, upper_block = self.instances_of(short_block)
         lower = self.longer.event_at(lower_block, offset)
         upper = self.longer.event_at(upper_block, offset)
         return abs(lower) - 1, abs(upper) - 1
 
     # Counterparts.
 
-    def _pair_block(self, place: int, block: int) -> None:
+    def _pair_block(self, short_block: int, block: int) -> None:
         """Find the counterparts of a block's allocations."""
-        short_stay = self.short.keys[place].stay
+        short_stay = self.short.keys[short_block].stay
         longer_key = self.longer.keys[block]
         phase = longer_key.stay.phase
         if short_stay != longer_key.stay:
             raise NotUniform(f"{phase} where {short_stay.phase} was expected")
 
-        short_events = self.short.events_of(place)
+        short_events = self.short.events_of(short_block)
         longer_events = self.longer.events_of(block)
         if self._are_equal(short_events, longer_events):
             for short_event, longer_event in zip(short_events, longer_events, strict=True):
                 number = longer_event - 1
                 if longer_event > 0:
                     self.counterparts[number] = short_event - 1
-        elif place in self.group_blocks or longer_key.layer is not None:
+        elif short_block in self.group_blocks or longer_key.layer is not None:
             layer = longer_key.layer
             raise NotUniform(f"layer {layer} in phase {phase} differs from its neighbours")
         else:
@@ -217,6 +217,6 @@ class Pairing:
         places = set()
         for place, event in enumerate(events):
             block = self._freed_in.get(event - 1)
-            if block is not None and self.copies[block].instance == 1:
+            if block is not None and self.block_copies[block].instance == 1:
                 places.add(place)
         return places

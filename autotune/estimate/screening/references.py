@@ -35,9 +35,9 @@ class References:
 
     # In the layers.
 
-    def _freed_by_layer(self, place: int, offset: int) -> list[Address]:
+    def _freed_by_layer(self, short_block: int, offset: int) -> list[Address]:
         """Return f(0) ... f(c) for an event of the group."""
-        lower, upper = self._pairing.allocations_at(place, offset)
+        lower, upper = self._pairing.allocations_at(short_block, offset)
         return self.in_instances(lower, upper)
 
     def _in_instances(self, lower: int, upper: int) -> list[Address]:

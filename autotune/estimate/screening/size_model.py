@@ -7,10 +7,13 @@ are the examples of its formula (`formulas`).
 The others contain a loop whose length depends on the point. One over pieces of rows, of which
 nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front
 of it and behind it are uniform as well, with as many of its iterations as every point has, if
-their sizes have formulas. The allocations between are those of the first point, in two groups:
-bytes that the block keeps, and bytes that it frees again. Each group is scaled by part: size = size
-at the first point * G(x) / G(x_1), where G(x) are the group's bytes of that part at the block's
-peak, a formula as well.
+their sizes have formulas. The allocations between are those of the first point, of two kinds: those
+that the block keeps, and those that it frees again. The allocations of a kind that belong to the
+same part of memory (weights, activations, ...) grow by one factor:
+
+    size at x = size at x_1 * G(x) / G(x_1)
+
+where G(x) is their sum at the block's peak, a formula as well.
 
 Example: a loop over at most 4,096 tokens at a time keeps 4 bytes of each token, and frees a tensor
 of 100 bytes for each token of the iteration before the next one begins.
@@ -49,7 +52,7 @@ LOGITS_PART = PARTS.index("logits")
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScaledGroup:
+class ScaledAllocations:
     """Allocations of a block with different events that grow together, by part."""
 
     allocations: Integers
@@ -58,7 +61,7 @@ class ScaledGroup:
     formulas: Integers  # row of `SizeModel.coefficients` of G(x), by part
 
     def scale(self, sizes: Integers, values: Integers) -> None:
-        """Scale the group's sizes. `values`: of each formula at the point."""
+        """Scale these allocations' sizes. `values`: of each formula at the point."""
         first = self.bytes_at_first
         # A part without bytes at the peak has no known growth: it keeps its size.
         ratio = values[self.formulas] / np.maximum(1, first)
@@ -77,7 +80,7 @@ class SizeModel:
     sizes_at_first: Integers  # of all allocations, at the first point
     uniform: Integers  # allocations of uniform blocks
     formula_of: Integers  # row of `coefficients` for each of them
-    scaled: tuple[ScaledGroup, ...]
+    scaled: tuple[ScaledAllocations, ...]
     loops: tuple[PieceLoop, ...]
     extra_formula: int  # row of `coefficients` for `Trace.high_extra_bytes`, for any depth
     is_exact: bool  # every formula reproduces its examples
@@ -88,8 +91,8 @@ class SizeModel:
         values = self._formula_values([point]).ravel()
         sizes = self.sizes_at_first.copy()
         sizes[self.uniform] = values[self.formula_of]
-        for group in self.scaled:
-            group.scale(sizes, values)
+        for allocations in self.scaled:
+            allocations.scale(sizes, values)
         for loop in self.loops:
             loop.write_sizes(sizes, values)
         return sizes
@@ -126,7 +129,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
     empty = integers([])
     uniform = [empty]
     uniform_rows = [empty]
-    groups: list[ScaledGroup] = []
+    scaled: list[ScaledAllocations] = []
     loops: list[PieceLoop] = []
     for blocks in _blocks_of_samples(samples):
         in_loop = loop_in(blocks)
@@ -136,24 +139,24 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
             uniform.append(in_loop.outside[0].numbers)
             uniform_rows.append(examples.add(in_loop.sizes_outside))
             continue
-        for pieces in _pieces(blocks, have_formulas):
-            if _have_equal_events(pieces):
-                first = pieces[0]
-                sizes = [piece.deltas[piece.allocates] for piece in pieces]
+        for sections in _sections(blocks, have_formulas):
+            if _have_equal_events(sections):
+                first = sections[0]
+                sizes = [section.deltas[section.allocates] for section in sections]
                 rows = examples.add(np.stack(sizes, axis=1))
                 uniform.append(first.numbers[first.allocates])
                 uniform_rows.append(rows)
             else:
-                groups += _scaled_groups(pieces, examples)
+                scaled += _kept_and_freed(sections, examples)
 
     # 2. The formula of each distinct row of examples.
     distinct, formulas = examples.distinct()
     known_formulas, coefficients, is_exact = earlier.fit(points, distinct)
 
     # 3. Rows of examples become those of their formulas.
-    scaled = []
-    for group in groups:
-        scaled.append(replace(group, formulas=formulas[group.formulas]))
+    with_formulas = []
+    for allocations in scaled:
+        with_formulas.append(replace(allocations, formulas=formulas[allocations.formulas]))
     piece_loops = []
     for loop in loops:
         formula = int(formulas[loop.formula])
@@ -165,7 +168,7 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
         sizes_at_first=integers(samples[0].trace.sizes),
         uniform=np.concatenate(uniform),
         formula_of=formula_of,
-        scaled=tuple(scaled),
+        scaled=tuple(with_formulas),
         loops=tuple(piece_loops),
         extra_formula=int(formulas[extra_row]),
         is_exact=bool(is_exact.all()),
@@ -180,7 +183,7 @@ def _have_equal_events(blocks: Sequence[TraceBlock]) -> bool:
 
 
 def _blocks_of_samples(samples: Sequence[Sample]) -> list[tuple[TraceBlock, ...]]:
-    """Return for each block its copy in every sample."""
+    """Return each block as it is in every sample."""
     blocks_by_sample = [blocks_of(sample.trace) for sample in samples]
     keys = [block.key for block in blocks_by_sample[0]]
     for blocks in blocks_by_sample:
@@ -189,17 +192,17 @@ def _blocks_of_samples(samples: Sequence[Sample]) -> list[tuple[TraceBlock, ...]
     return list(zip(*blocks_by_sample, strict=True))
 
 
-def _pieces(
+def _sections(
     blocks: Sequence[TraceBlock],
     have_formulas: Callable[[Integers], Booleans],
 ) -> list[list[TraceBlock]]:
-    """Return the copies of a block; with a loop of different lengths, what is before it, the loop,
-    and what is after it.
+    """Return the sections of a block, each as in every sample: all of it, or with a loop whose
+    length depends on the point, what is before it, the loop, and what is after it.
     """
     if _have_equal_events(blocks):
         return [list(blocks)]
-    # The loop begins where the events differ. If it then has no iteration at some points, which
-    # there free nothing, each point keeps an iteration in it.
+    # The loop begins where the events differ. At the point with the fewest iterations this may
+    # leave none of them inside: the loop then begins one iteration earlier.
     lengths = list(map(len, blocks))
     iteration = int(np.gcd.reduce(np.subtract(lengths, lengths[0])))
     for kept_events in (0, iteration):
@@ -217,15 +220,15 @@ def _around_loop(
     """Return the equal events at the begin, the loop with at least so many events, and the end."""
     shortest = min(map(len, blocks))
     before = max(0, _equal_events(blocks, have_formulas) - kept_events)
-    backwards = [block.piece(before, None).reversed() for block in blocks]
+    backwards = [block.between(before, None).reversed() for block in blocks]
     after = _equal_events(backwards, have_formulas)
     after = min(after, shortest - before - kept_events)
     begins, loops, ends = [], [], []
     for block in blocks:
         end = len(block) - after
-        begins.append(block.piece(0, before))
-        loops.append(block.piece(before, end))
-        ends.append(block.piece(end, None))
+        begins.append(block.between(0, before))
+        loops.append(block.between(before, end))
+        ends.append(block.between(end, None))
     return begins, loops, ends
 
 
@@ -249,7 +252,7 @@ def _equal_events(
 ) -> int:
     """Return how many of the first events are the same everywhere, with a formula of each size."""
     length = min(map(len, blocks))
-    shortened = [block.piece(0, length) for block in blocks]
+    shortened = [block.between(0, length) for block in blocks]
     deltas = np.stack([block.deltas for block in shortened], axis=1)
     parts = np.stack([block.parts for block in shortened], axis=1)
     is_other_kind = (np.sign(deltas) != np.sign(deltas[:, :1])).any(axis=1)
@@ -288,7 +291,7 @@ class _Examples:
         return distinct, places.reshape(-1)
 
 
-def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledGroup]:
+def _kept_and_freed(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledAllocations]:
     """Return what the first of these blocks keeps, and what it frees again."""
     first = blocks[0]
     if len(first) == 0:
@@ -297,8 +300,8 @@ def _scaled_groups(blocks: Sequence[TraceBlock], examples: _Examples) -> list[Sc
     kept_bytes = _by_block(blocks, _kept_bytes)
     freed_bytes = _by_block(blocks, _freed_bytes)
     return [
-        _scaled_group(first, first.allocates & ~is_transient, kept_bytes, examples),
-        _scaled_group(first, first.allocates & is_transient, freed_bytes, examples),
+        _scaled_together(first, first.allocates & ~is_transient, kept_bytes, examples),
+        _scaled_together(first, first.allocates & is_transient, freed_bytes, examples),
     ]
 
 
@@ -311,15 +314,15 @@ def _by_block(
     return np.stack(list(columns), axis=1)
 
 
-def _scaled_group(
+def _scaled_together(
     first: TraceBlock,
     is_member: Booleans,
     bytes_by_sample: Integers,
     examples: _Examples,
-) -> ScaledGroup:
-    """Return the group of the first block's allocations that these events make."""
+) -> ScaledAllocations:
+    """Return the first block's allocations that these events make, with their growth."""
     rows = examples.add(bytes_by_sample)
-    return ScaledGroup(
+    return ScaledAllocations(
         allocations=first.numbers[is_member],
         parts=first.parts[is_member],
         bytes_at_first=bytes_by_sample[:, 0].copy(),

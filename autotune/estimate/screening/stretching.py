@@ -102,7 +102,7 @@ class _TraceWriter:
     def write_block(self, copy: BlockCopy) -> None:
         """Write a copy of the longer model's block."""
         block = self.pairing.pattern_of(copy)
-        if self._is_in_group(copy.place):
+        if self._is_in_group(copy.short_block):
             starts = self._write_layer(copy, block)
         else:
             starts = self._write_outside(block)
@@ -116,8 +116,8 @@ class _TraceWriter:
     def _write_layer(self, copy: BlockCopy, block: int) -> Sequence[int]:
         """Write the events of a block of the group; return the begin of each, and the end."""
         begin = len(self.events)
-        place, instance = copy
-        lowest, _ = self.pairing.instances_of(place)
+        short_block, instance = copy
+        lowest, _ = self.pairing.instances_of(short_block)
         pattern = self.longer.events_of(block)
         lowest_events = self.longer.events_of(lowest)
         for offset, event in enumerate(lowest_events):
@@ -125,7 +125,7 @@ class _TraceWriter:
                 address = (event - 1, instance)
                 self._make(address, pattern[offset] - 1)
             else:
-                addresses = self.references.freed_by_layer(place, offset)
+                addresses = self.references.freed_by_layer(short_block, offset)
                 self._free(addresses[instance])
         end = len(self.events)
         return range(begin, end + 1)
@@ -173,9 +173,9 @@ class _TraceWriter:
         """Return the layer of a mark of the longer model's block, in this copy."""
         if layer is None:
             return None
-        if self._is_in_group(copy.place):
+        if self._is_in_group(copy.short_block):
             groups_below = max(0, copy.instance - 1)
-        elif self.short.keys[copy.place].layer in (None, layer):
+        elif self.short.keys[copy.short_block].layer in (None, layer):
             groups_below = 0
         else:
             groups_below = self.repetition.copies - 1
@@ -193,13 +193,13 @@ class _TraceWriter:
         #    one group more before it there, and in the full model c groups more: 40 + 10 c. One
         #    before the layers has the same number in both, and keeps it.
         uses = self.longer.uses[block]
-        if self._is_in_group(copy.place):
-            lower_block, upper_block = self.pairing.instances_of(copy.place)
+        if self._is_in_group(copy.short_block):
+            lower_block, upper_block = self.pairing.instances_of(copy.short_block)
             lower_uses = self.longer.uses[lower_block]
             upper_uses = self.longer.uses[upper_block]
             steps = copy.instance
         else:
-            lower_uses = self.short.uses[copy.place]
+            lower_uses = self.short.uses[copy.short_block]
             upper_uses = uses
             steps = self.repetition.copies
         if min(len(lower_uses), len(upper_uses)) < len(uses):
@@ -223,14 +223,14 @@ class _TraceWriter:
         upper: Use,
     ) -> int:
         """Return this copy's allocation, from those of two uses."""
-        if not self._is_in_group(copy.place):
+        if not self._is_in_group(copy.short_block):
             address = self.references.outside(upper[ALLOCATION])
             return self._number(address)
         addresses = self.references.in_instances(lower[ALLOCATION], upper[ALLOCATION])
         return self._number(addresses[copy.instance])
 
-    def _is_in_group(self, place: int) -> bool:
-        return place in self.pairing.group_blocks
+    def _is_in_group(self, short_block: int) -> bool:
+        return short_block in self.pairing.group_blocks
 
     def _number(self, address: Address) -> int:
         number = self.numbers.get(address)
@@ -327,9 +327,9 @@ class _TraceWriter:
             outside = self.references.outside(before, group=copy)
             return self._number(outside)
 
-        place = self.pairing.place_of(allocation)
+        short_block = self.pairing.short_block_of(allocation)
         _, offset = self.longer.origins[allocation]
-        lower, upper = self.pairing.allocations_at(place, offset)
+        lower, upper = self.pairing.allocations_at(short_block, offset)
         before_lower = longer_returns.get(lower, before)
         before_upper = longer_returns.get(upper, before)
         if max(before_lower, before_upper) >= end:
@@ -343,8 +343,8 @@ class _TraceWriter:
         if short is None or longer is None:
             return None
         group_layers = set()
-        for place in self.pairing.group_blocks:
-            layer = self.short.keys[place].last_layer
+        for short_block in self.pairing.group_blocks:
+            layer = self.short.keys[short_block].last_layer
             if layer is not None:
                 group_layers.add(layer + self.added_layers)
         more_groups = self.repetition.copies - 1

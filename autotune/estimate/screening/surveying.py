@@ -26,7 +26,10 @@ from autotune.estimate.screening.work_model import fit_work, operations_error
 TracePoint: TypeAlias = Callable[[Point, int | None], Trace]
 """Traces a point in a number of layers; None: all."""
 
-MAX_ERROR = 0.002  # relative error at the check up to which a model serves single candidates
+MAX_ERROR = 0.002
+"""Error at the check up to which `predict` answers from the model alone: above it, a single
+candidate is traced itself (`prediction.surveys`)."""
+
 SMALL_ERROR = 0.0005  # at any traced point, up to which no more points are traced
 MAX_USABLE_ERROR = 0.05
 """Error beyond which the family has no model, and each point is traced alone."""
