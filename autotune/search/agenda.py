@@ -5,8 +5,11 @@ are ordered by preference, speeds are compared within one). So the search has tw
 tier is that, and which is its fastest candidate. For both, the surrogate has an estimate of every
 candidate: its chance of fitting, and its speed with a standard deviation. Each measurement corrects
 all estimates. The search ends when no candidate's expected gain is worth its probe
-(`worthwhile_gains`).
-Without further state, a killed study continues at the same point.
+(`worthwhile_gains`). Without further state, a killed study continues at the same point.
+
+Of each tier's candidates, those not measured yet are *open*, or *refused* if prediction rules them
+out. Those that were measured, fit and were not refuted later are its *contenders*, fastest first;
+the *leader* is the one with the highest estimated speed. A *pool* is a set of rows of the table.
 
 `next_step` decides in this order. Numbers are those of the sections below, brackets the purpose of
 the probe:
@@ -199,7 +202,7 @@ def _whether_fits(
     plausible: float,
 ) -> NextProbe | SearchEnd | None:
     """Return a probe that may show that the tier fits; None if that is not likely enough."""
-    fastest = fastest_by_prediction(tier, view)
+    fastest = fastest_by_prediction(tier, view)  # None unless speed is predicted
     if fastest is not None:
         return _probe("search", fastest, view)
 
@@ -315,8 +318,8 @@ def promising(
     least: FloatArray,
 ) -> BoolArray:
     """Return True for members of the pool with P(fits)^c · E[max(0, lead over the leader)] >=
-    the least gain that is worth it. The lead's deviation excludes the error that both have in
-    common.
+    the least gain that is worth it; c > 1, as an out-of-memory error costs more than its seconds.
+    The lead's deviation excludes the error that both have in common.
     """
     lead, deviation = estimates.speed.lead_over(leader)
     improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
