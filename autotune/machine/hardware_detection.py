@@ -234,7 +234,7 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         )
     if count is not None and count > len(devices):
         raise BadInput(
-            f"{count} GPUs were requested and {len(devices)} are here.",
+            f"{count} GPUs were requested, and this machine has {len(devices)}.",
             way_out=f"Type --gpus {len(devices)}xlocal.",
         )
     gpu = recognise(devices[0])

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from autotune.core.engine_share import share_scale, usable_bytes
 from autotune.core.errors import ProbeError
-from autotune.core.units import format_bytes
+from autotune.core.units import counted, format_bytes
 from autotune.machine.nvml import (
     MIN_REPORTED_BYTES,
     VISIBLE,
@@ -132,8 +132,8 @@ class Gpus:
         if len(slots) < count:
             nvml.close()
             raise ProbeError(
-                f"{count} GPUs are needed, and {VISIBLE}={chosen} leaves {len(slots)} of this"
-                " machine's."
+                f"A probe needs {counted(count, 'GPU')}, and {VISIBLE}={chosen} leaves"
+                f" {len(slots)} of this machine's."
             )
         self.nvml = nvml
         return slots

@@ -64,7 +64,9 @@ def test_memory_of_others_is_listed_and_reduces_the_limit() -> None:
 def test_gpus_of_the_ranks_are_those_visible_to_cuda() -> None:
     gpu_set = gpus(Playback("two_a100"), variable="GPU-5c0f3e01")
     assert [slot.visible[:12] for slot in gpu_set.slots] == ["GPU-5c0f3e01"]
-    with pytest.raises(ProbeError, match="2 GPUs are needed, and CUDA_VISIBLE_DEVICES=1 leaves 1"):
+    with pytest.raises(
+        ProbeError, match="A probe needs 2 GPUs, and CUDA_VISIBLE_DEVICES=1 leaves 1"
+    ):
         gpus(Playback("two_a100"), count=2, variable="1")
 
 
@@ -376,7 +378,7 @@ def test_missing_nvml_and_a_wrong_choice_are_noted() -> None:
         here=True,
     )
     (wrong,) = gpu_notes(two, two.memory_bytes, library=Playback("newcomer"))
-    assert "2 GPUs are needed" in wrong
+    assert "needs 2 GPUs" in wrong
     library = Playback("lost")
     library.at(1)
     assert "lost" in gpu_notes(A100, A100.memory_bytes, library=library)[0]

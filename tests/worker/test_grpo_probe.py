@@ -281,7 +281,7 @@ def test_a_split_too_short_for_one_generation_batch_is_an_error(
 ) -> None:
     data = inside("synthetic").write_prompts(tmp_path / "few", rows=3)
     with pytest.raises(
-        ValueError, match="has 3 rows, and one generation batch takes 4 different prompts"
+        ValueError, match=r"too few rows \(3\): one generation batch takes 4 different prompts"
     ):
         measure(loaded, {"per_device_train_batch_size": 16}, dataset={"dataset_name": str(data)})
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 from autotune.core.dataset import Images
 from autotune.core.job import Task
+from autotune.core.units import counted
 from autotune.frameworks.base import Settings, count_of, other_global_batch
 from autotune.frameworks.trl import combinations
 from autotune.frameworks.trl.adapter_settings import SCORING_TASK
@@ -102,8 +103,8 @@ def _rewards(task: Task) -> Iterator[str]:
         return
     if len(weights) != len(rewards):
         yield (
-            f"reward_weights has {len(weights)} values for {len(rewards)} reward_funcs: each needs"
-            " one."
+            f"reward_weights has {counted(len(weights), 'value')}, and reward_funcs has"
+            f" {counted(len(rewards), 'function')}: each needs one."
         )
 
 

@@ -179,8 +179,8 @@ def exactly(
 def refuse_few_rows(source: Any, min_rows: int) -> None:
     if len(source) < min_rows:
         raise ValueError(
-            f"the training split has {len(source)} rows, and one generation batch takes {min_rows}"
-            " different prompts: no batch could be made. Use a larger split, more num_generations"
+            f"the training split has too few rows ({len(source)}): one generation batch takes"
+            f" {min_rows} different prompts. Use a larger split, more num_generations"
             " or a smaller batch."
         )
 
