@@ -7,7 +7,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from autotune.cli.output import console, say
@@ -43,12 +42,7 @@ class Waiting:
         self.show(self._text)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._open.close()
         self.stop()
 
@@ -125,12 +119,7 @@ class Terminal:
         self._wait("reading the request")
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.quiet()
 
     def quiet(self) -> None:

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from types import MappingProxyType
-from typing import Literal, TypeAlias
+from typing import Literal, TypeAlias, TypeGuard
 
 from autotune.core.errors import BadInput, UnknownName
 
@@ -23,6 +23,16 @@ KnobValue: TypeAlias = bool | int | float | str | None
 
 Knobs: TypeAlias = Mapping[str, KnobValue]
 ValuesByName: TypeAlias = Mapping[str, tuple[KnobValue, ...]]
+
+
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Return True for numbers; Python's truth values are none."""
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def is_plain(value: object) -> TypeGuard[KnobValue]:
+    """Return True for a single value, which a knob can have."""
+    return value is None or isinstance(value, bool | int | float | str)
 
 
 def setting_text(value: object) -> str:

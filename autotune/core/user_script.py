@@ -25,6 +25,12 @@ class StatedSetting:
     unset: tuple[str, ...] = ()  # variables without a value that the text needs
 
 
+def stated_number(stated: StatedSetting | None) -> int:
+    """Return a whole number; 0: none is stated."""
+    text = "" if stated is None or stated.text is None else stated.text
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
 @dataclass(frozen=True, kw_only=True)
 class SharedSetting:
     """Place of a setting whose value others share: while it is stated, they can't have another

@@ -9,11 +9,11 @@ from __future__ import annotations
 import dataclasses
 import operator
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
+from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, is_number
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
 from autotune.diagnosis.log_framework import LogFramework
 from autotune.failures.remedy_table import Remedy, remedies_for, shared_remedy
@@ -119,7 +119,7 @@ def _values(
         return []
     higher = []
     lower = []
-    numbers = filter(_is_number, knob.choices)
+    numbers = filter(is_number, knob.choices)
     for choice in sorted(numbers):
         if choice > current:
             higher.append(choice)
@@ -128,10 +128,6 @@ def _values(
     if direction == "raise":
         return higher
     return lower[::-1]
-
-
-def _is_number(value: KnobValue) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def with_effects(

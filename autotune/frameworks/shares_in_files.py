@@ -15,7 +15,7 @@ from dataclasses import replace
 from autotune import catalog
 from autotune.core.engine_share import share_of_gpu, share_of_limit, share_scale
 from autotune.core.job import Hardware, Job, Task
-from autotune.core.space import Candidate, KnobValue
+from autotune.core.space import Candidate, KnobValue, is_number
 from autotune.core.units import format_bytes
 from autotune.estimate.engine_use import shared_bytes
 from autotune.frameworks.base import Field, Settings, Trainer
@@ -155,7 +155,7 @@ def shares_among(settings: Settings) -> dict[str, float]:
     """Return the engine shares of these settings, by name."""
     shares = {}
     for name, value in settings.items():
-        if is_share(name) and isinstance(value, int | float) and not isinstance(value, bool):
+        if is_share(name) and is_number(value):
             shares[name] = float(value)
     return shares
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.core.user_script import LaunchScript, stated_number
 
 MOST_TURNS = "generator.max_turns"
 INPUT = "generator.max_input_length"
@@ -26,11 +26,11 @@ LONGEST_PROMPT = "trainer.max_prompt_length"
 def with_rows_of_turns(launch: LaunchScript) -> LaunchScript:
     """Return the launch with completions as long as all turns of a row."""
     turns = launch.stated.get(MOST_TURNS)
-    if turns is None or _number(turns) <= 1:
+    if turns is None or stated_number(turns) <= 1:
         return launch
-    longest_input = _number(launch.stated.get(INPUT))
-    prompt = _number(launch.stated.get(LONGEST_PROMPT))
-    answer = _number(launch.stated.get(LONGEST_ANSWER))
+    longest_input = stated_number(launch.stated.get(INPUT))
+    prompt = stated_number(launch.stated.get(LONGEST_PROMPT))
+    answer = stated_number(launch.stated.get(LONGEST_ANSWER))
     is_stated = longest_input and prompt and answer
     if INPUT in launch.stated and not is_stated:
         return launch  # its numbers are known to a run alone
@@ -49,9 +49,3 @@ def with_rows_of_turns(launch: LaunchScript) -> LaunchScript:
             f" {answer} are reached"
         )
     return replace(launch, stated=stated, assumed=(*launch.assumed, sentence))
-
-
-def _number(stated: StatedSetting | None) -> int:
-    """Return a whole number; 0: none is stated."""
-    text = "" if stated is None or stated.text is None else stated.text
-    return int(text) if text.isascii() and text.isdigit() else 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
 
 PROMPT_COMPLETIONS = "actor_rollout_ref.rollout.n"
 AGENTS = "actor_rollout_ref.rollout.n_agent"
@@ -31,13 +31,15 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
     stated = dict(launch.stated)
     assumed = list(launch.assumed)
     agents = stated.pop(AGENTS, None)
-    if agents is not None and _number(agents):
-        completions = _number(stated.get(PROMPT_COMPLETIONS)) or 1
-        completions *= _number(agents)
+    if agents is not None and stated_number(agents):
+        completions = stated_number(stated.get(PROMPT_COMPLETIONS)) or 1
+        completions *= stated_number(agents)
         stated[PROMPT_COMPLETIONS] = _computed(agents, completions)
         assumed.append(f"{completions} completions of each prompt ({AGENTS}, line {agents.line})")
     start = stated.get(STARTING)
-    numbers = [_number(stated.get(name)) for name in (STARTING, RESULT, PROMPT, ANSWER, TURNS)]
+    numbers = [
+        stated_number(stated.get(name)) for name in (STARTING, RESULT, PROMPT, ANSWER, TURNS)
+    ]
     if start is not None and all(numbers):
         start_length, result, limit, answer, turns = numbers
         completion = min(limit, turns * (answer + result) + answer)
@@ -49,12 +51,6 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
         )
         del stated[STARTING], stated[RESULT], stated[TURNS]
     return replace(launch, stated=stated, assumed=tuple(assumed))
-
-
-def _number(stated: StatedSetting | None) -> int:
-    """Return a whole number; 0: none is stated."""
-    text = "" if stated is None or stated.text is None else stated.text
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _computed(stated: StatedSetting, value: int) -> StatedSetting:

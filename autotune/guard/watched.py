@@ -13,7 +13,6 @@ import re
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from autotune.core.measurement import MemorySample
 from autotune.guard.ending import HostEvidence
@@ -28,7 +27,7 @@ from autotune.machine.nvml import (
     devices_of,
 )
 from autotune.probe.process_meter import Timeline
-from autotune.worker.process_memory import status
+from autotune.worker.process_memory import sizes_of_process
 from autotune.worker.processes import descendants
 
 NODE_VARIABLES = ("SLURM_JOB_NUM_NODES", "SLURM_NNODES", "SKYPILOT_NUM_NODES", "PET_NNODES")
@@ -197,7 +196,7 @@ class MemoryWatcher:
         used = 0
         beyond = 0  # of the process that was furthest above what it holds now
         for pid in pids:
-            sizes = _sizes_of(pid)
+            sizes = sizes_of_process(pid)
             resident = sizes.get("RssAnon", 0) + sizes.get("RssShmem", 0)
             used += resident
             # VmHWM includes file pages; those mapped now were mapped at the peak, too.
@@ -239,11 +238,3 @@ def unseen_nodes(launch_text: str, environment: Mapping[str, str]) -> str:
         f"this run has {nodes} nodes: memory is seen on this one only, and of the others what they"
         " print here"
     )
-
-
-def _sizes_of(pid: int) -> dict[str, int]:
-    """Return the sizes of a process in bytes; empty for one that has ended."""
-    try:
-        return status(Path(f"/proc/{pid}/status"))
-    except OSError:
-        return {}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import resource
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import psutil
@@ -20,7 +19,7 @@ from autotune.core.memory_growth import SOAK_WARMUP_CYCLES, MemoryGrowth, growth
 from autotune.core.units import format_bytes
 from autotune.integrations.phase_peaks import MemoryMoment
 from autotune.machine.host_memory import machine_memory_bytes
-from autotune.worker.process_memory import status
+from autotune.worker.process_memory import sizes_of_process, status
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,7 +100,7 @@ class CpuGauge:
         sizes = status()
         peak = _peak_resident(sizes)
         children = self._self.children(recursive=True)  # data loader workers, engine processes
-        peak += sum(_resident(_sizes_of(child.pid)) for child in children)
+        peak += sum(_resident(sizes_of_process(child.pid)) for child in children)
         readings = [self._peak_of(peak, machine_memory_bytes(), "the machine's memory")]
         data_limit = resource.getrlimit(resource.RLIMIT_DATA)[0]
         if data_limit != resource.RLIM_INFINITY and "VmData" in sizes:
@@ -138,14 +137,6 @@ def _resident(sizes: dict[str, int]) -> int:
 def _peak_resident(sizes: dict[str, int]) -> int:
     # VmHWM includes file pages; the currently mapped ones were mapped at the peak, too.
     return max(_resident(sizes), sizes.get("VmHWM", 0) - sizes.get("RssFile", 0))
-
-
-def _sizes_of(pid: int) -> dict[str, int]:
-    """Return the sizes of a process in bytes; empty for one that has ended."""
-    try:
-        return status(Path(f"/proc/{pid}/status"))
-    except OSError:
-        return {}
 
 
 # Margins relative to the limit; each is reported once when the margin falls below it

@@ -6,7 +6,6 @@ import re
 import sys
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
-from types import TracebackType
 from typing import TYPE_CHECKING, Any, TextIO
 
 from autotune.core.answer import Trial
@@ -221,12 +220,7 @@ class Progress:
             self._heartbeat.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._live is not None:
             self._live.stop()
             self._live = None

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from typing import TypeGuard
 
 from autotune.core.errors import BadInput
 from autotune.core.job import Tuning
-from autotune.core.space import Knob, KnobValue, SearchSpace
+from autotune.core.space import Knob, KnobValue, SearchSpace, is_number
 from autotune.frameworks.base import Trainer
 from autotune.request.assignments import check_names, check_values
 from autotune.request.origins import values_of
@@ -108,7 +107,7 @@ def space_around(
             continue
         if knob.name in learning:
             choices[knob.name] = (value,)
-        elif _is_number(value):
+        elif is_number(value):
             choices[knob.name] = _choices_with(knob, value)
         elif isinstance(value, bool) and value not in knob.choices:
             choices[knob.name] = (*knob.choices, value)
@@ -117,15 +116,11 @@ def space_around(
 
 def _choices_with(knob: Knob, value: int | float) -> tuple[KnobValue, ...]:
     """Return the choices of a neutral knob with another number, in the order of its numbers."""
-    numbers = [choice for choice in knob.choices if _is_number(choice)]
+    numbers = [choice for choice in knob.choices if is_number(choice)]
     if not numbers or value in numbers:
         return knob.choices
-    names = [choice for choice in knob.choices if not _is_number(choice)]
+    names = [choice for choice in knob.choices if not is_number(choice)]
     is_falling = numbers == sorted(numbers, reverse=True)
     falls = len(numbers) > 1 and is_falling
     ordered = sorted([*numbers, value], reverse=falls)
     return (*names, *ordered)
-
-
-def _is_number(value: KnobValue) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -38,6 +38,14 @@ def status(file: Path = Path("/proc/self/status")) -> dict[str, int]:
     return sizes
 
 
+def sizes_of_process(pid: int) -> dict[str, int]:
+    """Return the sizes of a process in bytes; empty for one that has ended."""
+    try:
+        return status(Path(f"/proc/{pid}/status"))
+    except OSError:
+        return {}
+
+
 def own_bytes() -> int:
     """Anonymous and shared memory of this process: RssAnon + RssShmem."""
     sizes = status()

@@ -13,11 +13,10 @@ import ast
 from collections.abc import Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TypeGuard
 
 import msgspec
 
-from autotune.core.space import KnobValue
+from autotune.core.space import KnobValue, is_plain
 from autotune.frameworks.base import Field, Settings
 from autotune.machine import environment
 
@@ -66,11 +65,6 @@ def number_of(settings: Settings, name: str) -> int:
 
 def is_on(settings: Settings, name: str) -> bool:
     return bool(value_of(settings, name))
-
-
-def is_plain(value: object) -> TypeGuard[KnobValue]:
-    """Return True for a single value, which a knob can have."""
-    return value is None or isinstance(value, bool | int | float | str)
 
 
 # Defaults of the installed TRL.

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.errors import BadInput
-from autotune.core.space import KnobValue
+from autotune.core.space import KnobValue, is_plain
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.config_launch_files import (
     LAUNCH_FILES,
@@ -27,7 +27,6 @@ from autotune.frameworks.trl.config_values import (
     refuse_misread,
 )
 from autotune.frameworks.trl.field_list import fields as trl_fields
-from autotune.frameworks.trl.field_list import is_plain
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH
 

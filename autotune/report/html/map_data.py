@@ -15,13 +15,13 @@ from __future__ import annotations
 import shlex
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Generic, TypeGuard, TypeVar
+from typing import Any, Generic, TypeVar
 
 import yaml
 
 from autotune.core.measurement import PHASES
 from autotune.core.prediction import PhasePrediction, Prediction
-from autotune.core.space import Candidate, KnobValue, setting_text
+from autotune.core.space import Candidate, KnobValue, is_number, setting_text
 from autotune.core.units import MIB
 from autotune.report.verdict_text import verdict_text
 from autotune.search.predicted_space import PredictedSpace
@@ -164,7 +164,7 @@ def _knobs(space: PredictedSpace) -> list[dict[str, Any]]:
             "name": knob.name,
             "says": knob.says,
             "learning": knob in learning,
-            "numeric": all(map(_is_number, values)),
+            "numeric": all(map(is_number, values)),
             "values": texts,
             "column": entries,
         }
@@ -183,7 +183,7 @@ def _values(name: str, candidates: Sequence[Candidate]) -> list[KnobValue]:
     numbers: list[int | float] = []
     options: list[KnobValue] = []
     for value in by_text.values():
-        if _is_number(value):
+        if is_number(value):
             numbers.append(value)
         else:
             options.append(value)
@@ -207,10 +207,6 @@ def _column(
             number = numbers[text]
         column.append(number)
     return column
-
-
-def _is_number(value: KnobValue) -> TypeGuard[int | float]:
-    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _texts(name: str, value: KnobValue) -> dict[str, str]:
