@@ -30,7 +30,9 @@ class RequestCommand(click.Command):
     context_class = Context
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        records: dict[str, list[tuple[str, str]]] = {group: [] for group in (*GROUPS, OTHER)}
+        records: dict[str, list[tuple[str, str]]] = {}
+        for group in (*GROUPS, OTHER):
+            records[group] = []
         for param in self.get_params(ctx):
             record = param.get_help_record(ctx)
             if isinstance(param, click.Option) and record is not None:

@@ -166,8 +166,12 @@ def _problem_of_tensors(file: Path, size: int) -> str | None:
             header = json.loads(stream.read(header_bytes))
         except ValueError:
             return "is cut off"
-    ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-    if 8 + header_bytes + max(ends, default=0) != size:
+    header.pop("__metadata__", None)
+    end = 0
+    for tensor in header.values():
+        _, end_of_tensor = tensor["data_offsets"]
+        end = max(end, end_of_tensor)
+    if 8 + header_bytes + end != size:
         return "is cut off"
     return None
 
