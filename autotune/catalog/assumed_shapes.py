@@ -45,7 +45,7 @@ def model_named_by(texts: Mapping[str, str]) -> Model | None:
 
 
 USUAL_MODEL = "Qwen/Qwen2.5-7B-Instruct"
-"""Model of a launch which says nothing of its own: as most public launches of GRPO train it."""
+"""Model of a launch that names none: the one that most public launches of GRPO train."""
 
 USUAL_VISION_MODEL = "Qwen/Qwen2.5-VL-7B-Instruct"
 
@@ -116,7 +116,7 @@ def model_of_size(name: str) -> str | None:
 
 
 def model_taken(hub_id: str, reason: str) -> Model:
-    """Return a catalogued model that stands for one that nothing names."""
+    """Return a catalogued model in place of one that nothing names."""
     model = catalog.model_of_id(hub_id)
     if model is None:
         raise KeyError(hub_id)
@@ -179,8 +179,8 @@ FINE_TUNES = {
     # https://featherless.ai/models/allenai/Llama-3.1-Tulu-3-8B-SFT/readme; 8 rows of 128,264 more
     "tulu-3-8b": "meta-llama/Llama-3.1-8B",
 }
-"""Words of well-known models that are not catalogued -> the model that each was made from, as the
-page above it says.
+"""Words of well-known models that are not catalogued -> the model that each was made from, by the
+page above it.
 """
 
 
@@ -238,7 +238,7 @@ def _words(name: str) -> list[str]:
 
 
 _DECORATIONS = frozenset({"meta", "instruct", "it", "chat", "hf", "base"})
-"""Words of a catalogued name that say nothing about the shape."""
+"""Words of a catalogued name without a meaning for the shape."""
 
 
 def _kernel(name_parts: list[str]) -> list[str]:

@@ -101,8 +101,8 @@ class CannotPredict(BadInput):
 class NotModelled(CannotPredict):
     """Setting without a counterpart in the model of a step.
 
-    `instead`: a value that is modelled; `effect`: what a prediction with it says of the training,
-    empty if it says nothing.
+    `instead`: a value that is modelled; `effect`: the meaning of a prediction with it for the
+    training, empty if it has none.
     """
 
     def __init__(

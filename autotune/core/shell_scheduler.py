@@ -31,7 +31,7 @@ _NAMES_OF_GPUS = {
 
 
 def job_variables(text: str) -> dict[str, str]:
-    """Return the variables of the script's job; none for a script that nobody submits."""
+    """Return the variables of the script's job; none for a script that is not submitted."""
     if _SUBMITTED.search(text) is None:
         return {}
     variables = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_NODEID": "0"}

@@ -1,6 +1,6 @@
 """Files that a script reads by `source FILE`: settings and functions of its project.
 
-Those of the machine (the shell's own start, conda, virtual environments) say nothing of a training
+Those of the machine (the shell's own start, conda, virtual environments) do not concern a training
 and are left out.
 """
 

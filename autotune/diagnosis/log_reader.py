@@ -218,8 +218,8 @@ class LogReader:
 
     @property
     def quoted_exception(self) -> list[str]:
-        """Return the lines of the exception with whose traceback the text begins, where the tables
-        know nothing of it; empty otherwise.
+        """Return the lines of the exception with whose traceback the text begins, where no row of
+        the tables matches it; empty otherwise.
         """
         root = self._earliest.get(EvidenceTier.ROOT)
         if root is None or self._has_steps or root.position > LINES_BEFORE_A_QUOTATION:

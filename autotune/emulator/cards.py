@@ -25,7 +25,7 @@ long as it can be.
 
 State = Literal["ok", "busy", "lost", "forbidden", "memoryless"]
 """`busy`: no context can be made. `lost`: nor does NVML answer. `forbidden`: NVML refuses this
-user. `memoryless`: NVML knows of no memory, as where host and GPU share it.
+user. `memoryless`: NVML reports no memory, as where host and GPU share it.
 """
 
 _COUNT_AND_NAME = re.compile(r"(?:(\d+)\s*x\s*)?(\S.*)", re.IGNORECASE)

@@ -62,7 +62,7 @@ def _captured_pool(
     ranks: int,
     tokens: int,
 ) -> int:
-    """Return the segments of the private pool after one batch of so many tokens."""
+    """Return the segments of the private pool after one batch of this many tokens."""
     capture = _Capture(shape, size * tokens, ranks)
     for layer in shape.layers[:CAPTURED_LAYERS]:
         capture.layer(layer)

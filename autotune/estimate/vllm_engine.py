@@ -377,7 +377,7 @@ def profiled_blocks(
 ) -> tuple[int, ...]:
     """Return bytes that the profiling run allocates in torch's own pool, the last of which stays.
 
-    The buffer in which a Triton kernel filters logits lives as long as the process. It is cut from
+    The buffer in which a Triton kernel filters logits stays until the process ends. It is cut from
     the segment of the example inputs, if there are any, which no emptied cache gives back.
     """
     vllm_release = release(vllm)

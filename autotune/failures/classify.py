@@ -322,7 +322,7 @@ def _memory(
     frames: Sequence[str] = (),
     numbers: Numbers | None = None,
 ) -> Finding:
-    """Return the finding for memory that ran out: its cause is the row's, or follows from
+    """Return the finding for memory that ran out: its cause is the row's, or derived from
     frames, figures and phase.
     """
     numbers = numbers or {}

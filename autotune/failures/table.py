@@ -183,7 +183,7 @@ class FailureRow(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Words of a quotation that count only where the place in the code is missing."""
 
     decisive: bool = False
-    """Names the first failure even if a traceback with less information follows."""
+    """Names the first failure even before a traceback with less information."""
 
     on_host: bool = False  # a process on a GPU prints it about the machine's memory
 

@@ -114,7 +114,7 @@ class Values:
         return name in self.settings
 
     def value(self, name: str) -> KnobValue:
-        """Return the stated value, or the value of the setting that it follows, or the default."""
+        """Return the stated value, or that of the setting that it depends on, or the default."""
         if self.settings.get(name) is not None:
             return self.settings[name]
         followed = self.table.fields[name].follows
@@ -182,7 +182,7 @@ class Trainer(Protocol):
     resuming: Resuming | None = None  # None: how checkpoints are stored is not known
 
     assumed_defaults: Mapping[str, str] = {}
-    """Settings whose default here stands in for one that follows from the model or the data -> what
+    """Settings whose default here replaces one that is derived from the model or the data -> what
     the framework takes.
     """
 
@@ -207,7 +207,7 @@ class Trainer(Protocol):
         return launch
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
-        """Return the GPUs that train by a launch script; None: it does not say."""
+        """Return the GPUs that train by a launch script; None: it does not state them."""
         return None
 
     def trained_defaults(

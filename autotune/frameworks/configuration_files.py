@@ -1,9 +1,9 @@
 """Settings of a command line that names TOML files: `rl @ base.toml --trainer @ trainer.toml
 --seq-len 2048` (prime-rl).
 
-Files are merged in their order, a file after an option below it; options win. A table that stands
-for an optional part counts as the settings of `parts`, and shared settings are handed down, as the
-framework's own parser does it.
+Files are merged in their order, a file after an option below it; options win. A table that
+replaces an optional part counts as the settings of `parts`, and shared settings are handed down,
+as the framework's own parser does it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Defaults of the copy of a framework that a launch script stands in.
+"""Defaults of the copy of a framework that contains a launch script.
 
 Many projects keep a copy of verl or SkyRL of another release, whose configuration files have other
 defaults: `ppo_micro_batch_size: 64`, or no gradient checkpointing. What such a file states and the
@@ -84,7 +84,7 @@ def _files(launch: LaunchScript, place: ConfigFolder) -> Iterator[Path]:
 
 
 def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
-    """Return the copy's configuration file; None: the script stands in no copy."""
+    """Return the copy's configuration file; None: the script is in no copy."""
     return _first(_candidates(launch, place.folders, place.names))
 
 
@@ -102,7 +102,7 @@ def named_file(
 
 
 def named_config(arguments: Sequence[Word]) -> NamedConfig | None:
-    """Return what a command says of its configuration file: `--config-name NAME`."""
+    """Return the configuration file that a command names: `--config-name NAME`."""
     values: dict[str, str] = {}
     lines: dict[str, int] = {}
     for index, word in enumerate(arguments):

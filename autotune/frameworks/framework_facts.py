@@ -55,7 +55,7 @@ class FrameworkFacts(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     # Settings.
     canonical: TextByName  # autotune's flag -> setting
     step_batch: StepBatch | None = None
-    """None: it follows from micro-batch and accumulation, as in transformers' trainers."""
+    """None: micro-batch and accumulation make it, as in transformers' trainers."""
 
     equivalent_settings: dict[str, Texts] = {}
     """Knob -> settings that together determine its value."""

@@ -39,7 +39,7 @@ ONE_PER_GPU = ("total_num_nodes", "actor_num_nodes", "ref_num_nodes", "vllm_num_
 
 EXPERIMENT = "PPOExpConfig"
 OF_HARDWARE = ("total_num_nodes", *ONE_PER_GPU[1:])
-"""Numbers that follow --gpus where every GPU has one of each model."""
+"""Numbers that depend on --gpus where every GPU has one of each model."""
 
 
 class OpenReasonerZero(StandIn):

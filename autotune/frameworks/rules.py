@@ -67,7 +67,7 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     methods: tuple[str, ...] = ()  # to which it applies; empty: all
     otherwise: str = ""
-    """What a prediction without it says of a training with it; empty: nothing."""
+    """Meaning of a prediction without it for a training with it; empty: none."""
 
     def models(self, value: KnobValue) -> bool:
         if self.unmodelled is not None:

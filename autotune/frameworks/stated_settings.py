@@ -86,7 +86,7 @@ class StatedSettings(Launched):
 
     @abstractmethod
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
-        """Return numbers that follow from settings and hardware.
+        """Return numbers that are derived from settings and hardware.
 
         A number with the name of a field of `StandInSpec` becomes that field; rules in the YAML
         file may name every number. The settings may be illegal: a divisor must be at least 1.

@@ -1,7 +1,7 @@
 """Critic of verl's PPO: a model like the policy with one value per token, trained by turns with it.
 
 Its engine offloads weights and moments by its own settings (`critic.fsdp`), whatever the
-policy's say: after an update of the policy the critic's state comes back, and the policy's stays
+policy's are: after an update of the policy the critic's state comes back, and the policy's stays
 unless it is offloaded too. Its activations are those of the policy for as many tokens.
 """
 

@@ -1,8 +1,8 @@
 """The last whole checkpoint of a run.
 
 A checkpoint is torn where its writer was killed or the disk was full. Whole ones have all files of
-the framework's layout, and each file that says its own length has it: safetensors, torch's archives
-and JSON.
+the framework's layout, and each file that records its own length has it: safetensors, torch's
+archives and JSON.
 """
 
 from __future__ import annotations

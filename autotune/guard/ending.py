@@ -1,7 +1,7 @@
 """Cause of a training's end, and what to do about it.
 
 The output is diagnosed like any log. The exit status, the kernel's counter of processes that it
-ended, and what the guard itself asked for add what no log says.
+ended, and what the guard itself requested add what no log contains.
 """
 
 from __future__ import annotations

@@ -139,7 +139,7 @@ def ladder_of(texts: Sequence[str], command_words: Sequence[str]) -> dict[str, t
 
 
 def check_pattern(pattern: str | None) -> None:
-    """Refuse a pattern of checkpoints whose steps could not be told apart."""
+    """Refuse a pattern of checkpoints whose steps could not be distinguished."""
     if pattern is not None and STEP_NUMBER not in Path(pattern).name:
         raise BadInput(
             f"--checkpoints {pattern}: its last part has no {STEP_NUMBER}.",

@@ -1,8 +1,8 @@
 """Request to the trainer to save and to stop, before memory runs out.
 
-The request is a file whose text is the number of a step, in a folder that the command knows by a
-variable. Every rank saves and stops after that step, so that none waits for another. `MemoryWatch`
-obeys it; other trainers may have a handler of SIGUSR1.
+The request is a file whose text is the number of a step, in a folder that a variable of the command
+names. Every rank saves and stops after that step, so that none waits for another. `MemoryWatch`
+serves it; other trainers may have a handler of SIGUSR1.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Facts that a trainer with `MemoryWatch` gives the guard: one file per rank, in the folder that
-the command knows by a variable.
+a variable of the command names.
 
     rank0-memory.json    phases and their peaks, rows of the forward pass, whether memory ran out
 

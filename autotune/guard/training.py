@@ -100,7 +100,7 @@ class Training(Protocol):
         """
 
     def with_rows_of(self, later: Training) -> Training:
-        """Return it with the longest prompt that a later configuration knows, to compare both."""
+        """Return it with the longest prompt of a later configuration, to compare both."""
 
     def smaller(self, evidence: Evidence) -> tuple[Training, Choice] | None:
         """Return the next configuration that learns the same; None: there is none."""

@@ -85,7 +85,7 @@ class PhasePeaks:
         )
 
     def step_ended(self) -> None:
-        """Forget a phase that an error left and somebody caught."""
+        """Forget a phase that ended with an error which was caught."""
         self._phase = None
 
     def ran_out(self) -> None:

@@ -139,7 +139,7 @@ def _path(job: Job) -> Path:
 
 
 def _architecture(model: Model) -> object:
-    """Return what tells models apart: two configs of one model may state different details."""
+    """Return what distinguishes models: two configs of one model may state different details."""
     try:
         return plain(shape(model.config))
     except BadInput:

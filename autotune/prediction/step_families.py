@@ -271,7 +271,7 @@ def _on_side(point: Point, request: Request) -> Point:
 
 
 def covered(points: Sequence[Point], requested: Sequence[Point]) -> bool:
-    """Return True if the points asked for were surveyed, or lie within the range of a survey that
+    """Return True if the requested points were surveyed, or are within the range of a survey that
     separates the coordinates, or so near that the formulas hold there as well.
     """
     if _course(points[0]) != _course(requested[0]):

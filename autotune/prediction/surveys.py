@@ -39,7 +39,7 @@ RequestGroups = Mapping[str, Sequence[Request]]
 
 MAX_OPERATIONS_ERROR = 0.01
 """Relative error of a phase's operations up to which a model serves a single candidate: its speed
-follows from them."""
+depends on them."""
 
 MAX_TRACED_ALONE = 3  # candidates of a family that are traced alone: fewer traces than a survey
 

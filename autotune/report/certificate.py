@@ -20,7 +20,7 @@ MIN_STEPS = 3
 
 Item = dict[str, str]
 """Stage of a real run: its name, its state in the probe (`done`, `not applicable` or `not
-done`), and what it says.
+done`), and its text.
 """
 
 

@@ -80,7 +80,7 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix.
 
     A prediction of a file that can't be trained on these GPUs is one for others, and what the model
-    of a step lacks is left out of it where the difference has a direction. The answer says so.
+    of a step lacks is left out of it where the difference has a direction. The answer states it.
     """
     if flags.hardware.mode != "predict" or flags.file is None:
         return _build_request(flags, reader)

@@ -115,7 +115,7 @@ class HardwareChoice:
 
 @dataclass(frozen=True, kw_only=True)
 class SearchChoice:
-    """Limits of a search, its study, and what follows it."""
+    """Limits of a search, its study, and the steps after it."""
 
     budget_seconds: float
     budget_adapts: bool  # nobody stated it
@@ -170,7 +170,7 @@ class UserFile:
     model: str | None = None  # name; None: the file names none
     why_no_model: str = ""  # reason for it, or for one that is not found; empty: none
     model_hints: Mapping[str, str] = field(default_factory=dict)
-    """Place -> text that may say the model's shape where its name doesn't: the name of the run."""
+    """Place -> text that may give the model's shape where its name doesn't: the name of the run."""
 
     made_model: Model | None = None  # of a training script, which names it or makes it itself
     tuning: Tuning | None = None  # None: it follows from the settings

@@ -59,7 +59,7 @@ def model_of(
 
 
 def about_model(model: Model) -> tuple[str, ...]:
-    """Return what an answer says first of a model that stands for an unknown one."""
+    """Return the first sentences of an answer about a model in place of an unknown one."""
     if not model.origin.startswith(TAKEN):
         return ()
     return (f"the model is {model.name}, {model.origin}",)
@@ -85,7 +85,7 @@ def _named_model(
 
 
 def _model_of_project(file: UserFile, name: str | None) -> Model:
-    """Return a model that stands for one of the file's which is not known here."""
+    """Return a model in place of one of the file's which is not known here."""
     path = str(file.config.path)
     text = ""
     if file.launch is not None:

@@ -152,7 +152,7 @@ def _within(
     method: Callable[..., Any],
     after: str | None = "forward",
 ) -> Callable[..., Any]:
-    """Return the method as a phase; an outermost one is followed by `after`, None: by the phase
+    """Return the method as a phase; `after`: the phase after an outermost one, None: the phase
     before it.
     """
 

@@ -407,7 +407,7 @@ def _is_on_card(value: Any) -> bool:
 
 
 def _on_cpu(value: Any) -> Any:
-    """Return what stands for an operand on the CPU."""
+    """Return the representation of an operand on the CPU."""
     if isinstance(value, torch.Tensor):
         return alias(value) if value.device.type == "cuda" else value
     if isinstance(value, torch.device):

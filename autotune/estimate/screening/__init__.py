@@ -5,7 +5,7 @@ points and derives a step model: the events of the full model's step, and formul
 of its work. At any point the step model yields the trace, which then passes through the same
 sharding and allocator replay as a real one.
 
-    (a) survey      planned_traces   which short traces are asked for
+    (a) survey      planned_traces   which short traces are needed
                     surveying        makes them, fits the step model, checks it
                     blocks           cuts a trace into blocks
                     size_model, loops, work_model, formulas    sizes and work as formulas of the

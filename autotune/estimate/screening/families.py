@@ -20,7 +20,7 @@ class Family:
     """The step model of a family, sharded over its ranks.
 
     Sharding rewrites one trace, at the first point, in the full depth. The rank that reserves most
-    there stands for the family: at other points its events, marks and inventory are used again,
+    there represents the family: at other points its events, marks and inventory are used again,
     with other sizes.
 
         allocations of the rank      1 ... n                  n + 1 ...

@@ -21,7 +21,7 @@ Example: rows in pieces of at most 4,096, with 2 bytes a row and a weight of 100
     first point    13,000   4    8192 100     8192 100    8192 100    1424 100
     another point   5,000   2       0   0        0   0    8192 100    1808 100
 
-At a point with more pieces than the first, the first one's stand for them: a loop frees in a piece
+At a point with more pieces than the first, the first one's represent them: a loop frees in a piece
 what the one before it has made (`_frees_in_time`), so that more pieces hold no more at once.
 """
 

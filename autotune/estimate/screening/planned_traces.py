@@ -35,7 +35,7 @@ POSITIONS = (
 )
 """Positions of the first traces.
 
-The first has many rows: its allocations stand for those of loops over rows, and scaled up from a
+The first has many rows: its allocations represent those of loops over rows, and scaled up from a
 few small tensors they would leave torch's pool of small blocks.
 
 The numbers are irregular on purpose. If each completion were twice as long as its prompt, BC would

@@ -69,7 +69,7 @@ def _layer_kinds(config: Mapping[str, object]) -> list[object]:
 
 
 def _lists_by_layer(text: Mapping[str, object]) -> list[Sequence[object]]:
-    """Return the lists of the configuration that say what each layer is."""
+    """Return the lists of the configuration with the kind of each layer."""
     lists = []
     count = text.get("num_hidden_layers")
     for name in LISTS_BY_LAYER:

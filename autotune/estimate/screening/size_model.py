@@ -217,7 +217,7 @@ def _around_loop(
     kept_events: int,
     have_formulas: Callable[[Integers], Booleans],
 ) -> tuple[list[TraceBlock], list[TraceBlock], list[TraceBlock]]:
-    """Return the equal events at the begin, the loop with at least so many events, and the end."""
+    """Return the equal events at the begin, the loop with that many events or more, and the end."""
     shortest = min(map(len, blocks))
     before = max(0, _equal_events(blocks, have_formulas) - kept_events)
     backwards = [block.between(before, None).reversed() for block in blocks]
@@ -233,7 +233,7 @@ def _around_loop(
 
 
 def _is_scalable(loops: Sequence[TraceBlock]) -> bool:
-    """Return True if the first loop stands for the others: it keeps and frees what any of them
+    """Return True if the first loop represents the others: it keeps and frees what any of them
     does, and all of them free the same parts. Pieces of logits, of which the last is smaller, are
     alike in whole blocks only.
     """

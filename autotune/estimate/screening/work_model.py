@@ -22,7 +22,7 @@ So the main terms of a phase are the constant and
 
 A training pass also takes its share out of the generated batch: amounts of N, BNS and BNC, small
 beside the model's products. These are its small terms: they may occur in an exact sum, but not in
-the closest one, where they would only follow the error.
+the closest one, where they would only fit the error.
 """
 
 from __future__ import annotations

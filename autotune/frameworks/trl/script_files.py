@@ -150,7 +150,7 @@ def _generation_shape(
     task: Task,
     current: Mapping[str, object],
 ) -> dict[str, KnobValue]:
-    """Return the generation batch in the script's own setting; none if it follows from the
+    """Return the generation batch in the script's own setting; none if it is derived from the
     others.
     """
     settings = candidate.settings

@@ -156,7 +156,7 @@ def _run(
 
 
 def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
-    """Return True if the script stopped at a value that nobody gave."""
+    """Return True if the script stopped at a value that was not given."""
     error = answer.get("error", {})
     text = error.get("text", "")
     signs = ("None", "not found", "does not exist", "doesn't exist", "FileNotFoundError")

@@ -199,7 +199,7 @@ def is_rows(file: Any) -> bool:
 
 
 class _PlaceholderFile(io.StringIO):
-    """File of rows that is not here: each line, and the whole, stands for rows."""
+    """File of rows that is not here: each line, and the whole, represents rows."""
 
     def __iter__(self) -> Iterator[Any]:
         for _ in range(LISTED_ROWS):

@@ -1,7 +1,7 @@
 """Models of a script that is only inspected: built from their configs, without any weights.
 
 A tokenizer that is not here is replaced by a synthetic one, and a config by the one that autotune
-knows by the model's name.
+has for the model's name.
 """
 
 from __future__ import annotations

@@ -148,7 +148,7 @@ class ConfigFiles:
         result: Arguments,
         depth: int,
     ) -> None:
-        """Add a file's values, those of its defaults first unless it says otherwise."""
+        """Add a file's values, those of its defaults first unless it states another order."""
         content, stated_package = self._read(name)
         if stated_package is not None:
             package = stated_package
@@ -290,7 +290,7 @@ def _meaning(
     root: Mapping[str, Any],
     resolvers: Resolvers,
 ) -> Any:
-    """Return what stands at the place that an interpolation names, or what its resolver returns."""
+    """Return the value at the place that an interpolation names, or what its resolver returns."""
     name, colon, text_after = text.partition(":")
     if colon:
         arguments = []

@@ -49,7 +49,7 @@ LIKELY_ERROR = 0.85  # similarity from which an unknown key is taken for a typin
 
 
 class _Unstated(NamedTuple):
-    """What stands for arguments that are not stated."""
+    """Placeholders of arguments that are not stated."""
 
     model: str | None
     fills: bool

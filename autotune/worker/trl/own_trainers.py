@@ -1,7 +1,7 @@
 """Trainers of a script's own that derive from transformers' trainer and from none of TRL's: copies
 of a former release, or trainers for models with images.
 
-Nothing of such a trainer is run. Its configuration says which method it is, and the arguments of
+Nothing of such a trainer is run. Its configuration determines its method, and the arguments of
 its call are those of TRL's trainer. Its step may allocate otherwise than TRL's.
 """
 
