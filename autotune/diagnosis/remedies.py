@@ -35,7 +35,8 @@ def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> t
         return ()
     remedies: Sequence[Remedy] = remedies_for(diagnosis.cause, diagnosis.row, diagnosis.phase)
     if _would_fit_joined(diagnosis):
-        remedies = (shared_remedy("allocator"), *remedies)[:MAX_REMEDIES]
+        joined = dict.fromkeys((shared_remedy("allocator"), *remedies))  # each once
+        remedies = tuple(joined)[:MAX_REMEDIES]
     if framework is not None:
         remedies = framework.translated(remedies)
     return tuple(_advice(remedy, diagnosis) for remedy in remedies)

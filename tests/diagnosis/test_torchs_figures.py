@@ -67,3 +67,16 @@ def test_a_later_rank_among_others_on_the_first_gpu_is_said(rank: int, is_said: 
     )
     said = any("set_device(LOCAL_RANK)" in text for text in diagnosis.remarks)
     assert said == is_said
+
+
+def test_idle_memory_of_torchs_sentence_about_fragmentation_is_joined_once() -> None:
+    # 2.30 GiB idle for a request of 1.70: a reason of its own for the cause's first remedy.
+    diagnosis = after(
+        "Tried to allocate 1.70 GiB. GPU 0 has a total capacity of 6.00 GiB of which 0 bytes is"
+        " free. Of the allocated memory 2.93 GiB is allocated by PyTorch, and 2.30 GiB is reserved"
+        " by PyTorch but unallocated."
+    )
+    changes = [remedy["change"] for remedy in as_document(diagnosis)["remedies"]]
+    assert diagnosis.cause == "fragmentation"
+    assert changes.count({"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True"}) == 1
+    assert len(changes) == 3
