@@ -3,7 +3,7 @@
 Each family of `FAMILIES` is surveyed for its models and for each GPU, with the installed releases.
 A survey is kept in build/step-models: a call goes on where the last one ended; delete the folder to
 renew all. At the end the models are packed into `autotune/prediction/step_models/`. Names of
-models as arguments restrict the surveys to them.
+models as arguments restrict the surveys to them; `--missing` to families that are not shipped yet.
 
 A family costs 2 to 3 CPU seconds; the import of the framework 15, once, since one pool of tracing
 processes serves all families.
@@ -80,6 +80,12 @@ OFFLINE_ROWS: Changes = ({}, batch(1, 16))
 FEW_STEPS: Changes = (batch(32, 1), batch(16, 2))
 """Few micro-steps, as on many GPUs at the same global batch."""
 
+REFERENCE: Changes = ({"beta": 0.04},)
+ALL_LINEAR: Changes = ({"lora_target_modules": "all-linear"},)
+"""Adapters at all projections, as most files state; the default is the library's own two."""
+
+RANKS: Changes = ({"lora_r": 8}, {"lora_r": 32}, {"lora_r": 64})
+FLASH: Changes = ({"attn_implementation": "flash_attention_2"},)
 FLOAT32: Changes = ({"dtype": "float32"},)
 """Weights of files for TRL that state no dtype; autocast computes in bfloat16."""
 
@@ -111,6 +117,26 @@ USUAL_FULL = [
     *combined(ENGINES, ROWS),
     {"gradient_checkpointing": False},
     *combined(ENGINES, ZERO),
+]
+AS_IN_FILES = [
+    *combined(REFERENCE, ENGINES),
+    *combined(ALL_LINEAR, ENGINES, (*AS_IT_IS, *REFERENCE)),
+    *combined(FOUR_BITS, ENGINES, (*AS_IT_IS, *ALL_LINEAR)),
+    *combined(ALL_LINEAR, FLASH, ENGINES),
+]
+AS_IN_SMALL_FILES = [*combined(REFERENCE), *combined(ALL_LINEAR, ENGINES)]
+OF_RANKS = [*combined(RANKS, ALL_LINEAR, ENGINES), *combined(RANKS)]
+FULL_AS_IN_FILES = [
+    *combined(REFERENCE, ENGINES, (*AS_IT_IS, *ZERO[1:])),
+    *combined(FLASH, ENGINES[1:], (*AS_IT_IS, *ZERO)),
+    *combined(FLASH, ENGINES[1:], (*AS_IT_IS, *ZERO[1:]), REFERENCE),
+]
+"""A reference model under ZeRO-3 is wrapped: its layers are not seen, and it has no step model."""
+
+OFFLINE_AS_IN_FILES = [
+    *combined(ALL_LINEAR, (*AS_IT_IS, *FOUR_BITS)),
+    *combined(ALL_LINEAR, RANKS),
+    *combined(ALL_LINEAR, FLASH),
 ]
 OFFLINE = [*combined(OFFLINE_ROWS, CHECKPOINTING), *combined(OFFLINE_ROWS, ZERO)]
 
@@ -177,11 +203,23 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("full", "sft", {LARGE_USE: OFFLINE_IN_FLOAT32, USUAL: OFFLINE_IN_FLOAT32}),
     *groups_of("lora", "dpo", {LARGE_USE: OFFLINE}),
     *groups_of("full", "dpo", {LARGE_USE: OFFLINE}),
+    # As files state it: a reference, adapters at all projections, other ranks, FlashAttention.
+    *groups_of("lora", "grpo", {LARGE_USE: AS_IN_FILES, USUAL: AS_IN_FILES}),
+    *groups_of("full", "grpo", {LARGE_USE: FULL_AS_IN_FILES, USUAL: FULL_AS_IN_FILES}),
+    *groups_of("lora", "sft", {LARGE_USE: OFFLINE_AS_IN_FILES, USUAL: OFFLINE_AS_IN_FILES}),
+    *groups_of("lora", "dpo", {USUAL: [*AS_IT_IS, *ALL_LINEAR]}),
+    *groups_of("lora", "grpo", {LARGE_USE: OF_RANKS, USUAL: OF_RANKS}),
+    *groups_of("lora", "grpo", {FURTHER: AS_IN_SMALL_FILES}),
+    *groups_of("lora", "sft", {FURTHER: [*AS_IT_IS, *ALL_LINEAR]}),
+    *groups_of("full", "sft", {USUAL: [*AS_IT_IS, *ZERO]}),
 )
 
 
 class SurveyedModels(StepModels):
     """Models of surveys made for the package, one file each, in a folder for each pack."""
+
+    def is_shipped(self, request: Request) -> bool:
+        return self._shipped_model(request) is not None
 
     def model_of(self, request: Request, points: Sequence[Point]) -> SurveyedModel | None:
         content = self._read(self._file(request))
@@ -213,17 +251,24 @@ class SurveyedModels(StepModels):
         return SURVEYED / folder / shipped_name(request, self._adapter)
 
 
-def survey_group(group: FamilyGroup, model: str, tracers: TracerPool | None) -> TracerPool:
+def survey_group(
+    group: FamilyGroup,
+    model: str,
+    tracers: TracerPool | None,
+    *,
+    only_missing: bool,
+) -> TracerPool:
     """Survey the families of one model; those after the first reuse its formulas. Return the
     tracing processes, which serve all models.
     """
     surveys: Surveys | None = None
+    models: SurveyedModels | None = None
     for gpus in GPUS:
         flags = flags_of({"model": model, "gpus": gpus, **group.flags})
         request = read_sources(flags, mode="predict").parse(limit_prompts=True)
         job, trainer = request.job, request.trainer
         tracers = tracers or open_tracers(job.task, trainer)
-        if surveys is None:
+        if surveys is None or models is None:
             installed = open_step_models(job.task, trainer)
             models = SurveyedModels(installed._read_versions, trainer.trace_adapter)
             surveys = Surveys(tracers, models)
@@ -235,6 +280,8 @@ def survey_group(group: FamilyGroup, model: str, tracers: TracerPool | None) -> 
             surveys=surveys,
         )
         for change, candidate in _candidates(request, group):
+            if only_missing and models.is_shipped(service.request(candidate)):
+                continue
             began = time.monotonic()
             print(f"{model} {gpus} {dict(group.flags)} {dict(change)}", flush=True)
             try:
@@ -286,18 +333,22 @@ def _surveyed_documents(folder: Path) -> dict[str, bytes]:
     return documents
 
 
-def main(names: Sequence[str]) -> None:
+MISSING = "--missing"
+
+
+def main(arguments: Sequence[str]) -> None:
+    names = [argument for argument in arguments if argument != MISSING]
+    only_missing = MISSING in arguments
     tracers: TracerPool | None = None
     with contextlib.ExitStack() as stack:
         for group in FAMILIES:
             for model in group.models:
                 if names and model not in names:
                     continue
-                if tracers is None:
-                    tracers = survey_group(group, model, None)
+                is_first = tracers is None
+                tracers = survey_group(group, model, tracers, only_missing=only_missing)
+                if is_first:
                     stack.callback(tracers.close)
-                else:
-                    survey_group(group, model, tracers)
     write_packs()
 
 

@@ -18,17 +18,7 @@ from autotune.estimate.screening.request_points import (
     POINT_SETTINGS,
     Request,
 )
-
-SETTINGS_WITHOUT_EFFECT = frozenset(
-    """
-    learning_rate lr_scheduler_type warmup_ratio warmup_steps seed data_seed
-    adam_beta1 adam_beta2 adam_epsilon epsilon
-    """.split()
-)
-"""Numbers that a step computes with, and allocates nothing for."""
-
-STATED_DEFAULTS = {"loss_type": "nll"}
-"""Settings whose value is the trainer's own default wherever it is legal: SFT's loss."""
+from autotune.prediction.same_steps import same_adapter, same_settings
 
 CONFIG_WITHOUT_EFFECT = frozenset(
     """
@@ -150,14 +140,13 @@ def step_family(request: Request) -> Mapping[str, object]:
             family[name] = value
     family["model"] = _model(traced)
     adapter = traced.get("adapter")
-    family["adapter"] = adapter and _without(adapter, ("lora_alpha",))
+    model_type = traced["model"]["config"].get("model_type")
+    family["adapter"] = adapter and same_adapter(adapter, model_type)
     family["sharding"] = _sharding(traced["sharding"])
 
     # 1. Settings, without the point's.
     settings = traced["settings"]
-    defaults = {name for name, value in STATED_DEFAULTS.items() if settings.get(name) == value}
-    dropped = POINT_SETTINGS | SETTINGS_WITHOUT_EFFECT | defaults
-    family["settings"] = _without(settings, dropped)
+    family["settings"] = same_settings(_without(settings, POINT_SETTINGS))
     family["lengths"] = _without(traced["lengths"], ("prompt", "completion"))
     family["step"] = step_class(request)
     side = window_side(request)

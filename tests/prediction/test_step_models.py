@@ -49,7 +49,7 @@ def request(**changes: Any) -> Mapping[str, Any]:
             "layers": None,
             **changes.pop("model", {}),
         },
-        "adapter": {"lora_r": 16, "lora_alpha": 32},
+        "adapter": {"lora_r": 16, "lora_alpha": 32, "lora_target_modules": None},
         "settings": settings,
         "lengths": {"prompt": 64, "completion": 512, "padded": False},
         "sharding": {"kind": "ddp", "ranks": 2},
@@ -95,7 +95,10 @@ def ship(folder: Path, model: StepModel) -> None:
         {"config": {"rope_scaling": {"rope_type": "llama3", "factor": 8.0}}},
         {"model": {"attn_implementation": "sdpa"}},
         {"settings": {"learning_rate": 1e-6, "per_device_train_batch_size": 4}},
-        {"adapter": {"lora_r": 16, "lora_alpha": 64}},
+        {"adapter": {"lora_r": 16, "lora_alpha": 64, "lora_target_modules": None}},
+        {"adapter": {"lora_r": 16, "lora_target_modules": ["v_proj", "q_proj"]}},  # PEFT's own
+        {"settings": {"gradient_checkpointing_kwargs": {"use_reentrant": False}}},
+        {"settings": {"temperature": 0.9, "weight_decay": 0.1, "max_grad_norm": 0.2}},
         {"sharding": {"kind": "ddp", "ranks": 8, "options": {"find_unused_parameters": True}}},
         {"sharding": {"kind": "none", "ranks": 1}},
     ],
@@ -103,6 +106,27 @@ def ship(folder: Path, model: StepModel) -> None:
 )
 def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) -> None:
     assert step_family(request(**changes)) == step_family(request())
+
+
+@pytest.mark.parametrize(
+    ("settings", "others"),
+    [
+        ({"beta": 0.04}, {"beta": 0.001}),
+        ({"loss_type": "grpo"}, {"loss_type": "dr_grpo"}),
+    ],
+)
+def test_values_of_one_kind_are_one_family(
+    settings: dict[str, Any],
+    others: dict[str, Any],
+) -> None:
+    assert step_family(request(settings=settings)) == step_family(request(settings=others))
+
+
+def test_all_projections_may_be_listed() -> None:
+    names = ["up_proj", "gate_proj", "down_proj", "q_proj", "k_proj", "v_proj", "o_proj"]
+    listed = request(adapter={"lora_r": 16, "lora_target_modules": names})
+    all_linear = request(adapter={"lora_r": 16, "lora_target_modules": "all-linear"})
+    assert step_family(listed) == step_family(all_linear)
 
 
 def test_a_stated_default_is_the_same_shape() -> None:
@@ -125,6 +149,10 @@ def test_a_stated_default_is_the_same_shape() -> None:
         {"settings": {"gradient_accumulation_steps": 1}},  # no second micro-step in a step
         {"settings": {"steps_per_generation": 8}},  # a generation is used twice
         {"adapter": {"lora_r": 8, "lora_alpha": 32}},
+        {"adapter": {"lora_r": 16, "lora_target_modules": ["q_proj", "o_proj"]}},
+        {"settings": {"beta": 0.04}},
+        {"settings": {"gradient_checkpointing_kwargs": {"use_reentrant": True}}},
+        {"settings": {"max_grad_norm": 0.0}},  # nothing is clipped
         {"sharding": {"kind": "zero3", "ranks": 2}},
         {"capability": "9.0"},
         {"trust_remote_code": True, "model": {"folder": "/data/code"}},

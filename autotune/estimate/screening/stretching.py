@@ -36,6 +36,7 @@ from autotune.estimate.screening.pairing import (
 from autotune.estimate.screening.points import Integers, NotUniform
 from autotune.estimate.screening.references import References
 from autotune.estimate.screening.repetition import LayerRepetition
+from autotune.estimate.screening.use_pairs import UsePair, pairs_in_group, pairs_outside
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -183,38 +184,23 @@ class _TraceWriter:
 
     def _uses_in(self, copy: BlockCopy, block: int) -> Iterator[Use]:
         """Yield the block's uses, with the modules and allocations of this copy."""
-        # 1. Two uses that show the step from one module to the next: of instances 0 and 1, or
-        #    outside the layers of both models.
-        #
-        #    Modules (and parameters alike) are numbered in the order of the model, and each group
-        #    has equally many. If the same module is number 12 in instance 0 and 22 in instance 1,
-        #    it is 12 + 10 i in instance i. Outside the layers the two models show it: a module
-        #    behind the layers that is number 40 in the short model and 50 in the longer one has
-        #    one group more before it there, and in the full model c groups more: 40 + 10 c. One
-        #    before the layers has the same number in both, and keeps it.
-        uses = self.longer.uses[block]
-        if self._is_in_group(copy.short_block):
-            lower_block, upper_block = self.pairing.instances_of(copy.short_block)
-            lower_uses = self.longer.uses[lower_block]
-            upper_uses = self.longer.uses[upper_block]
-            steps = copy.instance
-        else:
-            lower_uses = self.short.uses[copy.short_block]
-            upper_uses = uses
-            steps = self.repetition.copies
-        if min(len(lower_uses), len(upper_uses)) < len(uses):
-            raise NotUniform("modules are used in another order")
-
-        # 2. Each use, with the allocation if it is that of a gradient.
-        for use, lower, upper in zip(uses, lower_uses, upper_uses, strict=False):
+        for use, lower, upper, instance in self._use_pairs(copy, block):
             offset, kind, _, *allocation = use
             if not lower[KIND] == upper[KIND] == kind:
                 raise NotUniform("modules are used in another order")
             index_step = upper[INDEX] - lower[INDEX]
-            index = lower[INDEX] + steps * index_step
+            index = lower[INDEX] + instance * index_step
             if allocation and allocation[0] >= 0:
                 allocation = [self._gradient_in(copy, lower, upper)]
             yield offset, kind, index, *allocation
+
+    def _use_pairs(self, copy: BlockCopy, block: int) -> Iterator[UsePair]:
+        uses = self.longer.uses
+        if not self._is_in_group(copy.short_block):
+            short_uses = self.short.uses[copy.short_block]
+            return pairs_outside(short_uses, uses[block], self.repetition.copies)
+        lower, upper = self.pairing.instances_of(copy.short_block)
+        return pairs_in_group(uses[block], uses[lower], uses[upper], copy.instance)
 
     def _gradient_in(
         self,
