@@ -260,7 +260,17 @@ def prime_rl(root: Path) -> Fields:
             classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
             aliases |= dict(_literal_aliases(tree))
         found |= dict(_pydantic_leaves(classes, name, f"{part}.", aliases))
+    found["weight_broadcast.type"] = _weight_broadcast(root)
     return found
+
+
+def _weight_broadcast(root: Path) -> dict[str, Any]:
+    """Return how weights reach the servers: NCCL for all weights where nothing is stated."""
+    source = (root / PRIME_RL / "rl.py").read_text(encoding="utf-8")
+    words = re.findall(
+        r'class Shared\w+WeightBroadcast\w+\(.*\):\n    type: Literal\["(\w+)"\]', source
+    )
+    return {"default": None, "kinds": ["str", "null"], "choices": sorted(words)}
 
 
 def _literal_aliases(tree: ast.Module) -> Iterator[tuple[str, str]]:

@@ -12,9 +12,10 @@ here:
 
 - `get_response_lengths` asked the device for every position, one synchronisation per token
   (`trainer/utils.py`; replaced in June 2026 by the lengths that the packer knows).
-- Between two steps the weights went through a file (`trainer/rl/train.py`). The table's tokens per
-  second contain it: whole weights of 30B take 17 s of 21. The seconds of a step, in the files
-  behind the table, do not. Rows without them are compared with the file in the prediction: an
+- Between two steps the weights went through a file (`trainer/rl/train.py`), at the rate that rows
+  024 and 036 show beside their adapters' rows (`weight_file_written_gb_per_second`). The table's
+  tokens per second contain it: whole weights of 30B take 17 s of 21. The seconds of a step, in the
+  files behind the table, do not. Rows without them are compared with the file in the prediction: an
   adapter is next to nothing, whole weights are gathered by one rank.
 
 Tokens per second of row 015 are no rate: they spread by 18 % over the run's steps, as a mean over
@@ -47,11 +48,13 @@ import machine
 import own_card
 from stored_rows import stored
 
+from autotune.catalog import efficiency
 from autotune.core.errors import AutotuneError
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
 from autotune.estimate import throughput
 from autotune.estimate.model_shape import shape
+from autotune.estimate.throughput.generation import GB, over
 from autotune.estimate.throughput.uncompared_cards import widened
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
@@ -70,15 +73,6 @@ SYNCHRONISATION = Estimate(
     high=60e-6,
 )
 """Seconds of the host for one position: an index, a comparison, and a wait for its answer."""
-
-FILE_RATE = Estimate(
-    value=1.75e9,
-    low=0.9e9,
-    high=3.5e9,
-)
-"""Bytes per second from the device through one process into a file. Two rows of full fine-tuning
-(024 of 30B, 036 of 4B) differ from their adapters' rows by 1.74 and 1.75 GB/s.
-"""
 
 ALIASES = {"PrimeIntellect/INTELLECT-3": "zai-org/GLM-4.5-Air"}
 """The same architecture and size."""
@@ -223,12 +217,8 @@ def seconds(
     for phase in ("forward", "backward", "optimizer"):
         step = step + prediction.seconds_by_phase[phase]
     if row["tuning"] == "full" and "step_seconds" not in row:
-        saved = 2 * parameters
-        step = step + Estimate(
-            value=saved / FILE_RATE.value,
-            low=saved / FILE_RATE.high,
-            high=saved / FILE_RATE.low,
-        )
+        saved_gb = 2 * parameters / GB
+        step = step + over(saved_gb, efficiency("weight_file_written_gb_per_second"))
     return step.scaled(1 / row["micro_batches"]) + SYNCHRONISATION.scaled(row["seq_len"])
 
 

@@ -60,6 +60,7 @@ class EngineSettings:
     expert_parallel: int = 1
     kind: str = "vllm"  # or `sglang`
     sleep: bool = False  # releases its memory between rollouts
+    keeps_weights: bool = False  # copies its weights to the host for that time; False: drops them
     eager: bool = False  # no CUDA graphs
     quantised_bits: int | None = None
     max_num_batched_tokens: int | None = None  # tokens per pass; None: TRL's default
@@ -126,6 +127,10 @@ class StepShape:
     processes: int = 1  # processes with a CUDA context per device
     offloaded_in_rollout: tuple[str, ...] = ()  # parts of the policy: `weights`, `optimizer` ...
     offloads_optimizer: bool = False  # the optimizer's state is on the device during its step only
+    steps_on_host: bool = (
+        False  # the host's processors update the weights, from gradients sent there
+    )
+    weights_on_host: bool = False  # shards of the weights are on the host until a layer needs them
     # Saved activations that stay on the device, the others are on the host; None: all
     activations_in_flight: int | None = None
     compiles_layers: bool = False  # torch.compile fuses the operations of a layer between products
@@ -136,6 +141,7 @@ class StepShape:
     sync_parts: int = 1  # sequential parts in which full weights are sent
     sync_gathers: SyncGathers | None = None  # None: what the sharding and `sync_parts` need
     sync_buffer_bytes: int = 0  # buffer through which weights are sent
+    syncs_by_file: bool = False  # engines read new weights from a file that one rank writes
     empties_rollout_cache: bool = False  # empties torch's cache before and after each rollout
     # Loads first, empties torch's cache, then starts the engine
     empties_before_engine: bool = False

@@ -97,6 +97,15 @@ def plain_default(field: Field) -> KnobValue:
     return default if isinstance(default, bool | int | float | str) else None
 
 
+def on_host(options: Mapping[str, object]) -> dict[str, bool]:
+    """Return what waits on the host, by options of the sharding (DeepSpeed's, or FSDP's)."""
+    moves_all = bool(options.get("offload_params"))
+    return {
+        "steps_on_host": moves_all or "offload_optimizer" in options,
+        "weights_on_host": moves_all or "offload_param" in options,
+    }
+
+
 @cache
 def read_table(file: str) -> SettingsTable:
     return msgspec.json.decode(Path(__file__).with_name(file).read_bytes(), type=SettingsTable)

@@ -8,8 +8,10 @@ step:
   completions.
 - Weights are stored in `optimization_dtype`, gathered in bfloat16 and reduced in `reduce_dtype`.
 - The fused LM head holds the logits of `fused_lm_head_token_chunk_size` tokens in parts of the
-  vocabulary; only hidden states and one figure per token are kept.
+  vocabulary; only hidden states and one figure per token are kept. With `disabled` it makes the
+  logits of all tokens (`trainer/rl/train.py`).
 - With `ac_offloading`, inputs of checkpointed layers are on the host, except a few in flight.
+- All weights reach the servers through NCCL, or a file where `weight_broadcast.type` says so.
 - With `optim_cpu_offload`, the optimizer's state is on the device during its step only.
 """
 
@@ -45,6 +47,8 @@ TRAINING_GPUS = "deployment.num_train_gpus"
 SERVER_GPUS = "deployment.num_infer_gpus"
 FORMER_GPUS = {SERVER_GPUS: "inference_gpu_ids", TRAINING_GPUS: "trainer_gpu_ids"}
 ATTENTION = f"{MODEL}.attn"
+FUSED_TOKENS = f"{MODEL}.fused_lm_head_token_chunk_size"
+WEIGHTS_BY = "weight_broadcast.type"
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
 """`attn=auto` by compute capability, times 10; elsewhere flash_attention_2
@@ -123,7 +127,6 @@ class PrimeRl(StandIn):
     def composition(self, values: Values, task: Task) -> SpecFields:
         is_short = values.text(f"{MODEL}.optimization_dtype") == "bfloat16"
         dtype, weight_bytes = ("bfloat16", 2) if is_short else ("float32", 4)
-        chunk = values.count(f"{MODEL}.fused_lm_head_token_chunk_size")
         adapter = self._adapter(values)
         return {
             "options": {
@@ -137,10 +140,11 @@ class PrimeRl(StandIn):
             "held_dtype": dtype,
             "attention": self._attention(values, task),
             "adapter": adapter,
-            "loss_options": {"chunk": chunk},
+            **_loss(values),
             "activations_in_flight": IN_FLIGHT if values.is_on(OFFLOADING) else None,
             "compiles_layers": values.is_on(f"{MODEL}.compile"),
             "syncs_adapter_only": adapter is not None,
+            "syncs_by_file": values.text(WEIGHTS_BY) == "filesystem",
             "split": self._split(values, task),
         }
 
@@ -240,6 +244,17 @@ class PrimeRl(StandIn):
         path = folder / "recommended.toml"
         path.write_text(head + text, encoding="utf-8")
         return [path]
+
+
+def _loss(values: Values) -> SpecFields:
+    """Return the head: fused with the log-probabilities, or with logits of all tokens in float32,
+    a copy of them divided by the temperature, and compiled log-probabilities and entropy.
+    """
+    chunk = values.count(FUSED_TOKENS)
+    if chunk:
+        return {"loss": "logprobs_fused", "loss_options": {"chunk": chunk}}
+    options = {"widened": True, "copied": True, "entropy": "compiled", "entropy_frozen": True}
+    return {"loss": "logprobs_kernel", "loss_options": options}
 
 
 def _capability(task: Task) -> int:

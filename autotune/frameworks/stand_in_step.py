@@ -22,7 +22,7 @@ from autotune.core.composition import (
 )
 from autotune.core.job import Hardware, Task
 from autotune.core.units import GIB
-from autotune.frameworks.base import SPREAD_BY, RequestPart, gptq_bits
+from autotune.frameworks.base import SPREAD_BY, RequestPart, gptq_bits, on_host
 
 MASTER_AND_MOMENTS = 12
 """Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
@@ -202,6 +202,7 @@ def compose(spec: StandInSpec, task: Task) -> Composition:
         residents.append(_engine_resident(spec.engine, spec, task))
     names = [shape_field.name for shape_field in fields(StepShape)]
     shape = {name: getattr(spec, name) for name in names}
+    shape |= on_host(spec.options)
     return Composition(residents=tuple(residents), **shape)
 
 

@@ -283,6 +283,7 @@ class Swift(TransformersTrainer):
             max_num_seqs=max(1, rows // self.ranks(settings, task.hardware.count)),
             tensor_parallel=count_of(settings, "vllm_tensor_parallel_size") or 1,
             sleep=bool(settings.get("sleep_level")),
+            keeps_weights=settings.get("sleep_level") == 1,
             quantised_bits=4 if settings.get("quant_bits") == 4 else bits,
         )
 

@@ -14,7 +14,11 @@ from autotune.core.trace import Inventory
 from autotune.estimate.model_shape import shape
 from autotune.estimate.throughput import generation
 from autotune.estimate.throughput.generation import GenerationLoad
-from autotune.estimate.throughput.host_copies import host_link_gb_per_second, with_host_copies
+from autotune.estimate.throughput.host_copies import (
+    fetched_in_rollout,
+    host_link_gb_per_second,
+    with_host_copies,
+)
 from tests.estimate.synthetic import config_of
 from tests.estimate.test_throughput import composition
 
@@ -82,6 +86,62 @@ def test_an_optimizer_that_waits_on_the_host_is_copied_around_its_step() -> None
     assert added["optimizer"] == pytest.approx(2 * 56 / 8 / pinned)
 
 
+def test_an_optimizer_on_the_host_is_slower_than_all_copies_for_it() -> None:
+    """ZeRO-2 with DeepSpeed's CPUAdam on 8 cards: 28 GB of gradients and weights, 3.5 on each."""
+    added = copies(composition(ranks=8, sharded_by="zero2", steps_on_host=True))
+    pinned = 64 * efficiency("host_link_share").value
+    exposed = efficiency("exposed_exchange_share").value
+    # Two micro-steps send their gradients, the second fetches the first one's before.
+    assert added["backward"] == pytest.approx(3 * 3.5 / pinned * exposed)
+    # All ranks share the host: 7 billion parameters, however many cards.
+    assert added["optimizer"] == pytest.approx(7 * 0.6 + 3.5 / pinned)
+    assert added["forward"] == added["sync"] == 0
+
+
+def test_a_step_on_the_host_takes_most_of_a_published_step() -> None:
+    """DeepSpeed's pull request 7474: Qwen2.5-3B on two A100 with ZeRO-Offload, whole steps of 2.4
+    to 3.1 s, which bound the optimizer's part from above.
+    """
+    three_b = replace(
+        INVENTORY,
+        parameters=3_085_938_688,
+        trainable_parameters=3_085_938_688,
+        trainable_bytes=6_171_877_376,
+    )
+    with_copies = with_host_copies(
+        {"optimizer": Estimate.exactly(0.0)},
+        composition(ranks=2, sharded_by="zero2", steps_on_host=True),
+        three_b,
+        shape(CONFIG),
+        GPUS["A100-40G"],
+        micro_steps=1,
+        optimizer_steps=1,
+    )
+    step = with_copies["optimizer"]
+    assert step.low < 2.4 / 2 < step.value < 3.1
+
+
+def test_weights_on_the_host_are_fetched_for_each_pass() -> None:
+    added = copies(composition(ranks=4, sharded_by="zero3", weights_on_host=True))
+    shard = 28 / 4 / (64 * efficiency("host_link_share").value)
+    exposed = shard * efficiency("exposed_exchange_share").value
+    assert added["score"] == pytest.approx(exposed)
+    assert added["forward"] == added["backward"] == pytest.approx(2 * exposed)
+    assert added["optimizer"] == 0
+
+
+def test_a_trainer_that_gathers_per_token_fetches_its_shard_for_each() -> None:
+    generating = composition(
+        ranks=4, sharded_by="zero3", weights_on_host=True, generation="trainer", engine=None
+    )
+    rollout = load(config=CONFIG, by_engine=False, sequences=8, batch=4, completion_length=100)
+    once = fetched_in_rollout(generating, INVENTORY, rollout, H100)
+    assert once.value == pytest.approx(28 / 4 / (64 * efficiency("host_link_share").value))
+    per_token = replace(generating, gathers_per_token=True)
+    fetched = fetched_in_rollout(per_token, INVENTORY, rollout, H100)
+    assert fetched.value == pytest.approx(2 * 100 * once.value)  # two batches of 100 tokens
+
+
 def test_half_of_the_copies_of_activations_is_exposed_in_each_pass() -> None:
     saving = composition(
         micro_batch=1,
@@ -105,6 +165,31 @@ def test_the_link_to_the_host_is_the_cards_generation(card: str, rate: float) ->
 
 
 # Engines.
+
+
+def asleep(**changes: object) -> float:
+    """Return the seconds that a sleeping engine adds to the sync."""
+    engine = EngineSettings(
+        utilization=0.5,
+        max_model_length=600,
+        max_num_seqs=64,
+        tensor_parallel=2,
+        sleep=True,
+    )
+    engine = replace(engine, **changes)  # type: ignore[arg-type]
+    return copies(composition(ranks=2, engine=engine))["sync"]
+
+
+def test_an_engine_that_keeps_its_weights_copies_its_own_ones() -> None:
+    """Sleep level 1 of a 7B in bfloat16 on two GPUs: 7 GB each way, though the trainer's weights
+    are float32. Level 2 drops them.
+    """
+    pinned = 64 * efficiency("host_link_share").value
+    assert asleep(keeps_weights=True) == pytest.approx(2 * 7 / pinned)
+    assert asleep(keeps_weights=True, quantised_bits=4) == pytest.approx(2 * 7 / 4 / pinned)
+    assert asleep() == 0
+    assert asleep(keeps_weights=True, shares_weights=True) == 0
+    assert asleep(keeps_weights=True, sleep=False) == 0
 
 
 def load(**changes: object) -> GenerationLoad:

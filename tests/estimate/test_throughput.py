@@ -587,10 +587,15 @@ def test_gathering_every_layer_for_every_token_waits_for_the_link() -> None:
 def test_a_device_of_unknown_speed_has_no_prediction() -> None:
     bare = prediction()
     assert throughput.with_speed(prediction_input(gpu=None), bare) == bare
-    assert (
-        throughput.with_speed(prediction_input(settings={"activation_offloading": True}), bare)
-        == bare
-    )
+
+
+def test_saved_activations_that_are_offloaded_have_a_speed_with_checkpointing_alone() -> None:
+    """Of a checkpointed layer only its input is saved; without, the bytes are not counted."""
+    bare = prediction()
+    offloading = prediction_input(settings={"activation_offloading": True})
+    assert throughput.with_speed(offloading, bare).tokens_per_second is not None
+    saves_all = replace(offloading.composition, checkpointing=False)
+    assert throughput.with_speed(replace(offloading, composition=saves_all), bare) == bare
 
 
 def test_phases_get_their_seconds() -> None:
@@ -872,3 +877,8 @@ def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one
     assert sync(syncs_adapter_only=True).value < sync().value
     assert packed.value < sync().value
     assert packed.high == pytest.approx(sync().high), "whole buffers are pushed"
+    # 2 GB written at 1.75 GB/s and read at 4.
+    by_file = sync(syncs_by_file=True)
+    assert by_file.value == pytest.approx(2 / 1.75 + 2 / 4)
+    adapter = sync(syncs_by_file=True, syncs_adapter_only=True)
+    assert adapter.value == sync(syncs_adapter_only=True).value

@@ -56,6 +56,17 @@ def test_trainer_and_engine_share_the_gpus_out() -> None:
     )
 
 
+def test_whole_weights_reach_the_servers_by_a_file_where_it_is_stated() -> None:
+    def by_file(**settings: Any) -> bool:
+        trainer, candidate, task = case_of("prime-rl", settings=settings)
+        return trainer.compose(candidate, task).syncs_by_file
+
+    assert not by_file()
+    assert by_file(**{"weight_broadcast.type": "filesystem"})
+    written = files(settings={"weight_broadcast.type": "filesystem"})["recommended.toml"]
+    assert tomllib.loads(written)["weight_broadcast"] == {"type": "filesystem"}
+
+
 def test_the_written_file_is_toml_and_an_absent_part_has_prime_rls_word() -> None:
     written = tomllib.loads(files(settings={f"{MODEL}.ac_offloading": False})["recommended.toml"])
     assert (

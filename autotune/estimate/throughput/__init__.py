@@ -26,6 +26,7 @@ from autotune.estimate.model_shape import dtype_bytes
 from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
+    GB,
     MICRO,
     MILLI,
     compute_seconds,
@@ -37,7 +38,11 @@ from autotune.estimate.throughput.generation import (
     over,
     with_gathering,
 )
-from autotune.estimate.throughput.host_copies import with_host_copies
+from autotune.estimate.throughput.host_copies import (
+    HALF_BYTES,
+    fetched_in_rollout,
+    with_host_copies,
+)
 from autotune.estimate.throughput.rollout_simulation import (
     overlapped,
     rollout_seconds,
@@ -64,13 +69,14 @@ ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its 
 
 def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
     """Add seconds by phase and tokens per second, at the longest completions and at those that
-    occur. Unchanged on a CPU, on a GPU of unknown speed, and with activations offloaded to the
-    host: their copies have no model.
+    occur. Unchanged on a CPU, on a GPU of unknown speed, and with all activations offloaded to the
+    host: without checkpointing, the bytes of these copies are not counted.
     """
     gpu = rank.gpu
     composition = rank.composition
     lengths = rank.lengths
-    if gpu is None or not has_speed(gpu) or rank.settings.get("activation_offloading"):
+    offloads_all = rank.settings.get("activation_offloading") and not composition.checkpointing
+    if gpu is None or not has_speed(gpu) or offloads_all:
         return memory
     cycle_of = partial(
         cycle,
@@ -179,6 +185,7 @@ def cycle(
         gpu,
         micro_steps=counts.micro_steps,
         optimizer_steps=counts.optimizer_steps,
+        scored=counts.scored,
     )
     # 5. Generation, on the same devices or on others.
     pipeline: PipelineTimes | None = None
@@ -201,7 +208,8 @@ def cycle(
             rollout = rollout_seconds(load, composition.engine, engine, lengths, gpu)
             gathered = with_gathering(rollout, trace.inventory, composition, load, gpu)
             if gathered is not None:
-                seconds["rollout"] = gathered
+                fetched = fetched_in_rollout(composition, trace.inventory, load, gpu)
+                seconds["rollout"] = gathered + fetched
     in_order = {phase: seconds[phase] for phase in PHASES if phase in seconds}
     return Cycle(seconds=in_order, pipeline=pipeline)
 
@@ -561,6 +569,8 @@ def _sync(
     adapter alone.
     """
     # 1. The weights.
+    if composition.syncs_by_file and not composition.syncs_adapter_only:
+        return _file_seconds(HALF_BYTES * inventory.parameters)
     adapter_only = composition.syncs_adapter_only
     merges = composition["policy"].adapter_rank is not None and not adapter_only
     sent = inventory.trainable_bytes if adapter_only else inventory.weight_bytes
@@ -583,3 +593,9 @@ def _sync(
     if adapter_only:  # all at once, layer by layer or tensor by tensor: frameworks differ
         pushes = dataclasses.replace(pushes, low=0.0, high=pushes.high * ADAPTER_TENSORS)
     return copies + pushes
+
+
+def _file_seconds(count: float) -> Estimate:
+    """Return the time of weights that one rank gathers and writes, and that engines then read."""
+    written = over(count / GB, efficiency("weight_file_written_gb_per_second"))
+    return written + over(count / GB, efficiency("weight_file_read_gb_per_second"))

@@ -296,10 +296,7 @@ def with_gathering(
     is_sharded = ranks > 1 and composition.sharded_by in SHARDS_WEIGHTS
     if composition.generation != "trainer" or not is_sharded:
         return rollout
-    passes = 1
-    if composition.gathers_per_token:
-        # Per batch, one for the prompts and one for every token after the first.
-        passes = math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
+    passes = gathering_passes(composition, load)
     sent = link_seconds(passes * inventory.weight_bytes * (ranks - 1) / ranks, gpu)
     if sent is None:
         return None if composition.gathers_per_token else rollout
@@ -307,6 +304,15 @@ def with_gathering(
     gathering = sent + efficiency("exchange_microseconds").scaled(passes * layers * MICRO)
     # At best the next layer is gathered while this one computes.
     return replace(rollout + gathering, low=highest((rollout, gathering)).low)
+
+
+def gathering_passes(composition: Composition, load: GenerationLoad) -> int:
+    """Return how often all weights are gathered in a rollout: once, or per batch once for the
+    prompts and once for every token after the first.
+    """
+    if not composition.gathers_per_token:
+        return 1
+    return math.ceil(load.sequences / max(1, load.batch)) * max(1, load.completion_length)
 
 
 # Roofline of a GPU: peak rates, and the share of them that real work reaches.

@@ -48,6 +48,17 @@ NEW_BUFFERS = (
 )
 
 
+OFFLOADED_FSDP1 = (
+    "fsdp_offload_params with FSDP1: weights, gradients and the optimizer's state are counted on"
+    " the GPUs, though they are on the host: it needs less memory than the answer has"
+)
+
+IN_FLIGHT = 5
+"""Activations that stay on the GPU until their copies are done (`max_fwd_stash_size` in
+`trl/models/activation_offloading.py`).
+"""
+
+
 def compose(candidate: Candidate, task: Task) -> Composition:
     """Return the resident models and the shape of the step."""
     settings = candidate.settings
@@ -76,6 +87,10 @@ def compose(candidate: Candidate, task: Task) -> Composition:
         generation=source,
         attention=attention if isinstance(attention, str) else None,
         sharded_by=sharding_of(settings, ranks),
+        activations_in_flight=_activations_in_flight(settings),
+        steps_on_host=_on_host(settings, "offload_optimizer_device"),
+        weights_on_host=_on_host(settings, "offload_param_device"),
+        notes=_unmodelled(settings, ranks),
     )
     # 2. What depends on the source of completions.
     if source == "engine":
@@ -87,7 +102,7 @@ def compose(candidate: Candidate, task: Task) -> Composition:
             split=_server(settings, task),
             sync_gathers="packed",
             sync_buffer_bytes=SYNC_BUFFER_BYTES,
-            notes=(NEW_BUFFERS,),
+            notes=(*composition.notes, NEW_BUFFERS),
         )
     if source == "trainer":
         gathers_once = settings.get("ds3_gather_for_generation") is not False
@@ -95,6 +110,22 @@ def compose(candidate: Candidate, task: Task) -> Composition:
     # Tokens in the loss per row: both answers of a DPO pair; of other rows all but the first.
     loss_tokens = 2 * completion if method == "dpo" else prompt + completion - 1
     return replace(composition, generation_batch=0, loss_tokens=loss_tokens)
+
+
+def _activations_in_flight(settings: Settings) -> int | None:
+    return IN_FLIGHT if settings.get("activation_offloading") else None
+
+
+def _on_host(settings: Settings, device: str) -> bool:
+    """Return True if DeepSpeed keeps this on the host, or FSDP keeps everything there."""
+    return settings.get(device) == "cpu" or bool(settings.get("fsdp_offload_params"))
+
+
+def _unmodelled(settings: Settings, ranks: int) -> tuple[str, ...]:
+    is_counted = sharding_of(settings, ranks) != "fsdp1"
+    if is_counted or not settings.get("fsdp_offload_params"):
+        return ()
+    return (OFFLOADED_FSDP1,)
 
 
 def _completion_source(settings: Settings, method: str) -> CompletionSource:
