@@ -29,8 +29,9 @@ from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
+from autotune.core.units import GIB
 from autotune.core.user_script import LaunchScript
-from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
+from autotune.frameworks.base import Settings, Values, ceil_divided, count_of, model_path
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
@@ -49,6 +50,7 @@ FORMER_GPUS = {SERVER_GPUS: "inference_gpu_ids", TRAINING_GPUS: "trainer_gpu_ids
 ATTENTION = f"{MODEL}.attn"
 FUSED_TOKENS = f"{MODEL}.fused_lm_head_token_chunk_size"
 WEIGHTS_BY = "weight_broadcast.type"
+FLOAT_BYTES = 4
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
 """`attn=auto` by compute capability, times 10; elsewhere flash_attention_2
@@ -122,6 +124,7 @@ class PrimeRl(StandIn):
             "serves": serves,
             "uses": trains + serves,
             "capability": _capability(task),
+            "weighted_gib": _weighted_gib(ceil_divided(budget, parallel), task),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:
@@ -255,6 +258,15 @@ def _loss(values: Values) -> SpecFields:
         return {"loss": "logprobs_fused", "loss_options": {"chunk": chunk}}
     options = {"widened": True, "copied": True, "entropy": "compiled", "entropy_frozen": True}
     return {"loss": "logprobs_kernel", "loss_options": options}
+
+
+def _weighted_gib(tokens: int, task: Task) -> int:
+    """Return the memory of experts' outputs in float32 and of their products with the weights, for
+    each expert of each token (`trainer/models/layers/moe.py`). transformers' experts make neither.
+    """
+    config = task.workload.model.config
+    experts = count_of(config, "num_experts_per_tok")
+    return 2 * FLOAT_BYTES * tokens * experts * count_of(config, "hidden_size") // GIB
 
 
 def _capability(task: Task) -> int:
