@@ -313,11 +313,7 @@ def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
     return kind, ("offload_optimizer",)
 
 
-def _server_script(
-    arguments: Mapping[str, object],
-    task: Task,
-    ranks: int,
-) -> str:
+def _server_script(arguments: Mapping[str, object], task: Task, ranks: int) -> str:
     """Return the script that starts vLLM on the last GPUs, before training."""
     options: dict[str, object] = {}
     for name in ("model", "model_type", "template", *OF_THE_SERVER):

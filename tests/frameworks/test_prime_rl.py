@@ -103,6 +103,19 @@ def test_a_micro_batch_is_full_whatever_the_rows() -> None:
     assert spec["settings"]["activations_in_flight"] == 5 and spec["settings"]["offloads_optimizer"]
 
 
+def test_a_head_that_is_not_fused_has_logits_of_all_tokens() -> None:
+    def loss(**settings: Any) -> Any:
+        trainer, candidate, task = case_of("prime-rl", settings=settings)
+        request: Any = trainer.trace_request(candidate, task)
+        return request["settings"]["loss"], request["settings"]["loss_options"]
+
+    tokens = f"{MODEL}.fused_lm_head_token_chunk_size"
+    assert loss(**{tokens: 2048}) == ("logprobs_fused", {"chunk": 2048})
+    kind, options = loss(**{tokens: "disabled"})
+    assert kind == "logprobs_kernel"
+    assert options["widened"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
