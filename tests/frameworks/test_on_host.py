@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 import pytest
 
 from autotune.core.composition import Composition
-from autotune.core.space import KnobValue
+from autotune.frameworks.base import Settings
 from tests.frameworks.stand_ins import case_of
 
 
-def composed(framework: str, method: str, settings: Mapping[str, KnobValue]) -> Composition:
+def composed(framework: str, method: str, settings: Settings) -> Composition:
     trainer, candidate, task = case_of(framework, method, settings=settings)
     return trainer.compose(candidate, task)
 
@@ -44,7 +42,7 @@ def composed(framework: str, method: str, settings: Mapping[str, KnobValue]) -> 
 def test_what_waits_on_the_host(
     framework: str,
     method: str,
-    settings: Mapping[str, KnobValue],
+    settings: Settings,
     steps: bool,
     weights: bool,
 ) -> None:
@@ -63,10 +61,10 @@ def test_engines_keep_their_weights_at_sleep_level_1() -> None:
     openrlhf = composed("openrlhf", "grpo", {"vllm.enable_sleep": True})
     assert openrlhf.engine is not None and openrlhf.engine.keeps_weights
     for level, keeps in ((1, True), (2, False)):
-        colocated = {"use_vllm": True, "vllm_mode": "colocate", "sleep_level": level}
+        colocated: Settings = {"use_vllm": True, "vllm_mode": "colocate", "sleep_level": level}
         swift = composed("swift", "grpo", colocated)
         assert swift.engine is not None and swift.engine.keeps_weights == keeps
-    sleeping = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    sleeping: Settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
     trl = composed("trl", "grpo", sleeping)
     assert trl.engine is not None and not trl.engine.keeps_weights
 
