@@ -88,7 +88,13 @@ def test_an_optimizer_that_waits_on_the_host_is_copied_around_its_step() -> None
 
 def test_an_optimizer_on_the_host_is_slower_than_all_copies_for_it() -> None:
     """ZeRO-2 with DeepSpeed's CPUAdam on 8 cards: 28 GB of gradients and weights, 3.5 on each."""
-    added = copies(composition(ranks=8, sharded_by="zero2", steps_on_host=True))
+    added = copies(
+        composition(
+            ranks=8,
+            sharded_by="zero2",
+            steps_on_host=True,
+        )
+    )
     pinned = 64 * efficiency("host_link_share").value
     exposed = efficiency("exposed_exchange_share").value
     # Two micro-steps send their gradients, the second fetches the first one's before.
@@ -110,7 +116,11 @@ def test_a_step_on_the_host_takes_most_of_a_published_step() -> None:
     )
     with_copies = with_host_copies(
         {"optimizer": Estimate.exactly(0.0)},
-        composition(ranks=2, sharded_by="zero2", steps_on_host=True),
+        composition(
+            ranks=2,
+            sharded_by="zero2",
+            steps_on_host=True,
+        ),
         three_b,
         shape(CONFIG),
         GPUS["A100-40G"],
@@ -122,7 +132,13 @@ def test_a_step_on_the_host_takes_most_of_a_published_step() -> None:
 
 
 def test_weights_on_the_host_are_fetched_for_each_pass() -> None:
-    added = copies(composition(ranks=4, sharded_by="zero3", weights_on_host=True))
+    added = copies(
+        composition(
+            ranks=4,
+            sharded_by="zero3",
+            weights_on_host=True,
+        )
+    )
     shard = 28 / 4 / (64 * efficiency("host_link_share").value)
     exposed = shard * efficiency("exposed_exchange_share").value
     assert added["score"] == pytest.approx(exposed)
@@ -132,9 +148,19 @@ def test_weights_on_the_host_are_fetched_for_each_pass() -> None:
 
 def test_a_trainer_that_gathers_per_token_fetches_its_shard_for_each() -> None:
     generating = composition(
-        ranks=4, sharded_by="zero3", weights_on_host=True, generation="trainer", engine=None
+        ranks=4,
+        sharded_by="zero3",
+        weights_on_host=True,
+        generation="trainer",
+        engine=None,
     )
-    rollout = load(config=CONFIG, by_engine=False, sequences=8, batch=4, completion_length=100)
+    rollout = load(
+        config=CONFIG,
+        by_engine=False,
+        sequences=8,
+        batch=4,
+        completion_length=100,
+    )
     once = fetched_in_rollout(generating, INVENTORY, rollout, H100)
     assert once.value == pytest.approx(28 / 4 / (64 * efficiency("host_link_share").value))
     per_token = replace(generating, gathers_per_token=True)

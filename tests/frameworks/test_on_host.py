@@ -17,8 +17,20 @@ def composed(framework: str, method: str, settings: Settings) -> Composition:
 @pytest.mark.parametrize(
     ("framework", "method", "settings", "steps", "weights"),
     [
-        ("trl", "sft", {"sharding": "zero2"}, False, False),
-        ("trl", "sft", {"sharding": "zero2", "offload_optimizer_device": "cpu"}, True, False),
+        (
+            "trl",
+            "sft",
+            {"sharding": "zero2"},
+            False,
+            False,
+        ),
+        (
+            "trl",
+            "sft",
+            {"sharding": "zero2", "offload_optimizer_device": "cpu"},
+            True,
+            False,
+        ),
         (
             "trl",
             "sft",
@@ -30,13 +42,55 @@ def composed(framework: str, method: str, settings: Settings) -> Composition:
             True,
             True,
         ),
-        ("trl", "sft", {"sharding": "fsdp1", "fsdp_offload_params": True}, True, True),
-        ("swift", "sft", {"deepspeed": "zero3"}, False, False),
-        ("swift", "sft", {"deepspeed": "zero2_offload"}, True, False),
-        ("swift", "sft", {"deepspeed": "zero3_offload"}, True, True),
-        ("openrlhf", "grpo", {"ds.adam_offload": False}, False, False),
-        ("openrlhf", "grpo", {"ds.adam_offload": True}, True, False),
-        ("open-reasoner-zero", "grpo", {"adam_offload": True}, True, False),
+        (
+            "trl",
+            "sft",
+            {"sharding": "fsdp1", "fsdp_offload_params": True},
+            True,
+            True,
+        ),
+        (
+            "swift",
+            "sft",
+            {"deepspeed": "zero3"},
+            False,
+            False,
+        ),
+        (
+            "swift",
+            "sft",
+            {"deepspeed": "zero2_offload"},
+            True,
+            False,
+        ),
+        (
+            "swift",
+            "sft",
+            {"deepspeed": "zero3_offload"},
+            True,
+            True,
+        ),
+        (
+            "openrlhf",
+            "grpo",
+            {"ds.adam_offload": False},
+            False,
+            False,
+        ),
+        (
+            "openrlhf",
+            "grpo",
+            {"ds.adam_offload": True},
+            True,
+            False,
+        ),
+        (
+            "open-reasoner-zero",
+            "grpo",
+            {"adam_offload": True},
+            True,
+            False,
+        ),
     ],
 )
 def test_what_waits_on_the_host(
@@ -61,10 +115,18 @@ def test_engines_keep_their_weights_at_sleep_level_1() -> None:
     openrlhf = composed("openrlhf", "grpo", {"vllm.enable_sleep": True})
     assert openrlhf.engine is not None and openrlhf.engine.keeps_weights
     for level, keeps in ((1, True), (2, False)):
-        colocated: Settings = {"use_vllm": True, "vllm_mode": "colocate", "sleep_level": level}
+        colocated: Settings = {
+            "use_vllm": True,
+            "vllm_mode": "colocate",
+            "sleep_level": level,
+        }
         swift = composed("swift", "grpo", colocated)
         assert swift.engine is not None and swift.engine.keeps_weights == keeps
-    sleeping: Settings = {"use_vllm": True, "vllm_mode": "colocate", "vllm_enable_sleep_mode": True}
+    sleeping: Settings = {
+        "use_vllm": True,
+        "vllm_mode": "colocate",
+        "vllm_enable_sleep_mode": True,
+    }
     trl = composed("trl", "grpo", sleeping)
     assert trl.engine is not None and not trl.engine.keeps_weights
 
