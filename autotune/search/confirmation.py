@@ -4,12 +4,11 @@ Idea: the fastest of many short probes is partly lucky. Longer probes of the few
 turns, find the one that is fast. `next_confirmation` decides in this order:
 
     1. the fastest by estimate, which always takes place
-    2. a candidate whose confirmation contradicts its probe, if the probe made it the best
-    3. the baseline and its fastest rival, while their measurements do not decide between them and
+    2. the baseline and its fastest rival, while their measurements do not decide between them and
        the pairs that would decide pay off
-    4. another candidate, not confirmed yet, that may be faster than the best
-    5. the simplest candidate that is as fast as the fastest: it would be the recommendation
-    6. any of these again, while one more turn of it may change which is the best
+    3. another candidate, not confirmed yet, that may be faster than the best
+    4. the simplest candidate that is as fast as the fastest: it would be the recommendation
+    5. any of these again, while one more turn of it may change which is the best
 
 All but the first take place while time allows.
 """
@@ -28,14 +27,12 @@ from autotune.core.space import Candidate
 from autotune.search.predicted_order import unconfirmed_choice
 from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
-from autotune.search.trial_view import TrialView, speed_of
+from autotune.search.trial_view import TrialView
 
 # Training in which every measurement has to pay off: one of two minutes does with an expected
 # logarithmic gain of 0.0014
 TRAINING_SECONDS = 86_400.0
 MIN_EXPECTED_GAIN = 0.003  # Gain that pays for any measurement, however long it takes
-# Deviations between a probe and its confirmation from which one of them was disturbed
-CONTRADICTION = 3.0
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
 # Confirmations after the first, except for pairs of the baseline, end at this share of the seconds
 # that the search took.
@@ -57,8 +54,7 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
         fastest = max(contenders, key=view.log_speed)
         return fastest.candidate
     return (
-        _contradicted(contenders, view, seconds)
-        or _unclear_rival(view, seconds)
+        _unclear_rival(view, seconds)
         or _finalist(contenders, view, seconds, repeats=False)
         or _simpler_rival(view, seconds)
         or _finalist(contenders, view, seconds, repeats=True)
@@ -108,32 +104,6 @@ def _finalist(
     if gains[highest] < min(share_of_training, MIN_EXPECTED_GAIN):
         return None
     return contenders[highest].candidate
-
-
-def _contradicted(
-    contenders: Sequence[Trial],
-    view: TrialView,
-    seconds: float,
-) -> Candidate | None:
-    """Return a candidate whose only confirmation contradicts its probe, if it would be the best by
-    its probe: one of the two runs was disturbed, a third shows which.
-    """
-    best = view.best()
-    if best is None or not _has_time(view, seconds):
-        return None
-    noise = view.run_spread.deviation
-    for trial in contenders:
-        speed = speed_of(view.evidence(trial))
-        if view.confirmation_count(trial.candidate) != 1 or speed <= 0:
-            continue
-        mean, deviation = view.estimate(trial)
-        difference = mean - math.log(speed)
-        usual_difference = math.hypot(deviation, noise)
-        is_contradicted = difference > CONTRADICTION * usual_difference
-        was_best = mean >= view.log_speed(best)
-        if is_contradicted and was_best:
-            return trial.candidate
-    return None
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:

@@ -32,29 +32,6 @@ def confirmed(candidate: Any, number: int, log_speed: float) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("log_speed", "is_repeated"),
-    [
-        (-0.5, True),  # beyond 3 · √(0.1² + 0.1²) = 0.42
-        (-0.35, False),
-    ],
-)
-def test_a_confirmation_that_contradicts_the_probe_is_repeated(
-    log_speed: float,
-    is_repeated: bool,
-) -> None:
-    """Both probes had log speed 0: one that was disturbed when it was confirmed may be the best."""
-    trials = [
-        probed(FIRST, 0),
-        probed(SECOND, 1),
-        confirmed(FIRST, 2, -0.1),
-        confirmed(FIRST, 3, -0.1),
-        confirmed(SECOND, 4, log_speed),
-    ]
-    repeated = next_confirmation(view_with_estimate(trials), SECONDS)
-    assert (repeated == SECOND) is is_repeated
-
-
-@pytest.mark.parametrize(
     ("probe_seconds", "last_turn"),
     [
         (1e4, 12),  # (13 · 14): 0.00296, below 0.003
