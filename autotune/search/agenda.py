@@ -54,7 +54,11 @@ from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.acquisition import OOM_EXPONENTS, seconds_to_measure
 from autotune.search.affordable import affordable
-from autotune.search.confirmation import MIN_EXPECTED_GAIN, next_confirmation
+from autotune.search.confirmation import (
+    MIN_EXPECTED_GAIN,
+    TRAINING_SECONDS,
+    next_confirmation,
+)
 from autotune.search.first_probe import SAFE_CHANCE, instead_of_baseline
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
@@ -74,8 +78,6 @@ MAX_REFUSED_PROBES = 2
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
 
-# Training in which a probe has to pay off: one of two minutes does with an expected gain of 0.0014
-TRAINING_SECONDS = 86_400.0
 LEAST_GAIN = 0.001  # Where a probe takes seconds, the search would never end otherwise
 
 # Optuna's own samplers: probes without improvement after which the search ends

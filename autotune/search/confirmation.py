@@ -4,11 +4,11 @@ Idea: the fastest of many short probes is partly lucky. Longer probes of the few
 turns, find the one that is fast. `next_confirmation` decides in this order:
 
     1. the fastest by estimate, which always takes place
-    2. a candidate whose confirmation contradicts its probe, if the probe made it the best
-    3. the baseline and its fastest rival, while their measurements do not decide between them
-    4. another candidate, not confirmed yet, that may be faster than the best
-    5. the simplest candidate that is as fast as the fastest: it would be the recommendation
-    6. any of these again, while one more turn of it may change which is the best
+    2. the baseline and its fastest rival, while their measurements do not decide between them and
+       the pairs that would decide pay off
+    3. another candidate, not confirmed yet, that may be faster than the best
+    4. the simplest candidate that is as fast as the fastest: it would be the recommendation
+    5. any of these again, while one more turn of it may change which is the best
 
 All but the first take place while time allows.
 """
@@ -22,19 +22,17 @@ import numpy as np
 
 from autotune.catalog import complexity
 from autotune.core.answer import Trial
+from autotune.core.run_statistics import SpeedRatio
 from autotune.core.space import Candidate
 from autotune.search.predicted_order import unconfirmed_choice
-from autotune.search.speed_comparison import MIN_GAIN, as_fast_as, compare
+from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
-from autotune.search.trial_view import TrialView, speed_of
+from autotune.search.trial_view import TrialView
 
-# Expected logarithmic gain from which a candidate is confirmed; a probe needs no more
-MIN_EXPECTED_GAIN = 0.003
-# Pairs of the baseline and the fastest candidate, as long as they do not decide between them, and
-# turns of any other candidate
-MAX_CONFIRMED_PAIRS = 8
-# Deviations between a probe and its confirmation from which one of them was disturbed
-CONTRADICTION = 3.0
+# Training in which every measurement has to pay off: one of two minutes does with an expected
+# logarithmic gain of 0.0014
+TRAINING_SECONDS = 86_400.0
+MIN_EXPECTED_GAIN = 0.003  # Gain that pays for any measurement, however long it takes
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
 # Confirmations after the first, except for pairs of the baseline, end at this share of the seconds
 # that the search took.
@@ -56,11 +54,10 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
         fastest = max(contenders, key=view.log_speed)
         return fastest.candidate
     return (
-        _contradicted(contenders, view, seconds)
-        or _unclear_rival(view, seconds)
-        or _finalist(contenders, view, seconds, turns=1)
+        _unclear_rival(view, seconds)
+        or _finalist(contenders, view, seconds, repeats=False)
         or _simpler_rival(view, seconds)
-        or _finalist(contenders, view, seconds, turns=MAX_CONFIRMED_PAIRS)
+        or _finalist(contenders, view, seconds, repeats=True)
     )
 
 
@@ -69,10 +66,10 @@ def _finalist(
     view: TrialView,
     seconds: float,
     *,
-    turns: int,
+    repeats: bool,
 ) -> Candidate | None:
-    """Return the contender with fewer than so many turns whose next one has the highest expected
-    gain; None if no gain is worth it.
+    """Return the contender whose next confirmation, with `repeats` or only its first one, has the
+    highest expected gain; None if that does not pay off.
 
     With s the deviation of a belief and n the noise of a confirmation, the next one moves the
     belief by s² / √(s² + n²) (one standard deviation). It is a gain where another candidate becomes
@@ -95,43 +92,18 @@ def _finalist(
     leads[place_of_best] = min(0.0, second)
 
     # 2. Gain by the next confirmation.
-    noise = view.estimates.speed.noise
+    noise = view.run_spread.deviation
     spread = np.hypot(deviations, noise)
     moves = deviations**2 / spread
     gains = expected_improvement(leads, moves, 0.0)
     for place, trial in enumerate(contenders):
-        if view.confirmation_count(trial.candidate) >= turns:
+        if view.is_confirmed(trial.candidate) and not repeats:
             gains[place] = 0.0
     highest = int(gains.argmax())
-    if gains[highest] < MIN_EXPECTED_GAIN:
+    share_of_training = _usual_seconds(view) / TRAINING_SECONDS
+    if gains[highest] < min(share_of_training, MIN_EXPECTED_GAIN):
         return None
     return contenders[highest].candidate
-
-
-def _contradicted(
-    contenders: Sequence[Trial],
-    view: TrialView,
-    seconds: float,
-) -> Candidate | None:
-    """Return a candidate whose only confirmation contradicts its probe, if it would be the best by
-    its probe: one of the two runs was disturbed, a third shows which.
-    """
-    best = view.best()
-    if best is None or not _has_time(view, seconds):
-        return None
-    noise = view.estimates.speed.noise
-    for trial in contenders:
-        speed = speed_of(view.evidence(trial))
-        if view.confirmation_count(trial.candidate) != 1 or speed <= 0:
-            continue
-        mean, deviation = view.estimate(trial)
-        difference = mean - math.log(speed)
-        usual_difference = math.hypot(deviation, noise)
-        is_contradicted = difference > CONTRADICTION * usual_difference
-        was_best = mean >= view.log_speed(best)
-        if is_contradicted and was_best:
-            return trial.candidate
-    return None
 
 
 def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
@@ -148,9 +120,8 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
     baseline_turns = view.confirmation_count(baseline.candidate)
     if ratio is None or ratio.low > 1.0 or not fastest_turns:
         return None
-    is_gain = ratio.value >= 1 + MIN_GAIN
     pairs = min(fastest_turns, baseline_turns)
-    if pairs and (not is_gain or pairs >= MAX_CONFIRMED_PAIRS):
+    if pairs and not _pairs_pay_off(ratio, pairs, view):
         return None
     if not _has_time(view, seconds):
         return None
@@ -159,6 +130,27 @@ def _unclear_rival(view: TrialView, seconds: float) -> Candidate | None:
     else:
         is_behind = pairs % 2 == 1
     return baseline.candidate if is_behind else fastest.candidate
+
+
+def _pairs_pay_off(ratio: SpeedRatio, pairs: int, view: TrialView) -> bool:
+    """Return True if the gain, should it last, pays in a training for the pairs that show it.
+
+    With the gain g and the half width w of its interval after n pairs, w · √(n / m) is left after
+    m: n · (w / g)² pairs show the gain.
+    """
+    gain = math.log(ratio.value)
+    if gain <= 0:
+        return False
+    half_width = gain - math.log(ratio.low)
+    needed_pairs = pairs * (half_width / gain) ** 2
+    further_pairs = max(1.0, needed_pairs - pairs)
+    further_seconds = 2 * further_pairs * _usual_seconds(view)
+    return further_seconds <= gain * TRAINING_SECONDS
+
+
+def _usual_seconds(view: TrialView) -> float:
+    """Return the expected seconds of a confirmation on a load that is ready."""
+    return PROBES_PER_CONFIRMATION * view.usual_seconds(load=False)
 
 
 def _simpler_rival(view: TrialView, seconds: float) -> Candidate | None:

@@ -184,12 +184,13 @@ class TrialView:
     @cached_property
     def estimates(self) -> Estimates:
         """Surrogate estimates, computed on first use: they take most of a driver's time."""
-        return self.problem.surrogate.estimate(self._observed, self.pending)
+        noise = self.run_spread.deviation
+        return self.problem.surrogate.estimate(self._observed, self.pending, noise)
 
     @cached_property
     def _observed(self) -> list[Trial]:
-        """Trials that the estimates use. A confirmation's speed must not reopen a finished search;
-        a confirmation that ran out of memory may.
+        """Trials that the estimates use. A confirmation tells them how far two runs differ, but its
+        speed must not reopen a finished search; a confirmation that ran out of memory may.
         """
         observed = list(self.problem.earlier)
         for trial in self.completed:
@@ -327,7 +328,7 @@ class TrialView:
         if not runs or confirmed_speed <= 0:
             return mean, deviation
         log_speed = math.log(confirmed_speed)
-        noise = self.estimates.speed.noise
+        noise = self.run_spread.deviation
         # An estimate that its confirmations contradict counts less: the probe was lucky.
         usual_difference = 2 * math.hypot(deviation, noise)
         excess = max(0.0, abs(log_speed - mean) - usual_difference)

@@ -18,6 +18,7 @@ from autotune.core.answer import Trial
 from autotune.core.headroom import Headroom
 from autotune.core.measurement import Outcome, Phase, ProbePlan, Speed, judge
 from autotune.core.prediction import Estimate
+from autotune.core.run_statistics import RunSpread
 from autotune.search.acquisition import seconds_to_measure
 from autotune.search.affordable import affordable
 from autotune.search.loop import SHORT_PROBE, legal_candidates
@@ -27,7 +28,7 @@ from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.surrogate.throughput_model import ThroughputModel
 from autotune.search.trial_view import SearchProblem, TrialView
 from tests.search.test_throughput_model import CANDIDATES as TIMED
-from tests.search.test_throughput_model import NOBODY, TABLE, TOKENS, predicted
+from tests.search.test_throughput_model import NOBODY, NOISE, TABLE, TOKENS, predicted
 from tests.search.test_throughput_model import measured as timed
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
@@ -76,9 +77,9 @@ def view_with_estimate(trials: list[Trial]) -> Any:
     speed = SimpleNamespace(
         mean=np.zeros(len(view.table)),
         deviation=np.full(len(view.table), 0.1),
-        noise=0.1,
     )
     view.estimates = SimpleNamespace(speed=speed)
+    view.run_spread = RunSpread(deviation=0.1, freedom=4.0, repeats=0, step_deviation=0.1)
     return view
 
 
@@ -203,7 +204,7 @@ def test_a_probe_that_made_no_token_tells_nothing_of_the_speed() -> None:
     without_tokens = replace(probe, measurement=replace(probe.measurement, worst=silent))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        believed = model.posterior([without_tokens], NOBODY)
+        believed = model.posterior([without_tokens], NOBODY, NOISE)
     assert np.exp(believed.mean) == pytest.approx(np.full(len(TABLE), TOKENS / 10))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from autotune.core.measurement import Cost
 from autotune.search.agenda import worthwhile_gains
-from autotune.search.confirmation import next_confirmation
+from autotune.search.confirmation import _unclear_rival, next_confirmation
 from autotune.search.trial_view import TrialView
 from tests.search.test_beliefs import FITTING, problem, trial, view_with_estimate
 
@@ -26,44 +26,55 @@ def probed(candidate: Any, number: int, seconds: float = 1e4) -> Any:
 
 
 def confirmed(candidate: Any, number: int, log_speed: float) -> Any:
-    return trial(candidate, number, purpose="confirm", rate=math.exp(log_speed))
+    turn = trial(candidate, number, purpose="confirm", rate=math.exp(log_speed))
+    cost = Cost(total_seconds=1.0, load_seconds=0.0)
+    return replace(turn, measurement=replace(turn.measurement, cost=cost))
 
 
 @pytest.mark.parametrize(
-    ("log_speed", "is_repeated"),
+    ("probe_seconds", "last_turn"),
     [
-        (-0.5, True),  # beyond 3 · √(0.1² + 0.1²) = 0.42
-        (-0.35, False),
+        (1e4, 12),  # (13 · 14): 0.00296, below 0.003
+        (86.4, 19),  # A confirmation takes 0.002 of a day. (20 · 21): 0.00195
     ],
 )
-def test_a_confirmation_that_contradicts_the_probe_is_repeated(
-    log_speed: float,
-    is_repeated: bool,
+def test_equals_are_confirmed_again_until_a_turn_does_not_pay_off(
+    probe_seconds: float, last_turn: int
 ) -> None:
-    """Both probes had log speed 0: one that was disturbed when it was confirmed may be the best."""
-    trials = [
-        probed(FIRST, 0),
-        probed(SECOND, 1),
-        confirmed(FIRST, 2, -0.1),
-        confirmed(FIRST, 3, -0.1),
-        confirmed(SECOND, 4, log_speed),
-    ]
-    repeated = next_confirmation(view_with_estimate(trials), SECONDS)
-    assert (repeated == SECOND) is is_repeated
-
-
-def test_equals_are_confirmed_again_until_a_turn_teaches_too_little() -> None:
     """After k turns of each a belief is 0 ± 0.1 / √(k + 1). The next turn moves it by
-    0.1 / √((k + 1)(k + 2)), which is worth 0.4 times that: 0.0163 after one, 0.0042 after eight,
-    when no further turn is taken.
+    0.1 / √((k + 1)(k + 2)), which is worth 0.4 times that.
     """
-    trials = [probed(FIRST, 0), probed(SECOND, 1)]
-    for turn in range(1, 9):
+    trials = [probed(FIRST, 0, probe_seconds), probed(SECOND, 1, probe_seconds)]
+    for turn in range(1, last_turn + 1):
         trials.append(confirmed(FIRST, 2 * turn, 0.0))
         trials.append(confirmed(SECOND, 2 * turn + 1, 0.0))
         view = view_with_estimate(trials)
-        expected = turn < 8
-        assert (next_confirmation(view, SECONDS) is not None) is expected, turn
+        is_confirmed_again = next_confirmation(view, SECONDS) is not None
+        assert is_confirmed_again is (turn < last_turn), turn
+
+
+@pytest.mark.parametrize(
+    ("probe_seconds", "is_repeated"),
+    [
+        (52.0, True),
+        (59.0, False),
+    ],
+)
+def test_pairs_go_on_while_the_gain_pays_for_those_that_show_it(
+    probe_seconds: float, is_repeated: bool
+) -> None:
+    """After two pairs with a gain of 0.04, σ² is 4 · 2 · 0.04² / 5, and t of 5 degrees at 99 % 3.31
+    by its expansion: a half width of 3.31 · 0.0506 / √2 = 0.118. 2 · (0.118 / 0.04)² = 17.5 pairs
+    have one of 0.04: 15.5 more, 62 probes. 0.04 of a day are 3,456 s, 55.7 s for each.
+    """
+    trials = [probed(FIRST, 0, probe_seconds), probed(SECOND, 1, probe_seconds)]
+    for turn in (1, 2):
+        trials.append(confirmed(FIRST, 2 * turn, 0.0))
+        trials.append(confirmed(SECOND, 2 * turn + 1, 0.04))
+    view = view_with_estimate(trials)
+    view.baseline = FIRST
+    view.run_spread = replace(view.run_spread, step_deviation=0.04)
+    assert (_unclear_rival(view, SECONDS) is not None) is is_repeated
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from autotune.search.acquisition import weights_of_fitting
 from autotune.search.surrogate.throughput_model import ThroughputModel
 from tests.search.test_estimates import CANDIDATES, MACHINE, measured
 from tests.search.test_throughput_model import CANDIDATES as PREDICTED
-from tests.search.test_throughput_model import NOBODY, TABLE, predicted
+from tests.search.test_throughput_model import NOBODY, NOISE, TABLE, predicted
 from tests.search.test_throughput_model import measured as timed
 
 
@@ -31,7 +31,8 @@ def deviation_of_unmeasured(errors: Sequence[float]) -> float:
     trials = []
     for candidate, error in zip(PREDICTED, errors, strict=False):
         trials.append(timed(candidate, rollout=error, forward=error, backward=error))
-    posterior = ThroughputModel(TABLE, list(map(predicted, PREDICTED))).posterior(trials, NOBODY)
+    model = ThroughputModel(TABLE, list(map(predicted, PREDICTED)))
+    posterior = model.posterior(trials, NOBODY, NOISE)
     _, deviation = posterior.lead_over(TABLE.row_by_id[PREDICTED[0].id])
     unmeasured = PREDICTED[len(errors)]
     return float(deviation[TABLE.row_by_id[unmeasured.id]])

@@ -51,10 +51,10 @@ def test_a_drift_that_both_runs_of_a_pair_have_changes_nothing() -> None:
 
 
 def test_the_interval_of_equal_pairs_is_that_worked_out_by_hand() -> None:
-    """Four pairs of ratio 1.1: σ² = 4 · 2 · 0.05² / 7, and t of 7 degrees at 97.7 % is 2.429."""
+    """Four pairs of ratio 1.1: σ² = 4 · 2 · 0.05² / 7, and t of 7 degrees at 99 % is 2.998."""
     ratio = compare_pairs([(speed_of(1100), speed_of(1000))] * 4, SPREAD)
     error = math.sqrt(8 * 0.0025 / 7 / 4)
-    assert math.log(ratio.value / ratio.low) == pytest.approx(2.429 * error, rel=0.01)
+    assert math.log(ratio.value / ratio.low) == pytest.approx(2.998 * error, rel=0.01)
 
 
 @dataclass

@@ -16,6 +16,7 @@ import numpy as np
 
 from autotune.core.answer import Trial
 from autotune.core.prediction import Prediction
+from autotune.core.run_statistics import UNKNOWN_DEVIATION
 from autotune.search.surrogate.candidate_table import BoolArray, CandidateTable, FloatArray
 from autotune.search.surrogate.gaussian_process import Posterior
 from autotune.search.surrogate.implications import Implications, Implied
@@ -83,7 +84,7 @@ class SurrogateModel:
             self._speed = CycleModel(table, by_row)
         rejected = [_is_rejected_by_engine(prediction) for prediction in by_row]
         self._rejected_by_engine = np.array(rejected, dtype=bool)
-        self._last: tuple[tuple[int, frozenset[str]], Estimates] | None = None
+        self._last: tuple[tuple[int, frozenset[str], float], Estimates] | None = None
 
     @property
     def screens(self) -> bool:
@@ -95,17 +96,28 @@ class SurrogateModel:
             return self._implied.after(())
         return self._implied.after(trials)
 
-    def estimate(self, trials: Sequence[Trial], pending: frozenset[str] = frozenset()) -> Estimates:
+    def estimate(
+        self,
+        trials: Sequence[Trial],
+        pending: frozenset[str] = frozenset(),
+        speed_noise: float = UNKNOWN_DEVIATION,
+    ) -> Estimates:
         """Return the estimates after these trials. Pending ones count as ended as expected: the
-        next is not more of the same.
+        next is not more of the same. `speed_noise`: standard deviation between two runs of a
+        candidate.
         """
-        key = (len(trials), pending)
+        key = (len(trials), pending, speed_noise)
         if self._last is None or self._last[0] != key:
-            estimates = self._compute(trials, pending)
+            estimates = self._compute(trials, pending, speed_noise)
             self._last = key, estimates
         return self._last[1]
 
-    def _compute(self, trials: Sequence[Trial], pending: frozenset[str]) -> Estimates:
+    def _compute(
+        self,
+        trials: Sequence[Trial],
+        pending: frozenset[str],
+        speed_noise: float,
+    ) -> Estimates:
         # 1. The regression uses the newest outcomes. A delayed one counts as pending.
         implications = self.implied(trials)
         cycle = 1 + len(pending) // PENDING_PER_DELAYED
@@ -130,7 +142,7 @@ class SurrogateModel:
             refused = self.predicted & cannot_fit & ~implications.possible
 
         # 3. Speed.
-        speed = self._speed.posterior(observed, expected)
+        speed = self._speed.posterior(observed, expected, speed_noise)
         return Estimates(
             need=need,
             speed=speed,

@@ -34,6 +34,7 @@ import numpy as np
 from autotune.core.answer import Trial
 from autotune.core.measurement import Phase, Speed
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.run_statistics import UNKNOWN_DEVIATION
 from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
 from autotune.search.surrogate.gaussian_process import (
     MIN_DEVIATION,
@@ -68,15 +69,6 @@ SPEED_STRUCTURES: tuple[Shares, ...] = (
 # Measured / predicted seconds, and standard deviations, beyond which a phase is an outlier of its
 # load (a cache that holds one sequence at a time, for example), without evidence about other loads.
 CLIFF_FACTOR = 3.0
-# Possible standard deviations between two measurements of one candidate
-SPEED_NOISE = (0.01, 0.03, 0.07)
-# A probe averages cycles, so its noise is at most the first, or this multiple of the scatter
-# between single cycles.
-MIN_NOISE_BOUND = 0.03
-NOISE_PER_SCATTER = 3.0
-# Standard error of a median of three cycles per scatter: no probe is more exact. Without this
-# bound noise counts as the candidates' own errors, and the luckiest probe as the fastest candidate.
-LEAST_NOISE_PER_SCATTER = math.sqrt(math.pi / 2 / 3)
 # Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine
 # was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
@@ -102,7 +94,11 @@ class _Cycle:
 
 
 class ThroughputModel:
-    """Predicted seconds by phase, corrected by measured ones."""
+    """Predicted seconds by phase, corrected by measured ones.
+
+    Each candidate is probed once, so its own error and a lucky run look alike. The noise of a run
+    is therefore not fitted but given: the spread between runs (`core.run_statistics`).
+    """
 
     def __init__(self, table: CandidateTable, predictions: Predictions) -> None:
         self._table = table
@@ -121,7 +117,7 @@ class ThroughputModel:
             self._regressions[group] = Regression(
                 kernels=kernels,
                 amplitude=width,
-                noises=SPEED_NOISE,
+                noises=(UNKNOWN_DEVIATION,),
                 structures=SPEED_STRUCTURES,
             )
 
@@ -140,7 +136,12 @@ class ThroughputModel:
             return False
         return all(_is_timed(prediction) for prediction in predicted)
 
-    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
+    def posterior(
+        self,
+        trials: Sequence[Trial],
+        pending: IndexArray,
+        noise: float,
+    ) -> Posterior:
         """Return the posterior of log(tokens per second)."""
         # 1. The newest cycle of each candidate, and the error that all groups have in common.
         cycles: dict[int, _Cycle] = {}
@@ -151,7 +152,6 @@ class ThroughputModel:
         level = self._level(cycles.values())
 
         # 2. Each group's own error, and its corrected seconds.
-        noises = _possible_noises(trials)
         newest_cycles = tuple(cycles.values())
         errors: dict[str, Posterior] = {}
         corrected: dict[str, FloatArray] = {}
@@ -160,7 +160,7 @@ class ThroughputModel:
                 group=group,
                 cycles=newest_cycles,
                 level=level,
-                noises=noises,
+                noise=noise,
                 pending=pending,
             )
             errors[group] = error
@@ -184,7 +184,7 @@ class ThroughputModel:
         return Posterior(
             mean=np.log(rate),
             deviation=np.maximum(deviation, MIN_DEVIATION),
-            noise=min(errors[group].noise for group in ("rollout", "training")),
+            noise=noise,
             covariance_with=partial(_weighted_covariance, covariances),
         )
 
@@ -266,7 +266,7 @@ class ThroughputModel:
         group: str,
         cycles: Sequence[_Cycle],
         level: float,
-        noises: tuple[float, ...],
+        noise: float,
         pending: IndexArray,
     ) -> Posterior:
         """Return the posterior of d_g."""
@@ -288,7 +288,7 @@ class ThroughputModel:
             residual=np.array(errors),
             variance=np.array(deviations) ** 2,
         )
-        posterior = self._regressions[group].posterior(observed, pending, noises)
+        posterior = self._regressions[group].posterior(observed, pending, (noise,))
 
         # 2. An outlier's error applies to every candidate of its load that was not measured without
         # it.
@@ -323,9 +323,14 @@ class CycleModel:
         guess = middle + SPEED_PER_DOUBLING * table.steps
         self._prior = np.where(self._predicted, logs, guess)
         kernels = Kernels(table)
-        self._regression = Regression(kernels, width, SPEED_NOISE, SPEED_STRUCTURES)
+        self._regression = Regression(kernels, width, (UNKNOWN_DEVIATION,), SPEED_STRUCTURES)
 
-    def posterior(self, trials: Sequence[Trial], pending: IndexArray) -> Posterior:
+    def posterior(
+        self,
+        trials: Sequence[Trial],
+        pending: IndexArray,
+        noise: float,
+    ) -> Posterior:
         """Return the posterior of log(tokens per second)."""
         logs_by_row: dict[int, list[float]] = {}
         for trial in trials:
@@ -346,7 +351,7 @@ class CycleModel:
         residual = speeds - prior[rows]
         no_variance = np.zeros(len(measured))
         observed = Observations(rows, residual, no_variance)
-        posterior = self._regression.posterior(observed, pending)
+        posterior = self._regression.posterior(observed, pending, (noise,))
         deviation = np.maximum(posterior.deviation, MIN_DEVIATION)
         mean = posterior.mean + prior
         return replace(posterior, mean=mean, deviation=deviation)
@@ -371,15 +376,6 @@ def median_scatter(trials: Iterable[Trial]) -> float | None:
         if speed is not None and speed.scatter is not None:
             scatters.append(speed.scatter)
     return statistics.median(scatters) if scatters else None
-
-
-def _possible_noises(trials: Iterable[Trial]) -> tuple[float, ...]:
-    scatter = median_scatter(trials)
-    if scatter is None:
-        return SPEED_NOISE
-    highest = max(MIN_NOISE_BOUND, NOISE_PER_SCATTER * scatter)
-    lowest = min(LEAST_NOISE_PER_SCATTER * scatter, SPEED_NOISE[-1])
-    return tuple(noise for noise in SPEED_NOISE if lowest <= noise <= highest)
 
 
 def _weighted_covariance(
