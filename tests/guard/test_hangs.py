@@ -22,12 +22,12 @@ SLOW_STEPS = {"STEP_SECONDS": "0.7"}  # the usual time is known after three of t
 @pytest.fixture(scope="module")
 def hanging(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[GuardedRun, GuardedRun]]:
     """Start two runs that hang: one is to be ended, the other has no flag."""
-    ended_folder, told_folder = (tmp_path_factory.mktemp(name) for name in ("ended", "told"))
+    ended_folder, watched_folder = (tmp_path_factory.mktemp(name) for name in ("ended", "watched"))
     hang = {"FAULT": "hang", **SLOW_STEPS}
     ended = GuardedRun(ended_folder, "--end-hangs", WITH="grandchild", **hang)
-    told = GuardedRun(told_folder, **hang)
-    yield ended, told
-    for guarded in (ended, told):
+    watched = GuardedRun(watched_folder, **hang)
+    yield ended, watched
+    for guarded in (ended, watched):
         guarded.process.kill()
 
 

@@ -440,8 +440,8 @@ def versions() -> list[str]:
 
 def oldest_first() -> list[Any]:
     """Return the releases as parameters: in every run the oldest, which differs most."""
-    oldest, *others = versions() or [""]
-    return [oldest, *[pytest.param(version, marks=pytest.mark.long) for version in others]]
+    oldest, *later = versions() or [""]
+    return [oldest, *[pytest.param(version, marks=pytest.mark.long) for version in later]]
 
 
 @pytest.mark.skipif(
