@@ -113,7 +113,8 @@ test: $(READY)
 
 # A release that is not pinned yet, laid over .venv without its dependencies, and the tests of what it can change.
 RELEASE_TESTS := tests/worker/test_seams.py tests/worker/test_methods.py tests/worker/test_grpo_probe.py \
-  tests/frameworks/test_trl_fields.py tests/frameworks/test_trl_adapter_targets.py tests/counted_memory
+  tests/frameworks/test_trl_fields.py tests/frameworks/test_trl_adapter_targets.py tests/counted_memory \
+  tests/diagnosis/test_provoked.py
 test-release: $(READY)
 	@[ -n "$(RELEASE)" ] || { echo "name the release: make test-release RELEASE=trl==1.16.0" >&2; exit 2; }
 	rm -rf $(OVERLAYS)/release

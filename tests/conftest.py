@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.light_environment import light_python_path
+
 settings.register_profile(
     "any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )
@@ -29,14 +31,35 @@ OF_RAY = (
 """They start clusters of Ray, and one of them ends every one that there is, as its program for
 SLURM does.
 """
-if missing := [file for file in OF_RAY if not (HERE / file).is_file()]:
-    raise FileNotFoundError(f"OF_RAY names files that don't exist: {missing}")
+TOGETHER = "those of Ray"
+LONGEST_FIRST = (
+    "cli/test_predict.py",
+    "test_documents_run.py",
+    "guard/test_launchers.py",
+    "guard/test_may_change.py",
+    "counted_memory/test_counted.py",
+    "worker/test_methods.py",
+    "worker/test_grpo_probe.py",
+    "neutrality/test_neutral_topology.py",
+    "cli/test_solve.py",
+    "guard/test_early.py",
+    "guard/test_own_script.py",
+    "guard/test_requeued.py",
+    "guard/test_same_learning.py",
+    "guard/test_hangs.py",
+    "counted_memory/test_two_ranks.py",
+)
+"""Files of few tests that take a minute or more in CI, and would come last: at the end one process
+had work, the other none.
+"""
+if missing := [file for file in (*OF_RAY, *LONGEST_FIRST) if not (HERE / file).is_file()]:
+    raise FileNotFoundError(f"Files that don't exist: {missing}")
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """Run the tests of one file in one process, since they share fixtures, and all tests with Ray
-    in one.
+    in one. Begin with what takes longest.
 
     The scheduler is implemented here because pytest 9 ignores the groups of xdist 3.8.
     """
@@ -45,7 +68,15 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class Together(LoadFileScheduling):  # type: ignore[misc, no-any-unimported]
         def _split_scope(self, nodeid: str) -> str:
             file = str(super()._split_scope(nodeid))
-            return "those of Ray" if file.removeprefix(f"{HERE.name}/") in OF_RAY else file
+            return TOGETHER if file.removeprefix(f"{HERE.name}/") in OF_RAY else file
+
+        def _assign_work_unit(self, node: Any) -> None:
+            longest = [TOGETHER, *[f"{HERE.name}/{file}" for file in LONGEST_FIRST]]
+            for scope in longest:
+                if scope in self.workqueue:
+                    self.workqueue.move_to_end(scope, last=False)
+                    break
+            super()._assign_work_unit(node)
 
     return Together(config, log)
 
@@ -71,3 +102,9 @@ def _no_test_knows_the_users_store(
     monkeypatch.setenv(
         "HF_HUB_OFFLINE", "1"
     )  # no test asks the hub, but those that name a local one
+
+
+@pytest.fixture
+def light_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let processes start without vLLM and bitsandbytes, whose imports take seconds."""
+    monkeypatch.setenv("PYTHONPATH", light_python_path())

@@ -16,6 +16,7 @@ import yaml
 
 from autotune.cli import autotune_command
 from tests.cli.command import environment
+from tests.light_environment import light_python_path
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "clusters"
 SHELLS = ["bare.sh", "slurm.sbatch"]
@@ -117,8 +118,9 @@ def test_the_one_for_slurm_measures_on_a_cluster_of_ray(tmp_path: Path) -> None:
         "GPUS": "cpu",
         "BUDGET": "5m",
         "RAY_OPTIONS": "--num-cpus 1 --object-store-memory 100000000",
-        "MORE": "--memory-limit 2G --max-probes 2 --hold use_vllm=false",
+        "MORE": "--memory-limit 2G --max-probes 1 --hold use_vllm=false",
         "XDG_DATA_HOME": str(tmp_path / "data"),
+        "PYTHONPATH": light_python_path(),
     }
     done = subprocess.run(
         ["bash", str(FOLDER / "slurm.sbatch")],

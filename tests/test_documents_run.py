@@ -22,9 +22,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.cli.command import environment
 from tests.e2e.demo import demo_flags
+from tests.light_environment import light_python_path
 from tests.pipeline import make_project
 from tests.test_documents import BLOCKS, COMMANDS, ROOT
 
@@ -49,6 +51,9 @@ class Run:
     """
 
     before: Callable[[Path], None] = lambda folder: None
+
+    is_long: bool = False
+    """Whether another slow test measures the same way of a run: `make test-long` types this one."""
 
     def typed(self, line: str) -> str:
         for original, replacement in self.instead.items():
@@ -182,7 +187,8 @@ SLOW = {
         says="recommended.yaml",
     ),
     "autotune run --model ./small --gpus cpu --slots 2": Run(
-        instead={"--gpus cpu": f"{CPU} --out five"}, says="recommended.yaml"
+        instead={"--gpus cpu": f"{CPU} --out five"},
+        says="recommended.yaml",
     ),
     (
         "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4"
@@ -204,6 +210,7 @@ SLOW = {
         },
         before=_script("own_scripts/parsed.py"),
         says="eight/",
+        is_long=True,  # e2e/test_own_script.py
     ),
     # Where the GPUs are not, it is the prediction that runs.
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G": Run(
@@ -260,6 +267,7 @@ SLOW = {
         instead=PREFLIGHT,
         before=_never_trained,
         says="train_runtime",
+        is_long=True,  # preflight/test_preflight.py
     ),
     "autotune guard train.yaml -- trl grpo --config train.yaml": Run(
         instead={"guard": "guard --gpus cpu --memory-limit 2G"}, says="0 restarts"
@@ -424,7 +432,7 @@ def _environment(folder: Path) -> dict[str, str]:
     }
     return environment(
         PATH=programs,
-        PYTHONPATH=os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")]),
+        PYTHONPATH=light_python_path(ROOT),
         **folders,
     )
 
@@ -459,8 +467,13 @@ def test_it_really_runs(line: str, folder: Path) -> None:
     assert not written or "autotune" in (folder / written).read_text()
 
 
+def _parameter(line: str) -> ParameterSet:
+    marks = [pytest.mark.long] if SLOW[line].is_long else []
+    return pytest.param(line, marks=marks, id=line)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("line", SLOW)
+@pytest.mark.parametrize("line", [_parameter(line) for line in SLOW])
 def test_it_really_runs_and_takes_its_time(line: str, project: Path) -> None:
     _really(line, SLOW[line], project, seconds=SECONDS)
 

@@ -15,6 +15,7 @@ import yaml
 
 from autotune.cli import autotune_command
 from tests.cli.command import environment
+from tests.light_environment import light_python_path
 from tests.pipeline import make_project
 
 FOLDER = Path(__file__).resolve().parents[1] / "examples" / "pipelines"
@@ -83,6 +84,7 @@ def run(command: list[str], project: Path, **variables: str) -> subprocess.Compl
         PATH=programs,
         XDG_DATA_HOME=str(project / "data"),
         PREFLIGHT=LIMITS,
+        PYTHONPATH=light_python_path(),
         **variables,
     )
     return subprocess.run(

@@ -49,15 +49,17 @@ MAX_CREATION_PAUSE_SECONDS = 0.5
 
 DELETED = "deleted"
 ANOTHER_VERSION = "Start a study of this version with --fresh, or give it a name with --study NAME."
+ANOTHER_DATABASE = "Name another database with --storage, or another folder with --out."
+FOREIGN_TABLE_MESSAGES = ("no such column", "has no column", "undefinedcolumn")
+"""Parts of messages about tables whose columns are not those of a study."""
 FULL_DISK_MESSAGES = ("disk is full", "no space left", "quota exceeded")
 PERMANENT_MESSAGES = (
     "readonly",
     "read-only",
     "permission denied",
     "no such table",
-    "no such column",
-    "has no column",
     "does not exist",
+    *FOREIGN_TABLE_MESSAGES,
     *FULL_DISK_MESSAGES,
 )
 """Parts of error messages that waiting does not change."""
@@ -100,6 +102,11 @@ class RetryPolicy:
                     return call()
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
                 reason = self._reason(error)
+                if any(message in reason.lower() for message in FOREIGN_TABLE_MESSAGES):
+                    raise StudyMismatch(
+                        f"The database {database} has tables of another program ({reason}).",
+                        way_out=ANOTHER_DATABASE,
+                    ) from error
                 waited = time.monotonic() - began
                 is_temporary = _is_temporary(error, reason)
                 if not is_temporary or waited > self._patience:

@@ -23,6 +23,9 @@ LENGTHS = (
 )
 
 
+pytestmark = pytest.mark.usefixtures("light_environment")
+
+
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return shape_only(tmp_path_factory.mktemp("shape") / "model", **SMALL)

@@ -154,13 +154,11 @@ IN_EVERY_RUN = (
     "fsdp2-lora-tied",
     "zero1-accumulating",
     "zero2-checkpointed",
-    "zero2-norms-apart",
     "zero3-lora-ahead",
-    "zero3-lora-reentrant-ahead",
     "ddp",
     "fsdp1-mixed",
 )
-"""One or two of each kind of sharding; the others are in `make test-long`."""
+"""One of each kind of sharding; the others are in `make test-long`."""
 
 PEAK = 0.01
 """Largest relative error of a rank's peak."""

@@ -28,6 +28,7 @@ EXCERPTS: list[dict[str, Any]] = [
                 "seventh",
                 "eighth",
                 "ninth",
+                "tenth",
             )
         ),
     )
@@ -40,6 +41,7 @@ UNNAMED = {
     "vllm-project/vllm#17939": "an engine that did not start, without its reason",
     "qiancheng0/ToolRL#39": "a softmax of torch, without its caller",
     "ovg-project/kvcached#191": "a count of one project's own cache",
+    "open-mmlab/mmsegmentation#2085": "SIGTERM to a data loader: its sender is not known",
 }
 """Excerpts that are known not to be named, each with why."""
 
@@ -86,6 +88,16 @@ def test_the_ninth_set_was_read_once_after_its_rule() -> None:
     assert (first["named"], first["excerpts"]) == (58, 63)
     assert first["without_failure"] == 19 and len(first["false_alarms"]) == 2
     assert first["table"] != readings["ninth_excerpts_after_mending"]["table"]
+
+
+def test_the_tenth_set_was_read_once_after_its_rule() -> None:
+    readings = json.loads(
+        (HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text()
+    )
+    first = readings["tenth_excerpts_first_run"]
+    assert (first["named"], first["excerpts"]) == (54, 64)
+    assert first["without_failure"] == 21 and len(first["false_alarms"]) == 2
+    assert first["table"] != readings["tenth_excerpts_after_mending"]["table"]
 
 
 QUOTED = "ValueError: loss_mode must be one of 'a' or 'b', got 'c'"

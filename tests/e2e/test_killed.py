@@ -19,7 +19,11 @@ from tests.cli.command import PROGRAM, autotune, environment
 from tests.cli.test_run import _still_running
 from tests.e2e.demo import demo_model
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("light_environment"),
+]
 
 FLAGS = [
     "--gpus",
@@ -63,7 +67,9 @@ def _wait_for(process: subprocess.Popen[str], start: str) -> None:
     raise AssertionError(f"it ended before it said {start!r}")
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize(
+    "seed", [0, *[pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2)]]
+)
 def test_the_tuner_is_killed(
     model: Path,
     tmp_path: Path,

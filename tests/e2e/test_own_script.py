@@ -15,7 +15,11 @@ import yaml
 from tests.cli.command import autotune, environment
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("light_environment"),
+]
 
 OWN = Path(__file__).parents[1] / "own_scripts"
 ASKED = [

@@ -22,7 +22,7 @@ from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 FORMER_CALL = """
 import torch

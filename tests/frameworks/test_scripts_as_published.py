@@ -24,7 +24,7 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 GRPO = """
     from datasets import load_dataset

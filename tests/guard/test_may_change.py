@@ -27,8 +27,8 @@ def _guarded(folder: Path, *options: str) -> tuple[int, str]:
     make_project(
         folder,
         reward_funcs=["rewards.distinct"],
-        per_device_train_batch_size=2,
-        gradient_accumulation_steps=1,
+        per_device_train_batch_size=1,
+        gradient_accumulation_steps=2,
         num_generations=2,
         max_completion_length=512,
         max_steps=2,

@@ -85,7 +85,9 @@ def _guarded(
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    ("resumed", "from_step"), [(RESUMED, SAVED_STEP), ("", None)], ids=["resumed", "from the start"]
+    ("resumed", "from_step"),
+    [(RESUMED, SAVED_STEP), pytest.param("", None, marks=pytest.mark.long)],
+    ids=["resumed", "from the start"],
 )
 def test_flags_make_it_smaller(
     tmp_path: Path,

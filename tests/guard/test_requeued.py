@@ -21,6 +21,7 @@ from autotune.probe.spawn import MARK_VARIABLE, marked
 from tests.cli.command import environment
 from tests.guard.short_grpo import SAVED_STEP, assert_each_step_once, make_short_run
 from tests.guard.test_same_learning import REWARDS, ROOT
+from tests.light_environment import light_python_path
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -87,7 +88,7 @@ def _submitted(folder: Path, restarts: int = 0) -> SlurmJob:
         "SLURM_RESTART_COUNT": str(restarts),
         "GUARD": "--gpus cpu --no-proof",
         "PATH": f"{BIN}:{os.environ['PATH']}",
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": light_python_path(ROOT),
         MARK_VARIABLE: str(folder),
     }
     process = subprocess.Popen(
@@ -118,7 +119,9 @@ def _document(folder: Path) -> dict[str, Any]:
     [
         ("pass", 30.0, 128 + signal.SIGTERM, "stopped"),
         # The launcher ends by SIGTERM; the guard gives the trainer that it leaves five seconds.
-        (IGNORES_SIGTERM, 30.0, 128 + signal.SIGTERM, "stopped"),
+        pytest.param(
+            *(IGNORES_SIGTERM, 30.0, 128 + signal.SIGTERM, "stopped"), marks=pytest.mark.long
+        ),
         (IGNORES_SIGTERM, 1.0, -signal.SIGKILL, "running"),
     ],
     ids=["ends by SIGTERM", "ignores SIGTERM", "is killed after the grace time"],

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.cli.command import environment
+from tests.light_environment import light_python_path
 from tests.pipeline import make_project
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,7 +72,7 @@ def run_in(folder: Path, *arguments: str, **variables: str) -> subprocess.Comple
     return subprocess.run(
         arguments,
         cwd=folder,
-        env=environment(PYTHONPATH=str(ROOT), **variables),
+        env=environment(PYTHONPATH=light_python_path(ROOT), **variables),
         capture_output=True,
         text=True,
         timeout=1500,

@@ -15,6 +15,7 @@ import pytest
 import yaml
 
 from tests.cli.command import environment
+from tests.light_environment import light_python_path
 from tests.pipeline import MADE_UP
 
 SCRIPT = Path(__file__).with_name("run_out.py")
@@ -44,13 +45,13 @@ def run_out(
 ) -> subprocess.CompletedProcess[str]:
     (folder / "model").symlink_to(model)
     command = [sys.executable, *launch, str(SCRIPT), str(folder), *arguments]
-    root = str(Path(__file__).parents[2])
+    root = Path(__file__).parents[2]
     return subprocess.run(
         command,
         capture_output=True,
         text=True,
         timeout=280,
-        env=environment(PYTHONPATH=root),
+        env=environment(PYTHONPATH=light_python_path(root)),
         cwd=folder,
     )
 

@@ -131,7 +131,7 @@ def check_same_step(
     ("sharding", "wrapper"),
     [
         ("fsdp2", "FSDP"),
-        pytest.param("zero1", "DeepSpeedEngine", marks=needs_deepspeed),
+        pytest.param("zero1", "DeepSpeedEngine", marks=[needs_deepspeed, pytest.mark.long]),
         pytest.param("zero2", "DeepSpeedEngine", marks=needs_deepspeed),
         pytest.param("zero3", "DeepSpeedEngine", marks=needs_deepspeed),
     ],

@@ -151,7 +151,11 @@ def compare_requested(
         ({"tuning": "lora"}, {"gradient_checkpointing": True}),
         ({"tuning": "full"}, {"gradient_checkpointing": False}),
         ({"tuning": "full", "vocab_size": 120_000}, {"gradient_checkpointing": True, "beta": 0.1}),
-        ({"tuning": "full", "method": "sft"}, {"gradient_checkpointing": True}),
+        pytest.param(
+            {"tuning": "full", "method": "sft"},
+            {"gradient_checkpointing": True},
+            marks=pytest.mark.long,
+        ),
     ],
     ids=str,
 )

@@ -15,6 +15,7 @@ import pytest
 import autotune
 from autotune.core.events import Event, JobStarted, Note, ProbeEnded
 from autotune.preflight.check import Preflight
+from tests.light_environment import light_python_path
 from tests.pipeline import make_project, write_prompts
 
 pytestmark = pytest.mark.slow
@@ -42,6 +43,7 @@ def in_the_project(
 ) -> None:
     monkeypatch.chdir(project)
     monkeypatch.setenv("XDG_DATA_HOME", str(store))
+    monkeypatch.setenv("PYTHONPATH", light_python_path())
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
@@ -56,6 +58,7 @@ def proven_once(store: Path, project: Path) -> tuple[Preflight, list[Event]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(project)
         patch.setenv("XDG_DATA_HOME", str(store))
+        patch.setenv("PYTHONPATH", light_python_path())
         patch.setenv("HF_HUB_OFFLINE", "1")
         patch.setenv("OMP_NUM_THREADS", "1")
         return ask(listener=heard.append), heard

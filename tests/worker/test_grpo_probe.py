@@ -432,17 +432,22 @@ def test_a_vllm_window_too_small_fails_in_load_and_the_next_engine_comes_up(tmp_
 
 
 def versions() -> list[str]:
-    return (
-        sorted(path.name.removeprefix("trl-") for path in Path(OVERLAYS).glob("trl-*"))
-        if OVERLAYS
-        else []
-    )
+    """Return the releases that are here, oldest first."""
+    if not OVERLAYS:
+        return []
+    return sorted(path.name.removeprefix("trl-") for path in Path(OVERLAYS).glob("trl-*"))
+
+
+def oldest_first() -> list[Any]:
+    """Return the releases as parameters: in every run the oldest, which differs most."""
+    oldest, *later = versions() or [""]
+    return [oldest, *[pytest.param(version, marks=pytest.mark.long) for version in later]]
 
 
 @pytest.mark.skipif(
     not versions(), reason="AUTOTUNE_TRL_OVERLAYS names no folder with other releases of TRL"
 )
-@pytest.mark.parametrize("version", versions())
+@pytest.mark.parametrize("version", oldest_first())
 @pytest.mark.parametrize("engine", ["transformers", "vllm"])
 def test_other_releases_of_trl(
     version: str,

@@ -243,7 +243,16 @@ def test_the_users_rows_get_the_forced_length(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not OVERLAYS, reason="needs `make trl-overlays`")
-@pytest.mark.parametrize("method", ["sft", "dpo", "rloo", "online-dpo", "reward"])
+@pytest.mark.parametrize(
+    "method",
+    [
+        "sft",
+        "dpo",
+        "online-dpo",
+        pytest.param("rloo", marks=pytest.mark.long),
+        pytest.param("reward", marks=pytest.mark.long),
+    ],
+)
 def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     older = Path(OVERLAYS or "") / "trl-1.0.0"
     settings: dict[str, Any] = {"max_length": 32}
