@@ -31,6 +31,7 @@ CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt
 # Readers of pandas, and constructors of a dataset from what they return.
 FRAME_READERS = ("read_csv", "read_json", "read_parquet", "read_excel", "read_table")
 CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
+FILE_READERS = ("from_json", "from_csv", "from_parquet", "from_text", "load_from_disk")
 
 FINDERS = (
     (os.path, "exists"),
@@ -40,7 +41,15 @@ FINDERS = (
     (Path, "is_file"),
     (Path, "is_dir"),
 )
-NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
+NAMING_OPTIONS = (
+    "data_files",
+    "path",
+    "path_or_paths",
+    "dataset_path",
+    "dataset_dict_path",
+    "filepath_or_buffer",
+    "path_or_buf",
+)
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
@@ -206,7 +215,10 @@ class _PlaceholderFile(io.StringIO):
             yield TEXT
 
     def read(self, *_: Any) -> Any:
-        return TEXT
+        """Return the whole once: who reads parts until the end comes to one."""
+        is_read = self.tell() > 0
+        self.seek(1)
+        return "" if is_read else TEXT
 
     def readlines(self, *_: Any) -> list[Any]:
         return list(self)
@@ -321,6 +333,10 @@ def frames(report: Report) -> Iterator[None]:
         for name in FRAME_READERS:
             read = _reader(getattr(pandas, name), report)
             stack.enter_context(attribute(pandas, name, read))
+        for owner in (datasets.Dataset, datasets.DatasetDict):
+            for name in FILE_READERS:
+                read = _reader(getattr(owner, name), report)
+                stack.enter_context(attribute(owner, name, staticmethod(read)))
         for name in CONSTRUCTORS:
             construct = _constructor(getattr(datasets.Dataset, name))
             stack.enter_context(attribute(datasets.Dataset, name, staticmethod(construct)))
