@@ -172,6 +172,17 @@ def _unknown_model(path: str, name: str) -> BadInput:
     )
 
 
+def _unknown_adapter(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} trains the adapter {name or 'of a folder'} further, which is not here, so that its"
+        " rank is unknown.",
+        way_out=(
+            "Predict the training by flags: --model MODEL --method METHOD --lora-rank N, and --set"
+            " for its other settings."
+        ),
+    )
+
+
 def _other_adapter(path: str, kind: str) -> BadInput:
     return BadInput(
         f"{path} trains an adapter of the kind {kind}, whose parameters are not modelled.",
@@ -185,6 +196,7 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "odd_trainer": _odd_trainer,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
+    "unknown_adapter": _unknown_adapter,
     "other_adapter": _other_adapter,
 }
 

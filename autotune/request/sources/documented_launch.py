@@ -7,6 +7,7 @@ in a shell script. Nothing is executed.
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 from collections.abc import Iterator
@@ -21,19 +22,50 @@ from autotune.request.sources.launch_text import launch_commands
 from autotune.request.sources.launched_program import LaunchedProgram, programs_in
 from autotune.request.values import FileChoice
 
-DOCUMENTS = (".md", ".rst", ".sh", ".bash", ".slurm", ".sbatch", "makefile", ".mk")
+STARTING_FILES = (
+    ".md",
+    ".rst",
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+    "makefile",
+    ".mk",
+)
 """Ends of the names of files that start a script, in lower case."""
 
-SHELL_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
-NOT_RUN = frozenset({"py_compile", "compileall", "pytest", "pdb", "-c"})
+SHELL_DOCUMENTS = (
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+)
+NOT_RUN = frozenset(
+    {
+        "py_compile",
+        "compileall",
+        "pytest",
+        "pdb",
+        "-c",
+    }
+)
 """Words of an interpreter that runs no script."""
 
-OTHERS_FOLDERS = frozenset({"node_modules", "site-packages", "venv", "env", "wandb", "outputs"})
+FOREIGN_FOLDERS = frozenset(
+    {
+        "node_modules",
+        "site-packages",
+        "venv",
+        "env",
+        "wandb",
+        "outputs",
+    }
+)
 MOST_FOLDERS = 1000
 MOST_DOCUMENTS = 200
-MOST_BYTES_READ = 512 * KIB
+MOST_DOCUMENT_BYTES = 512 * KIB
 
-PROMPT = re.compile(r"^[\s>$#*+-]*`{0,3}\s*(?:\d+\.\s+)?`?")
+BEFORE_COMMAND = re.compile(r"^[\s>$#*+-]*`{0,3}\s*(?:\d+\.\s+)?`?")
 """What stands before a command in a line of a document."""
 
 IS_COMMAND = re.compile(
@@ -52,16 +84,12 @@ def documented_launches(choice: FileChoice) -> list[LaunchedProgram]:
     name a model or a configuration before others, the nearest document first.
     """
     script = Path(choice.path)
-    programs: list[LaunchedProgram] = []
+    programs: dict[FileChoice, LaunchedProgram] = {}
     for document in (script, *_documents(script)):
         for program in _programs_of(document, script, choice):
-            if program.choice.arguments and program.choice not in _choices(programs):
-                programs.append(program)
-    return sorted(programs, key=_unlikeliness)
-
-
-def _choices(programs: list[LaunchedProgram]) -> list[FileChoice]:
-    return [program.choice for program in programs]
+            if program.choice.arguments:
+                programs.setdefault(program.choice, program)
+    return sorted(programs.values(), key=_unlikeliness)
 
 
 def _unlikeliness(program: LaunchedProgram) -> tuple[bool, bool]:
@@ -78,19 +106,25 @@ def _programs_of(
 ) -> Iterator[LaunchedProgram]:
     """Yield the launches of the script in a document, as of this machine's user."""
     text = _text_of(document)
-    named = re.compile(rf"(?<![\w-]){re.escape(script.stem)}(?:\.py)?(?![\w.-])")
-    if not named.search(text):
+    stem = re.escape(script.stem)
+    script_name = re.compile(rf"(?<![\w-]){stem}(?:\.py)?(?![\w.-])")
+    if not script_name.search(text):
         return
     place = FileChoice(
         flag="--from-command",
         path=str(document),
         model=choice.model,
     )
-    reading = _programs_in_script if document.suffix in SHELL_SUFFIXES else _programs_in_lines
-    for program in reading(text, named, place):
+    reading = _programs_in_script if document.suffix in SHELL_DOCUMENTS else _programs_in_lines
+    for program in reading(text, script_name, place):
         is_run = NOT_RUN.isdisjoint(program.launcher)
-        if is_run and Path(program.choice.path).resolve() == script.resolve():
-            launched = replace(program.choice, path=choice.path, rewards=choice.rewards)
+        started = Path(program.choice.path)
+        if is_run and started.resolve() == script.resolve():
+            launched = replace(
+                program.choice,
+                path=choice.path,
+                rewards=choice.rewards,
+            )
             yield replace(program, choice=launched, is_example=True)
 
 
@@ -108,11 +142,11 @@ def _programs_in_script(
 
 def _programs_in_lines(
     text: str,
-    named: re.Pattern[str],
+    script_name: re.Pattern[str],
     place: FileChoice,
 ) -> Iterator[LaunchedProgram]:
     """Yield the launches in the lines of a text."""
-    for line, command in _commands(text, named):
+    for line, command in _commands(text, script_name):
         try:
             programs = programs_in(commands_of(command), place)
         except AutotuneError:  # a line that is no shell command
@@ -121,24 +155,22 @@ def _programs_in_lines(
             yield replace(program, line=line)
 
 
-def _commands(text: str, named: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+def _commands(text: str, script_name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line that starts a script of this name, with the lines that
     continue it.
     """
-    lines = text.splitlines()
-    number = 0
-    while number < len(lines):
-        first = number + 1
-        command = PROMPT.sub("", lines[number])
-        number += 1
+    lines = enumerate(text.splitlines(), 1)
+    for first_line, line in lines:
+        command = BEFORE_COMMAND.sub("", line)
         if not IS_COMMAND.match(f"{command} "):
             continue
-        while command.rstrip("` ").endswith("\\") and number < len(lines):
-            command = command.rstrip("` ").removesuffix("\\") + " " + lines[number].strip()
-            number += 1
+        while command.rstrip().endswith("\\"):
+            _, continuation = next(lines, (0, ""))
+            command = command.rstrip().removesuffix("\\")
+            command = f"{command} {continuation.strip()}"
         command, _, _ = command.partition("`")
-        if named.search(command) and not BLANK.search(command):
-            yield first, command
+        if script_name.search(command) and not BLANK.search(command):
+            yield first_line, command
 
 
 def _documents(script: Path) -> list[Path]:
@@ -147,28 +179,31 @@ def _documents(script: Path) -> list[Path]:
     folder = script.resolve().parent
     if not folder.is_relative_to(top):
         top = folder
-    documents: list[Path] = []
-    for count, (place, folders, names) in enumerate(os.walk(top)):
-        if count == MOST_FOLDERS:
-            break
-        folders[:] = sorted(name for name in folders if _is_of_project(name))
-        for name in sorted(names):
-            if name.lower().endswith(DOCUMENTS):
-                documents.append(Path(os.path.relpath(Path(place, name))))
 
     def distance(document: Path) -> int:
         way = os.path.relpath(document.resolve().parent, folder)
-        return 0 if way == "." else len(Path(way).parts)
+        return len(Path(way).parts)
 
-    return sorted(documents, key=distance)[:MOST_DOCUMENTS]
+    documents = sorted(_documents_below(top), key=distance)
+    return documents[:MOST_DOCUMENTS]
+
+
+def _documents_below(top: Path) -> Iterator[Path]:
+    walk = os.walk(top)
+    for place, folders, names in itertools.islice(walk, MOST_FOLDERS):
+        folders[:] = filter(_is_of_project, sorted(folders))
+        for name in sorted(names):
+            if name.lower().endswith(STARTING_FILES):
+                document = os.path.relpath(Path(place, name))
+                yield Path(document)
 
 
 def _is_of_project(folder: str) -> bool:
-    return not folder.startswith(".") and folder not in OTHERS_FOLDERS
+    return not folder.startswith(".") and folder not in FOREIGN_FOLDERS
 
 
 def _text_of(document: Path) -> str:
     try:
-        return read_text(document, largest_bytes=MOST_BYTES_READ, way_out="")
+        return read_text(document, largest_bytes=MOST_DOCUMENT_BYTES, way_out="")
     except AutotuneError:
         return ""

@@ -242,7 +242,7 @@ def _is_stand_in(inspection: ScriptInspection, stand_in: Model) -> bool:
     """Return True if the script's model is the one that was taken for it."""
     name = inspection.model.name
     if "model argument" in inspection.absent or not name:
-        return name in (None, "", "None", stand_in.name)
+        return not name or name == "None" or stand_in.name in name
     try:
         model_lookup.find_model(name)
     except BadInput:

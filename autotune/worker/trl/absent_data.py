@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -77,6 +77,8 @@ class PlaceholderText(str):
 
     def get(self, *_: Any) -> Any:
         return self
+
+    strip = lstrip = rstrip = lower = upper = replace = get
 
 
 class _Parts(list[Any]):
@@ -187,6 +189,8 @@ class PlaceholderRows:
     def items(self) -> list[tuple[str, PlaceholderRows]]:
         return [(split, self) for split in self.keys()]
 
+
+Sequence.register(PlaceholderRows)  # for random.sample
 
 MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
 """End of a size in the name of a model's folder: `../Qwen2.5-0.5B-Instruct/`."""
@@ -354,9 +358,18 @@ def _constructor(construct: Callable[..., Any]) -> Callable[..., Any]:
         for part in parts:
             if isinstance(part, PlaceholderRows):
                 return part
+        if isinstance(source, list) and any(map(_has_placeholder, source[:LISTED_ROWS])):
+            return PlaceholderRows()
         return construct(source, *args, **options)
 
     return constructed
+
+
+def _has_placeholder(row: Any) -> bool:
+    """Return True for a placeholder, and for a row that a script made of one."""
+    if isinstance(row, _Row):
+        return True
+    return isinstance(row, dict) and any(map(_is_placeholder, row.values()))
 
 
 @contextmanager

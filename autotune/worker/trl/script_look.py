@@ -33,7 +33,8 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model" | "other_adapter",
+               | "no_model" | "unknown_model"
+               | "unknown_adapter" | "other_adapter",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "text": ...} | null}}
 """

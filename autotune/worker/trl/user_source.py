@@ -22,7 +22,7 @@ from ..tracing.patching import attribute
 from .later_syntax import before_3_12
 
 EXITS = frozenset({"exit", "quit", "_exit"})
-MOST_CHARACTERS = 300  # of a check that is told
+MOST_TOLD = 300  # of a check that is told
 
 
 class Check(NamedTuple):
@@ -121,7 +121,7 @@ def check_of(error: BaseException, is_library: Callable[[str], bool]) -> dict[st
                 return {
                     "file": file,
                     "line": statement.lineno,
-                    "text": text[:MOST_CHARACTERS],
+                    "text": text[:MOST_TOLD],
                 }
     return None
 
