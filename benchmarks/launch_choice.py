@@ -169,10 +169,10 @@ def _places(kind: str, count: int, rule: Rule) -> list[int]:
     """Return the places of the chosen ones among the launches of a kind, evenly spaced."""
     if not count:
         return []
-    wanted = rule.get("places", {}).get(kind, USUAL_PLACES)
+    places = rule.get("places", {}).get(kind, USUAL_PLACES)
     if kind in rule.get("first_alone", ()):
-        wanted = 1
-    return sorted({count * place // wanted for place in range(wanted)})
+        places = 1
+    return sorted({count * place // places for place in range(places)})
 
 
 def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:

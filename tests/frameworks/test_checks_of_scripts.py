@@ -133,6 +133,13 @@ def test_the_rank_of_adalora_is_the_one_before_it_prunes() -> None:
     assert (look(sft(adapter=adapter)).adapter or {})["lora_r"] == 24
 
 
+def test_modules_that_an_adapter_trains_whole() -> None:
+    adapter = "LoraConfig(r=8, modules_to_save=['embed_tokens', 'lm_head'])"
+    request = predicted(sft(adapter=adapter))
+    whole = request.job.task.workload.user_settings["lora_modules_to_save"]
+    assert whole == ["embed_tokens", "lm_head"]
+
+
 def test_another_kind_of_adapter_is_not_read_as_lora() -> None:
     with pytest.raises(BadInput, match="adapter of the kind IA3"):
         look(sft(adapter="IA3Config(task_type='CAUSAL_LM')"))

@@ -266,7 +266,9 @@ class _SplitKeys:
         """Return a key about an adapter in a file that TRL's own command cannot train from, as it
         names the model by a key of its author's; None: there is no such key.
         """
-        if "use_peft" in self._settings or "model_name_or_path" in self._document.content:
+        names_model = any(name in self._of_author for name in former_keys().model_names)
+        is_stated = "use_peft" in self._settings
+        if is_stated or not names_model or "model_name_or_path" in self._document.content:
             return None
         for name in (*self._of_author, *self._settings):
             if OF_ADAPTER.search(name):

@@ -31,7 +31,13 @@ CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt
 # Readers of pandas, and constructors of a dataset from what they return.
 FRAME_READERS = ("read_csv", "read_json", "read_parquet", "read_excel", "read_table")
 CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
-FILE_READERS = ("from_json", "from_csv", "from_parquet", "from_text", "load_from_disk")
+FILE_READERS = (
+    "from_json",
+    "from_csv",
+    "from_parquet",
+    "from_text",
+    "load_from_disk",
+)
 
 FINDERS = (
     (os.path, "exists"),

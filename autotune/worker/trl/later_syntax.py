@@ -11,7 +11,10 @@ import ast
 import re
 
 LITERAL = re.compile(r"""(?<!\w)([rbuRBUfF]{0,2})('{3}|"{3}|'|")""")
-OTHER_QUOTE = {'"': "'", "'": '"'}
+OTHER_QUOTE = {
+    '"': "'",
+    "'": '"',
+}
 
 
 def before_3_12(source: str) -> str:
@@ -40,12 +43,13 @@ def _code(
             parts.append(text)
             continue
         if character == "#":
-            end = source.find("\n", position)
-            end = len(source) if end < 0 else end
-            parts.append("" if outer else source[position:end])
-            position = end
+            comment, _, _ = source[position:].partition("\n")
+            if outer is None:
+                parts.append(comment)
+            position += len(comment)
             continue
-        if outer and depth == 0 and (character == "}" or _ends_expression(source, position)):
+        is_outermost = outer is not None and depth == 0
+        if is_outermost and _ends_expression(source, position):
             break
         depth += character in "([{"
         depth -= character in ")]}"
@@ -55,9 +59,13 @@ def _code(
 
 
 def _ends_expression(source: str, position: int) -> bool:
-    """Return True at `:` before a format, and at `!` before a conversion."""
-    following = source[position : position + 2]
-    return following.startswith(":") or (following.startswith("!") and following != "!=")
+    """Return True at the brace that closes a field, at `:` before a format, and at `!` before a
+    conversion.
+    """
+    if source[position] in "}:":
+        return True
+    is_unequal = source.startswith("!=", position)
+    return source[position] == "!" and not is_unequal
 
 
 def _literal(

@@ -355,6 +355,9 @@ def _adapter(arguments: Settings) -> Result | None:
     if isinstance(targets, set | frozenset | list | tuple):
         targets = sorted(targets)
     settings["lora_target_modules"] = targets
+    # Modules that are trained whole, with gradients and optimizer states of their own.
+    if trained_whole := getattr(adapter, "modules_to_save", None):
+        settings["lora_modules_to_save"] = list(trained_whole)
     return {name: value for name, value in settings.items() if value is not None}
 
 

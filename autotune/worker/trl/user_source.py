@@ -40,7 +40,8 @@ def compiled(content: bytes, file: str) -> CodeType:
     tree = tree_of(content, file)
     lines = {check.line for check in _passed_over if check.file == file}
     if lines:
-        tree = ast.fix_missing_locations(_WithoutChecks(lines).visit(tree))
+        tree = _WithoutChecks(lines).visit(tree)
+        ast.fix_missing_locations(tree)
     # Annotations are the script's own: this file's `from __future__` must not apply to it.
     code: CodeType = compile(tree, file, "exec", dont_inherit=True)
     return code
@@ -101,11 +102,11 @@ def without_checks(
 
 def check_of(error: BaseException, is_library: Callable[[str], bool]) -> dict[str, Any] | None:
     """Return place and text of the check that raised the error; None: it was no check."""
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    lines = [line for _, line in traceback.walk_tb(error.__traceback__)]
+    frames = list(traceback.walk_tb(error.__traceback__))
     if not frames:
         return None
-    file = frames[-1].f_code.co_filename
+    frame, line = frames[-1]
+    file = frame.f_code.co_filename
     if is_library(file):
         return None
     try:
@@ -115,9 +116,10 @@ def check_of(error: BaseException, is_library: Callable[[str], bool]) -> dict[st
     for node in ast.walk(tree):
         for statement in _checked(node):
             last_line = statement.end_lineno or statement.lineno
-            if statement.lineno <= lines[-1] <= last_line:
-                condition = ast.unparse(node.test) if isinstance(node, ast.If) else ""
-                text = f"{condition} {ast.unparse(statement)}".strip()
+            if statement.lineno <= line <= last_line:
+                text = ast.unparse(statement)
+                if isinstance(node, ast.If):
+                    text = f"{ast.unparse(node.test)} {text}"
                 return {
                     "file": file,
                     "line": statement.lineno,
