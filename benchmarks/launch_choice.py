@@ -30,6 +30,7 @@ SUFFIXES = {
     "python": (".py",),
 }
 MOST_CHARACTERS = 200_000
+USUAL_PLACES = 2  # launches of one kind from a repository: the first and the middle one
 UPSTREAM = (
     "volcengine/verl",
     "modelscope/ms-swift",
@@ -155,15 +156,23 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
                         and text not in chosen_texts
                     ):
                         launches_of_kind.append((path, text))
-                first_alone = kind in rule.get("first_alone", ())
-                places = {0} if first_alone else {0, len(launches_of_kind) // 2}
-                for place in sorted(places):
-                    if place >= len(launches_of_kind) or launches_of_kind[place][1] in chosen_texts:
+                for place in _places(kind, len(launches_of_kind), rule):
+                    if launches_of_kind[place][1] in chosen_texts:
                         continue
                     chosen_texts.add(launches_of_kind[place][1])
                     yield Chosen(
                         repository, clone.commit, launches_of_kind[place][0], kind, clone.license()
                     )
+
+
+def _places(kind: str, count: int, rule: Rule) -> list[int]:
+    """Return the places of the chosen ones among the launches of a kind, evenly spaced."""
+    if not count:
+        return []
+    places = rule.get("places", {}).get(kind, USUAL_PLACES)
+    if kind in rule.get("first_alone", ()):
+        places = 1
+    return sorted({count * place // places for place in range(places)})
 
 
 def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:

@@ -129,13 +129,19 @@ def _print_reading(flags: Sequence[str]) -> None:
 # All launches.
 
 
-def read_launch(row: Reading, tree: Path, added: str = "") -> None:
+def read_launch(
+    row: Reading,
+    tree: Path,
+    added: str = "",
+    *,
+    seconds: float = SECONDS,
+) -> None:
     """Read one launch in its tree, and write what became of it into the row."""
     flags = [*shlex.split(added), FLAG_OF_KIND[row.kind], row.path]
     if "--gpus" not in flags:
         flags += GPUS
     started = time.monotonic()
-    answer = _answer(flags, tree)
+    answer = _answer(flags, tree, seconds)
     row.seconds = round(time.monotonic() - started, 1)
     row.cpu_seconds = answer.pop("cpu_seconds", 0.0)
     refusal = answer.pop("refusal", None)
@@ -149,12 +155,16 @@ def read_launch(row: Reading, tree: Path, added: str = "") -> None:
         row.refusal = _without_folders(refusal, tree)
 
 
-def _answer(flags: Sequence[str], tree: Path) -> dict[str, Any]:
+def _answer(
+    flags: Sequence[str],
+    tree: Path,
+    seconds: float,
+) -> dict[str, Any]:
     command = [sys.executable, __file__, "--one", *flags]
     try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, cwd=tree)
+        run = subprocess.run(command, capture_output=True, text=True, timeout=seconds, cwd=tree)
     except subprocess.TimeoutExpired:
-        return {"refusal": f"no answer in {SECONDS} s"}
+        return {"refusal": f"no answer in {seconds:.0f} s"}
     lines = run.stdout.splitlines()
     if run.returncode or not lines:
         return {"refusal": f"crash: {run.stderr.strip()[-400:]}"}
@@ -220,6 +230,7 @@ def main() -> None:
     parser.add_argument("--help-file", type=Path)
     parser.add_argument("--verdicts", action="store_true")
     parser.add_argument("--for-seconds", type=float, default=200.0)
+    parser.add_argument("--seconds-each", type=float, default=SECONDS)
     options = parser.parse_args()
     helps = json.loads(options.help_file.read_text()) if options.help_file else {}
     rows: dict[str, Reading] = {}
@@ -246,10 +257,10 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             write_tree(clone, Path(folder))
             if is_new:
-                read_launch(row, Path(folder))
+                read_launch(row, Path(folder), seconds=options.seconds_each)
             elif wants_help:
                 row.added = helps[key]
-                read_launch(row, Path(folder), row.added)
+                read_launch(row, Path(folder), row.added, seconds=options.seconds_each)
             else:
                 verdict_of(row, Path(folder))
         with options.out.open("w") as out:

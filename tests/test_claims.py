@@ -237,16 +237,19 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
 
 
 def _launches() -> Iterator[tuple[str, str]]:
-    """Yield the figures of the sixth set, whose launches that train by a known method count."""
-    lines = (RESULTS / "launches" / "sixth.jsonl").read_text().splitlines()
+    """Yield the figures of the seventh set, whose launches that train by a known method count."""
+    lines = (RESULTS / "launches" / "seventh.jsonl").read_text().splitlines()
     launches = [launch for launch in map(json.loads, lines) if "apart" not in launch]
     accepted = [launch for launch in launches if launch["outcome"] == "as given"]
     scripts = [launch for launch in launches if launch["kind"] == "python"]
-    assert not any(launch["kind"] == "python" for launch in accepted)
+    read_scripts = [launch for launch in accepted if launch["kind"] == "python"]
+    misread = [launch for launch in accepted if "misread" in launch]
+    files = f"{len(accepted) - len(read_scripts)} of {len(launches) - len(scripts)}"
     row = "public launches, as given"
-    yield row, f"{len(accepted)} of {len(launches) - len(scripts)} files and shell scripts accepted"
-    yield row, f"none of {len(scripts)} Python scripts"
+    yield row, f"{files} files and shell scripts accepted"
+    yield row, f"{len(read_scripts)} of {len(scripts)} Python scripts"
     yield row, f"{_percent(len(accepted) / len(launches), 0)} of all"
+    yield row, f"{len(misread)} of the {len(accepted)} accepted ones were misread"
 
 
 CLAIMS = [*_own_cards(), *_memory(), *_speed(), *_search_and_diagnosis(), *_launches()]

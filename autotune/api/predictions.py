@@ -116,6 +116,7 @@ def predict_flags(
         origins=origins(request, candidate),
         unknown=variants if worst_variant.facts else (),
         refusal=refused_because,
+        assumed=request.assumed_of_file,
     )
     return PredictAnswer(
         job=request.job,

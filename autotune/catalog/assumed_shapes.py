@@ -6,6 +6,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cache
 
 from autotune import catalog
@@ -78,8 +79,6 @@ def _ids_by_short_name() -> dict[str, str]:
     return ids
 
 
-TAKEN = "assumed"  # first word of the origin of a model that nothing names
-
 MODELS_BY_SIZE = {
     0.135: "HuggingFaceTB/SmolLM2-135M",
     0.36: "HuggingFaceTB/SmolLM2-360M",
@@ -120,7 +119,8 @@ def model_taken(hub_id: str, reason: str) -> Model:
     model = catalog.model_of_id(hub_id)
     if model is None:
         raise KeyError(hub_id)
-    return _with_shape(hub_id, model, f"{TAKEN}, {reason}; --model names yours")
+    stand_in = _with_shape(hub_id, model, f"assumed {reason}; --model names yours")
+    return replace(stand_in, is_guess=True)
 
 
 def _assumed(

@@ -87,8 +87,8 @@ def command(
       autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --map map.html
       autotune predict --model Qwen2.5-7B --gpus 2xA100-40G --check --python .venv/bin/python
 
-    Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, or the limit is inside
-    the interval.
+    Exit code 0: it fits; 3: it does not; 5: it depends on unknown values, the limit is inside the
+    interval, or nothing names the model and another one was predicted (`model_is_guess`).
     """
     # Imported here so that --help answers at once.
     from autotune.api.predictions import check_can_emulate, emulate_flags, predict_flags
@@ -118,6 +118,8 @@ def command(
         _write_map(request, Path(map_file), output)
     if as_json:
         print(json.dumps(document))
+    if answer.job.task.workload.model.is_guess:
+        return UNDECIDED
     return EXIT_CODES[answer.prediction.fits]
 
 

@@ -73,6 +73,8 @@ class Model:
     origin: str
     is_assumed: bool = False
     """True: the shape is that of a model with a similar name, whose longest row may be another."""
+    is_guess: bool = False
+    """True: nothing names a model that is known here, and this one stands for it."""
 
     @cached_property
     def fingerprint(self) -> str:

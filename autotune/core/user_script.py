@@ -138,6 +138,7 @@ class ScriptInspection:
     former: Mapping[str, Any] = field(default_factory=dict)  # arguments of former releases
     # Parts that were replaced, by kind: dataset, tokenizer, config, package
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    passed_over: tuple[str, ...] = ()  # checks that only the author's machine passes
     is_own: bool = False  # the trainer derives from none of TRL's
     own_rows: bool = False  # a collator of the script's makes the rows of a batch
     unsloth: Mapping[str, Any] = field(default_factory=dict)  # arguments of unsloth's functions

@@ -296,9 +296,11 @@ def prediction_document(
     origins: Mapping[str, Mapping[str, Any]] = MappingProxyType({}),
     unknown: Sequence[FactVariant] = (),
     refusal: str | None = None,
+    assumed: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
-    facts. `refusal`: a guarded run in which it ran out of memory.
+    facts. `refusal`: a guarded run in which it ran out of memory. `assumed`: what the reading of
+    the user's file rests on.
     """
     variants = []
     for variant in unknown:
@@ -311,6 +313,8 @@ def prediction_document(
         "ways_to_fit": list(map(way_row, ways)),
         "unknown": variants,
         "ran_out_of_memory": refusal,
+        "assumed": list(assumed),
+        "model_is_guess": job.task.workload.model.is_guess,
         "question": job_row(job),
     }
 

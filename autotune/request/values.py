@@ -180,3 +180,5 @@ class UserFile:
     unread: frozenset[str] = frozenset()  # settings that it states, and that flags state instead
     script_gpus: ScriptGpus | None = None  # of a launch script; None: it does not say
     script: UserScript | None = None
+    # Arguments that a training script needs and was not given: placeholders stand for them
+    unstated: tuple[str, ...] = ()

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from autotune.catalog import model_lookup
-from autotune.catalog.assumed_shapes import TAKEN, model_named_by
+from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput
 from autotune.core.job import Model, Workload
@@ -60,9 +60,9 @@ def model_of(
 
 def about_model(model: Model) -> tuple[str, ...]:
     """Return the first sentences of an answer about a model in place of an unknown one."""
-    if not model.origin.startswith(TAKEN):
+    if not model.is_guess:
         return ()
-    return (f"the model is {model.name}, {model.origin}",)
+    return (f"the model is {model.name}, {model.origin.removeprefix('assumed ')}",)
 
 
 def _named_model(

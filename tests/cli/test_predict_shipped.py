@@ -77,14 +77,16 @@ def test_the_answer_for_the_package_comes_before_the_trace(older: str, tmp_path:
 
 
 def test_an_assumed_model_is_named_under_the_verdict(tmp_path: Path) -> None:
-    """And only there: the line of the other assumptions does not repeat it."""
+    """And only there: the line of the other assumptions does not repeat it. The code tells
+    programs that read no text.
+    """
     (tmp_path / "train.yaml").write_text(
         "model_name_or_path: my-org/Secret-7B-Zero\nuse_peft: true\ndtype: bfloat16\n"
     )
     done = autotune(
         "predict", "--config", "train.yaml", "--gpus", "2xA100-80G", "--quick", cwd=tmp_path
     )
-    assert done.code == 0, done.err
+    assert done.code == 5, done.err
     verdict, assumed, *evidence = done.out.splitlines()
     assert verdict.startswith("fits: ")
     assert assumed.startswith("  assumed: the model is Qwen/Qwen2.5-7B, ")

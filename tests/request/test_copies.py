@@ -156,7 +156,7 @@ def test_the_name_of_a_run_says_the_shape_of_a_model_that_is_not_here(tmp_path: 
     assert "trainer.experiment_name" in model.origin and "--model" in model.origin
     two_names = text.strip() + " trainer.project_name=from_qwen2.5_7b\n"
     model = request_of(tmp_path, two_names).job.task.workload.model
-    assert model.origin.startswith("assumed, by the size in trainer.experiment_name")
+    assert model.origin.startswith("assumed by the size in trainer.experiment_name")
 
 
 @pytest.mark.parametrize(

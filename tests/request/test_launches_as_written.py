@@ -277,22 +277,49 @@ def test_trl_launches_say_their_number_of_processes(tmp_path: Path) -> None:
     assert "all of them make 8 times as much" in line
 
 
+def sft_file(tmp_path: Path, text: str) -> ParsedRequest:
+    file = tmp_path / "sft.yaml"
+    file.write_text(f"{text}\nper_device_train_batch_size: 1\nmy_reward: 3\nmax_length: 512\n")
+    flags = Flags(
+        config=str(file),
+        gpus="8xH100",
+        mode="predict",
+        method="sft",
+    )
+    return parse_request(flags)
+
+
 def test_an_authors_rank_without_use_peft_is_said_at_the_top(tmp_path: Path) -> None:
     """TRL trains no adapter without use_peft; a script of the author's own may."""
-    file = tmp_path / "sft.yaml"
-    file.write_text(
-        "model_id: Qwen/Qwen2.5-0.5B\nlora_r: 16\nper_device_train_batch_size: 1\n"
-        "my_reward: 3\nmax_length: 512\n"
-    )
-    request = parse_request(
-        Flags(
-            config=str(file),
-            gpus="8xH100",
-            mode="predict",
-            method="sft",
-        )
-    )
+    request = sft_file(tmp_path, "model_name_or_path: Qwen/Qwen2.5-0.5B\nlora_r: 16")
+    assert request.job.task.workload.tuning == "full"
     assert any("lora_r=16 is stated without use_peft" in line for line in request.assumed)
+
+
+@pytest.mark.parametrize(
+    ("adapter", "expected"),
+    [
+        ("lora_r: 16", "lora"),
+        ("sft_adapter_path: outputs/sft", "lora"),
+        ("lora_r: 16\nuse_peft: false", "full"),
+        ("exploration: true", "full"),
+    ],
+)
+def test_an_adapter_of_a_file_for_the_authors_own_script(
+    adapter: str,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    """TRL's command can't train from it: the model has another key."""
+    request = sft_file(tmp_path, f"model_name: Qwen/Qwen2.5-0.5B\n{adapter}")
+    assert request.job.task.workload.tuning == expected
+    is_said = any("for the author's own script" in line for line in request.assumed)
+    assert is_said == (expected == "lora")
+
+
+def test_a_longer_name_of_a_setting_is_no_typing_error(tmp_path: Path) -> None:
+    request = sft_file(tmp_path, "model_name: Qwen/Qwen2.5-0.5B\nmax_length_of_code: 99")
+    assert request.job.task.workload.held_values["max_length"] == 512
 
 
 MENTIONED = """
@@ -311,7 +338,7 @@ def test_a_model_that_the_text_assigns_stands_for_one_that_is_an_output(tmp_path
     assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (36, 2048)
     assert "assumed by BASE_MODEL (line 3)" in model.origin
     of_two_models = predicted(tmp_path, MENTIONED.replace("JUDGE", "OTHER") + launch)
-    assert of_two_models.job.task.workload.model.origin.startswith("assumed, by the size")
+    assert of_two_models.job.task.workload.model.origin.startswith("assumed by the size")
 
 
 def test_the_name_of_the_run_outweighs_models_in_the_text(tmp_path: Path) -> None:

@@ -27,8 +27,9 @@ def model_of(name_in_launch: str, name: str = "run.sh") -> Model:
     Path(name).write_text(LAUNCH.replace("MODEL", name_in_launch))
     request = parse_request(Flags(from_command=name, gpus="8xA100-80G", mode="predict"))
     model = request.job.task.workload.model
-    if model.origin.startswith("assumed"):
-        assert request.assumed[0] == f"the model is {model.name}, {model.origin}"
+    if model.is_guess:
+        reason = model.origin.removeprefix("assumed ")
+        assert request.assumed[0] == f"the model is {model.name}, {reason}"
     return model
 
 
@@ -51,7 +52,7 @@ def test_the_usual_model_of_a_size(name: str, expected: str | None) -> None:
 def test_a_size_in_the_name_of_an_unknown_model() -> None:
     model = model_of("/data/mine/checkpoint-3b/final")
     assert model.config["hidden_size"] == 2048, "Qwen2.5-3B"
-    assert model.origin == "assumed, by the size in its name; --model names yours"
+    assert model.origin == "assumed by the size in its name; --model names yours"
 
 
 def test_a_model_of_which_the_nearest_document_speaks_most_often() -> None:

@@ -97,7 +97,10 @@ def refuse_misread(
     for key, setting in accepted.items():
         if setting.owner in ("config", "model") and not key.startswith(SIDE_EFFECTS):
             choices.append(key)
-    is_longer = any(name.endswith(f"_{key}") or name == f"{key}s" for key in choices)
+    is_longer = any(
+        name.endswith(f"_{key}") or name.startswith(f"{key}_") or name == f"{key}s"
+        for key in choices
+    )
     if not is_longer and difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
         raise error_at(document, name, UnknownName("key", name, choices))
     if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):

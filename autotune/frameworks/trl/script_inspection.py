@@ -33,6 +33,7 @@ from autotune.frameworks.trl.script_calls import most_calls
 from autotune.frameworks.trl.script_refusals import (
     ONE_TRAINER,
     SUPPORTED_TRAINERS,
+    check_of_machine,
     last_line,
     refusal,
 )
@@ -40,6 +41,7 @@ from autotune.machine import hardware_detection
 
 ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
 
+MOST_CHECKS = 4  # of a script that are passed over: each takes a run of it
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 
 
@@ -69,7 +71,7 @@ def look_at(
             f"--script {path} is no file.",
             way_out="Give the path of the Python script that you train with.",
         )
-    request = {
+    request: dict[str, Any] = {
         "parent": os.getpid(),
         "script": path,
         "arguments": list(arguments),
@@ -84,10 +86,20 @@ def look_at(
     }
     configs = functools.partial(_config_of, model, stand_in)
     answer, log = _run(request, python, environment or {}, configs)
+    passed_over: list[Mapping[str, Any]] = []
     if replaces_absent and _needs_an_argument(answer):
-        answer, log = _run({**request, "fills": True}, python, environment or {}, configs)
+        request["fills"] = True
+        answer, log = _run(request, python, environment or {}, configs)
+    while replaces_absent and len(passed_over) < MOST_CHECKS:
+        check = check_of_machine(answer)
+        if check is None or check in passed_over:
+            break
+        passed_over.append(check)
+        request["passed_over"] = [[check["file"], check["line"]] for check in passed_over]
+        answer, log = _run(request, python, environment or {}, configs)
     if "error" in answer:
         raise refusal(path, python, answer, log)
+    answer["passed_over"] = [_told(check) for check in passed_over]
     look = msgspec.convert(answer, ScriptInspection, strict=False)
     script = UserScript(
         path=path,
@@ -98,6 +110,10 @@ def look_at(
     )
     _refuse_unsupported(script, is_predicted=replaces_absent)
     return script
+
+
+def _told(check: Mapping[str, Any]) -> str:
+    return f"{Path(check['file']).name}, line {check['line']}: {check['text']}"
 
 
 def _fingerprint(files: Iterable[str]) -> str:

@@ -29,7 +29,30 @@ REQUIRED_MODEL = re.compile(
 )
 """Last words of a parser that lacks the model."""
 
+OF_MACHINE = re.compile(
+    r"exist|is_?file|is_?dir|not found|missing|path|folder|directory|environ|getenv|token|api_?key"
+    r"|login|cuda|gpu|device_count|dataset|\bdata\b|sample|example|\brows?\b|columns?\b|split"
+    r"|template|tokenizer|vocab|package|installed|version|epochs?|max_steps",
+    re.IGNORECASE,
+)
+"""Words of a check that is about the author's machine, the data or the length of the training."""
+
+OF_MEMORY = re.compile(r"batch|num_generations|max_(?:seq|prompt|completion|length)|lora|rank\b")
+"""Words of a check about what decides memory: the script is right to stop there."""
+
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
+
+
+def check_of_machine(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the check that ended the script, if it can only pass where its author trains."""
+    error = answer.get("error", {})
+    check: Mapping[str, Any] | None = error.get("check")
+    if check is None:
+        return None
+    text = f"{check['text']} {error['text']}"
+    if OF_MACHINE.search(text) is None or OF_MEMORY.search(text) is not None:
+        return None
+    return check
 
 
 def refusal(
@@ -149,12 +172,32 @@ def _unknown_model(path: str, name: str) -> BadInput:
     )
 
 
+def _unknown_adapter(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} trains the adapter {name or 'of a folder'} further, which is not here, so that its"
+        " rank is unknown.",
+        way_out=(
+            "Predict the training by flags: --model MODEL --method METHOD --lora-rank N, and --set"
+            " for its other settings."
+        ),
+    )
+
+
+def _other_adapter(path: str, kind: str) -> BadInput:
+    return BadInput(
+        f"{path} trains an adapter of the kind {kind}, whose parameters are not modelled.",
+        way_out="LoRA and AdaLoRA are: give the arguments that choose one of them.",
+    )
+
+
 _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "two_trainers": _two_trainers,
     "other_trainer": _other_trainer,
     "odd_trainer": _odd_trainer,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
+    "unknown_adapter": _unknown_adapter,
+    "other_adapter": _other_adapter,
 }
 
 

@@ -6,6 +6,7 @@ is nearly a key of TRL is refused as a typing error.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -34,6 +35,9 @@ REPLACED = frozenset(
     {*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
 )
 """Launch options that the written accelerate.yaml determines."""
+
+OF_ADAPTER = re.compile(r"(?:^|_)(?:lora|qlora|adapter|peft)(?:_|$)")
+"""Key about an adapter, of TRL's or of an author's own script."""
 
 METHODS_OF_FILES = ("grpo", "sft", "dpo", "reward", "kto", "rloo")
 """Methods with a command of TRL, the usual ones first."""
@@ -245,12 +249,31 @@ class _SplitKeys:
                 f"prompts of {DEFAULT_PROMPT_LENGTH} tokens at most, where the file has no limit"
                 " (max_prompt_length: null); --max-prompt-length gives one"
             )
+        adapter_key = self._adapter_of_author()
         rank = self._settings.get("lora_r")
-        if self._of_author and rank is not None and "use_peft" not in self._settings:
+        if adapter_key is not None:
+            yield (
+                f"an adapter (use_peft): {adapter_key} is stated for the author's own script;"
+                " --tuning full trains all weights"
+            )
+        elif self._of_author and rank is not None and "use_peft" not in self._settings:
             yield (
                 f"full fine-tuning: lora_r={rank} is stated without use_peft, which TRL needs for"
                 " an adapter; --tuning lora trains one"
             )
+
+    def _adapter_of_author(self) -> str | None:
+        """Return a key about an adapter in a file that TRL's own command cannot train from, as it
+        names the model by a key of its author's; None: there is no such key.
+        """
+        names_model = any(name in self._of_author for name in former_keys().model_names)
+        is_stated = "use_peft" in self._settings
+        if is_stated or not names_model or "model_name_or_path" in self._document.content:
+            return None
+        for name in (*self._of_author, *self._settings):
+            if OF_ADAPTER.search(name):
+                return name
+        return None
 
     def config(self) -> UserConfig:
         """Return the file, split by consumer."""
@@ -266,6 +289,8 @@ class _SplitKeys:
         sharding = READY_MADE.get(str(self._rest.get("accelerate_config")), "none")
         if sharding not in ("none", "ddp"):
             settings["sharding"] = sharding
+        if self._adapter_of_author() is not None:
+            settings["use_peft"] = True
         return UserConfig(
             path=self._document.path,
             settings=settings,

@@ -47,6 +47,7 @@ class LaunchedProgram:
     folder: str  # in which it is started; empty: not known
     # What the reading rests on, in sentences
     assumed: tuple[str, ...] = ()
+    is_example: bool = False  # of a document: the GPUs are those of the request
 
 
 def program_of(choice: FileChoice) -> LaunchedProgram | None:
@@ -57,9 +58,7 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     commands = launch_commands(choice, text)
     if any(starts_framework(command) for command in commands):
         return None
-    programs: list[LaunchedProgram] = []
-    for command in commands:
-        programs += _programs_in(command, choice)
+    programs = programs_in(commands, choice)
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
         lines = [program.line for program in programs]
@@ -68,7 +67,18 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     return programs[0] if programs else None
 
 
-def _programs_in(command: SimpleCommand, choice: FileChoice) -> Iterator[LaunchedProgram]:
+def programs_in(commands: Sequence[SimpleCommand], choice: FileChoice) -> list[LaunchedProgram]:
+    """Return the training scripts that the commands of a launch start."""
+    programs: list[LaunchedProgram] = []
+    for command in commands:
+        programs += _program_of_command(command, choice)
+    return programs
+
+
+def _program_of_command(
+    command: SimpleCommand,
+    choice: FileChoice,
+) -> Iterator[LaunchedProgram]:
     """Yield the training script of a command, if there is one."""
     texts = [word.text for word in command.words]
     start = _start_of_launch(texts)
@@ -182,6 +192,8 @@ def read_launched_program(
 ) -> UserFile:
     """Inspect the script, and add the settings of its launcher."""
     launch = _launch_settings(program)
+    if program.is_example:
+        launch = replace(launch, processes=None)
     choice = replace(program.choice, ranks=launch.processes)
     file = read_training_script(choice, python, hardware, method, is_predicted)
     origin = Origin(

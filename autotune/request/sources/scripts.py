@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import shlex
+from dataclasses import replace
 from pathlib import Path
 
+from autotune.core.errors import AutotuneError
 from autotune.core.job import Hardware
+from autotune.request.sources.documented_launch import documented_launches
 from autotune.request.sources.launch_script import read_launch_script
-from autotune.request.sources.launched_program import program_of, read_launched_program
+from autotune.request.sources.launched_program import (
+    LaunchedProgram,
+    program_of,
+    read_launched_program,
+)
 from autotune.request.sources.reader import SourceReader
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import FileChoice, UserFile
@@ -23,8 +31,55 @@ def read_script(
 ) -> UserFile:
     """Read a launch script or a training script, once."""
     if choice.flag == "--script":
-        return reader.once(read_training_script, choice, *inspection)
+        return _read_with_its_arguments(choice, reader, inspection)
     program = reader.once(program_of, choice)
     if program is None:
         return reader.once(read_launch_script, choice, stated_by_flags)
     return reader.once(read_launched_program, program, *inspection)
+
+
+MOST_LAUNCHES = 2  # documented ones that are tried: each runs the script once more
+
+
+def _read_with_its_arguments(
+    choice: FileChoice,
+    reader: SourceReader,
+    inspection: Inspection,
+) -> UserFile:
+    """Read a training script as typed; where it lacks arguments, as its project starts it."""
+    *_, is_predicted = inspection
+    if choice.arguments or not is_predicted:
+        return reader.once(read_training_script, choice, *inspection)
+
+    # 1. As typed.
+    file: UserFile | None = None
+    refusal: AutotuneError | None = None
+    try:
+        file = reader.once(read_training_script, choice, *inspection)
+        if not file.unstated:
+            return file
+    except AutotuneError as error:
+        refusal = error
+
+    # 2. As one of the project's documents starts it.
+    for program in reader.once(documented_launches, choice)[:MOST_LAUNCHES]:
+        try:
+            documented = reader.once(read_launched_program, program, *inspection)
+        except AutotuneError:
+            continue
+        if not documented.unstated or file is None:
+            return _with_arguments_said(documented, program)
+    if refusal is not None:
+        raise refusal
+    assert file is not None
+    return file
+
+
+def _with_arguments_said(file: UserFile, program: LaunchedProgram) -> UserFile:
+    arguments = shlex.join(program.choice.arguments)
+    sentence = (
+        f"the arguments of {program.launch_path}, line {program.line}: {arguments}. Give others"
+        f" after two dashes: --script {program.choice.path} -- ARGUMENTS"
+    )
+    config = replace(file.config, assumed=(sentence, *file.config.assumed))
+    return replace(file, config=config)

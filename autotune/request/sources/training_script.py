@@ -91,7 +91,14 @@ def read_training_script(
         origins=dict.fromkeys(config.settings, origin),
         script=script,
         trainer=script_trainer(trainer, script),
+        unstated=_unstated(inspection),
     )
+
+
+def _unstated(inspection: ScriptInspection) -> tuple[str, ...]:
+    """Return the arguments that placeholders stand for, and those without a model."""
+    absent = inspection.absent
+    return (*absent.get("model argument", ()), *absent.get("argument", ()))
 
 
 def _unsloth_file(script: UserScript, model: Model) -> UserFile:
@@ -104,7 +111,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=assumed,
+        assumed=(*assumed, *_passed_over(inspection)),
     )
     return UserFile(
         framework="unsloth",
@@ -114,6 +121,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         config=config,
         origins=dict.fromkeys(settings, _configuration_place(script)),
         script_gpus=ScriptGpus(count=1, stated="unsloth trains on one GPU"),
+        unstated=_unstated(inspection),
     )
 
 
@@ -234,7 +242,7 @@ def _is_stand_in(inspection: ScriptInspection, stand_in: Model) -> bool:
     """Return True if the script's model is the one that was taken for it."""
     name = inspection.model.name
     if "model argument" in inspection.absent or not name:
-        return name in (None, "", "None", stand_in.name)
+        return not name or name == "None" or stand_in.name in name
     try:
         model_lookup.find_model(name)
     except BadInput:
@@ -254,6 +262,7 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             f"rows of max_length={length} tokens, although the script's own data_collator makes"
             " them: --set max_length=N gives the longest"
         )
+    yield from _passed_over(inspection)
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
     if trainings > 1:
@@ -261,6 +270,11 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
             " others: --method names another, but for grpo"
         )
+
+
+def _passed_over(inspection: ScriptInspection) -> Iterator[str]:
+    for check in inspection.passed_over:
+        yield f"a check that ends the script here passes where it trains: {check}"
 
 
 def _notes(script: UserScript) -> Iterator[str]:

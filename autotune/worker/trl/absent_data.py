@@ -12,7 +12,7 @@ import json
 import os
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,13 @@ CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt
 # Readers of pandas, and constructors of a dataset from what they return.
 FRAME_READERS = ("read_csv", "read_json", "read_parquet", "read_excel", "read_table")
 CONSTRUCTORS = ("from_pandas", "from_list", "from_dict")
+FILE_READERS = (
+    "from_json",
+    "from_csv",
+    "from_parquet",
+    "from_text",
+    "load_from_disk",
+)
 
 FINDERS = (
     (os.path, "exists"),
@@ -40,7 +47,15 @@ FINDERS = (
     (Path, "is_file"),
     (Path, "is_dir"),
 )
-NAMING_OPTIONS = ("data_files", "path", "dataset_path", "filepath_or_buffer", "path_or_buf")
+NAMING_OPTIONS = (
+    "data_files",
+    "path",
+    "path_or_paths",
+    "dataset_path",
+    "dataset_dict_path",
+    "filepath_or_buffer",
+    "path_or_buf",
+)
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
@@ -68,6 +83,8 @@ class PlaceholderText(str):
 
     def get(self, *_: Any) -> Any:
         return self
+
+    strip = lstrip = rstrip = lower = upper = replace = get
 
 
 class _Parts(list[Any]):
@@ -179,6 +196,8 @@ class PlaceholderRows:
         return [(split, self) for split in self.keys()]
 
 
+Sequence.register(PlaceholderRows)  # for random.sample
+
 MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
 """End of a size in the name of a model's folder: `../Qwen2.5-0.5B-Instruct/`."""
 
@@ -206,7 +225,10 @@ class _PlaceholderFile(io.StringIO):
             yield TEXT
 
     def read(self, *_: Any) -> Any:
-        return TEXT
+        """Return the whole once: who reads parts until the end comes to one."""
+        is_read = self.tell() > 0
+        self.seek(1)
+        return "" if is_read else TEXT
 
     def readlines(self, *_: Any) -> list[Any]:
         return list(self)
@@ -321,6 +343,10 @@ def frames(report: Report) -> Iterator[None]:
         for name in FRAME_READERS:
             read = _reader(getattr(pandas, name), report)
             stack.enter_context(attribute(pandas, name, read))
+        for owner in (datasets.Dataset, datasets.DatasetDict):
+            for name in FILE_READERS:
+                read = _reader(getattr(owner, name), report)
+                stack.enter_context(attribute(owner, name, staticmethod(read)))
         for name in CONSTRUCTORS:
             construct = _constructor(getattr(datasets.Dataset, name))
             stack.enter_context(attribute(datasets.Dataset, name, staticmethod(construct)))
@@ -338,9 +364,18 @@ def _constructor(construct: Callable[..., Any]) -> Callable[..., Any]:
         for part in parts:
             if isinstance(part, PlaceholderRows):
                 return part
+        if isinstance(source, list) and any(map(_has_placeholder, source[:LISTED_ROWS])):
+            return PlaceholderRows()
         return construct(source, *args, **options)
 
     return constructed
+
+
+def _has_placeholder(row: Any) -> bool:
+    """Return True for a placeholder, and for a row that a script made of one."""
+    if isinstance(row, _Row):
+        return True
+    return isinstance(row, dict) and any(map(_is_placeholder, row.values()))
 
 
 @contextmanager

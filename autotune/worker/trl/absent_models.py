@@ -97,7 +97,7 @@ class AbsentModels:
                 return load(own_class, model, name, **options)
             except (OSError, ValueError):
                 if options.get("is_trainable"):
-                    raise ScriptFailed("unknown_model", f"the adapter {name}") from None
+                    raise ScriptFailed("unknown_adapter", str(name)) from None
             self._report("adapter", str(name))
             model.merge_and_unload = lambda *_, **__: model
             return model

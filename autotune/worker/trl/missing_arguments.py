@@ -45,6 +45,9 @@ ABSENT_TEXT = "absent.jsonl"
 ABOUT_DATA = re.compile(r"data|file|image|video|folder|dir|train|split|json|prompt", re.IGNORECASE)
 SECRET = re.compile(r"TOKEN|KEY|SECRET|PASSWORD|WANDB", re.IGNORECASE)
 NOT_DATA = re.compile(r"output|cache|log|config|resume|checkpoint|hub|adapter", re.IGNORECASE)
+SETTINGS_FILE = re.compile(r"(?:^|_)(?:config|recipe|yaml|spec)(?:_|$)", re.IGNORECASE)
+"""Name of an argument with a file of settings, which no placeholder can stand for."""
+
 LIKELY_ERROR = 0.85  # similarity from which an unknown key is taken for a typing error
 
 
@@ -124,6 +127,8 @@ def _complete(
         action.required = False
         option = action.option_strings[0]
         unstated.report("argument", f"{option} {value}")
+        return
+    if SETTINGS_FILE.search(action.dest):
         return
     is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
     is_filled = unstated.fills and _is_about_data(parser, action.dest)

@@ -23,7 +23,7 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
-from . import former_arguments
+from . import former_arguments, user_source
 from .absent_packages import Anything
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
@@ -171,7 +171,7 @@ def _with_place(trainer: CapturedTrainer) -> str:
 
 def _enter_package(path: Path, main: types.ModuleType) -> None:
     """Make a file with relative imports a module of its package, as `python -m` does."""
-    tree = ast.parse(path.read_bytes(), filename=str(path))
+    tree = user_source.tree_of(path.read_bytes(), str(path))
     levels = [node.level for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
     level = max(levels, default=0)
     if not level:
@@ -205,20 +205,20 @@ def _run(
     sys.modules["__main__"] = main
     try:
         _enter_package(path, main)
-        # Annotations are the script's own: this file's `from __future__` must not apply to it.
-        code = compile(path.read_bytes(), str(path), "exec", dont_inherit=True)
-        exec(code, main.__dict__)
+        exec(user_source.compiled(path.read_bytes(), str(path)), main.__dict__)
     except CaptureDone:
         pass
     except SystemExit as ended:
         if not capture.trainers:
-            raise ScriptFailed("ended", str(ended.code)) from None
+            check = user_source.check_of(ended, is_library)
+            raise ScriptFailed("ended", str(ended.code), check=check) from None
     except ScriptFailed:
         raise
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         line = _line_of(error, str(path))
-        raise ScriptFailed("crashed", text, line=line) from error
+        check = user_source.check_of(error, is_library)
+        raise ScriptFailed("crashed", text, line=line, check=check) from error
     return main
 
 

@@ -6,7 +6,7 @@ The request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
      "ranks": n | null, "absent": true, "model": name | null,
-     "stand_in": name | null, "fills": false,
+     "stand_in": name | null, "fills": false, "passed_over": [[file, line of a check], ...],
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
@@ -33,8 +33,10 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model",
-               "text": ..., "line": n, "log": ...}}
+               | "no_model" | "unknown_model"
+               | "unknown_adapter" | "other_adapter",
+               "text": ..., "line": n, "log": ...,
+               "check": {"file": ..., "line": n, "text": ...} | null}}
 """
 
 from __future__ import annotations
@@ -63,6 +65,7 @@ from . import (
     composed_config,
     missing_arguments,
     named_gpus,
+    user_source,
 )
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
@@ -80,12 +83,14 @@ from .vllm_engines import without_vllm
 SPECIAL = ("tools", "rollout_func", "environment_factory")
 # Names of PEFT's configuration, and those of the settings.
 LORA = {
-    "r": "lora_r",
     "lora_alpha": "lora_alpha",
     "lora_dropout": "lora_dropout",
     "use_rslora": "use_rslora",
     "use_dora": "use_dora",
 }
+RANKS = {"LORA": "r", "ADALORA": "init_r"}
+"""Kind of PEFT's adapter -> name of its rank. AdaLoRA prunes: its first rank is its largest."""
+
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
 GENERATING = ("grpo", "rloo", "async-grpo")  # methods whose prompts are measured
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
@@ -181,6 +186,8 @@ class AbsentParts:
 
         with ExitStack() as stack:
             stack.enter_context(absent_data.placeholders(self.report))
+            checks = [user_source.Check(*place) for place in request.get("passed_over", ())]
+            stack.enter_context(user_source.without_checks(checks, is_library))
             fills = bool(request.get("fills"))
             stack.enter_context(absent_data.own_files(is_library, self.report, finds=fills))
             stack.enter_context(absent_data.frames(self.report))
@@ -338,13 +345,19 @@ def _adapter(arguments: Settings) -> Result | None:
         adapter = next(iter(configs))
     if adapter is None:
         return None
+    kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+    if kind not in RANKS:
+        raise ScriptFailed("other_adapter", kind)
     settings = {}
-    for peft_name, name in LORA.items():
+    for peft_name, name in {**LORA, RANKS[kind]: "lora_r"}.items():
         settings[name] = _json_or_none(getattr(adapter, peft_name, None))
     targets = getattr(adapter, "target_modules", None)
     if isinstance(targets, set | frozenset | list | tuple):
         targets = sorted(targets)
     settings["lora_target_modules"] = targets
+    # Modules that are trained whole, with gradients and optimizer states of their own.
+    if trained_whole := getattr(adapter, "modules_to_save", None):
+        settings["lora_modules_to_save"] = list(trained_whole)
     return {name: value for name, value in settings.items() if value is not None}
 
 

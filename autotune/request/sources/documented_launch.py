@@ -1,0 +1,209 @@
+"""Launches by which a project starts its training script: lines of its documents and scripts.
+
+A script that is named without the arguments of its launch often stops, or trains something else
+than its author does. The project says how it is started: in the script's own usage, in a README,
+in a shell script. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core.errors import AutotuneError
+from autotune.core.files import read_text
+from autotune.core.shell_script import commands_of
+from autotune.core.units import KIB
+from autotune.request.sources.launch_text import launch_commands
+from autotune.request.sources.launched_program import LaunchedProgram, programs_in
+from autotune.request.values import FileChoice
+
+STARTING_FILES = (
+    ".md",
+    ".rst",
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+    "makefile",
+    ".mk",
+)
+"""Ends of the names of files that start a script, in lower case."""
+
+SHELL_DOCUMENTS = (
+    ".sh",
+    ".bash",
+    ".slurm",
+    ".sbatch",
+)
+NOT_RUN = frozenset(
+    {
+        "py_compile",
+        "compileall",
+        "pytest",
+        "pdb",
+        "-c",
+    }
+)
+"""Words of an interpreter that runs no script."""
+
+FOREIGN_FOLDERS = frozenset(
+    {
+        "node_modules",
+        "site-packages",
+        "venv",
+        "env",
+        "wandb",
+        "outputs",
+    }
+)
+MOST_FOLDERS = 1000
+MOST_DOCUMENTS = 200
+MOST_DOCUMENT_BYTES = 512 * KIB
+
+BEFORE_COMMAND = re.compile(r"^[\s>$#*+-]*`{0,3}\s*(?:\d+\.\s+)?`?")
+"""What stands before a command in a line of a document."""
+
+IS_COMMAND = re.compile(
+    r"^(?:[A-Z_][A-Z_0-9]*=\S*\s+)*(?:[\w./-]*python[\d.]*|accelerate|torchrun|"
+    r"deepspeed|uv|poetry|srun|nohup|exec|CUDA_VISIBLE_DEVICES=\S*)\s"
+)
+BLANK = re.compile(r"[<>\[\]{}|]|\.\.\.|…|path/to|your[_-]", re.IGNORECASE)
+"""Sign of an argument that a reader has to fill in."""
+
+TRIAL = re.compile(r"smoke|debug|dry|overfit|(?:^|[^a-z])test", re.IGNORECASE)
+MODEL_OPTION = re.compile(r"--[\w-]*(?:model|config|recipe)", re.IGNORECASE)
+
+
+def documented_launches(choice: FileChoice) -> list[LaunchedProgram]:
+    """Return the launches of the script with arguments: whole trainings before trials, those that
+    name a model or a configuration before others, the nearest document first.
+    """
+    script = Path(choice.path)
+    programs: dict[FileChoice, LaunchedProgram] = {}
+    for document in (script, *_documents(script)):
+        for program in _programs_of(document, script, choice):
+            if program.choice.arguments:
+                programs.setdefault(program.choice, program)
+    return sorted(programs.values(), key=_unlikeliness)
+
+
+def _unlikeliness(program: LaunchedProgram) -> tuple[bool, bool]:
+    arguments = program.choice.arguments
+    is_trial = any(TRIAL.search(argument) for argument in arguments)
+    names_model = any(MODEL_OPTION.match(argument) for argument in arguments)
+    return is_trial, not names_model
+
+
+def _programs_of(
+    document: Path,
+    script: Path,
+    choice: FileChoice,
+) -> Iterator[LaunchedProgram]:
+    """Yield the launches of the script in a document, as of this machine's user."""
+    text = _text_of(document)
+    stem = re.escape(script.stem)
+    script_name = re.compile(rf"(?<![\w-]){stem}(?:\.py)?(?![\w.-])")
+    if not script_name.search(text):
+        return
+    place = FileChoice(
+        flag="--from-command",
+        path=str(document),
+        model=choice.model,
+    )
+    reading = _programs_in_script if document.suffix in SHELL_DOCUMENTS else _programs_in_lines
+    for program in reading(text, script_name, place):
+        is_run = NOT_RUN.isdisjoint(program.launcher)
+        started = Path(program.choice.path)
+        if is_run and started.resolve() == script.resolve():
+            launched = replace(
+                program.choice,
+                path=choice.path,
+                rewards=choice.rewards,
+            )
+            yield replace(program, choice=launched, is_example=True)
+
+
+def _programs_in_script(
+    text: str,
+    _: re.Pattern[str],
+    place: FileChoice,
+) -> list[LaunchedProgram]:
+    """Return the launches of a shell script, with its variables."""
+    try:
+        return programs_in(launch_commands(place, text), place)
+    except AutotuneError:  # no script that can be read
+        return []
+
+
+def _programs_in_lines(
+    text: str,
+    script_name: re.Pattern[str],
+    place: FileChoice,
+) -> Iterator[LaunchedProgram]:
+    """Yield the launches in the lines of a text."""
+    for line, command in _commands(text, script_name):
+        try:
+            programs = programs_in(commands_of(command), place)
+        except AutotuneError:  # a line that is no shell command
+            continue
+        for program in programs:
+            yield replace(program, line=line)
+
+
+def _commands(text: str, script_name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that starts a script of this name, with the lines that
+    continue it.
+    """
+    lines = enumerate(text.splitlines(), 1)
+    for first_line, line in lines:
+        command = BEFORE_COMMAND.sub("", line)
+        if not IS_COMMAND.match(f"{command} "):
+            continue
+        while command.rstrip().endswith("\\"):
+            _, continuation = next(lines, (0, ""))
+            command = command.rstrip().removesuffix("\\")
+            command = f"{command} {continuation.strip()}"
+        command, _, _ = command.partition("`")
+        if script_name.search(command) and not BLANK.search(command):
+            yield first_line, command
+
+
+def _documents(script: Path) -> list[Path]:
+    """Return the documents of the script's project, the nearest first."""
+    top = Path.cwd()
+    folder = script.resolve().parent
+    if not folder.is_relative_to(top):
+        top = folder
+
+    def distance(document: Path) -> int:
+        way = os.path.relpath(document.resolve().parent, folder)
+        return len(Path(way).parts)
+
+    documents = sorted(_documents_below(top), key=distance)
+    return documents[:MOST_DOCUMENTS]
+
+
+def _documents_below(top: Path) -> Iterator[Path]:
+    walk = os.walk(top)
+    for place, folders, names in itertools.islice(walk, MOST_FOLDERS):
+        folders[:] = filter(_is_of_project, sorted(folders))
+        for name in sorted(names):
+            if name.lower().endswith(STARTING_FILES):
+                document = os.path.relpath(Path(place, name))
+                yield Path(document)
+
+
+def _is_of_project(folder: str) -> bool:
+    return not folder.startswith(".") and folder not in FOREIGN_FOLDERS
+
+
+def _text_of(document: Path) -> str:
+    try:
+        return read_text(document, largest_bytes=MOST_DOCUMENT_BYTES, way_out="")
+    except AutotuneError:
+        return ""

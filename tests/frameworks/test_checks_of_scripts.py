@@ -1,0 +1,165 @@
+"""Checks by which a training script ends where its author's machine, data or arguments are not.
+
+The worker really runs the scripts; the expected settings are read off their sources here.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from textwrap import dedent
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.core.user_script import ScriptInspection
+from autotune.frameworks.trl.script_inspection import look_at
+from autotune.machine.hardware_detection import hardware
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest
+from autotune.request.request_parser import parse_request
+
+pytest.importorskip("trl")
+pytestmark = pytest.mark.slow
+
+SFT = """
+from datasets import Dataset
+from peft import AdaLoraConfig, IA3Config, LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+SFTTrainer(
+    model="Qwen/Qwen2.5-0.5B",
+    args=SFTConfig(output_dir="out", per_device_train_batch_size=3, max_length=1536),
+    train_dataset=Dataset.from_json("rows/absent.json"),
+    peft_config=ADAPTER,
+).train()
+"""
+
+
+@pytest.fixture(autouse=True)
+def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)
+
+
+def sft(head: str = "", adapter: str = "None") -> str:
+    return dedent(head) + SFT.replace("ADAPTER", adapter)
+
+
+def look(source: str, **options: Any) -> ScriptInspection:
+    Path("train.py").write_text(source)
+    return look_at(
+        "train.py",
+        (),
+        python=Path(sys.executable),
+        hardware=hardware("8xH100"),
+        rewards="real",
+        replaces_absent=True,
+        **options,
+    ).look
+
+
+def predicted(source: str, **options: Any) -> ParsedRequest:
+    Path("train.py").write_text(source)
+    flags = Flags(script="train.py", gpus="8xH100", mode="predict", **options)
+    return parse_request(flags)
+
+
+CHECKS = """
+    import os, sys
+    from pathlib import Path
+    assert os.path.isdir("/data1")
+    if not Path("/models").exists():
+        print("fetch the model first")
+        sys.exit(1)
+    if "MY_DATASET" not in os.environ:
+        raise RuntimeError("set MY_DATASET")
+"""
+
+
+def test_checks_that_only_the_authors_machine_passes() -> None:
+    inspection = look(sft(CHECKS))
+    assert inspection.raw["max_length"] == 1536
+    places = [check.partition(": ")[0] for check in inspection.passed_over]
+    assert places == ["train.py, line 4", "train.py, line 7", "train.py, line 9"]
+
+
+def test_an_answer_says_which_checks_it_passed_over() -> None:
+    request = predicted(sft(CHECKS))
+    (first, *_) = [text for text in request.assumed_of_file if "check" in text]
+    assert "train.py, line 4: assert os.path.isdir('/data1')" in first
+
+
+@pytest.mark.parametrize(
+    "check",
+    [
+        "if 3 % 2:\n    raise ValueError('the batch must be even')\n",
+        "def stop():\n    raise ValueError('dataset is broken')\nstop()\n",  # under no condition
+    ],
+)
+def test_checks_that_end_the_script_wherever_it_runs(check: str) -> None:
+    with pytest.raises(BadInput, match=r"batch must be even|dataset is broken"):
+        look(sft(check))
+
+
+def test_a_check_that_the_script_handles_itself() -> None:
+    """The script goes on with its own model: nothing was passed over."""
+    inspection = look(
+        sft(
+            """
+            import os
+            try:
+                if not os.path.exists("/models/mine"):
+                    raise FileNotFoundError("/models/mine")
+                raise SystemExit("never")
+            except FileNotFoundError:
+                pass
+            """
+        )
+    )
+    assert inspection.passed_over == ()
+
+
+def test_modules_of_a_later_python() -> None:
+    Path("helpers.py").write_text('ROW = {"a": 3}\nNAME = f"{ROW["a"]} rows"\n')
+    inspection = look(sft("from helpers import NAME\nassert NAME == '3 rows'\n"))
+    assert inspection.raw["per_device_train_batch_size"] == 3
+
+
+def test_the_rank_of_adalora_is_the_one_before_it_prunes() -> None:
+    adapter = "AdaLoraConfig(init_r=24, target_r=4, total_step=100, task_type='CAUSAL_LM')"
+    assert (look(sft(adapter=adapter)).adapter or {})["lora_r"] == 24
+
+
+def test_modules_that_an_adapter_trains_whole() -> None:
+    adapter = "LoraConfig(r=8, modules_to_save=['embed_tokens', 'lm_head'])"
+    request = predicted(sft(adapter=adapter))
+    whole = request.job.task.workload.user_settings["lora_modules_to_save"]
+    assert whole == ["embed_tokens", "lm_head"]
+
+
+def test_another_kind_of_adapter_is_not_read_as_lora() -> None:
+    with pytest.raises(BadInput, match="adapter of the kind IA3"):
+        look(sft(adapter="IA3Config(task_type='CAUSAL_LM')"))
+
+
+NEEDS_CONFIG = """
+    import argparse, json
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--settings")
+    stated = parser.parse_args().settings
+    LENGTH = json.load(open(stated))["length"]
+"""
+
+
+def test_a_script_without_its_arguments_is_read_as_the_project_starts_it() -> None:
+    Path("settings.json").write_text('{"length": 640}')
+    Path("README.md").write_text("    python train.py --settings settings.json\n")
+    request = predicted(sft(NEEDS_CONFIG).replace("1536", "LENGTH"))
+    assert request.job.task.workload.script is not None
+    assert request.job.task.workload.script.look.raw["max_length"] == 640
+    assert request.assumed_of_file[0].startswith(
+        "the arguments of README.md, line 1: --settings settings.json. Give others"
+    )
