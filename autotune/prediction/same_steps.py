@@ -11,10 +11,12 @@ from typing import Any
 
 SETTINGS_WITHOUT_EFFECT = frozenset(
     """
-    learning_rate lr_scheduler_type warmup_ratio warmup_steps seed data_seed weight_decay
+    learning_rate lr_scheduler_type lr_scheduler_kwargs warmup_ratio warmup_steps weight_decay
+    seed data_seed dataset_num_proc tf32 vllm_server_base_url vllm_server_host vllm_server_port
+    vllm_server_timeout
     adam_beta1 adam_beta2 adam_epsilon epsilon epsilon_high
     temperature top_p top_k min_p repetition_penalty
-    mask_truncated_completions scale_rewards importance_sampling_level
+    mask_truncated_completions scale_rewards reward_weights importance_sampling_level
     """.split()
 )
 """Numbers that a step computes with, and allocates nothing for; the last line decides a few numbers
@@ -52,7 +54,8 @@ def same_settings(settings: Mapping[str, Any]) -> Mapping[str, object]:
         if name not in SETTINGS_WITHOUT_EFFECT and STATED_DEFAULTS.get(name) != value:
             deciding[name] = value
 
-    if deciding.get("loss_type") in AVERAGES:
+    loss = deciding.get("loss_type")
+    if isinstance(loss, str) and loss in AVERAGES:  # DPO has lists of losses
         deciding["loss_type"] = AVERAGE
     if deciding.get("beta"):
         deciding["beta"] = SOME_BETA

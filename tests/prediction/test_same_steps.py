@@ -62,6 +62,13 @@ def one_tracer() -> Iterator[TraceSettings]:
     [
         ({}, {"temperature": 0.9, "top_p": 0.95, "top_k": 50, "repetition_penalty": 1.1}),
         ({}, {"weight_decay": 0.1, "max_grad_norm": 0.5, "epsilon_high": 0.28}),
+        (
+            {},
+            {
+                "lr_scheduler_type": "cosine_with_min_lr",
+                "lr_scheduler_kwargs": {"min_lr_rate": 0.1},
+            },
+        ),
         ({}, {"mask_truncated_completions": True, "lora_dropout": 0.1}),
         ({"beta": 0.04}, {"beta": 0.001}),
         ({}, {"gradient_checkpointing_kwargs": {"use_reentrant": False}}),
@@ -74,9 +81,9 @@ def test_the_same_allocations_are_made(
     traced: TraceSettings,
 ) -> None:
     trace = traced(settings)
-    other = traced(changed)
-    assert sorted(other.sizes) == sorted(trace.sizes)
-    assert phase_peaks(other) == phase_peaks(trace)
+    changed_trace = traced(changed)
+    assert sorted(changed_trace.sizes) == sorted(trace.sizes)
+    assert phase_peaks(changed_trace) == phase_peaks(trace)
 
 
 @pytest.mark.parametrize(

@@ -99,6 +99,7 @@ def ship(folder: Path, model: StepModel) -> None:
         {"adapter": {"lora_r": 16, "lora_target_modules": ["v_proj", "q_proj"]}},  # PEFT's own
         {"settings": {"gradient_checkpointing_kwargs": {"use_reentrant": False}}},
         {"settings": {"temperature": 0.9, "weight_decay": 0.1, "max_grad_norm": 0.2}},
+        {"settings": {"lr_scheduler_kwargs": {"min_lr_rate": 0.1}, "reward_weights": [1.0, 0.1]}},
         {"sharding": {"kind": "ddp", "ranks": 8, "options": {"find_unused_parameters": True}}},
         {"sharding": {"kind": "none", "ranks": 1}},
     ],
@@ -109,7 +110,7 @@ def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("settings", "others"),
+    ("settings", "changed"),
     [
         ({"beta": 0.04}, {"beta": 0.001}),
         ({"loss_type": "grpo"}, {"loss_type": "dr_grpo"}),
@@ -117,9 +118,14 @@ def test_what_no_allocation_depends_on_is_one_family(changes: dict[str, Any]) ->
 )
 def test_values_of_one_kind_are_one_family(
     settings: dict[str, Any],
-    others: dict[str, Any],
+    changed: dict[str, Any],
 ) -> None:
-    assert step_family(request(settings=settings)) == step_family(request(settings=others))
+    assert step_family(request(settings=settings)) == step_family(request(settings=changed))
+
+
+def test_a_list_of_losses_is_a_family() -> None:
+    losses = {"loss_type": ["sigmoid", "sft"]}
+    assert step_family(request(settings=losses)) != step_family(request())
 
 
 def test_all_projections_may_be_listed() -> None:
