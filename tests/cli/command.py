@@ -104,7 +104,7 @@ def _forked(
         tempfile.TemporaryFile("w+") as out,
         tempfile.TemporaryFile("w+") as err,
     ):
-        code = _fork_server().call(
+        code = _fork_server(os.environ.get("PYTHONPATH")).call(
             arguments,
             cwd=cwd,
             environment=environment(**variables),
@@ -117,7 +117,8 @@ def _forked(
 
 
 @functools.cache
-def _fork_server() -> ForkServer:
+def _fork_server(python_path: str | None) -> ForkServer:
+    """Return the server of this PYTHONPATH, which decides what its processes find."""
     folder = Path(tempfile.mkdtemp(prefix="fork-server-"))
     server = ForkServer(folder)
     atexit.register(shutil.rmtree, folder)

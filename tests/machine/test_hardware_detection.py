@@ -123,7 +123,7 @@ def test_more_than_are_here() -> None:
     assert not hardware("4xA100-40G", here=(A100, A100)).here, (
         "it can be predicted, and not measured"
     )
-    with pytest.raises(BadInput, match="1 are here"):
+    with pytest.raises(BadInput, match="this machine has 1"):
         hardware("2xlocal", here=(A100,))
 
 

@@ -188,7 +188,7 @@ def test_a_winner_that_was_only_lucky_in_its_probe_is_beaten_by_the_runner_up(
         ):
             return measured
         return replace(
-            measured, worst=replace(measured.worst, cycle_seconds=(1.5,) * plan.timed_cycles)
+            measured, worst=replace(measured.worst, cycle_seconds=(2.0,) * plan.timed_cycles)
         )
 
     study = open_study(
