@@ -86,6 +86,9 @@ ALL_LINEAR: Changes = ({"lora_target_modules": "all-linear"},)
 
 RANKS: Changes = ({"lora_r": 8}, {"lora_r": 32}, {"lora_r": 64})
 FLASH: Changes = ({"attn_implementation": "flash_attention_2"},)
+PACKED: Changes = ({"packing": True, "attn_implementation": "flash_attention_2"},)
+"""Rows of several examples, as most files for SFT have them."""
+
 FLOAT32: Changes = ({"dtype": "float32"},)
 """Weights of files for TRL that state no dtype; autocast computes in bfloat16."""
 
@@ -133,7 +136,9 @@ FULL_AS_IN_FILES = [
 ]
 """A reference model under ZeRO-3 is wrapped: its layers are not seen, and it has no step model."""
 
+PACKED_ROWS = combined(PACKED, OFFLINE_ROWS, (*AS_IT_IS, *ZERO))
 OFFLINE_AS_IN_FILES = [
+    *combined(PACKED, ALL_LINEAR),
     *combined(ALL_LINEAR, (*AS_IT_IS, *FOUR_BITS)),
     *combined(ALL_LINEAR, RANKS),
     *combined(ALL_LINEAR, FLASH),
@@ -211,7 +216,7 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "grpo", {LARGE_USE: OF_RANKS, USUAL: OF_RANKS}),
     *groups_of("lora", "grpo", {FURTHER: AS_IN_SMALL_FILES}),
     *groups_of("lora", "sft", {FURTHER: [*AS_IT_IS, *ALL_LINEAR]}),
-    *groups_of("full", "sft", {USUAL: [*AS_IT_IS, *ZERO]}),
+    *groups_of("full", "sft", {LARGE_USE: PACKED_ROWS, USUAL: [*AS_IT_IS, *ZERO, *PACKED_ROWS]}),
 )
 
 
