@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -26,7 +27,7 @@ def listed_models() -> list[str]:
     return names
 
 
-def answers(model: str, **flags: str) -> bool:
+def answers(model: str, **flags: Any) -> bool:
     """Return True if the package predicts the usual configuration of a model."""
     options = {"model": model, "gpus": "2xA100-40G", **flags}
     request = read_sources(flags_of(options), mode="predict").parse(limit_prompts=True)
@@ -65,6 +66,32 @@ def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
 def test_small_models_are_answered_for_sft_and_full_tuning(model: str, tuning: str) -> None:
     assert answers(model, tuning=tuning)
     assert answers(model, method="sft", tuning="lora")
+
+
+@pytest.mark.parametrize(
+    "model",
+    ["Qwen2.5-7B", "Llama-3.1-8B", "Qwen2.5-1.5B", "Qwen3-8B"],
+)
+def test_what_files_state_beyond_the_defaults_is_answered(model: str) -> None:
+    adapter = {"lora_target_modules": "all-linear", "use_vllm": True}
+    assert answers(model, tuning="lora", hold={**adapter, "beta": 0.001})
+    assert answers(model, tuning="lora", hold={**adapter, "temperature": 0.7})
+    assert answers(model, tuning="lora", hold={"load_in_4bit": True})
+    engine = {"attn_implementation": "flash_attention_2", "use_vllm": True}
+    assert answers(model, tuning="full", hold=engine)
+    assert answers(model, tuning="full", hold={**engine, "sharding": "zero3"})
+
+
+@pytest.mark.parametrize("rank", [8, 32, 64])
+def test_usual_ranks_are_answered(rank: int) -> None:
+    targets = {"lora_target_modules": "all-linear", "lora_r": rank}
+    assert answers("Qwen2.5-7B", tuning="lora", hold=targets)
+    assert answers("Llama-3.1-8B", tuning="lora", method="sft", hold=targets)
+
+
+def test_packed_rows_are_answered() -> None:
+    packed = {"packing": True, "attn_implementation": "flash_attention_2"}
+    assert answers("Qwen2.5-7B", tuning="full", method="sft", hold=packed)
 
 
 def test_another_shape_is_not() -> None:
