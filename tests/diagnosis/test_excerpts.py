@@ -81,24 +81,26 @@ def test_sets_without_sight_of_the_tables_are_named_at_85_percent() -> None:
     ]["table"]
 
 
-def test_the_ninth_set_was_read_once_after_its_rule() -> None:
+@pytest.mark.parametrize(
+    ("name", "named", "excerpts", "without_failure"),
+    [
+        ("ninth", 58, 63, 19),
+        ("tenth", 54, 64, 21),
+    ],
+)
+def test_a_set_with_a_rule_was_read_once_after_it(
+    name: str,
+    named: int,
+    excerpts: int,
+    without_failure: int,
+) -> None:
     readings = json.loads(
         (HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text()
     )
-    first = readings["ninth_excerpts_first_run"]
-    assert (first["named"], first["excerpts"]) == (58, 63)
-    assert first["without_failure"] == 19 and len(first["false_alarms"]) == 2
-    assert first["table"] != readings["ninth_excerpts_after_mending"]["table"]
-
-
-def test_the_tenth_set_was_read_once_after_its_rule() -> None:
-    readings = json.loads(
-        (HERE.parents[1] / "benchmarks" / "results" / "diagnose.json").read_text()
-    )
-    first = readings["tenth_excerpts_first_run"]
-    assert (first["named"], first["excerpts"]) == (54, 64)
-    assert first["without_failure"] == 21 and len(first["false_alarms"]) == 2
-    assert first["table"] != readings["tenth_excerpts_after_mending"]["table"]
+    first = readings[f"{name}_excerpts_first_run"]
+    assert (first["named"], first["excerpts"]) == (named, excerpts)
+    assert first["without_failure"] == without_failure and len(first["false_alarms"]) == 2
+    assert first["table"] != readings[f"{name}_excerpts_after_mending"]["table"]
 
 
 QUOTED = "ValueError: loss_mode must be one of 'a' or 'b', got 'c'"

@@ -112,3 +112,11 @@ def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
         timeout=600,
     )
     return folder
+
+
+@pytest.fixture
+def empty_hub_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run in an empty folder, offline, with nothing of the hub at hand."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.chdir(tmp_path)

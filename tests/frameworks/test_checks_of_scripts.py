@@ -21,7 +21,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_hub_cache")]
 
 SFT = """
 from datasets import Dataset
@@ -35,13 +35,6 @@ SFTTrainer(
     peft_config=ADAPTER,
 ).train()
 """
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
 
 
 def sft(head: str = "", adapter: str = "None") -> str:

@@ -24,7 +24,7 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment", "empty_hub_cache")]
 
 GRPO = """
     from datasets import load_dataset
@@ -37,13 +37,6 @@ GRPO = """
         train_dataset=load_dataset("nobody/rows", split="train"),
     ).train()
 """
-
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.chdir(tmp_path)
 
 
 @pytest.fixture(name="cards", scope="module")
