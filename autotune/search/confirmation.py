@@ -33,7 +33,10 @@ from autotune.search.trial_view import TrialView
 # logarithmic gain of 0.0014
 TRAINING_SECONDS = 86_400.0
 MIN_EXPECTED_GAIN = 0.003  # Gain that pays for any measurement, however long it takes
-PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes
+PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes at least
+# With settling, varied lengths, checkpoint and evaluation: about 3 on an H200, 3.9 on an emulated
+# H100 (benchmarks/results/first-light*)
+MOST_PROBES_PER_CONFIRMATION = 4
 # Confirmations after the first, except for pairs of the baseline, end at this share of the seconds
 # that the search took.
 MAX_TIME_SHARE = 1.0

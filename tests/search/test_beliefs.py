@@ -172,17 +172,39 @@ def test_the_last_load_is_ready_unless_it_ran_out_of_memory() -> None:
 
 def test_a_baseline_that_stays_the_best_needs_no_confirmation() -> None:
     """A load and a probe take 20 + 10 seconds, two more probes 20: 50 together. Another incumbent
-    has to be loaded again for its own two: 20 + 10 + 20 + 20 = 70.
+    has to be loaded again for its own confirmation, four probes: 20 + 10 + 20 + 40 = 90.
     """
     engine = [candidate for candidate in FITTING if candidate.knobs["use_vllm"]]
     plain = [candidate for candidate in FITTING if not candidate.knobs["use_vllm"]]
     incumbent = engine[0]
     pool = np.array([TABLE_ROWS[plain[0].id]])
-    for baseline, enough in ((incumbent, 60.0), (None, 80.0)):
+    for baseline, enough in ((incumbent, 60.0), (None, 100.0)):
         view: Any = TrialView(problem(baseline=baseline), [loaded_probe(incumbent)])
         view.estimates = _equally_fast(view, MACHINE.speed(incumbent))
         assert len(affordable(pool, view, enough, ())) == 1, baseline
         assert len(affordable(pool, view, enough - 20, ())) == 0, baseline
+
+
+def test_the_incumbents_own_probe_says_how_long_its_confirmation_takes() -> None:
+    """Its probe took 50 seconds, other ones 10: after a probe on its load, which takes 10, its
+    confirmation needs 4 * 50, not 4 * 10.
+    """
+    with_engine = [candidate for candidate in FITTING if candidate.knobs["use_vllm"]]
+    incumbent = with_engine[0]
+    incumbents_probe = loaded_probe(incumbent)
+    cost = replace(incumbents_probe.measurement.cost, total_seconds=70.0)
+    measurement = replace(incumbents_probe.measurement, cost=cost)
+    incumbents_probe = replace(incumbents_probe, measurement=measurement)
+    same_load = [rival for rival in with_engine if rival.load_key == incumbent.load_key]
+    slower = [loaded_probe(rival, rate=1.0) for rival in same_load[1:3]]
+    pool = np.array([TABLE_ROWS[same_load[3].id]])
+
+    view: Any = TrialView(problem(baseline=None), [incumbents_probe, *slower])
+    view.estimates = _equally_fast(view, MACHINE.speed(incumbent))
+
+    assert view.best().candidate == incumbent
+    assert len(affordable(pool, view, 230.0, ())) == 1
+    assert len(affordable(pool, view, 150.0, ())) == 0
 
 
 def _equally_fast(view: Any, rate: float) -> Any:
