@@ -17,6 +17,7 @@ from autotune.estimate.screening.request_points import (
     MICRO_STEP_CLASSES,
     POINT_SETTINGS,
     Request,
+    stale_generation,
 )
 from autotune.prediction.same_steps import same_adapter, same_settings
 
@@ -154,10 +155,7 @@ def step_family(request: Request) -> Mapping[str, object]:
         family["window"] = side
     # 2. The course of the micro-steps: their class, and how often a generation is reused.
     family["course"] = _course(point_of(request))
-    accumulation = settings.get("gradient_accumulation_steps")
-    steps = settings.get("steps_per_generation")
-    reuses_generation = steps not in (None, accumulation)
-    family["stale"] = (accumulation, steps) if reuses_generation else None
+    family["stale"] = stale_generation(request)
     return family
 
 

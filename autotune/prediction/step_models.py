@@ -3,7 +3,8 @@
 A step model answers for every point of a family without a training framework. The cache
 (`$XDG_CACHE_HOME/autotune/step-models`) holds those surveyed here, named by a hash of everything
 that decides them. The package ships models of common families, traced with one set of releases.
-They serve an environment of these releases, and one that cannot trace.
+They serve an environment of these releases, and one that cannot trace. A model of many micro-steps
+also serves fewer (`fewer_micro_steps`).
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ from autotune.core.errors import CannotPredict
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
 from autotune.core.space import fingerprint
 from autotune.core.trace import Trace
-from autotune.estimate.screening import Point, StepModel
-from autotune.estimate.screening.request_points import Request
+from autotune.estimate.screening import NotUniform, Point, StepModel, point_of
+from autotune.estimate.screening.fewer_micro_steps import with_fewer_micro_steps
+from autotune.estimate.screening.request_points import Request, with_many_micro_steps
 from autotune.prediction.step_families import covered, step_family
 from autotune.prediction.step_model_file import SurveyedModel, decoded, packed, unpacked
 from autotune.prediction.step_model_pack import OpenPack
@@ -78,7 +80,7 @@ class StepModels:
 
     def surveyed_points(self, request: Request) -> tuple[Point, ...]:
         """Return the points of the cached survey of this family; empty without one."""
-        surveyed = self._cached(request)
+        surveyed = _read_model(self._read(self._cache_file(request)))
         return () if surveyed is None else surveyed.points
 
     def keep(
@@ -135,7 +137,14 @@ class StepModels:
 
     def _cached(self, request: Request) -> SurveyedModel | None:
         content = self._read(self._cache_file(request))
-        return _read_model(content)
+        surveyed = _read_model(content)
+        if surveyed is not None or content == NO_MODEL:
+            return surveyed
+        many = with_many_micro_steps(request)
+        if many is None:
+            return None
+        content = self._read(self._cache_file(many))
+        return _read_model(content, point_of(request).micro_steps)
 
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
@@ -150,7 +159,15 @@ class StepModels:
 
     def _shipped_model(self, request: Request) -> SurveyedModel | None:
         pack = self._read(self._shipped / pack_name(request, self._adapter))
-        return _read_shipped(pack, shipped_name(request, self._adapter))
+        name = shipped_name(request, self._adapter)
+        surveyed = _read_shipped(pack, name)
+        if surveyed is not None:
+            return surveyed
+        many = with_many_micro_steps(request)
+        if many is None:
+            return None
+        name = shipped_name(many, self._adapter)
+        return _read_shipped(pack, name, point_of(request).micro_steps)
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Note the releases of the environment in which the step may be another one."""
@@ -217,23 +234,41 @@ def _shipped_family(request: Request) -> Mapping[str, object]:
 
 
 @lru_cache(MAX_DECODED)
-def _read_model(content: bytes | None) -> SurveyedModel | None:
+def _read_model(content: bytes | None, micro_steps: int | None = None) -> SurveyedModel | None:
+    """Return the model in a file; with `micro_steps`, for so few."""
     if not content:
         return None
     with contextlib.suppress(ValueError):  # truncated, or of another release of autotune
-        return unpacked(content)
+        return _for_micro_steps(unpacked(content), micro_steps)
     return None
 
 
 @lru_cache(MAX_DECODED)
-def _read_shipped(content: bytes | None, name: str) -> SurveyedModel | None:
+def _read_shipped(
+    content: bytes | None, name: str, micro_steps: int | None = None
+) -> SurveyedModel | None:
+    """Return the model of this name in a pack; with `micro_steps`, for so few."""
     if not content:
         return None
     with contextlib.suppress(ValueError):  # damaged, or of another release of autotune
         document = _opened(content).document(name)
         if document is not None:
-            return decoded(document)
+            return _for_micro_steps(decoded(document), micro_steps)
     return None
+
+
+def _for_micro_steps(surveyed: SurveyedModel, micro_steps: int | None) -> SurveyedModel | None:
+    if micro_steps is None:
+        return surveyed
+    try:
+        model = with_fewer_micro_steps(surveyed.model, micro_steps)
+    except NotUniform:
+        return None
+    points = []
+    for point in surveyed.points:
+        fewer = point._replace(micro_steps=micro_steps)
+        points.append(fewer)
+    return replace(surveyed, model=model, points=tuple(points))
 
 
 @lru_cache(MAX_OPEN)

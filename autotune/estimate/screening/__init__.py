@@ -13,6 +13,7 @@ sharding and allocator replay as a real one.
                     repetition, pairing, alignment,            the full depth
                     references, stretching, growth
     (b) step model  step_model       plain data, with (c) its value at a point
+    fewer_micro_steps                the step model of one to three micro-steps, from that of more
     families, request_points         step models in the terms of requests and ranks
 
 

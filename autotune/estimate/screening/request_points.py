@@ -34,9 +34,7 @@ def family_key(request: Request) -> str:
     of one class have the same events.
     """
     settings = dict(request["settings"])
-    accumulation = settings.get("gradient_accumulation_steps")
-    steps = settings.get("steps_per_generation")
-    stale = None if steps in (None, accumulation) else (accumulation, steps)
+    stale = stale_generation(request)
     for name in POINT_SETTINGS:
         settings.pop(name, None)
     course = min(point_of(request).micro_steps, MICRO_STEP_CLASSES)
@@ -95,6 +93,27 @@ def request_at(
     # 3. Depth.
     model = {**request["model"], "layers": layers}
     return {**request, "settings": settings, "lengths": lengths, "model": model}
+
+
+def with_many_micro_steps(request: Request) -> Request | None:
+    """Return the request with the least micro-steps of which more change nothing; None if it has as
+    many, or if optimizer steps reuse a generation.
+    """
+    point = point_of(request)
+    if point.micro_steps >= MICRO_STEP_CLASSES or stale_generation(request) is not None:
+        return None
+    many = point._replace(micro_steps=MICRO_STEP_CLASSES)
+    return request_at(request, many, request["model"].get("layers"))
+
+
+def stale_generation(request: Request) -> tuple[int | None, int] | None:
+    """Return the micro-steps of an optimizer step and of a generation, if they differ: steps then
+    reuse a generation. Else None.
+    """
+    settings = request["settings"]
+    accumulation = settings.get("gradient_accumulation_steps")
+    steps = settings.get("steps_per_generation")
+    return None if steps in (None, accumulation) else (accumulation, steps)
 
 
 def _group_size(requested: int, batch: int) -> int:

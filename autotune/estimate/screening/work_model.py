@@ -27,7 +27,7 @@ the closest one, where they would only fit the error.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -101,6 +101,12 @@ class WorkModel:
                 phases.append(_work(phase, columns, row))
             works.append(tuple(phases))
         return works
+
+    def scaled(self, phases: Collection[Phase], factor: float) -> WorkModel:
+        """Return the model with the full model's work of these phases times the factor."""
+        factors = [factor if count.phase in phases else 1.0 for count in self.counts]
+        column = np.array(factors)[:, np.newaxis]
+        return replace(self, coefficients=self.coefficients * column)
 
     def formulas_in(self, basis: Basis) -> Formulas:
         """Return the short model's formulas in a wider basis."""
