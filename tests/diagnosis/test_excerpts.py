@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import msgspec.yaml
 import pytest
-import yaml
 
 from autotune.diagnosis import diagnose
 from tests.every import for_each
@@ -32,7 +32,7 @@ EXCERPTS: list[dict[str, Any]] = [
             )
         ),
     )
-    for excerpt in yaml.safe_load((HERE / f"{name}.yaml").read_text())
+    for excerpt in msgspec.yaml.decode((HERE / f"{name}.yaml").read_text())
 ]
 UNNAMED = {
     "facebookresearch/ViewDiff#24": (
