@@ -29,6 +29,7 @@ EXCERPTS: list[dict[str, Any]] = [
                 "eighth",
                 "ninth",
                 "tenth",
+                "eleventh",
             )
         ),
     )
@@ -41,6 +42,7 @@ UNNAMED = {
     "vllm-project/vllm#17939": "an engine that did not start, without its reason",
     "qiancheng0/ToolRL#39": "a softmax of torch, without its caller",
     "ovg-project/kvcached#191": "a count of one project's own cache",
+    "verl-project/verl#4308": "an attribute of nothing, which any code may lack",
     "GanjinZero/RRHF#35": "a hangup from outside, which two other sets call no failure of the run",
     "open-mmlab/mmsegmentation#2085": "SIGTERM to a data loader: its sender is not known",
 }
