@@ -23,7 +23,7 @@ NO_BITS = re.compile(r"optim|double_quant|kv_|cache|aware")
 """Keys about bits of something else than the weights."""
 
 OFF = ("false", "none", "null", "no", "off", "0", "")
-DECIDING = re.compile(
+DECIDING_WORDS = re.compile(
     r"batch|seq|length|max_tokens|dtype|precision|fp16|bf16|checkpointing|offload|deepspeed|fsdp"
     r"|zero_stage|optim|vllm|freeze|ref_model|reference_model|layers|attn|attention|liger|packing"
 )
@@ -87,7 +87,7 @@ def decides_memory(name: str, value: object) -> bool:
     what fills a step, itself or below it.
     """
     for key in author_keys({name: value}):
-        is_of_step = DECIDING.search(key.name) and not OF_NO_STEP.search(key.place)
+        is_of_step = DECIDING_WORDS.search(key.name) and not OF_NO_STEP.search(key.place)
         is_of_adapter = ABOUT_ADAPTER.search(key.place) and not key.is_off
         if is_of_step or is_of_adapter or BITS.search(key.place) or key.name in MODEL_KEYS:
             return True
@@ -225,7 +225,7 @@ def _say_unread(keys: Sequence[AuthorKey], answer: AuthorSettings) -> None:
         is_read = (
             ABOUT_ADAPTER.search(key.place) or BITS.search(key.place) or key.name in MODULE_KEYS
         )
-        if DECIDING.search(key.name) and not OF_NO_STEP.search(key.place) and not is_read:
+        if DECIDING_WORDS.search(key.name) and not OF_NO_STEP.search(key.place) and not is_read:
             unread.append(str(key))
     if unread:
         listed = ", ".join(unread[:MOST_LISTED])

@@ -17,6 +17,7 @@ from autotune.core.files import read_text
 from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.author_keys import decides_memory
+from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
 from autotune.request.sources.documented_launch import launches_in, project_documents
 from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
@@ -79,7 +80,11 @@ def _origin(program: LaunchedProgram) -> str:
 
 
 def _needs_its_script(document: Document) -> bool:
-    """Return True if keys that TRL lacks may decide memory, or hold what does."""
+    """Return True if keys that TRL lacks may decide memory, or hold what does, unless the file is
+    of another program.
+    """
+    if not former_keys().foreign.keys().isdisjoint(document.content):
+        return False
     own_names = author_names(document)
     return any(decides_memory(name, document.content[name]) for name in own_names)
 

@@ -137,32 +137,61 @@ def check_of(error: BaseException, is_library: Callable[[str], bool]) -> dict[st
     user's that failed; None: there is none.
     """
     frames = list(traceback.walk_tb(error.__traceback__))
-    own_frames = [frame for frame in frames if not is_library(frame[0].f_code.co_filename)]
-    if not own_frames:
-        return None
-    for frame, line in reversed(own_frames):
+    is_deepest = True
+    for frame, line in reversed(frames):
         file = frame.f_code.co_filename
-        try:
-            tree = tree_of(Path(file).read_bytes(), file)
-        except (OSError, SyntaxError):
-            return None
-        check = _check_in(tree, line) if frame is frames[-1][0] else None
-        if check is not None:
-            return {"file": file, "kind": "check", **check}
+        if is_library(file):
+            is_deepest = False
+            continue
+        statement = _ending_statement(file, line, is_deepest)
+        if statement is not None and statement.kind == "check":
+            return statement.told(file)
         if isinstance(error, SystemExit | ImportError):
             return None
-        statement = _statement_in(tree, line)
         if statement is not None:
-            return {
-                "file": file,
-                "kind": "rows",
-                "line": statement.lineno,
-                "text": ast.unparse(statement)[:MOST_TOLD],
-            }
+            return statement.told(file)
+        is_deepest = False
     return None
 
 
-def _check_in(tree: ast.Module, line: int) -> dict[str, Any] | None:
+class _Statement(NamedTuple):
+    """Statement that ended a script."""
+
+    kind: str  # of `Check`
+    line: int
+    text: str
+
+    def told(self, file: str) -> dict[str, Any]:
+        """Return the statement as the worker's answer has it."""
+        return {
+            "file": file,
+            "line": self.line,
+            "kind": self.kind,
+            "text": self.text[:MOST_TOLD],
+        }
+
+
+def _ending_statement(file: str, line: int, may_be_check: bool) -> _Statement | None:
+    """Return the check in the line, else the statement without others in it."""
+    try:
+        content = Path(file).read_bytes()
+        tree = tree_of(content, file)
+    except (OSError, SyntaxError):
+        return None
+    check = _check_in(tree, line) if may_be_check else None
+    if check is not None:
+        return check
+    for node in ast.walk(tree):
+        if isinstance(node, SIMPLE_STATEMENTS) and _has_line(node, line):
+            return _Statement(
+                kind="rows",
+                line=node.lineno,
+                text=ast.unparse(node),
+            )
+    return None
+
+
+def _check_in(tree: ast.Module, line: int) -> _Statement | None:
     for node in ast.walk(tree):
         for statement in _checked(node):
             if not _has_line(statement, line):
@@ -170,15 +199,11 @@ def _check_in(tree: ast.Module, line: int) -> dict[str, Any] | None:
             text = ast.unparse(statement)
             if isinstance(node, ast.If):
                 text = f"{ast.unparse(node.test)} {text}"
-            return {"line": statement.lineno, "text": text[:MOST_TOLD]}
-    return None
-
-
-def _statement_in(tree: ast.Module, line: int) -> ast.stmt | None:
-    """Return the statement without others in it that has the line."""
-    for node in ast.walk(tree):
-        if isinstance(node, SIMPLE_STATEMENTS) and _has_line(node, line):
-            return node
+            return _Statement(
+                kind="check",
+                line=statement.lineno,
+                text=text,
+            )
     return None
 
 
