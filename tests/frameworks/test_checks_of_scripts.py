@@ -142,6 +142,12 @@ def test_an_error_of_a_script_without_placeholders_stays_one() -> None:
         look(source)
 
 
+def test_a_script_that_asks_is_not_waited_for() -> None:
+    """It would read the worker's own stdin, which never ends."""
+    asks = "from getpass import getpass\ntoken = getpass('token: ')\nname = input()\n"
+    assert look(sft(asks)).raw["max_length"] == 1536
+
+
 FURTHER = """
 from datasets import Dataset
 from peft import PeftModel

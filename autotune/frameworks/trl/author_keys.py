@@ -31,7 +31,6 @@ DECIDING_WORDS = re.compile(
 
 OF_NO_STEP = re.compile(r"eval|test|save|generation|infer|log|data|tokenizer|path|dir$")
 MOST_LISTED = 6
-MODEL_KEYS = ("model", "model_name", "model_id", "base_model", "pretrained_model")
 RANK_KEYS = ("r", "rank", "lora_r", "lora_rank")
 MODULE_KEYS = {
     "target_modules": "lora_target_modules",
@@ -80,18 +79,6 @@ def is_usual_switch(name: str) -> bool:
 def author_keys(content: Mapping[str, object]) -> list[AuthorKey]:
     """Return every value of a file, those inside blocks and lists of blocks included."""
     return list(_keys_below("", content))
-
-
-def decides_memory(name: str, value: object) -> bool:
-    """Return True if an author's key may decide memory: it is about a model, an adapter, bits, or
-    what fills a step, itself or below it.
-    """
-    for key in author_keys({name: value}):
-        is_of_step = DECIDING_WORDS.search(key.name) and not OF_NO_STEP.search(key.place)
-        is_of_adapter = ABOUT_ADAPTER.search(key.place) and not key.is_off
-        if is_of_step or is_of_adapter or BITS.search(key.place) or key.name in MODEL_KEYS:
-            return True
-    return False
 
 
 def _keys_below(place: str, value: object) -> Iterator[AuthorKey]:

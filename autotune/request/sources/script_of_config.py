@@ -16,7 +16,6 @@ from autotune.core.errors import AutotuneError
 from autotune.core.files import read_text
 from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
-from autotune.frameworks.trl.author_keys import decides_memory
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
 from autotune.request.sources.documented_launch import launches_in, project_documents
@@ -80,13 +79,11 @@ def _origin(program: LaunchedProgram) -> str:
 
 
 def _needs_its_script(document: Document) -> bool:
-    """Return True if keys that TRL lacks may decide memory, or hold what does, unless the file is
-    of another program.
+    """Return True if a file has keys that TRL lacks, and is of no other program: what loads its
+    model is the author's script, whatever the keys are about.
     """
-    if not former_keys().foreign.keys().isdisjoint(document.content):
-        return False
-    own_names = author_names(document)
-    return any(decides_memory(name, document.content[name]) for name in own_names)
+    is_of_other_program = not former_keys().foreign.keys().isdisjoint(document.content)
+    return not is_of_other_program and bool(author_names(document))
 
 
 def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
