@@ -135,19 +135,46 @@ OWN = "model_name: Qwen/Qwen2.5-3B\nmax_length: 512\n"
 @pytest.mark.parametrize(
     ("keys", "expected"),
     [
-        ("sft_adapter_path: runs/first\n", {"use_peft": True}),
-        ("lora:\n  r: 8\n  target_modules: [q_proj]\n", {"use_peft": True, "lora_r": 8}),
-        ("use_lora: false\nlora_r: 8\n", {"use_peft": False, "lora_r": 8}),
-        ("tuning: qlora\n", {"use_peft": True, "load_in_4bit": True}),
-        ("lora_r: 8\nuse_4bit: true\n", {"use_peft": True, "lora_r": 8, "load_in_4bit": True}),
-        ("lora_r: 8\nuse_4bit: false\nbnb_4bit_quant: nf4\n", {"use_peft": True, "lora_r": 8}),
-        ("quantization_bit: 8\n", {"use_peft": True, "load_in_8bit": True}),
+        (
+            "sft_adapter_path: runs/first\n",
+            {"use_peft": True},
+        ),
+        (
+            "lora:\n  r: 8\n  target_modules: [q_proj]\n",
+            {"use_peft": True, "lora_r": 8},
+        ),
+        (
+            "use_lora: false\nlora_r: 8\n",
+            {"use_peft": False, "lora_r": 8},
+        ),
+        (
+            "tuning: qlora\n",
+            {"use_peft": True, "load_in_4bit": True},
+        ),
+        (
+            "lora_r: 8\nuse_4bit: true\n",
+            {"use_peft": True, "lora_r": 8, "load_in_4bit": True},
+        ),
+        (
+            "lora_r: 8\nuse_4bit: false\nbnb_4bit_quant: nf4\n",
+            {"use_peft": True, "lora_r": 8},
+        ),
+        (
+            "quantization_bit: 8\n",
+            {"use_peft": True, "load_in_8bit": True},
+        ),
         (
             "lora_r: 8\nruns:\n  - {quantization_mode: 4bit}\n  - {quantization_mode: 8bit}\n",
             {"use_peft": True, "lora_r": 8, "load_in_4bit": True},
         ),
-        ("adapter_path: null\n", {}),
-        ("optimizer_bits: 8\n", {}),
+        (
+            "adapter_path: null\n",
+            {},
+        ),
+        (
+            "optimizer_bits: 8\n",
+            {},
+        ),
     ],
 )
 def test_adapter_and_bits_of_an_authors_file(

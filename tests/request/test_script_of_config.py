@@ -56,10 +56,22 @@ def programs(path: str = RECIPE_PATH) -> list[tuple[str, tuple[str, ...]]]:
 @pytest.mark.parametrize(
     ("document", "expected"),
     [
-        ("python mine/train.py --recipe configs/second.yaml --lr 1", ("--lr", "1")),
-        ("python mine/train.py --recipe=configs/second.yaml", ()),
-        ("python mine/train.py --recipe configs/first.yaml", ()),  # another of its folder
-        ("", ()),  # the script's own option
+        (
+            "python mine/train.py --recipe configs/second.yaml --lr 1",
+            ("--lr", "1"),
+        ),
+        (
+            "python mine/train.py --recipe=configs/second.yaml",
+            (),
+        ),
+        (
+            "python mine/train.py --recipe configs/first.yaml",
+            (),  # another of its folder
+        ),
+        (
+            "",
+            (),  # the script's own option
+        ),
     ],
 )
 def test_the_script_that_reads_a_file(document: str, expected: tuple[str, ...]) -> None:
