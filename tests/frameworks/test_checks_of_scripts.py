@@ -174,7 +174,7 @@ from datasets import Dataset
 from transformers import AutoTokenizer
 from trl import SFTConfig, SFTTrainer
 
-parts = ["Qwen", "Qwen3-8B"]
+parts = ["Qwen", "Qwen3" + "-8B"]
 tokenizer = AutoTokenizer.from_pretrained("/".join(parts))
 SFTTrainer(
     "runs/merged",
