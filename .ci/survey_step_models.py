@@ -149,12 +149,19 @@ PAIRED_ROWS: Changes = (batch(4, 4), batch(1, 16))
 FILES_OF_FULL_GRPO = combined(ANY_DTYPE, ENGINES[1:], ANY_REFERENCE, ANY_ZERO, ANY_ATTENTION)
 FILES_OF_LORA_GRPO = combined(ANY_DTYPE, ENGINES, ANY_TARGETS, ANY_ATTENTION)
 FILES_OF_FULL_SFT = combined(ANY_DTYPE, ANY_PACKING, ANY_ZERO, OFFLINE_ROWS)
-FILES_OF_LORA_SFT = combined(ANY_DTYPE, ANY_TARGETS, ANY_PACKING, OFFLINE_ROWS)
+FILES_OF_LORA_SFT = combined(ANY_DTYPE, ANY_TARGETS, ANY_ATTENTION, OFFLINE_ROWS)
+PACKED_LORA_SFT = combined(PACKED, ANY_DTYPE, ANY_TARGETS, OFFLINE_ROWS)
 FILES_OF_QLORA_SFT = combined(FOUR_BITS, ANY_TARGETS, OFFLINE_ROWS)
 FILES_OF_LORA_DPO = combined(ANY_DTYPE, ANY_TARGETS, PAIRED_ROWS)
 FILES_OF_FULL_DPO = combined(ANY_DTYPE, ANY_ZERO, PAIRED_ROWS)
 
-SLOWLY_TRACED = ("Qwen3-30B-A3B", "gemma-3-1b-it")
+SLOWLY_TRACED = (
+    "Qwen3-30B-A3B",
+    "gemma-3-4b-it",
+    "gemma-3-12b-it",
+    "gemma-3-27b-it",
+    "gemma-3-1b-it",
+)
 """A survey of a mixture, or of layers that repeat after six, takes minutes: the defaults alone."""
 
 LARGE_USE = ("Qwen2.5-7B", "Llama-3.1-8B")
@@ -206,7 +213,7 @@ FAMILIES: Sequence[FamilyGroup] = (
             LARGE_USE: [*LORA, *QLORA],
             USUAL: FURTHER_LORA,
             FURTHER: FURTHER_LORA,
-            SLOWLY_TRACED: AS_IT_IS,
+            SLOWLY_TRACED: ENGINES,
         },
     ),
     *groups_of("full", "grpo", {LARGE_USE: FULL, USUAL: USUAL_FULL}),
@@ -224,13 +231,18 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "grpo", {FURTHER: AS_IN_SMALL_FILES}),
     *groups_of("lora", "sft", {FURTHER: [*AS_IT_IS, *ALL_LINEAR]}),
     *groups_of("full", "sft", {LARGE_USE: PACKED_ROWS, USUAL: [*AS_IT_IS, *ZERO, *PACKED_ROWS]}),
-    *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),
+    *groups_of("lora", "sft", {SLOWLY_TRACED: AS_IT_IS}),
+    *groups_of("full", "sft", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
+    *groups_of("full", "grpo", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
+    # Most used first: a survey can be ended at any time, and `--missing` goes on.
     *groups_of("lora", "dpo", {COMMON: FILES_OF_LORA_DPO}),
-    *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
+    *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),
     *groups_of("full", "sft", {COMMON: FILES_OF_FULL_SFT}),
+    *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
     *groups_of("lora", "grpo", {COMMON: FILES_OF_LORA_GRPO}),
     *groups_of("lora", "sft", {COMMON: FILES_OF_QLORA_SFT}),
     *groups_of("full", "dpo", {COMMON: FILES_OF_FULL_DPO}),
+    *groups_of("lora", "sft", {COMMON: PACKED_LORA_SFT}),
 )
 
 
