@@ -12,7 +12,11 @@ import pytest
 from autotune.core.trace import Trace, Work
 from autotune.estimate.screening import Point, StepModel, request_at, survey
 from autotune.estimate.screening.fewer_micro_steps import with_fewer_micro_steps
-from autotune.estimate.screening.request_points import Request, traced_request
+from autotune.estimate.screening.request_points import (
+    Request,
+    traced_request,
+    with_many_micro_steps,
+)
 from autotune.estimate.screening.step_model import phase_peaks, sizes_at, steps_at
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
@@ -29,7 +33,7 @@ PIECES = 2e-3  # of a peak of two layers: pieces of token ids and masks
 
 GRPO_WITH_ENGINE: Mapping[str, Any] = {"tuning": "lora", "hold": {"use_vllm": True}}
 FULL_UNDER_ZERO3: Mapping[str, Any] = {"tuning": "full", "hold": {"sharding": "zero3"}}
-SFT: Mapping[str, Any] = {"tuning": "lora", "method": "sft"}
+DPO: Mapping[str, Any] = {"tuning": "full", "method": "dpo"}
 
 
 @dataclass(frozen=True)
@@ -44,14 +48,15 @@ class TracedFamily:
         return self.tracers.trace(traced_request(request))
 
     def model(self) -> StepModel:
-        return survey(self.trace, points_around(self.request), None)
+        many = with_many_micro_steps(self.request) or self.request
+        return survey(self.trace, points_around(many), None)
 
 
 @pytest.fixture(
     name="family",
     scope="module",
-    params=[GRPO_WITH_ENGINE, FULL_UNDER_ZERO3, SFT],
-    ids=["GRPO with an engine", "full under ZeRO-3", "SFT"],
+    params=[GRPO_WITH_ENGINE, FULL_UNDER_ZERO3, DPO],
+    ids=["GRPO with an engine", "full under ZeRO-3", "DPO"],
 )
 def one_family(request: pytest.FixtureRequest) -> Iterator[TracedFamily]:
     flags = flags_of({"model": "Qwen2.5-0.5B", "gpus": "2xA100-40G", **request.param})

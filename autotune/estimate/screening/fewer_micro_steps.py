@@ -34,8 +34,6 @@ from autotune.estimate.screening.stretching import StretchedTrace
 AllocationSizes: TypeAlias = tuple[int, ...]
 """Part of an allocation, and its sizes at two points."""
 
-TRAINING_PASSES: tuple[Phase, ...] = ("forward", "backward")
-
 COMPARED_POINTS = (Point(2, 72, 136, 4), Point(4, 512, 1024, 5))
 """Allocations with the same sizes there have the same at all points."""
 
@@ -55,7 +53,7 @@ def with_fewer_micro_steps(model: StepModel, micro_steps: int) -> StepModel:
         return model
     sizes = [sizes_at(model, point) for point in COMPARED_POINTS]
     trace = _ShortenedTrace(model.stretched, sizes)
-    work = model.work.scaled(TRAINING_PASSES, 0.5)  # counted for both micro-steps
+    work = model.work.scaled(trace.phases, 0.5)  # counted for both micro-steps
     return replace(model, stretched=trace.result(), work=work)
 
 
@@ -91,6 +89,11 @@ class _ShortenedTrace:
         self.heirs: dict[int, int] = {}  # last micro-step's allocation -> the first one's
         self.dropped: set[int] = set()  # last micro-step's allocations that nothing stands for
         self.remaining: list[int] = []  # allocations
+
+    @property
+    def phases(self) -> set[Phase]:
+        """Return the phases of a micro-step: passes of a policy, and of its reference in DPO."""
+        return {mark.phase for mark in self.trace.marks if self._is_left_out(mark.event)}
 
     def result(self) -> StretchedTrace:
         # 1. Events and allocations.

@@ -13,7 +13,8 @@ lowest layer with adapters no gradient is needed, so that layer works less than 
 
 Phases that generate are counted for the whole batch, micro-step after micro-step, so all their
 terms contain the number of micro-steps N. The training passes are counted for the same few
-micro-steps, whatever N is. Work is never negative.
+micro-steps, whatever N is; so is scoring by a reference where nothing is generated (DPO). Work is
+never negative.
 
 So the main terms of a phase are the constant and
 
@@ -157,9 +158,12 @@ def fit_work(
         basis = _basis_of(points, size_terms, reference.basis.terms)
         known_formulas = reference.formulas_in(basis)
     matrix = basis.values(points)
+    batch_phases = _batch_phases(samples[0].trace)
     formulas = dict(known_formulas)
     for share, values in _examples(counts, measured).items():
-        formulas[share] = _formula(share, basis, matrix, values, known_formulas)
+        is_of_batch = share.total.phase in batch_phases
+        terms = _possible_terms(basis, of_batch=is_of_batch)
+        formulas[share] = _formula(share, terms, matrix, values, known_formulas)
 
     # 2. w(x) at full depth.
     constant = basis.terms.index(CONSTANT)
@@ -275,6 +279,13 @@ def _stacked(rows: Iterable[Floats], basis: Basis) -> Floats:
 # Terms.
 
 
+class PossibleTerms(NamedTuple):
+    """Places in a basis of the terms that can occur in a count."""
+
+    main: Sequence[int]  # that can dominate it
+    small: Sequence[int]
+
+
 def _basis_of(
     points: Floats,
     size_terms: Iterable[Term],
@@ -306,9 +317,19 @@ def _loop_terms(amount: Term) -> list[Term]:
     ]
 
 
-def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
-    """Return the terms that can dominate this phase's counts, and those of small amounts."""
-    is_batch_phase = phase in BATCH_PHASES
+def _batch_phases(trace: Trace) -> frozenset[Phase]:
+    """Return the phases that are counted for a whole generated batch: those that may occur in a
+    step only before its first training pass.
+    """
+    phases = trace.last_step
+    if "forward" not in phases:
+        return BATCH_PHASES
+    first_pass = phases.index("forward")
+    return BATCH_PHASES.difference(phases[first_pass:])
+
+
+def _possible_terms(basis: Basis, *, of_batch: bool) -> PossibleTerms:
+    """Return the terms that can occur in a phase's counts. `of_batch`: for a whole batch."""
     main = []
     small = []
     for place, term in enumerate(basis.terms):
@@ -316,12 +337,12 @@ def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
             axes = term.factor
         else:
             axes, _ = term.products[0]
-        is_of_batch = "N" in axes
-        if term == CONSTANT or is_of_batch == is_batch_phase:
+        has_micro_steps = "N" in axes
+        if term == CONSTANT or has_micro_steps == of_batch:
             main.append(place)
         elif axes in SPLIT_AXES:
             small.append(place)
-    return main, small
+    return PossibleTerms(main=main, small=small)
 
 
 # Formulas. `values` are a count's at the points of the matrix' rows.
@@ -329,7 +350,7 @@ def _possible_terms(phase: Phase, basis: Basis) -> tuple[list[int], list[int]]:
 
 def _formula(
     share: CountShare,
-    basis: Basis,
+    terms: PossibleTerms,
     matrix: Floats,
     values: Floats,
     known_formulas: Formulas,
@@ -347,8 +368,7 @@ def _formula(
             return coefficients
 
     # 2. The shortest exact sum.
-    main, small = _possible_terms(share.total.phase, basis)
-    shortest, error = _shortest(matrix, values, main, small)
+    shortest, error = _shortest(matrix, values, terms.main, terms.small)
     if error <= EXACT:
         return shortest
 
