@@ -14,14 +14,14 @@ Example: 5 7 9 8 10 12 11 13 15 has the differences 5 2 2 -1 2 2 -1 2 2. Behind 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 
 from autotune.estimate.screening.points import Floats, Integers
 
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
-LITTLE_ENDIAN: Final = "<"
+LITTLE_ENDIAN = "<"
 COUNT = np.dtype("<u4")
 COPIES_BEGIN = 1 + COUNT.itemsize
 COPY_FIELDS = 3
@@ -52,9 +52,9 @@ def numbers_of(column: bytes) -> Integers:
     width = np.dtype(WIDTHS[column[0]]).newbyteorder(LITTLE_ENDIAN)
     count = int(np.frombuffer(column, COUNT, count=1, offset=1)[0])
     fields = np.frombuffer(column, COUNT, count=count * COPY_FIELDS, offset=COPIES_BEGIN)
-    copies: list[Copy] = fields.reshape(-1, COPY_FIELDS).tolist()
+    copies = fields.reshape(-1, COPY_FIELDS)
     literals = np.frombuffer(column, width, offset=COPIES_BEGIN + fields.nbytes)
-    differences = _expanded(copies, literals)
+    differences = _expanded(copies.tolist(), literals)
     numbers: Integers = np.cumsum(differences, dtype=np.int64)
     return numbers
 
