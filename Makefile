@@ -25,6 +25,8 @@ export AUTOTUNE_FRAMEWORKS ?= $(CURDIR)/$(OVERLAYS)/frameworks
 export OMP_NUM_THREADS ?= 1
 export HF_HUB_OFFLINE ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Hundreds of processes import the package: none compiles what another one has compiled.
+unexport PYTHONDONTWRITEBYTECODE
 
 # Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together).
 TEST_JOBS ?= 2

@@ -145,7 +145,13 @@ OFFLINE_AS_IN_FILES = [
 ]
 OFFLINE = [*combined(OFFLINE_ROWS, CHECKPOINTING), *combined(OFFLINE_ROWS, ZERO)]
 
-SLOWLY_TRACED = ("Qwen3-30B-A3B", "gemma-3-1b-it")
+SLOWLY_TRACED = (
+    "Qwen3-30B-A3B",
+    "gemma-3-4b-it",
+    "gemma-3-12b-it",
+    "gemma-3-27b-it",
+    "gemma-3-1b-it",
+)
 """A survey of a mixture, or of layers that repeat after six, takes minutes: the defaults alone."""
 
 LARGE_USE = ("Qwen2.5-7B", "Llama-3.1-8B")
@@ -196,7 +202,7 @@ FAMILIES: Sequence[FamilyGroup] = (
             LARGE_USE: [*LORA, *QLORA],
             USUAL: USUAL_LORA,
             FURTHER: FURTHER_LORA,
-            SLOWLY_TRACED: AS_IT_IS,
+            SLOWLY_TRACED: ENGINES,
         },
     ),
     *groups_of("full", "grpo", {LARGE_USE: FULL, USUAL: USUAL_FULL}),
@@ -217,6 +223,9 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "grpo", {FURTHER: AS_IN_SMALL_FILES}),
     *groups_of("lora", "sft", {FURTHER: [*AS_IT_IS, *ALL_LINEAR]}),
     *groups_of("full", "sft", {LARGE_USE: PACKED_ROWS, USUAL: [*AS_IT_IS, *ZERO, *PACKED_ROWS]}),
+    *groups_of("lora", "sft", {SLOWLY_TRACED: AS_IT_IS}),
+    *groups_of("full", "sft", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
+    *groups_of("full", "grpo", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
 )
 
 

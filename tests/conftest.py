@@ -104,7 +104,11 @@ def _no_test_knows_the_users_store(
     )  # no test asks the hub, but those that name a local one
 
 
-@pytest.fixture
-def light_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let processes start without vLLM and bitsandbytes, whose imports take seconds."""
-    monkeypatch.setenv("PYTHONPATH", light_python_path())
+@pytest.fixture(scope="module")
+def light_environment() -> Iterator[None]:
+    """Let processes of a file's tests start without vLLM, bitsandbytes and scipy, whose imports
+    take seconds.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", light_python_path())
+        yield

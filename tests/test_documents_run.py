@@ -176,6 +176,7 @@ SLOW = {
     "autotune run --model Qwen2.5-0.5B --gpus local --budget 20m": Run(
         instead={"Qwen2.5-0.5B": "model", "--gpus local": f"{CPU} --out three"},
         says="recommended.yaml",
+        is_long=True,  # e2e/test_demo.py
     ),
     "autotune run --model ./my-model --gpus 2xcpu --search num_generations=4,8": Run(
         instead={
@@ -189,6 +190,7 @@ SLOW = {
     "autotune run --model ./small --gpus cpu --slots 2": Run(
         instead={"--gpus cpu": f"{CPU} --out five"},
         says="recommended.yaml",
+        is_long=True,  # executors/test_local.py
     ),
     (
         "autotune run --framework command --metrics speed.jsonl --search batch=1,2,4"
@@ -220,6 +222,7 @@ SLOW = {
     "autotune run --model Qwen2.5-7B --gpus 2xA100-40G --slots 2": Run(
         instead={**TINY, "2xA100-40G": "2xA100-40G --space demo --out ten"},
         says="Predicted, nothing was measured.",
+        is_long=True,  # the one above
     ),
     (
         "autotune predict --config train.yaml --gpus A100-40G"
@@ -252,6 +255,7 @@ SLOW = {
         instead=TINY,
         before=_prices,
         says="cheapest per hour",
+        is_long=True,  # cli/test_solve.py
     ),
     "autotune diagnose train.log --config train.yaml --gpus 2xA100-40G": Run(says="optimizer"),
     "torchrun --nproc_per_node 2 train.py 2>&1 | tee train.log | autotune diagnose -": Run(

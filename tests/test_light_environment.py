@@ -19,7 +19,7 @@ print(*[importlib.util.find_spec(name) is not None for name in sys.argv[1:]])
 """
 
 
-@pytest.mark.parametrize("name", ["vllm", "bitsandbytes"])
+@pytest.mark.parametrize("name", ["vllm", "bitsandbytes", "scipy"])
 def test_a_hidden_package_is_not_found_by_a_process(name: str) -> None:
     done = subprocess.run(
         [sys.executable, "-c", PROGRAM, name, "torch"],

@@ -6,11 +6,10 @@ In an environment that lost one of them hundreds of tests would skip, and the ru
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 from collections.abc import Iterator
 from pathlib import Path
-
-import pytest
 
 TESTS = Path(__file__).parent
 NOT_INSTALLED = {
@@ -37,6 +36,7 @@ def _packages_of(file: Path) -> Iterator[str]:
             yield str(name.value).partition(".")[0]
 
 
+@functools.cache
 def packages() -> set[str]:
     names: set[str] = set()
     for file in TESTS.rglob("*.py"):
@@ -45,16 +45,14 @@ def packages() -> set[str]:
     return names
 
 
-PACKAGES = packages()
-
-
 def test_the_listed_packages_are_those_of_skips() -> None:
-    assert {"torch", "trl", "vllm", "ray"} < PACKAGES, "nothing was found, or this test is stale"
-    assert set(NOT_INSTALLED) <= PACKAGES
+    assert {"torch", "trl", "vllm", "ray"} < packages(), "nothing was found, or this test is stale"
+    assert set(NOT_INSTALLED) <= packages()
 
 
-@pytest.mark.parametrize("package", sorted(PACKAGES - set(NOT_INSTALLED)))
-def test_no_test_skips_for_a_package_of_the_environment(package: str) -> None:
-    assert importlib.util.find_spec(package) is not None, (
-        f"tests skip without {package}: install it, or say in NOT_INSTALLED why it is absent"
+def test_no_test_skips_for_a_package_of_the_environment() -> None:
+    expected = packages() - set(NOT_INSTALLED)
+    absent = [name for name in sorted(expected) if importlib.util.find_spec(name) is None]
+    assert not absent, (
+        f"tests skip without {absent}: install them, or say in NOT_INSTALLED why they are absent"
     )

@@ -23,6 +23,15 @@ def file_here(
     return None
 
 
+def file_here_or_as_named(
+    name: str,
+    script: str,
+    started_in: str = "",
+) -> Path:
+    """Return the file of a launch here; where there is none, the path as it is."""
+    return file_here(name, script, started_in) or Path(name).expanduser()
+
+
 def _places(
     path: Path,
     script: str,

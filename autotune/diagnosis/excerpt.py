@@ -45,6 +45,9 @@ _ESCAPED_QUOTE = re.compile(r"\\+(['\"])")
 
 _QUOTE = re.compile(r"\A(?:> ?|\* )+")
 
+# Quotation marks and colons as word processors and other scripts write them.
+_PLAIN_MARKS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "：": ": "})  # noqa: RUF001
+
 # Frame whose line was cut at its start.
 _CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
 
@@ -57,6 +60,8 @@ _FUNCTION = re.compile(r"([A-Za-z_]\w*_\w+|forward|backward)(?=[(`:,\s]|\Z)")
 _STEP_WITHOUT_NUMBER = re.compile(
     r"""\b(?:loss|grad_norm)['"]?\s*[:=]\s*['"]?nan\b""", re.IGNORECASE
 )
+
+_STEP_WITH_NUMBER = re.compile(r"""\bgrad_norm['"]?\s*[:=]\s*['"]?\d""", re.IGNORECASE)
 
 # Exception anywhere in a line, behind whatever printed it.
 _EXCEPTION = re.compile(
@@ -83,17 +88,35 @@ def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diag
     for position, raw in enumerate(excerpt):
         text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
         text = _ESCAPED_QUOTE.sub(r"\1", text)  # a message inside a printed string
+        text = text.translate(_PLAIN_MARKS)
         completed = _CUT_FRAME.sub('  File "/', text, count=1)
         line = read_line(completed)
         if _HARMLESS.match(line.text) is not None:
             continue
         lines.append(line)
         list(tracebacks.feed(line, position))
+    lines = _without_passing_steps(lines)
     frames = tracebacks.frames_cut_off()
     # A line that its logger marked as a warning counts where no other says more.
     loud_lines = [line for line in lines if line.level != "lower"]
     loud_failure = _failure_in(loud_lines, frames, rows)
     return loud_failure or _failure_in(lines, frames, rows)
+
+
+def _without_passing_steps(lines: Sequence[LogLine]) -> list[LogLine]:
+    """Leave out steps whose gradient is no number, where a later step has one: scaling of losses
+    begins with such steps.
+    """
+    last_number = 0
+    for position, line in enumerate(lines):
+        if _STEP_WITH_NUMBER.search(line.text) is not None:
+            last_number = position
+    remaining = []
+    for position, line in enumerate(lines):
+        is_passing = position < last_number and _STEP_WITHOUT_NUMBER.search(line.text) is not None
+        if not is_passing:
+            remaining.append(line)
+    return remaining
 
 
 def _failure_in(

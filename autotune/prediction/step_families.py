@@ -306,13 +306,15 @@ def _model(request: Request) -> Mapping[str, object]:
     if not request.get("trust_remote_code"):
         dropped.add("folder")
     shape: dict[str, object] = {**_without(model, dropped)}
-    shape["config"] = _config(model["config"])
+    shape["config"] = architecture_of(request)
     if model["config"].get("model_type") in ROTARY_FAMILIES:
         shape["attn_implementation"] = model.get("attn_implementation") or "sdpa"
     return shape
 
 
-def _config(config: Mapping[str, Any]) -> Mapping[str, object]:
+def architecture_of(request: Request) -> Mapping[str, object]:
+    """Return the model's configuration, without what decides no step."""
+    config = request["model"]["config"]
     dropped = set(CONFIG_WITHOUT_EFFECT)
     model_type = config.get("model_type")
     if model_type in ROTARY_FAMILIES:

@@ -1,7 +1,7 @@
 """Packs: step models of several families of one model, compressed together.
 
-The families of a model repeat each other's layers: fourteen of Qwen2.5-7B take 106 kB one by one,
-and 35 kB as one stream. A pack is read no further than the requested family, so the most
+The families of a model repeat each other's layers: the 303 of Qwen2.5-7B take 1.5 MB one by one,
+and 0.3 MB as one stream. A pack is read no further than the requested family, so the most
 usual one comes first.
 
     pack      xz of: length of the index (4 bytes, little-endian), index, documents

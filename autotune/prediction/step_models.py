@@ -22,7 +22,7 @@ from autotune.core.trace import Trace
 from autotune.estimate.screening import NotUniform, Point, StepModel, point_of
 from autotune.estimate.screening.fewer_micro_steps import with_fewer_micro_steps
 from autotune.estimate.screening.request_points import Request, with_many_micro_steps
-from autotune.prediction.step_families import covered, step_family
+from autotune.prediction.step_families import architecture_of, covered, step_family
 from autotune.prediction.step_model_file import SurveyedModel, decoded, packed, unpacked
 from autotune.prediction.step_model_pack import OpenPack
 from autotune.prediction.trace_cache import default_folder, key_of
@@ -218,12 +218,9 @@ def shipped_name(request: Request, adapter: str) -> str:
 
 
 def pack_name(request: Request, adapter: str) -> str:
-    """Return the file name of the pack that a family belongs to: families of one model, adapter,
-    method and GPU generation.
-    """
-    family = _shipped_family(request)
-    common = {name: family.get(name) for name in ("model", "adapter", "method", "capability")}
-    return f"{fingerprint({'pack': common, 'adapter': adapter})}{PACK_SUFFIX}"
+    """Return the file name of the pack that a family belongs to: families of one architecture."""
+    common = {"pack": architecture_of(request), "adapter": adapter}
+    return f"{fingerprint(common)}{PACK_SUFFIX}"
 
 
 def _shipped_family(request: Request) -> Mapping[str, object]:

@@ -56,8 +56,20 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         inspection = (python, hardware, training.method, is_predicted)
         file = read_script(choice, reader, flags.settings.stated_by_flags, inspection)
 
-    # 2. The trainer, and its space.
-    training, assumed = _with_method_of_file(training, choice, reader)
+    # 2. A configuration file of an author's own script is read by that script.
+    why_not_by_script = ""
+    is_trl = training.framework in (None, "trl") and training.space is None
+    if choice is not None and choice.flag == "--config" and is_predicted and is_trl:
+        from autotune.request.sources.script_of_config import read_by_its_script
+
+        file, why_not_by_script = reader.once(
+            read_by_its_script, choice, python, hardware, training.method
+        )
+
+    # 3. The trainer, and its space.
+    assumed: tuple[str, ...] = ()
+    if file is None:
+        training, assumed = _with_method_of_file(training, choice, reader)
     space = None if training.space is None else space_files.load_space(training.space)
     framework, method = choose_training(training, file, space)
     trainer = None if file is None else file.trainer
@@ -67,11 +79,13 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         space = space_files.load_space(trainer.space)
     space = space.on(hardware.count if hardware.kind == "cuda" else 0)
 
-    # 3. A configuration file is read as one of this method.
-    if choice is not None and choice.flag == "--config":
+    # 4. A configuration file is read as one of this method.
+    if choice is not None and choice.flag == "--config" and file is None:
         _refuse_config_of_trl(trainer)
         file = reader.once(read_config_file, choice, method)
         config = file.config
+        if why_not_by_script:
+            assumed = (why_not_by_script, *assumed)
         config = replace(config, assumed=(*assumed, *config.assumed))
         file = replace(file, config=config)
     return Sources(

@@ -13,7 +13,7 @@ sys.path.insert(0, str(BENCHMARKS))
 
 from search import RESULTS, stored_studies  # noqa: E402
 from search_pages import HELD_OUT, STEMS, complete_seeds, document_of  # noqa: E402
-from search_report import markdown  # noqa: E402
+from search_report import markdown, summary  # noqa: E402
 
 
 @pytest.mark.parametrize("kind", STEMS)
@@ -34,3 +34,13 @@ def test_other_searchers_are_not_on_the_page() -> None:
     results = stored_studies(HELD_OUT / "worse.jsonl")
     ablation = replace(results[0], searcher="TPE, with our screen")
     assert ablation not in complete_seeds([*results, ablation])
+
+
+def test_what_runs_out_of_memory_later_counts_nothing_in_the_mean_that_lasts() -> None:
+    first, second, third = stored_studies(HELD_OUT / "independent.jsonl")[:3]
+    lasting = replace(first, share=0.9, feasible=True, runs_out_later=False)
+    failing = replace(second, share=1.0, feasible=True, runs_out_later=True)
+    nothing_fits = replace(third, share=0.0, feasible=False, runs_out_later=None)
+    figures = summary([lasting, failing, nothing_fits])
+    assert figures["mean_recommended"] == pytest.approx(0.95)
+    assert figures["mean_lasting"] == pytest.approx(0.45)

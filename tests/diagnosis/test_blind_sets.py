@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import msgspec.yaml
 import pytest
-import yaml
 
 from autotune.diagnosis import diagnose
 from autotune.failures.table import CAUSES
@@ -49,7 +49,7 @@ class Blind:
 
     @property
     def labels(self) -> list[dict[str, Any]]:
-        return list(yaml.safe_load((self.folder / "labels.yaml").read_text())["logs"])
+        return list(msgspec.yaml.decode((self.folder / "labels.yaml").read_text())["logs"])
 
     def log(self, name: str) -> str:
         return (self.folder / f"{name}.log").read_text()

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
+import msgspec.yaml
 
 from autotune.core.measurement import PHASES
 from autotune.diagnosis import diagnose
@@ -18,7 +18,7 @@ from autotune.failures.table import CAUSES, MEMORY_CAUSES
 from tests.every import for_each
 
 HERE = Path(__file__).parent
-LABELS: list[dict[str, Any]] = yaml.safe_load((HERE / "labels.yaml").read_text())["logs"]
+LABELS: list[dict[str, Any]] = msgspec.yaml.decode((HERE / "labels.yaml").read_text())["logs"]
 BY_NAME = {label["name"]: label for label in LABELS}
 LARGEST_BYTES = 60_500
 MISTAKEN = {

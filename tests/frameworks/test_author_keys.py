@@ -127,3 +127,84 @@ def test_prompts_without_a_limit_have_the_usual_one(tmp_path: Path) -> None:
     assert config.settings == {"num_generations": 8}
     (line,) = config.assumed
     assert "prompts of 512 tokens at most" in line and "--max-prompt-length" in line
+
+
+OWN = "model_name: Qwen/Qwen2.5-3B\nmax_length: 512\n"
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        (
+            "sft_adapter_path: runs/first\n",
+            {"use_peft": True},
+        ),
+        (
+            "lora:\n  r: 8\n  target_modules: [q_proj]\n",
+            {"use_peft": True, "lora_r": 8},
+        ),
+        (
+            "use_lora: false\nlora_r: 8\n",
+            {"use_peft": False, "lora_r": 8},
+        ),
+        (
+            "tuning: qlora\n",
+            {"use_peft": True, "load_in_4bit": True},
+        ),
+        (
+            "lora_r: 8\nuse_4bit: true\n",
+            {"use_peft": True, "lora_r": 8, "load_in_4bit": True},
+        ),
+        (
+            "lora_r: 8\nuse_4bit: false\nbnb_4bit_quant: nf4\n",
+            {"use_peft": True, "lora_r": 8},
+        ),
+        (
+            "quantization_bit: 8\n",
+            {"use_peft": True, "load_in_8bit": True},
+        ),
+        (
+            "lora_r: 8\nruns:\n  - {quantization_mode: 4bit}\n  - {quantization_mode: 8bit}\n",
+            {"use_peft": True, "lora_r": 8, "load_in_4bit": True},
+        ),
+        (
+            "adapter_path: null\n",
+            {},
+        ),
+        (
+            "optimizer_bits: 8\n",
+            {},
+        ),
+    ],
+)
+def test_adapter_and_bits_of_an_authors_file(
+    keys: str,
+    expected: dict[str, object],
+    tmp_path: Path,
+) -> None:
+    config = read(tmp_path, OWN + keys, "sft")
+    assert config.settings == {"max_length": 512, **expected}
+
+
+def test_the_sentences_about_an_authors_file(tmp_path: Path) -> None:
+    text = f"{OWN}lora:\n  r: 8\n  modules_to_save: [lm_head]\nmicro_batch: 4\nquant: nf4\n"
+    config = read(tmp_path, text, "sft")
+    assert config.rest["lora_modules_to_save"] == ["lm_head"]
+    sentences = "\n".join(config.assumed)
+    for part in (
+        "an adapter (use_peft): lora.r=8 is stated",
+        "weights in 4 bits (load_in_4bit), as quant=nf4 says; --set load_in_4bit=false",
+        "not read, because only the author's own script says what it means: micro_batch=4",
+        "gradient_checkpointing=true, TRL's default",
+    ):
+        assert part in sentences
+
+
+def test_a_rank_that_no_key_states_is_said(tmp_path: Path) -> None:
+    config = read(tmp_path, f"{OWN}adapter: runs/first\n", "sft")
+    assert any("rank 16, TRL's default" in sentence for sentence in config.assumed)
+
+
+def test_trls_own_file_says_nothing_of_an_author(tmp_path: Path) -> None:
+    config = read(tmp_path, "model_name_or_path: Qwen/Qwen2.5-3B\nlora_r: 8\nuse_peft: true\n")
+    assert config.of_author == () and config.assumed == ()

@@ -75,7 +75,7 @@ CHECKS = """
 def test_checks_that_only_the_authors_machine_passes() -> None:
     inspection = look(sft(CHECKS))
     assert inspection.raw["max_length"] == 1536
-    places = [check.partition(": ")[0] for check in inspection.passed_over]
+    places = [check.split(": ")[1] for check in inspection.passed_over]
     assert places == ["train.py, line 4", "train.py, line 7", "train.py, line 9"]
 
 
@@ -113,6 +113,83 @@ def test_a_check_that_the_script_handles_itself() -> None:
         )
     )
     assert inspection.passed_over == ()
+
+
+ROWS = """
+    rows = Dataset.from_json("rows/absent.json")
+    texts = [float(row["score"]["of"].popitem()) for row in rows]
+    print(sorted(rows)[3].popitem())
+"""
+
+
+def test_statements_that_placeholders_of_rows_cannot_serve() -> None:
+    inspection = look(sft("from datasets import Dataset\n" + dedent(ROWS)))
+    assert inspection.raw["max_length"] == 1536
+    places = [statement.split(": ")[1] for statement in inspection.passed_over]
+    assert places == ["train.py, line 4", "train.py, line 5"]
+
+
+def test_a_length_that_depends_on_absent_rows_is_not_left_out() -> None:
+    """Without it the trainer would have TRL's own length."""
+    source = sft("from datasets import Dataset\n" + dedent(ROWS).replace("texts", "max_length"))
+    with pytest.raises(BadInput, match=r"train\.py stops in line 4"):
+        look(source)
+
+
+def test_an_error_of_a_script_without_placeholders_stays_one() -> None:
+    source = sft("print([].pop())\n").replace('"rows/absent.json"', '"rows.json"')
+    with pytest.raises(BadInput, match="pop from empty list"):
+        look(source)
+
+
+def test_a_script_that_asks_is_not_waited_for() -> None:
+    """It would read the worker's own stdin, which never ends."""
+    asks = "from getpass import getpass\ntoken = getpass('token: ')\nname = input()\n"
+    assert look(sft(asks)).raw["max_length"] == 1536
+
+
+FURTHER = """
+from datasets import Dataset
+from peft import PeftModel
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+base = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-0.5B")
+model = PeftModel.from_pretrained(base, "runs/first", is_trainable=True)
+SFTTrainer(model, SFTConfig(output_dir="out"), train_dataset=Dataset.from_json("a.json")).train()
+"""
+
+
+def test_an_adapter_that_trains_on_has_the_usual_rank_which_is_said() -> None:
+    request = predicted(FURTHER)
+    assert request.job.task.workload.held_values["lora_r"] == 16
+    assert request.job.task.workload.tuning == "lora"
+    (sentence,) = [text for text in request.assumed_of_file if "runs/first" in text]
+    assert "rank 16" in sentence and "--lora-rank N" in sentence
+    assert predicted(FURTHER, lora_rank=64).job.task.workload.held_values["lora_r"] == 64
+
+
+BY_TOKENIZER = """
+from datasets import Dataset
+from transformers import AutoTokenizer
+from trl import SFTConfig, SFTTrainer
+
+parts = ["Qwen", "Qwen3" + "-8B"]
+tokenizer = AutoTokenizer.from_pretrained("/".join(parts))
+SFTTrainer(
+    "runs/merged",
+    SFTConfig(output_dir="out"),
+    train_dataset=Dataset.from_json("a.json"),
+    processing_class=tokenizer,
+).train()
+"""
+
+
+def test_the_scripts_tokenizer_names_the_model_before_the_readme() -> None:
+    Path("README.md").write_text("Compared with Qwen/Qwen2.5-3B, Qwen/Qwen2.5-3B is smaller.\n")
+    model = predicted(BY_TOKENIZER).job.task.workload.model
+    assert model.name == "Qwen/Qwen3-8B" and model.is_guess
+    assert model.config["num_hidden_layers"] == 36
 
 
 def test_modules_of_a_later_python() -> None:

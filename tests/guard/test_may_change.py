@@ -76,6 +76,7 @@ def test_an_allowed_setting_changes_and_no_other(tmp_path: Path) -> None:
     assert document["steps"] == 2
 
 
+@pytest.mark.long  # the advice without an allowed setting has a test below
 def test_without_it_the_run_ends_with_code_3(tmp_path: Path) -> None:
     code, messages = _guarded(tmp_path, "--restarts", "9")
     assert code == 3, messages

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 
-HIDDEN = ("vllm", "bitsandbytes")
+HIDDEN = ("vllm", "bitsandbytes", "scipy")
 FILE = Path(__file__).resolve()
 
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 ROUNDING = 1e-5
 RANKS = 2
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 needs_deepspeed = pytest.mark.skipif(
     find_spec("deepspeed") is None, reason="DeepSpeed is not installed"
 )

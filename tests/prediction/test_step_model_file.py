@@ -12,7 +12,7 @@ import pytest
 from autotune.core.trace import ModuleUse, Parameter, Work
 from autotune.estimate.screening import StepModel, repetition_of, survey
 from autotune.estimate.screening.step_model import sizes_at
-from autotune.prediction.step_model_file import SurveyedModel, packed, unpacked
+from autotune.prediction.step_model_file import FORMAT, SurveyedModel, packed, unpacked
 from tests.estimate.test_step_model import SPACE, step
 
 LAYERS = 40
@@ -105,7 +105,7 @@ def test_other_content_is_refused(model: StepModel) -> None:
         )
     )
     document = msgspec.msgpack.decode(lzma.decompress(content))
-    later = lzma.compress(msgspec.msgpack.encode({**document, "format": 2}))
+    later = lzma.compress(msgspec.msgpack.encode({**document, "format": FORMAT + 1}))
     for damaged in (content[:100], b"no file of this kind", later):
         with pytest.raises(ValueError):
             unpacked(damaged)

@@ -12,6 +12,7 @@ import msgspec
 from autotune.core.errors import UnknownName
 from autotune.core.yaml_document import Document
 from autotune.frameworks.base import Field
+from autotune.frameworks.trl.author_keys import is_usual_switch
 from autotune.frameworks.trl.config_launch_files import error_at
 from autotune.frameworks.trl.field_list import accelerate_options
 from autotune.frameworks.trl.field_list import fields as trl_fields
@@ -101,7 +102,8 @@ def refuse_misread(
         name.endswith(f"_{key}") or name.startswith(f"{key}_") or name == f"{key}s"
         for key in choices
     )
-    if not is_longer and difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
+    is_known = is_longer or is_usual_switch(name)
+    if not is_known and difflib.get_close_matches(name, choices, n=1, cutoff=LIKELY):
         raise error_at(document, name, UnknownName("key", name, choices))
     if isinstance(value, Mapping) and not DECISIVE.isdisjoint(value):
         hidden = sorted(DECISIVE.intersection(value))[0]

@@ -41,7 +41,7 @@ from autotune.machine import hardware_detection
 
 ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
 
-MOST_CHECKS = 4  # of a script that are passed over: each takes a run of it
+MOST_CHECKS = 4  # statements of a script that are passed over: each takes a run of it
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 
 
@@ -95,7 +95,9 @@ def look_at(
         if check is None or check in passed_over:
             break
         passed_over.append(check)
-        request["passed_over"] = [[check["file"], check["line"]] for check in passed_over]
+        request["passed_over"] = [
+            [check["file"], check["line"], check["kind"]] for check in passed_over
+        ]
         answer, log = _run(request, python, environment or {}, configs)
     if "error" in answer:
         raise refusal(path, python, answer, log)
@@ -112,8 +114,16 @@ def look_at(
     return script
 
 
+PASSED_OVER = {
+    "check": "a check that ends the script here passes where it trains",
+    "rows": "a statement about rows is left out, which placeholders of them cannot serve",
+}
+"""Kind of a statement that is passed over -> sentence."""
+
+
 def _told(check: Mapping[str, Any]) -> str:
-    return f"{Path(check['file']).name}, line {check['line']}: {check['text']}"
+    place = f"{Path(check['file']).name}, line {check['line']}"
+    return f"{PASSED_OVER[check['kind']]}: {place}: {check['text']}"
 
 
 def _fingerprint(files: Iterable[str]) -> str:

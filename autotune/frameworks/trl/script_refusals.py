@@ -40,6 +40,17 @@ OF_MACHINE = re.compile(
 OF_MEMORY = re.compile(r"batch|num_generations|max_(?:seq|prompt|completion|length)|lora|rank\b")
 """Words of a check about what decides memory: the script is right to stop there."""
 
+PLACEHOLDERS = frozenset({"dataset", "package"})
+"""Kinds of absent parts whose placeholders a statement about rows may fail on."""
+
+OF_TRAINING = re.compile(
+    r"Trainer|Config\b|Arguments|from_pretrained|argparse|parse_args|peft|lora|quantiz|model\b"
+    r"|batch_size|num_generations|deepspeed|max_\w*len|max_\w*tokens|seq_len"
+    r"|^(?:import|from|class|def) ",
+    re.IGNORECASE,
+)
+"""Words of a statement that may decide memory, and must not fail."""
+
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 
@@ -49,6 +60,10 @@ def check_of_machine(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
     check: Mapping[str, Any] | None = error.get("check")
     if check is None:
         return None
+    if check["kind"] == "rows":
+        has_placeholders = not PLACEHOLDERS.isdisjoint(answer.get("absent", {}))
+        is_of_training = OF_TRAINING.search(check["text"]) is not None
+        return check if has_placeholders and not is_of_training else None
     text = f"{check['text']} {error['text']}"
     if OF_MACHINE.search(text) is None or OF_MEMORY.search(text) is not None:
         return None
@@ -172,17 +187,6 @@ def _unknown_model(path: str, name: str) -> BadInput:
     )
 
 
-def _unknown_adapter(path: str, name: str) -> BadInput:
-    return BadInput(
-        f"{path} trains the adapter {name or 'of a folder'} further, which is not here, so that its"
-        " rank is unknown.",
-        way_out=(
-            "Predict the training by flags: --model MODEL --method METHOD --lora-rank N, and --set"
-            " for its other settings."
-        ),
-    )
-
-
 def _other_adapter(path: str, kind: str) -> BadInput:
     return BadInput(
         f"{path} trains an adapter of the kind {kind}, whose parameters are not modelled.",
@@ -196,7 +200,6 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "odd_trainer": _odd_trainer,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
-    "unknown_adapter": _unknown_adapter,
     "other_adapter": _other_adapter,
 }
 

@@ -6,7 +6,6 @@ is nearly a key of TRL is refused as a typing error.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 from autotune.core.errors import BadInput
 from autotune.core.space import KnobValue, is_plain
 from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.trl.author_keys import AuthorSettings, author_keys, settings_of_author
 from autotune.frameworks.trl.config_launch_files import (
     LAUNCH_FILES,
     READY_MADE,
@@ -27,6 +27,7 @@ from autotune.frameworks.trl.config_values import (
     own_script_instead,
     refuse_misread,
 )
+from autotune.frameworks.trl.field_list import default
 from autotune.frameworks.trl.field_list import fields as trl_fields
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH
@@ -35,9 +36,6 @@ REPLACED = frozenset(
     {*LAUNCH_FILES, "num_processes", "num_machines", "machine_rank", "multi_gpu", "mixed_precision"}
 )
 """Launch options that the written accelerate.yaml determines."""
-
-OF_ADAPTER = re.compile(r"(?:^|_)(?:lora|qlora|adapter|peft)(?:_|$)")
-"""Key about an adapter, of TRL's or of an author's own script."""
 
 METHODS_OF_FILES = ("grpo", "sft", "dpo", "reward", "kto", "rloo")
 """Methods with a command of TRL, the usual ones first."""
@@ -50,6 +48,7 @@ class UserConfig:
     path: Path
     # Plain values of GRPOConfig and ModelConfig, for `Workload.held_values`
     settings: Mapping[str, KnobValue]
+    of_author: tuple[str, ...] = ()  # keys that TRL lacks: of a script of the author's
     notes: tuple[str, ...] = ()  # former keys, and what became of them
     assumed: tuple[str, ...] = ()  # what stands in for values that the file does not give
     # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml
@@ -82,6 +81,20 @@ def read_user_config(path: Path, method: str = "grpo") -> UserConfig:
     of everything that is wrong.
     """
     return split_document(read_document(path), method)
+
+
+def author_names(document: Document) -> list[str]:
+    """Return the top-level keys that no method of TRL has, under any release's name."""
+    former = former_keys()
+    names = []
+    for key in map(str, document.content):
+        is_known = key in former.left_out or key in LAUNCH_FILES
+        for method in METHODS_OF_FILES:
+            accepted = trl_fields(method)
+            is_known = is_known or is_known_key(former.present_name(key, accepted), accepted)
+        if not is_known:
+            names.append(key)
+    return names
 
 
 def split_document(document: Document, method: str = "grpo") -> UserConfig:
@@ -242,38 +255,52 @@ class _SplitKeys:
             return False
         return self._accepted[name].owner in ("config", "model")
 
-    def _assumed(self) -> Iterator[str]:
+    def _assumed(self, author: AuthorSettings) -> Iterator[str]:
         """Yield what TRL reads otherwise than the author's own script may do."""
         if self._without_limit:
             yield (
                 f"prompts of {DEFAULT_PROMPT_LENGTH} tokens at most, where the file has no limit"
                 " (max_prompt_length: null); --max-prompt-length gives one"
             )
-        adapter_key = self._adapter_of_author()
+        yield from author.sentences
+        yield from self._defaults_of_trl(author)
         rank = self._settings.get("lora_r")
-        if adapter_key is not None:
-            yield (
-                f"an adapter (use_peft): {adapter_key} is stated for the author's own script;"
-                " --tuning full trains all weights"
-            )
-        elif self._of_author and rank is not None and "use_peft" not in self._settings:
+        is_decided = "use_peft" in {**self._settings, **author.settings}
+        if self._of_author and rank is not None and not is_decided:
             yield (
                 f"full fine-tuning: lora_r={rank} is stated without use_peft, which TRL needs for"
                 " an adapter; --tuning lora trains one"
             )
 
-    def _adapter_of_author(self) -> str | None:
-        """Return a key about an adapter in a file that TRL's own command cannot train from, as it
-        names the model by a key of its author's; None: there is no such key.
+    def _defaults_of_trl(self, author: AuthorSettings) -> Iterator[str]:
+        """Yield the settings that TRL's defaults decide in a file of another script."""
+        stated = {**author.settings, **self._settings}
+        if author.settings.get("use_peft") and "lora_r" not in stated:
+            yield f"an adapter of rank {default('lora_r')}, TRL's default: --lora-rank N gives it"
+        checkpointing = "gradient_checkpointing"
+        if self._is_for_own_script and checkpointing not in stated:
+            yield (
+                f"{checkpointing}=true, TRL's default, where the author's own script decides:"
+                f" --set {checkpointing}=false"
+            )
+
+    @property
+    def _is_for_own_script(self) -> bool:
+        """Return True for a file that TRL's command cannot train from: its model's key is not
+        TRL's.
         """
         names_model = any(name in self._of_author for name in former_keys().model_names)
-        is_stated = "use_peft" in self._settings
-        if is_stated or not names_model or "model_name_or_path" in self._document.content:
-            return None
-        for name in (*self._of_author, *self._settings):
-            if OF_ADAPTER.search(name):
-                return name
-        return None
+        return names_model and "model_name_or_path" not in self._document.content
+
+    def _author_settings(self) -> AuthorSettings:
+        """Return what the author's keys say of adapter and quantisation."""
+        if not self._of_author or "use_peft" in self._settings:
+            return AuthorSettings()
+        return settings_of_author(
+            author_keys(self._document.content),
+            frozenset(self._of_author),
+            is_for_own_script=self._is_for_own_script,
+        )
 
     def config(self) -> UserConfig:
         """Return the file, split by consumer."""
@@ -289,14 +316,15 @@ class _SplitKeys:
         sharding = READY_MADE.get(str(self._rest.get("accelerate_config")), "none")
         if sharding not in ("none", "ddp"):
             settings["sharding"] = sharding
-        if self._adapter_of_author() is not None:
-            settings["use_peft"] = True
+        author = self._author_settings()
+        settings = {**author.settings, **settings}
         return UserConfig(
             path=self._document.path,
             settings=settings,
-            rest=self._rest,
+            of_author=tuple(self._of_author),
+            rest={**author.modules, **self._rest},
             moved=self._moved,
             notes=tuple(notes),
-            assumed=(*self._document.repeated, *self._assumed()),
+            assumed=(*self._document.repeated, *self._assumed(author)),
             processes=self._processes,
         )

@@ -129,7 +129,13 @@ def _file_choice(flags: Flags) -> FileChoice | None:
             text=text,
             model=flags.model,
         )
-    return FileChoice(flag="--config", path=flags.config) if flags.config else None
+    if not flags.config:
+        return None
+    return FileChoice(
+        flag="--config",
+        path=flags.config,
+        model=flags.model,
+    )
 
 
 def _own_command(flags: Flags) -> OwnCommand:

@@ -84,11 +84,20 @@ def documented_launches(choice: FileChoice) -> list[LaunchedProgram]:
     name a model or a configuration before others, the nearest document first.
     """
     script = Path(choice.path)
+    stem = re.escape(script.stem)
+    script_name = re.compile(rf"(?<![\w-]){stem}(?:\.py)?(?![\w.-])")
     programs: dict[FileChoice, LaunchedProgram] = {}
-    for document in (script, *_documents(script)):
-        for program in _programs_of(document, script, choice):
-            if program.choice.arguments:
-                programs.setdefault(program.choice, program)
+    for document in (script, *project_documents(script)):
+        for program in launches_in(document, script_name, choice.model):
+            started = Path(program.choice.path)
+            if not program.choice.arguments or started.resolve() != script.resolve():
+                continue
+            launched = replace(
+                program.choice,
+                path=choice.path,
+                rewards=choice.rewards,
+            )
+            programs.setdefault(launched, replace(program, choice=launched))
     return sorted(programs.values(), key=_unlikeliness)
 
 
@@ -99,33 +108,25 @@ def _unlikeliness(program: LaunchedProgram) -> tuple[bool, bool]:
     return is_trial, not names_model
 
 
-def _programs_of(
+def launches_in(
     document: Path,
-    script: Path,
-    choice: FileChoice,
+    name: re.Pattern[str],
+    model: str | None,
 ) -> Iterator[LaunchedProgram]:
-    """Yield the launches of the script in a document, as of this machine's user."""
+    """Yield the launches of a document whose words have the name, as of this machine's user."""
     text = _text_of(document)
-    stem = re.escape(script.stem)
-    script_name = re.compile(rf"(?<![\w-]){stem}(?:\.py)?(?![\w.-])")
-    if not script_name.search(text):
+    if not name.search(text):
         return
     place = FileChoice(
         flag="--from-command",
         path=str(document),
-        model=choice.model,
+        model=model,
     )
     reading = _programs_in_script if document.suffix in SHELL_DOCUMENTS else _programs_in_lines
-    for program in reading(text, script_name, place):
+    for program in reading(text, name, place):
         is_run = NOT_RUN.isdisjoint(program.launcher)
-        started = Path(program.choice.path)
-        if is_run and started.resolve() == script.resolve():
-            launched = replace(
-                program.choice,
-                path=choice.path,
-                rewards=choice.rewards,
-            )
-            yield replace(program, choice=launched, is_example=True)
+        if is_run:
+            yield replace(program, is_example=True)
 
 
 def _programs_in_script(
@@ -142,11 +143,11 @@ def _programs_in_script(
 
 def _programs_in_lines(
     text: str,
-    script_name: re.Pattern[str],
+    name: re.Pattern[str],
     place: FileChoice,
 ) -> Iterator[LaunchedProgram]:
     """Yield the launches in the lines of a text."""
-    for line, command in _commands(text, script_name):
+    for line, command in _commands(text, name):
         try:
             programs = programs_in(commands_of(command), place)
         except AutotuneError:  # a line that is no shell command
@@ -155,9 +156,9 @@ def _programs_in_lines(
             yield replace(program, line=line)
 
 
-def _commands(text: str, script_name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line that starts a script of this name, with the lines that
-    continue it.
+def _commands(text: str, name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line that starts something with this name in it, with the
+    lines that continue it.
     """
     lines = enumerate(text.splitlines(), 1)
     for first_line, line in lines:
@@ -169,14 +170,14 @@ def _commands(text: str, script_name: re.Pattern[str]) -> Iterator[tuple[int, st
             command = command.rstrip().removesuffix("\\")
             command = f"{command} {continuation.strip()}"
         command, _, _ = command.partition("`")
-        if script_name.search(command) and not BLANK.search(command):
+        if name.search(command) and not BLANK.search(command):
             yield first_line, command
 
 
-def _documents(script: Path) -> list[Path]:
-    """Return the documents of the script's project, the nearest first."""
+def project_documents(file: Path, ends: tuple[str, ...] = STARTING_FILES) -> list[Path]:
+    """Return the documents of a file's project whose names end like this, the nearest first."""
     top = Path.cwd()
-    folder = script.resolve().parent
+    folder = file.resolve().parent
     if not folder.is_relative_to(top):
         top = folder
 
@@ -184,16 +185,16 @@ def _documents(script: Path) -> list[Path]:
         way = os.path.relpath(document.resolve().parent, folder)
         return len(Path(way).parts)
 
-    documents = sorted(_documents_below(top), key=distance)
+    documents = sorted(_documents_below(top, ends), key=distance)
     return documents[:MOST_DOCUMENTS]
 
 
-def _documents_below(top: Path) -> Iterator[Path]:
+def _documents_below(top: Path, ends: tuple[str, ...]) -> Iterator[Path]:
     walk = os.walk(top)
     for place, folders, names in itertools.islice(walk, MOST_FOLDERS):
         folders[:] = filter(_is_of_project, sorted(folders))
         for name in sorted(names):
-            if name.lower().endswith(STARTING_FILES):
+            if name.lower().endswith(ends):
                 document = os.path.relpath(Path(place, name))
                 yield Path(document)
 

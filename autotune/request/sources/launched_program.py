@@ -14,7 +14,7 @@ from pathlib import Path
 
 from autotune.core.errors import BadInput
 from autotune.core.files import read_text
-from autotune.core.files_here import file_here
+from autotune.core.files_here import file_here, file_here_or_as_named
 from autotune.core.job import Hardware
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
@@ -219,10 +219,10 @@ def _launch_settings(program: LaunchedProgram) -> LaunchFile:
     options = dict(_options(program.launcher))
     launch = LaunchFile(settings={})
     if "--config_file" in options:
-        path = _beside(program, options["--config_file"])
+        path = _launcher_file(program, options["--config_file"])
         launch = read_accelerate(path)
     if "--deepspeed_config_file" in options:
-        path = _beside(program, options["--deepspeed_config_file"])
+        path = _launcher_file(program, options["--deepspeed_config_file"])
         deepspeed = read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
     elif "--zero_stage" in options:
@@ -246,6 +246,5 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else following
 
 
-def _beside(program: LaunchedProgram, name: str) -> Path:
-    """Return the path of the launcher's file here; where there is none, the path as it is."""
-    return file_here(name, program.launch_path, program.folder) or Path(name)
+def _launcher_file(program: LaunchedProgram, name: str) -> Path:
+    return file_here_or_as_named(name, program.launch_path, program.folder)

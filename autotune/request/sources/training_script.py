@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TypeGuard
 
@@ -62,7 +64,8 @@ def read_training_script(
     if is_predicted and choice.model is None and Path(choice.path).is_file():
         text = Path(choice.path).read_text("utf-8", "replace")
         stand_in = model_of_project(choice.path, text, {"the script's name": choice.path})
-    script = look_at(
+    look = functools.partial(
+        look_at,
         choice.path,
         choice.arguments,
         python=python,
@@ -73,10 +76,14 @@ def read_training_script(
         environment=dict(choice.environment),
         ranks=choice.ranks,
         model=choice.model,
-        stand_in=stand_in,
     )
+    script = look(stand_in=stand_in)
+    model = _model(script.look, choice.model, stand_in)
+    by_tokenizer = _model_of_tokenizer(script.look, model)
+    if by_tokenizer is not None:
+        model = by_tokenizer
+        script = look(stand_in=model)
     inspection = script.look
-    model = _model(inspection, choice.model, stand_in)
     if inspection.unsloth:
         return _unsloth_file(script, model)
     trainer = frameworks.trainer("trl", inspection.method)
@@ -95,6 +102,19 @@ def read_training_script(
     )
 
 
+def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | None:
+    """Return the known model whose tokenizer the script loads, if another was guessed."""
+    if not guess.is_guess:
+        return None
+    for name in inspection.absent.get("tokenizer", ()):
+        with contextlib.suppress(BadInput):
+            named_model = model_lookup.find_model(name)
+            if named_model.name != guess.name and not named_model.is_guess:
+                origin = "assumed because the script loads its tokenizer; --model names yours"
+                return replace(named_model, origin=origin, is_guess=True)
+    return None
+
+
 def _unstated(inspection: ScriptInspection) -> tuple[str, ...]:
     """Return the arguments that placeholders stand for, and those without a model."""
     absent = inspection.absent
@@ -111,7 +131,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=(*assumed, *_passed_over(inspection)),
+        assumed=(*assumed, *_replaced(inspection)),
     )
     return UserFile(
         framework="unsloth",
@@ -262,7 +282,7 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             f"rows of max_length={length} tokens, although the script's own data_collator makes"
             " them: --set max_length=N gives the longest"
         )
-    yield from _passed_over(inspection)
+    yield from _replaced(inspection)
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
     if trainings > 1:
@@ -272,9 +292,14 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
         )
 
 
-def _passed_over(inspection: ScriptInspection) -> Iterator[str]:
-    for check in inspection.passed_over:
-        yield f"a check that ends the script here passes where it trains: {check}"
+def _replaced(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield what a prediction left out of the script, or took for a part that is not here."""
+    yield from inspection.passed_over
+    for name in inspection.absent.get("trained adapter", ()):
+        yield (
+            f"the adapter {name}, which is trained further and is not here, is one of the usual"
+            " rank 16 at all linear layers: --lora-rank N gives its own"
+        )
 
 
 def _notes(script: UserScript) -> Iterator[str]:

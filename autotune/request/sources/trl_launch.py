@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from autotune.core.errors import BadInput
-from autotune.core.files_here import file_here
+from autotune.core.files_here import file_here_or_as_named
 from autotune.core.space import setting_text
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
@@ -78,7 +78,7 @@ def trl_launch_config(
     # 1. The file.
     config_file = launch.stated.get("config")
     if config_file is not None and config_file.text:
-        path = _beside(launch, config_file.text)
+        path = file_here_or_as_named(config_file.text, launch.path, launch.folder)
         document = read_document(path, last_counts=True)
         repeated = document.repeated
         content.update((str(name), value) for name, value in document.content.items())
@@ -112,7 +112,9 @@ def trl_launch_config(
 
     # 3. The launcher's own file, which is relative to the script.
     if "config_file" in content:
-        accelerate_file = _beside(launch, str(content.pop("config_file")))
+        accelerate_file = file_here_or_as_named(
+            str(content.pop("config_file")), launch.path, launch.folder
+        )
         content["accelerate_config"] = str(accelerate_file.absolute())
         places[("accelerate_config",)] = places.get(("config_file",), (1, 1))
 
@@ -167,8 +169,3 @@ def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
     if is_number_or_date and "str" in kinds and "float" not in kinds:
         return stated.text
     return value
-
-
-def _beside(launch: LaunchScript, name: str) -> Path:
-    """Return the path of the file here; where there is none, the path as it is."""
-    return file_here(name, launch.path, launch.folder) or Path(name).expanduser()

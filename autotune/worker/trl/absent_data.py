@@ -17,9 +17,10 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
-from ..tracing.patching import attribute
+from ..tracing.patching import attribute, swapped
 from .absent_packages import unpacked_names
 from .missing_arguments import IsLibrary, Report
+from .user_source import NAME_OF_ROWS
 
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
@@ -299,6 +300,7 @@ def own_files(
     `finds`: a script that looks for them first finds them.
     """
     with ExitStack() as stack:
+        stack.enter_context(swapped(vars(builtins), NAME_OF_ROWS, PlaceholderRows()))
         for owner in (builtins, Path):
             opened = _opener(owner.open, is_library, report)
             stack.enter_context(attribute(owner, "open", opened))

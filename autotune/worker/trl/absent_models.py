@@ -27,6 +27,7 @@ LOADERS = {
 }
 """Class of transformers -> what it loads."""
 
+USUAL_RANK = 16  # of an adapter that is trained further and is not here
 QUANTISED = ("load_in_4bit", "load_in_8bit")
 
 
@@ -87,7 +88,7 @@ class AbsentModels:
         return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
     def adapters(self) -> AbstractContextManager[None]:
-        """Take adapters that are not here for merged ones; one that trains on has no known rank."""
+        """Take adapters that are not here as merged; one that trains on has the usual rank."""
         import peft
 
         load = vars(peft.PeftModel)["from_pretrained"].__func__
@@ -96,8 +97,11 @@ class AbsentModels:
             try:
                 return load(own_class, model, name, **options)
             except (OSError, ValueError):
-                if options.get("is_trainable"):
-                    raise ScriptFailed("unknown_adapter", str(name)) from None
+                pass  # no adapter of that name is here
+            if options.get("is_trainable"):
+                self._report("trained adapter", str(name) or "of a folder")
+                usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
+                return peft.get_peft_model(model, usual)
             self._report("adapter", str(name))
             model.merge_and_unload = lambda *_, **__: model
             return model

@@ -9,8 +9,10 @@ does not require are placeholders as well: the script failed without them.
 from __future__ import annotations
 
 import argparse
+import builtins
 import difflib
 import functools
+import getpass
 import os
 import re
 import sys
@@ -233,5 +235,14 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
             report("secret", name)
             return "absent"
 
-    with attribute(environment_class, "__getitem__", looked_up):
+    def typed(*_: Any, **__: Any) -> str:
+        """Return what somebody would type: nobody is asked, and stdin is the worker's own."""
+        report("secret", "what the script asks for")
+        return "absent"
+
+    with (
+        attribute(environment_class, "__getitem__", looked_up),
+        attribute(getpass, "getpass", typed),
+        attribute(builtins, "input", typed),
+    ):
         yield

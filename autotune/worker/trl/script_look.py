@@ -6,7 +6,8 @@ The request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
      "ranks": n | null, "absent": true, "model": name | null,
-     "stand_in": name | null, "fills": false, "passed_over": [[file, line of a check], ...],
+     "stand_in": name | null, "fills": false,
+     "passed_over": [[file, line, kind of a statement], ...],
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
@@ -33,10 +34,9 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model"
-               | "unknown_adapter" | "other_adapter",
+               | "no_model" | "unknown_model" | "other_adapter",
                "text": ..., "line": n, "log": ...,
-               "check": {"file": ..., "line": n, "text": ...} | null}}
+               "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
 
 from __future__ import annotations

@@ -3,7 +3,8 @@ the machine of their author passes.
 
 A check is an `assert`, or a `raise` or an exit directly below an `if`. One that ended the script is
 passed over in the next run of it, where the request names its place: `Check`. Whether it may be is
-decided there.
+decided there. Any other statement may fail on placeholders of rows: without it, what it assigns or
+returns is a placeholder.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ MOST_TOLD = 300  # of a check that is told
 
 
 class Check(NamedTuple):
-    """Statement that ends a script under a condition."""
+    """Statement that ends a script: under a condition, or because it fails on placeholders."""
 
     file: str
     line: int
+    kind: str = "check"  # or "rows"
 
 
 _passed_over: set[Check] = set()
@@ -38,9 +40,9 @@ _passed_over: set[Check] = set()
 def compiled(content: bytes, file: str) -> CodeType:
     """Compile a file of the user's without the checks that are passed over."""
     tree = tree_of(content, file)
-    lines = {check.line for check in _passed_over if check.file == file}
-    if lines:
-        tree = _WithoutChecks(lines).visit(tree)
+    checks = [check for check in _passed_over if check.file == file]
+    if checks:
+        tree = _WithoutChecks(checks).visit(tree)
         ast.fix_missing_locations(tree)
     # Annotations are the script's own: this file's `from __future__` must not apply to it.
     code: CodeType = compile(tree, file, "exec", dont_inherit=True)
@@ -60,15 +62,45 @@ def tree_of(content: bytes, file: str) -> ast.Module:
 
 
 class _WithoutChecks(ast.NodeTransformer):
-    """Replaces the checks in these lines by nothing."""
+    """Replaces these checks by nothing, and statements about rows by placeholders."""
 
-    def __init__(self, lines: Collection[int]) -> None:
-        self._lines = lines
+    def __init__(self, checks: Collection[Check]) -> None:
+        self._kinds = {check.line: check.kind for check in checks}
 
     def visit(self, node: ast.AST) -> Any:
-        if isinstance(node, ast.stmt) and node.lineno in self._lines and _ends_script(node):
+        if not isinstance(node, ast.stmt) or node.lineno not in self._kinds:
+            return self.generic_visit(node)
+        is_about_rows = self._kinds[node.lineno] == "rows"
+        if is_about_rows and isinstance(node, SIMPLE_STATEMENTS):
+            return ast.copy_location(_without_rows(node), node)
+        if not is_about_rows and _ends_script(node):
             return ast.copy_location(ast.Pass(), node)
         return self.generic_visit(node)
+
+
+SIMPLE_STATEMENTS = (
+    ast.Assign,
+    ast.AnnAssign,
+    ast.AugAssign,
+    ast.Expr,
+    ast.Return,
+    ast.Delete,
+)
+"""Statements without others in them."""
+
+NAME_OF_ROWS = "_placeholder_of_rows"  # name among Python's own
+
+
+def _without_rows(statement: ast.stmt) -> ast.stmt:
+    """Return the statement with a placeholder in the place of what fails."""
+    placeholder = ast.Name(id=NAME_OF_ROWS, ctx=ast.Load())
+    if isinstance(statement, ast.Assign):
+        return ast.Assign(targets=statement.targets, value=placeholder)
+    if isinstance(statement, ast.AnnAssign):
+        return ast.Assign(targets=[statement.target], value=placeholder)
+    if isinstance(statement, ast.Return):
+        return ast.Return(value=placeholder)
+    return ast.Pass()
 
 
 def _ends_script(statement: ast.stmt) -> bool:
@@ -101,31 +133,83 @@ def without_checks(
 
 
 def check_of(error: BaseException, is_library: Callable[[str], bool]) -> dict[str, Any] | None:
-    """Return place and text of the check that raised the error; None: it was no check."""
+    """Return place and text of the check that raised the error, or of another statement of the
+    user's that failed; None: there is none.
+    """
     frames = list(traceback.walk_tb(error.__traceback__))
-    if not frames:
-        return None
-    frame, line = frames[-1]
-    file = frame.f_code.co_filename
-    if is_library(file):
-        return None
+    is_deepest = True
+    for frame, line in reversed(frames):
+        file = frame.f_code.co_filename
+        if is_library(file):
+            is_deepest = False
+            continue
+        statement = _ending_statement(file, line, is_deepest)
+        if statement is not None and statement.kind == "check":
+            return statement.told(file)
+        if isinstance(error, SystemExit | ImportError):
+            return None
+        if statement is not None:
+            return statement.told(file)
+        is_deepest = False
+    return None
+
+
+class _Statement(NamedTuple):
+    """Statement that ended a script."""
+
+    kind: str  # of `Check`
+    line: int
+    text: str
+
+    def told(self, file: str) -> dict[str, Any]:
+        """Return the statement as the worker's answer has it."""
+        return {
+            "file": file,
+            "line": self.line,
+            "kind": self.kind,
+            "text": self.text[:MOST_TOLD],
+        }
+
+
+def _ending_statement(file: str, line: int, may_be_check: bool) -> _Statement | None:
+    """Return the check in the line, else the statement without others in it."""
     try:
-        tree = tree_of(Path(file).read_bytes(), file)
+        content = Path(file).read_bytes()
+        tree = tree_of(content, file)
     except (OSError, SyntaxError):
         return None
+    check = _check_in(tree, line) if may_be_check else None
+    if check is not None:
+        return check
+    for node in ast.walk(tree):
+        if isinstance(node, SIMPLE_STATEMENTS) and _has_line(node, line):
+            return _Statement(
+                kind="rows",
+                line=node.lineno,
+                text=ast.unparse(node),
+            )
+    return None
+
+
+def _check_in(tree: ast.Module, line: int) -> _Statement | None:
     for node in ast.walk(tree):
         for statement in _checked(node):
-            last_line = statement.end_lineno or statement.lineno
-            if statement.lineno <= line <= last_line:
-                text = ast.unparse(statement)
-                if isinstance(node, ast.If):
-                    text = f"{ast.unparse(node.test)} {text}"
-                return {
-                    "file": file,
-                    "line": statement.lineno,
-                    "text": text[:MOST_TOLD],
-                }
+            if not _has_line(statement, line):
+                continue
+            text = ast.unparse(statement)
+            if isinstance(node, ast.If):
+                text = f"{ast.unparse(node.test)} {text}"
+            return _Statement(
+                kind="check",
+                line=statement.lineno,
+                text=text,
+            )
     return None
+
+
+def _has_line(statement: ast.stmt, line: int) -> bool:
+    last_line = statement.end_lineno or statement.lineno
+    return statement.lineno <= line <= last_line
 
 
 def _checked(node: ast.AST) -> list[ast.stmt]:

@@ -1,0 +1,249 @@
+"""Commands of a shell script: functions, texts that another shell receives, files that are read,
+and programs, which are collected.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+from tree_sitter import Node
+
+from autotune.core.shell_assignments import as_text, assign
+from autotune.core.shell_builtins import BUILT_INS, BuiltInCall
+from autotune.core.shell_source import ParsedScript, is_readable, line_of
+from autotune.core.shell_sources import sourced_text
+from autotune.core.shell_state import (
+    Function,
+    FunctionEnd,
+    ShellState,
+    SimpleCommand,
+    Truth,
+    end_of,
+)
+from autotune.core.shell_values import UNKNOWN, Word
+
+SHELL_PROGRAMS = ("bash", "sh", "zsh")
+_HAS_COMMANDS = re.compile(r"-[a-z]*c")
+
+
+class CommandRunner(ShellState):
+    """Runs simple commands and functions; statements around them are the interpreter's."""
+
+    def run(
+        self,
+        node: Node,
+        *,
+        certain: bool,
+        redirects: Sequence[Node] = (),
+    ) -> Truth:
+        """Interpret one statement; return its result."""
+        raise NotImplementedError
+
+    def run_all(self, nodes: Sequence[Node], *, certain: bool) -> Truth:
+        status: Truth = True
+        for node in nodes:
+            status = self.run(node, certain=certain)
+        return status
+
+    # Functions.
+
+    def define(self, node: Node) -> Truth:
+        name = node.child_by_field_name("name")
+        body = node.child_by_field_name("body")
+        if name is not None and body is not None:
+            self.functions[self.source.raw(name)] = Function(body=body, source=self.source)
+        return True
+
+    def _call(
+        self,
+        name: str,
+        arguments: Sequence[Word],
+        line: int,
+        certain: bool,
+    ) -> Truth:
+        if self.budget.nesting <= 0:
+            return None
+        self.called.add(name)
+        before = self.expansion.arguments
+        self.expansion.arguments = [word.text for word in arguments]
+        self.locals.append({})
+        self.budget.nesting -= 1
+        try:
+            return self.run_function(self.functions[name], line, certain)
+        except FunctionEnd:
+            return None
+        finally:
+            self.budget.nesting += 1
+            self.expansion.arguments = before
+            for local, value in self.locals.pop().items():
+                if value is None:
+                    self.variables.pop(local, None)
+                else:
+                    self.variables[local] = value
+
+    def run_function(
+        self,
+        function: Function,
+        line: int,
+        certain: bool,
+    ) -> Truth:
+        """Interpret a body in the text that defines it: this one, or a file that it reads."""
+        if function.source is self.source:
+            return self.run(function.body, certain=certain)
+        before = self.source
+        first = len(self.commands)
+        self.source = function.source
+        try:
+            return self.run(function.body, certain=certain)
+        finally:
+            self.source = before
+            for place in range(first, len(self.commands)):
+                self.commands[place] = _moved(self.commands[place], line, end=0)
+
+    # Simple commands.
+
+    def run_command(
+        self,
+        node: Node,
+        certain: bool,
+        redirects: Sequence[Node],
+    ) -> Truth:
+        # 1. Its words, and the variables set for it alone.
+        settings: dict[str, str] = {}
+        command_words: list[Word] = []
+        nodes = [child for child in node.named_children if not child.type.endswith("_redirect")]
+        for child in nodes:
+            if child.type == "variable_assignment":
+                before = dict(self.variables)
+                name, value = assign(self, child, certain)
+                settings[name] = as_text(value)
+                self.expansion.variables = before
+                continue
+            expanded = self.words_of(child)
+            if command_words and self.expansion.missing:
+                last_word = command_words[-1]
+                missing = (*last_word.missing, *self.expansion.missing)
+                command_words[-1] = replace(last_word, missing=missing)
+            command_words += expanded
+        if not command_words:
+            self.variables.update(settings)
+            return True
+
+        # 2. What bash itself does.
+        name = command_words[0].text
+        if name in self.functions:
+            return self._call(name, command_words[1:], line_of(node), certain)
+        if name == "eval":
+            return self._evaluate(command_words, certain)
+        if name in ("source", "."):
+            return self._read_file(command_words, certain)
+        if name in BUILT_INS:
+            inputs = [*redirects, *node.named_children]
+            call = BuiltInCall(
+                words=command_words,
+                certain=certain,
+                inputs=inputs,
+            )
+            return BUILT_INS[name](self, call)
+
+        # 3. Another shell, which may be behind a launcher: `srun bash -c "..."`.
+        place = _text_of_shell(command_words)
+        if place is not None:
+            text = command_words[place].for_shell or command_words[place].text
+            return self._follow_text(command_words, text, certain)
+
+        # 4. A program.
+        _, end = self.source.span(nodes[-1])
+        command = SimpleCommand(
+            words=tuple(command_words),
+            environment={**self.exported, **settings},
+            line=line_of(node),
+            end=end,
+            certain=certain,
+            folder=self.folder,
+        )
+        self.commands.append(command)
+        return None if self.in_condition else True
+
+    def _evaluate(self, command_words: Sequence[Word], certain: bool) -> Truth:
+        """`eval TEXT`: the commands of the text, at the place of this command. Parts that only a
+        run can yield stay parts of its words, such as a date in the name of a run.
+        """
+        text = " ".join(word.text for word in command_words[1:])
+        program = text.split(maxsplit=1)[:1]
+        if UNKNOWN in "".join(program):
+            return None
+        return self._follow_text(command_words, text, certain)
+
+    def _read_file(self, command_words: Sequence[Word], certain: bool) -> Truth:
+        """`source FILE`: the commands of a file that is here, in the folder of the script or of
+        the command. What a missing one would set is not set.
+        """
+        if len(command_words) < 2 or not self.reads_files:
+            return None
+        text = sourced_text(command_words[1].text, self.folder, self.expansion.script)
+        if text is None or not is_readable(text):
+            return None
+        before = self.expansion.arguments
+        if len(command_words) > 2:
+            self.expansion.arguments = [word.text for word in command_words[2:]]
+        try:
+            return self._follow_text(command_words, text, certain)
+        except FunctionEnd:  # `return` of the file
+            return True
+        finally:
+            self.expansion.arguments = before
+
+    def _follow_text(
+        self,
+        command_words: Sequence[Word],
+        text: str,
+        certain: bool,
+    ) -> Truth:
+        """Interpret commands in a text, at the place of the command that runs it."""
+        if self.budget.nesting <= 0:
+            return None
+        nested = type(self)(
+            expansion=self.expansion,
+            source=ParsedScript(text),
+            exported=self.exported,
+            functions=self.functions,
+            called=self.called,
+            reads_files=self.reads_files,
+        )
+        self.budget.nesting -= 1
+        try:
+            status = nested.run_all(nested.source.root.named_children, certain=certain)
+        finally:
+            self.budget.nesting += 1
+        line = command_words[0].line
+        end = end_of(command_words)
+        for command in nested.commands:
+            self.commands.append(_moved(command, line, end))
+        return status
+
+
+def _moved(
+    command: SimpleCommand,
+    line: int,
+    end: int,
+) -> SimpleCommand:
+    """Return a command of another text at the place of the one that reaches it."""
+    moved = tuple(replace(word, line=line, span=None) for word in command.words)
+    return replace(
+        command,
+        words=moved,
+        line=line,
+        end=end,
+    )
+
+
+def _text_of_shell(command_words: Sequence[Word]) -> int | None:
+    """Return the place of the commands that a shell receives by `-c`."""
+    for index, word in enumerate(command_words[:-2]):
+        option = command_words[index + 1].text
+        if word.text.rpartition("/")[2] in SHELL_PROGRAMS and _HAS_COMMANDS.fullmatch(option):
+            return index + 2
+    return None

@@ -1,0 +1,157 @@
+"""Training script that reads a YAML file of its author's: the file's keys mean what it says.
+
+The script is one that a document of the project starts with the file, or with another file of the
+same folder; else one of the project that trains, reads YAML and takes a file by an option. It is
+inspected as if it had been started with the file.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core.errors import AutotuneError
+from autotune.core.files import read_text
+from autotune.core.job import Hardware
+from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.user_config import author_names
+from autotune.request.sources.documented_launch import launches_in, project_documents
+from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
+from autotune.request.sources.launched_program import (
+    TRAINER,
+    LaunchedProgram,
+    read_launched_program,
+)
+from autotune.request.values import FileChoice, UserFile
+
+YAML_SUFFIXES = (".yaml", ".yml")
+FILE_OPTION = re.compile(r"""["'](--?[\w-]*(?:config|cfg|recipe|yaml)[\w-]*)["']""")
+"""Option of a parser that takes a file of settings."""
+
+YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|HfArgumentParser")
+TAKES_FLAG = re.compile(r"TrlParser")
+"""Parser of TRL, which has the option `--config` itself."""
+
+MOST_SCRIPTS = 2  # that are tried: each is run up to its trainer
+
+
+def read_by_its_script(
+    choice: FileChoice,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
+) -> tuple[UserFile | None, str]:
+    """Return the file as its script reads it, or None and the sentence why it cannot be.
+
+    Without a word: the file is TRL's, or the project has no script that reads it.
+    """
+    document = read_document(Path(choice.path), last_counts=True)
+    if not _needs_its_script(document):
+        return None, ""
+    failure = ""
+    programs = list(_programs(choice))
+    for program in programs[:MOST_SCRIPTS]:
+        try:
+            file = read_launched_program(program, python, hardware, method, True)
+        except AutotuneError as error:
+            sentence, _, _ = str(error).partition(". ")
+            failure = failure or (
+                f"TRL's meaning of its keys: {program.choice.path}, which reads it, could not be"
+                f" followed ({sentence.rstrip('.')})"
+            )
+            continue
+        sentence = (
+            f"{choice.path} as {program.choice.path} reads it ({_origin(program)});"
+            f" --script {program.choice.path} -- ARGUMENTS gives others"
+        )
+        config = replace(file.config, assumed=(sentence, *file.config.assumed))
+        return replace(file, config=config), ""
+    return None, failure
+
+
+def _origin(program: LaunchedProgram) -> str:
+    if not program.line:
+        return "the project's script with such an option"
+    return f"{program.launch_path}, line {program.line}"
+
+
+def _needs_its_script(document: Document) -> bool:
+    """Return True if a file has keys that TRL lacks, and is of no other program: what loads its
+    model is the author's script, whatever the keys are about.
+    """
+    is_of_other_program = not former_keys().foreign.keys().isdisjoint(document.content)
+    return not is_of_other_program and bool(author_names(document))
+
+
+def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
+    """Yield the launches with this file, the most certain first."""
+    file = Path(choice.path)
+    documents = project_documents(file)
+
+    # 1. A document starts it with this file, or with another of its folder.
+    names = (
+        re.escape(file.name),
+        rf"{re.escape(file.resolve().parent.name)}/[\w.-]+\.ya?ml",
+    )
+    tried: set[str] = set()
+    for name in names:
+        pattern = re.compile(rf"(?<![\w-]){name}")
+        for document in documents:
+            for program in launches_in(document, pattern, choice.model):
+                started = _with_file(program, file)
+                if started is not None and started.choice.path not in tried:
+                    tried.add(started.choice.path)
+                    yield started
+
+    # 2. A script of the project takes such a file.
+    for script in project_documents(file, (".py",)):
+        option = _option_of(script)
+        if option is not None and str(script) not in tried:
+            yield LaunchedProgram(
+                choice=FileChoice(
+                    flag="--script",
+                    path=str(script),
+                    arguments=(option, str(file)),
+                    model=choice.model,
+                ),
+                launch_path=str(script),
+                line=0,
+                launcher=("python",),
+                folder="",
+                is_example=True,
+            )
+
+
+def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
+    """Return the launch with this file in the place of one of the same folder; None: it has
+    neither.
+    """
+    arguments = list(program.choice.arguments)
+    folder = file.resolve().parent
+    for index, argument in enumerate(arguments):
+        option, equals, value = argument.rpartition("=")
+        if not value.endswith(YAML_SUFFIXES):
+            continue
+        stated = Path(value).resolve()
+        if stated == file.resolve() or stated.parent == folder:
+            arguments[index] = f"{option}{equals}{file}"
+            choice = replace(program.choice, arguments=tuple(arguments))
+            return replace(program, choice=choice)
+    return None
+
+
+def _option_of(script: Path) -> str | None:
+    """Return the option by which a training script takes a file of settings; None: it has none."""
+    try:
+        text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
+    except AutotuneError:
+        return None
+    if not TRAINER.search(text) or not YAML_READER.search(text):
+        return None
+    option = FILE_OPTION.search(text)
+    if option is not None:
+        return option[1]
+    return "--config" if TAKES_FLAG.search(text) else None

@@ -1,0 +1,122 @@
+"""Script that reads a YAML file of its author's: found in the project, and followed."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from autotune.core.job import Hardware
+from autotune.machine.hardware_detection import hardware
+from autotune.request.flags import Flags
+from autotune.request.request_parser import parse_request
+from autotune.request.sources.script_of_config import _programs, read_by_its_script
+from autotune.request.values import FileChoice
+
+SCRIPT = """
+import argparse, yaml
+from datasets import Dataset
+from peft import LoraConfig
+from trl import SFTConfig, SFTTrainer
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--recipe", default="configs/first.yaml")
+settings = yaml.safe_load(open(parser.parse_args().recipe))
+SFTTrainer(
+    settings["base_model"],
+    SFTConfig(output_dir="out", max_length=settings["window"] * 2),
+    train_dataset=Dataset.from_json("absent.json"),
+    peft_config=LoraConfig(r=settings["adapter"]["size"]),
+).train()
+"""
+RECIPE = """
+base_model: Qwen/Qwen2.5-0.5B
+window: 768
+adapter: {size: 12}
+per_device_train_batch_size: 2
+"""
+RECIPE_PATH = "configs/second.yaml"
+
+
+@pytest.fixture(autouse=True)
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("configs").mkdir()
+    Path("mine").mkdir()
+    Path(RECIPE_PATH).write_text(RECIPE)
+    Path("mine/train.py").write_text(SCRIPT)
+
+
+def programs(path: str = RECIPE_PATH) -> list[tuple[str, tuple[str, ...]]]:
+    choice = FileChoice(flag="--config", path=path)
+    return [(program.choice.path, program.choice.arguments) for program in _programs(choice)]
+
+
+@pytest.mark.parametrize(
+    ("document", "expected"),
+    [
+        (
+            "python mine/train.py --recipe configs/second.yaml --lr 1",
+            ("--lr", "1"),
+        ),
+        (
+            "python mine/train.py --recipe=configs/second.yaml",
+            (),
+        ),
+        (
+            "python mine/train.py --recipe configs/first.yaml",
+            (),  # another of its folder
+        ),
+        (
+            "",
+            (),  # the script's own option
+        ),
+    ],
+)
+def test_the_script_that_reads_a_file(document: str, expected: tuple[str, ...]) -> None:
+    Path("README.md").write_text(f"{document}\n")
+    ((script, arguments),) = programs()
+    option = arguments[:1] if "=" in arguments[0] else (" ".join(arguments[:2]),)
+    assert script == "mine/train.py"
+    assert option[0].replace("=", " ") == f"--recipe {RECIPE_PATH}"
+    assert arguments[-len(expected) or len(arguments) :] == expected
+
+
+def test_a_script_that_reads_no_such_file() -> None:
+    Path("mine/train.py").write_text(SCRIPT.replace("--recipe", "--rows"))
+    assert programs() == []
+
+
+def h100() -> Hardware:
+    return hardware("8xH100")
+
+
+def test_a_file_of_trls_needs_no_script() -> None:
+    Path(RECIPE_PATH).write_text("model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 256\n")
+    choice = FileChoice(flag="--config", path=RECIPE_PATH)
+    assert read_by_its_script(choice, Path(sys.executable), h100(), None) == (None, "")
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_the_script_says_what_the_keys_mean() -> None:
+    """`window` is half of the rows' length, and `size` the rank: both are the script's."""
+    pytest.importorskip("trl")
+    flags = Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict")
+    request = parse_request(flags)
+    held = request.job.task.workload.held_values
+    assert (held["max_length"], held["lora_r"]) == (1536, 12)
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B"
+    assert f"{RECIPE_PATH} as mine/train.py reads it" in request.assumed_of_file[0]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_a_script_that_cannot_be_followed_is_named() -> None:
+    pytest.importorskip("trl")
+    stops = SCRIPT.replace("settings = yaml", "raise KeyError('model')\nsettings = yaml")
+    Path("mine/train.py").write_text(stops)
+    request = parse_request(Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict", method="sft"))
+    assert "mine/train.py, which reads it, could not be followed" in request.assumed_of_file[0]
+    assert request.job.task.workload.tuning == "lora"
