@@ -12,12 +12,13 @@ from pathlib import Path
 
 def facts(versions: Mapping[str, str]) -> dict[str, object]:
     """Machine, versions and date of this run."""
+    kernel, _, _ = platform.release().partition("-")  # without the name of its build
     return {
         "date": datetime.date.today().isoformat(),
         "cpu": _cpu(),
         "cores": os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "system": f"{platform.system()} {platform.release()}",
+        "system": f"{platform.system()} {kernel}",
         "versions": dict(versions),
         "commit": _commit(),
     }

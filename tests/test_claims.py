@@ -294,3 +294,32 @@ def test_the_introduction_has_the_search_on_a_real_card() -> None:
     assert f"{gain:.2f} times as fast as TRL's defaults" in plain
     assert f"predicted at 34.3 GiB and measured at {peak_gib:.1f}" in plain
     assert "predicted: fits: 34.3 GiB" in (card_run / "log.txt").read_text()
+
+
+def test_the_tuning_page_has_the_demos_gains() -> None:
+    """Gains by processor time are ratios of medians over the candidates that were measured in
+    turn.
+    """
+    cycles: dict[tuple[Any, ...], list[float]] = {}
+    recommended: list[tuple[Any, ...]] = []
+    file = RESULTS / "demo_runs.jsonl"
+    for line in file.read_text().splitlines():
+        row = json.loads(line)
+        if row["kind"] == "cycle":
+            key = tuple(row["knobs"].values())
+            cycles.setdefault(key, []).append(row["cpu_seconds"])
+        else:
+            key = tuple(row["recommended"].values())
+            recommended.append(key)
+    baseline_seconds = median(cycles[8, True, False, None])
+    gains = []
+    for key in recommended:
+        if key in cycles:
+            gain = baseline_seconds / median(cycles[key])
+            gains.append(gain)
+
+    assert len(recommended) == 20
+    assert (8, True, False, None) not in recommended
+    page = (ROOT / "docs" / "tuning.md").read_text()
+    text = f"{len(gains)} of these candidates are {min(gains):.2f} to {max(gains):.2f} times"
+    assert text in page

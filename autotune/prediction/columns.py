@@ -14,14 +14,14 @@ Example: 5 7 9 8 10 12 11 13 15 has the differences 5 2 2 -1 2 2 -1 2 2. Behind 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
 from autotune.estimate.screening.points import Floats, Integers
 
 WIDTHS = (np.int8, np.int16, np.int32, np.int64)
-LITTLE_ENDIAN = "<"
+LITTLE_ENDIAN: Final = "<"
 COUNT = np.dtype("<u4")
 COPIES_BEGIN = 1 + COUNT.itemsize
 COPY_FIELDS = 3
@@ -111,7 +111,7 @@ def _equal_length(
 
 
 def _expanded(
-    copies: Sequence[Copy],
+    copies: Sequence[Sequence[int]],
     literals: Integers,
 ) -> Integers:
     """Return the differences that the literals and copies stand for."""

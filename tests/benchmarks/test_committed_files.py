@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.units import GIB
 from tests.gpu.committed import complaints
 
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
@@ -80,6 +81,26 @@ def test_a_share_of_a_limit_is_the_predicted_one_in_the_probe(card: str) -> None
         limits.add(" GiB" in line["setup"] and line["setup"].split(" GiB")[0].split()[-1])
         assert line["engine_share"] == results.predicted[key]["engine_share"]
     assert limits == {"16", "24", "40", False}
+
+
+@pytest.mark.parametrize("card", ["H100", "A100-40G"])
+def test_a_rehearsal_is_one_program_whose_steps_ended_well(card: str) -> None:
+    results = read_results(RESULTS / "first-light-emulated" / card)
+    kinds = [line["kind"] for line in results.lines("emulated")]
+    assert kinds.count("start") == 1
+    steps = results.latest("emulated", "step")
+    assert len(steps) == 13
+    assert {line["outcome"] for line in steps.values()} == {"ok"}
+
+
+@pytest.mark.parametrize("card", ["H100", "A100-40G"])
+def test_the_search_under_a_limit_recommends_an_engine_that_it_confirmed(card: str) -> None:
+    results = read_results(RESULTS / "first-light-emulated" / card)
+    answer = results.latest("emulated", "search")["search"]["answer"]
+    recommendation = answer["recommendation"]
+    assert recommendation["settings"]["use_vllm"] is True
+    assert recommendation["certificate"]["complete"] is True
+    assert recommendation["peak_memory_bytes"] < 40 * GIB
 
 
 def test_predictions_after_mending_agree_in_every_point() -> None:

@@ -105,8 +105,8 @@ def test_the_script_says_what_the_keys_mean() -> None:
     pytest.importorskip("trl")
     flags = Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict")
     request = parse_request(flags)
-    held = request.job.task.workload.held_values
-    assert (held["max_length"], held["lora_r"]) == (1536, 12)
+    settings = request.job.task.workload.held_values
+    assert (settings["max_length"], settings["lora_r"]) == (1536, 12)
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B"
     assert f"{RECIPE_PATH} as mine/train.py reads it" in request.assumed_of_file[0]
 
