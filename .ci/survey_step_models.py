@@ -141,12 +141,15 @@ OFFLINE = [*combined(OFFLINE_ROWS, CHECKPOINTING), *combined(OFFLINE_ROWS, ZERO)
 ANY_DTYPE: Changes = (*AS_IT_IS, *FLOAT32)
 ANY_TARGETS: Changes = (*AS_IT_IS, *ALL_LINEAR)
 ANY_ZERO: Changes = (*AS_IT_IS, *ZERO)
-ANY_REFERENCE: Changes = (*AS_IT_IS, *REFERENCE)
 ANY_ATTENTION: Changes = (*AS_IT_IS, *FLASH)
 ANY_PACKING: Changes = (*AS_IT_IS, *PACKED)
 PAIRED_ROWS: Changes = (batch(4, 4), batch(1, 16))
+PAIRED = [*combined(PAIRED_ROWS, CHECKPOINTING), *combined(PAIRED_ROWS, ZERO)]
 
-FILES_OF_FULL_GRPO = combined(ANY_DTYPE, ENGINES[1:], ANY_REFERENCE, ANY_ZERO, ANY_ATTENTION)
+FILES_OF_FULL_GRPO = [
+    *combined(ANY_DTYPE, ENGINES[1:], ANY_ZERO, ANY_ATTENTION),
+    *combined(ANY_DTYPE, ENGINES[1:], REFERENCE, (*AS_IT_IS, *ZERO[1:]), ANY_ATTENTION),
+]
 FILES_OF_LORA_GRPO = combined(ANY_DTYPE, ENGINES, ANY_TARGETS, ANY_ATTENTION)
 FILES_OF_FULL_SFT = combined(ANY_DTYPE, ANY_PACKING, ANY_ZERO, OFFLINE_ROWS)
 FILES_OF_LORA_SFT = combined(ANY_DTYPE, ANY_TARGETS, ANY_ATTENTION, OFFLINE_ROWS)
@@ -234,6 +237,8 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "sft", {SLOWLY_TRACED: AS_IT_IS}),
     *groups_of("full", "sft", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
     *groups_of("full", "grpo", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
+    *groups_of("lora", "dpo", {LARGE_USE: PAIRED}),
+    *groups_of("full", "dpo", {LARGE_USE: PAIRED}),
     # Most used first: a survey can be ended at any time, and `--missing` goes on.
     *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
     *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),
