@@ -61,7 +61,15 @@ def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
     assert answers(model)
 
 
-@pytest.mark.parametrize("gpus", ["A100-80G", "2xA100-80G", "4xA100-80G", "8xH100"])
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        "A100-80G",
+        "2xA100-80G",
+        "4xA100-80G",
+        "8xH100",
+    ],
+)
 def test_any_number_of_gpus_is_answered(gpus: str) -> None:
     """With 8, 4, 2 and 1 micro-steps: one model of many serves them all."""
     assert answers("Qwen2.5-14B", gpus=gpus)
