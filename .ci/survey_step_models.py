@@ -77,9 +77,6 @@ ROWS: Changes = ({}, batch(1, 32))
 
 FEWER_ROWS: Changes = ({}, batch(1, 32), batch(2, 16))
 OFFLINE_ROWS: Changes = ({}, batch(1, 16))
-FEW_STEPS: Changes = (batch(32, 1), batch(16, 2))
-"""Few micro-steps, as on many GPUs at the same global batch."""
-
 REFERENCE: Changes = ({"beta": 0.04},)
 ALL_LINEAR: Changes = ({"lora_target_modules": "all-linear"},)
 """Adapters at all projections, as most files state; the default is the library's own two."""
@@ -94,7 +91,6 @@ FLOAT32: Changes = ({"dtype": "float32"},)
 
 LORA = [
     *combined(ENGINES, ROWS, CHECKPOINTING),
-    *combined(ENGINES, FEW_STEPS, CHECKPOINTING),
     *combined(ENGINES, ROWS, ZERO),
 ]
 FURTHER_LORA = [
@@ -102,20 +98,16 @@ FURTHER_LORA = [
     *combined(ENGINES, CHECKPOINTING),
     *combined(ENGINES, ZERO[:1]),
 ]
-USUAL_LORA = [*FURTHER_LORA, *combined(ENGINES, FEW_STEPS)]
-QLORA = [*combined(FOUR_BITS, ENGINES, ROWS, CHECKPOINTING), *combined(FOUR_BITS, FEW_STEPS)]
+QLORA = combined(FOUR_BITS, ENGINES, ROWS, CHECKPOINTING)
 FULL = [
     *combined(ENGINES, FEWER_ROWS, CHECKPOINTING),
     *combined(ENGINES, FEWER_ROWS, ZERO),
-    *combined(ENGINES, FEW_STEPS),
 ]
 IN_FLOAT32 = [
     *combined(FLOAT32, ENGINES),
-    *combined(FLOAT32, ENGINES, FEW_STEPS[:1]),
     *combined(FLOAT32, CHECKPOINTING[1:]),
 ]
-OFFLINE_FEW_STEPS = combined((*AS_IT_IS, *FLOAT32), FEW_STEPS[:1])
-OFFLINE_IN_FLOAT32 = [*combined(FLOAT32, OFFLINE_ROWS), *OFFLINE_FEW_STEPS]
+OFFLINE_IN_FLOAT32 = combined(FLOAT32, OFFLINE_ROWS)
 USUAL_FULL = [
     *combined(ENGINES, ROWS),
     {"gradient_checkpointing": False},
@@ -145,6 +137,27 @@ OFFLINE_AS_IN_FILES = [
 ]
 OFFLINE = [*combined(OFFLINE_ROWS, CHECKPOINTING), *combined(OFFLINE_ROWS, ZERO)]
 
+# What files combine: any dtype of the weights, attention, sharding and adapter.
+ANY_DTYPE: Changes = (*AS_IT_IS, *FLOAT32)
+ANY_TARGETS: Changes = (*AS_IT_IS, *ALL_LINEAR)
+ANY_ZERO: Changes = (*AS_IT_IS, *ZERO)
+ANY_ATTENTION: Changes = (*AS_IT_IS, *FLASH)
+ANY_PACKING: Changes = (*AS_IT_IS, *PACKED)
+PAIRED_ROWS: Changes = (batch(4, 4), batch(1, 16))
+PAIRED = [*combined(PAIRED_ROWS, CHECKPOINTING), *combined(PAIRED_ROWS, ZERO)]
+
+FILES_OF_FULL_GRPO = [
+    *combined(ANY_DTYPE, ENGINES[1:], ANY_ZERO, ANY_ATTENTION),
+    *combined(ANY_DTYPE, ENGINES[1:], REFERENCE, (*AS_IT_IS, *ZERO[1:]), ANY_ATTENTION),
+]
+FILES_OF_LORA_GRPO = combined(ANY_DTYPE, ENGINES, ANY_TARGETS, ANY_ATTENTION)
+FILES_OF_FULL_SFT = combined(ANY_DTYPE, ANY_PACKING, ANY_ZERO, OFFLINE_ROWS)
+FILES_OF_LORA_SFT = combined(ANY_DTYPE, ANY_TARGETS, ANY_ATTENTION, OFFLINE_ROWS)
+PACKED_LORA_SFT = combined(PACKED, ANY_DTYPE, ANY_TARGETS, OFFLINE_ROWS)
+FILES_OF_QLORA_SFT = combined(FOUR_BITS, ANY_TARGETS, OFFLINE_ROWS)
+FILES_OF_LORA_DPO = combined(ANY_DTYPE, ANY_TARGETS, PAIRED_ROWS)
+FILES_OF_FULL_DPO = combined(ANY_DTYPE, ANY_ZERO, PAIRED_ROWS)
+
 SLOWLY_TRACED = (
     "Qwen3-30B-A3B",
     "gemma-3-4b-it",
@@ -165,6 +178,7 @@ USUAL = (
     "Qwen3-0.6B",
     "Qwen3-1.7B",
 )
+COMMON = (*LARGE_USE, *USUAL, "DeepSeek-R1-Distill-Qwen-1.5B", "Llama-3.2-3B")
 # OLMo-2-1124-7B is not here: it is the model that is not shipped in the benchmark of latency.
 FURTHER = (
     "Mistral-7B-v0.3",
@@ -200,7 +214,7 @@ FAMILIES: Sequence[FamilyGroup] = (
         "grpo",
         {
             LARGE_USE: [*LORA, *QLORA],
-            USUAL: USUAL_LORA,
+            USUAL: FURTHER_LORA,
             FURTHER: FURTHER_LORA,
             SLOWLY_TRACED: ENGINES,
         },
@@ -212,13 +226,10 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("full", "grpo", {LARGE_USE: IN_FLOAT32, USUAL: IN_FLOAT32}),
     *groups_of("lora", "sft", {LARGE_USE: OFFLINE_IN_FLOAT32, USUAL: OFFLINE_IN_FLOAT32}),
     *groups_of("full", "sft", {LARGE_USE: OFFLINE_IN_FLOAT32, USUAL: OFFLINE_IN_FLOAT32}),
-    *groups_of("lora", "dpo", {LARGE_USE: OFFLINE}),
-    *groups_of("full", "dpo", {LARGE_USE: OFFLINE}),
     # As files state it: a reference, adapters at all projections, other ranks, FlashAttention.
     *groups_of("lora", "grpo", {LARGE_USE: AS_IN_FILES, USUAL: AS_IN_FILES}),
     *groups_of("full", "grpo", {LARGE_USE: FULL_AS_IN_FILES, USUAL: FULL_AS_IN_FILES}),
     *groups_of("lora", "sft", {LARGE_USE: OFFLINE_AS_IN_FILES, USUAL: OFFLINE_AS_IN_FILES}),
-    *groups_of("lora", "dpo", {USUAL: [*AS_IT_IS, *ALL_LINEAR]}),
     *groups_of("lora", "grpo", {LARGE_USE: OF_RANKS, USUAL: OF_RANKS}),
     *groups_of("lora", "grpo", {FURTHER: AS_IN_SMALL_FILES}),
     *groups_of("lora", "sft", {FURTHER: [*AS_IT_IS, *ALL_LINEAR]}),
@@ -226,6 +237,17 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "sft", {SLOWLY_TRACED: AS_IT_IS}),
     *groups_of("full", "sft", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
     *groups_of("full", "grpo", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
+    *groups_of("lora", "dpo", {LARGE_USE: PAIRED}),
+    *groups_of("full", "dpo", {LARGE_USE: PAIRED}),
+    # Most used first: a survey can be ended at any time, and `--missing` goes on.
+    *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
+    *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),
+    *groups_of("lora", "grpo", {COMMON: FILES_OF_LORA_GRPO}),
+    *groups_of("lora", "dpo", {COMMON: FILES_OF_LORA_DPO}),
+    *groups_of("full", "sft", {COMMON: FILES_OF_FULL_SFT}),
+    *groups_of("lora", "sft", {COMMON: FILES_OF_QLORA_SFT}),
+    *groups_of("full", "dpo", {COMMON: FILES_OF_FULL_DPO}),
+    *groups_of("lora", "sft", {COMMON: PACKED_LORA_SFT}),
 )
 
 

@@ -198,7 +198,10 @@ class StepModels:
         versions = dict(self._versions)
         for name in ENGINE_PACKAGES:
             versions.pop(name, None)
-        key = key_of(step_family(request), versions, self._adapter)
+        family = dict(step_family(request))
+        # A trace of a single GPU's step has no uses of parameters, from which exchanges follow.
+        family["has_uses"] = request["sharding"]["kind"] != "none"
+        key = key_of(family, versions, self._adapter)
         return self._cache / f"{key}{SUFFIX}"
 
     def _read(self, file: Path) -> bytes | None:

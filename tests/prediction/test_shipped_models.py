@@ -61,6 +61,21 @@ def test_a_model_of_the_same_shape_is_answered_as_well(model: str) -> None:
     assert answers(model)
 
 
+@pytest.mark.parametrize(
+    "gpus",
+    [
+        "A100-80G",
+        "2xA100-80G",
+        "4xA100-80G",
+        "8xH100",
+    ],
+)
+def test_any_number_of_gpus_is_answered(gpus: str) -> None:
+    """With 8, 4, 2 and 1 micro-steps: one model of many serves them all."""
+    assert answers("Qwen2.5-14B", gpus=gpus)
+    assert answers("Llama-3.1-70B", gpus=gpus)
+
+
 @pytest.mark.parametrize("model", ["Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen3-0.6B", "Llama-3.2-1B"])
 @pytest.mark.parametrize("tuning", ["lora", "full"])
 def test_small_models_are_answered_for_sft_and_full_tuning(model: str, tuning: str) -> None:

@@ -294,3 +294,17 @@ def test_a_damaged_pack_is_refused_and_what_was_read_before_stays() -> None:
         OpenPack(b"no xz stream")
     with pytest.raises(ValueError, match="truncated"):
         OpenPack(content[:-40]).document("second")
+
+
+def test_the_model_of_one_gpu_does_not_answer_for_two(tmp_path: Path, model: StepModel) -> None:
+    """Its trace has no uses of parameters, from which the exchanges of two follow."""
+    store = models(tmp_path)
+    sharding = {
+        "kind": "none",
+        "ranks": 1,
+    }
+    single = request(sharding=sharding)
+    points = points_around(single)
+    store.keep(single, model, points)
+    assert store.model_of(single, [POINT]) is not None
+    assert store.model_of(request(), [POINT]) is None
