@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 
+from autotune.worker.abandoned_builds import release_abandoned_builds
 from tests.light_environment import light_python_path
 
 settings.register_profile(
@@ -89,6 +90,12 @@ def data_folders(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """
     folder = tmp_path_factory.mktemp("data")
     return (folder / str(number) for number in itertools.count())
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _no_build_waits_for_a_killed_one() -> None:
+    """Some tests start DeepSpeed without a worker, which builds an extension."""
+    release_abandoned_builds()
 
 
 @pytest.fixture(autouse=True)

@@ -22,6 +22,7 @@ from types import FrameType
 import autotune.worker
 from autotune.guard.streams import OutputTail, Streams
 from autotune.worker import processes
+from autotune.worker.abandoned_builds import release_abandoned_builds
 
 OUTPUT_SECONDS = 2.0  # that the last output may take to arrive
 FORCED_END_SECONDS = 10.0  # between the second stop signal and the forced end
@@ -63,6 +64,7 @@ class Attempt:
         self._first_stop: float | None = None
         self._forced_at: float | None = None
         processes.adopt_orphans()  # of a keeper that is killed
+        release_abandoned_builds(environment)  # of the attempt before this one
         self._channel, keepers_end = socket.socketpair()
         self._keeper = subprocess.Popen(
             _keeper_command(keepers_end.fileno(), command_words),

@@ -32,6 +32,7 @@ from pathlib import Path
 from typing import Any
 
 from . import model_watch, processes, protocol
+from .abandoned_builds import release_abandoned_builds
 from .launched_output import Figure, LaunchedSettings, MetricReader, line_source
 from .phase_recorder import out_of_reach
 from .protocol import Request, Result
@@ -177,11 +178,13 @@ class _LaunchedRun:
 
     def _start(self) -> subprocess.Popen[bytes]:
         argv = [self._resolved(word) for word in self._request["argv"]]
+        environment = self._environment()
+        release_abandoned_builds(environment)
         try:
             return subprocess.Popen(
                 argv,
                 cwd=self._request.get("folder"),
-                env=self._environment(),
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,

@@ -13,6 +13,7 @@ from types import ModuleType
 from typing import Any, NamedTuple, NoReturn
 
 from . import process_memory, processes, protocol
+from .abandoned_builds import release_abandoned_builds
 from .phase_recorder import PhaseRecorder
 from .protocol import Message, Wire
 
@@ -49,6 +50,7 @@ def run(
         processes.exit_with_parent(worker)
         processes.prefer_for_the_oom_killer()
         process_memory.keep_thread_stacks_small()
+        release_abandoned_builds()
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         _Rank(adapter, Wire(connection), place).serve()
         code = 0

@@ -85,20 +85,11 @@ def look_at(
         "gpus": None if hardware.here else _gpus(hardware),
     }
     configs = functools.partial(_config_of, model, stand_in)
-    answer, log = _run(request, python, environment or {}, configs)
+    run = functools.partial(_run, python=python, environment=environment or {}, configs=configs)
+    answer, log = run(request)
     passed_over: list[Mapping[str, Any]] = []
-    if replaces_absent and _needs_an_argument(answer):
-        request["fills"] = True
-        answer, log = _run(request, python, environment or {}, configs)
-    while replaces_absent and len(passed_over) < MOST_CHECKS:
-        check = check_of_machine(answer)
-        if check is None or check in passed_over:
-            break
-        passed_over.append(check)
-        request["passed_over"] = [
-            [check["file"], check["line"], check["kind"]] for check in passed_over
-        ]
-        answer, log = _run(request, python, environment or {}, configs)
+    if replaces_absent:
+        answer, log = _run_past_what_is_absent(run, request, answer, log, passed_over)
     if "error" in answer:
         raise refusal(path, python, answer, log)
     answer["passed_over"] = [_told(check) for check in passed_over]
@@ -112,6 +103,36 @@ def look_at(
     )
     _refuse_unsupported(script, is_predicted=replaces_absent)
     return script
+
+
+def _run_past_what_is_absent(
+    run: Callable[[Mapping[str, object]], tuple[Any, str]],
+    request: dict[str, Any],
+    answer: Any,
+    log: str,
+    passed_over: list[Mapping[str, Any]],
+) -> tuple[Any, str]:
+    """Run the script again without what stopped it only here. Return the last answer and its
+    output; `passed_over` gets each statement that was left out.
+    """
+    if _needs_an_argument(answer):
+        request["fills"] = True
+        answer, log = run(request)
+    with_all_rows = answer, log
+    while len(passed_over) < MOST_CHECKS:
+        check = check_of_machine(answer)
+        if check is None or check in passed_over:
+            break
+        passed_over.append(check)
+        request["passed_over"] = [
+            [check["file"], check["line"], check["kind"]] for check in passed_over
+        ]
+        answer, log = run(request)
+        if check["kind"] == "check":
+            with_all_rows = answer, log
+    # Without its rows it came to nothing: what stopped it first is what its author can mend.
+    builds_nothing = answer.get("error", {}).get("kind") == "no_trainer"
+    return with_all_rows if builds_nothing else (answer, log)
 
 
 PASSED_OVER = {
