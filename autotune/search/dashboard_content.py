@@ -79,9 +79,10 @@ def _paragraphs(trial: Trial) -> list[str]:
     failure = measurement.failure
     paragraphs = [f"**{measurement.outcome}** ({trial.purpose}): {trial.verdict.why}"]
     if speed is not None:
+        end = ", stopped early: slower than the best" if speed.cut_short else ""
         paragraphs.append(
             f"{speed.tokens_per_second:,.0f} tokens/s at completions of {speed.completion_tokens}"
-            " tokens"
+            f" tokens{end}"
         )
     if memory.peak_bytes is not None:
         paragraphs.append(

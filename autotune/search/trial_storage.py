@@ -103,7 +103,8 @@ def measured_end(trial: Trial) -> TrialEnd:
         return pruned
     timed = replace(pruned, rates=tuple(speed.rates))
     if speed.cut_short:
-        return timed
+        slow = f"stopped early: too slow at {speed.tokens_per_second:,.0f} tokens/s"
+        return replace(timed, attributes={**attributes, WHY: f"{slow}, {trial.verdict.why}"})
     return replace(timed, state=TrialState.COMPLETE, value=speed.tokens_per_second)
 
 

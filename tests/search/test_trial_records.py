@@ -18,7 +18,7 @@ from autotune.search.agenda import RemainingBudget
 from autotune.search.loop import SHORT_PROBE, baseline_candidate, legal_candidates
 from autotune.search.parameters import ABSENT_VALUE, Parameters
 from autotune.search.study import Study, TrialRequest, open_study
-from autotune.search.trial_storage import MEMORY, VALIDITY, rebuilt_trial
+from autotune.search.trial_storage import MEMORY, VALIDITY, WHY, measured_end, rebuilt_trial
 from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
 
 BUDGET = RemainingBudget(seconds=1e9, probes=100)
@@ -158,6 +158,9 @@ def test_a_trial_of_a_users_own_objective_is_read_by_value_and_constraints(tmp_p
     assert slow.verdict.fits
     assert slow.measurement.worst.cut_short
     assert slow.measurement.worst.rates == pytest.approx([0.5, 0.7])
+    # It fits: its peak alone would not say why it was pruned.
+    assert "too slow" in measured_end(slow).attributes[WHY]
+    assert "too slow" not in measured_end(fits).attributes[WHY]
     beyond = trial_with(TrialState.PRUNED, constraints={MEMORY: 0.5})
     assert beyond.measurement.outcome.is_out_of_memory
     assert beyond.measurement.memory.peak_bytes == 1500 * MIB
