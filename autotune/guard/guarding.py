@@ -114,11 +114,11 @@ class RunGuard:
         checkpoint: Checkpoint | None,
     ) -> tuple[Ending, AttemptRecord]:
         """Start the command, watch it to its end, and classify the end."""
+        # 1.1 On record before it starts.
         number = len(self.history.attempts) + 1
         folder = self._checkpoints()
         if checkpoint is not None:
             folder.point_to(checkpoint)
-        save = SaveRequest(self.options.out)
         record = AttemptRecord(
             number=number,
             config=None if start.file is None else str(start.file),
@@ -131,6 +131,9 @@ class RunGuard:
         self._write()
         clear_facts(self.options.out)
         self._watcher.begin()
+
+        # 1.2 From its start to its end.
+        save = SaveRequest(self.options.out)
         environment = {**os.environ, **start.variables, **save.variables}
         began = time.monotonic()
         attempt = Attempt(start.command_words, environment)
@@ -146,6 +149,8 @@ class RunGuard:
             )
             end = watch.to_the_end()
         seconds = time.monotonic() - began
+
+        # 1.3 What ended it.
         ending = ending_of(
             end,
             attempt.tail.text(),

@@ -251,6 +251,7 @@ class _Probe:
         return all(message.get("stays", False) for message in reply.failures)
 
     def _facts(self, reply: CommandReply, outcome: Outcome) -> Measurement:
+        # 1. Over all ranks: the highest memory, the longest stages.
         worker = self._worker
         results = results_of(reply)
         devices = device_report.higher_of_each(self._runner.load_devices, self._devices(reply))
@@ -263,32 +264,38 @@ class _Probe:
             reason = reason or result.torch_reserved_why
             setup_seconds = max(setup_seconds, result.setup_seconds or 0.0)
             loop_seconds = max(loop_seconds, result.loop_seconds or 0.0)
+
+        # 2. Memory and cost.
+        memory = Memory(
+            peak_bytes=peaks.peak_bytes,
+            limit_bytes=worker.effective_limit_bytes,
+            bound_by=worker.bound_by,
+            phase_peak_bytes=peaks.phase_peak_bytes,
+            devices=devices,
+            torch_by_phase=device_report.torch_by_phase(results),
+            torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
+            torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
+            torch_reserved_why=reason or None,
+            allocation_retries=worst(results, "allocation_retries"),
+            allocation_failures=worst(results, "allocation_failures"),
+            models=assembly.models_of(results_by_rank(reply)),
+            lowest_peak_bytes=assembly.lowest_peak(peaks.peak_bytes, results),
+            timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
+        )
+        cost = Cost(
+            total_seconds=seconds,
+            device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
+            load_seconds=self._load_seconds,
+            setup_seconds=setup_seconds,
+            loop_seconds=loop_seconds,
+        )
+
+        # 3. With what the first rank ran.
         return Measurement(
             candidate_id=self._candidate.id,
             outcome=outcome,
-            memory=Memory(
-                peak_bytes=peaks.peak_bytes,
-                limit_bytes=worker.effective_limit_bytes,
-                bound_by=worker.bound_by,
-                phase_peak_bytes=peaks.phase_peak_bytes,
-                devices=devices,
-                torch_by_phase=device_report.torch_by_phase(results),
-                torch_allocated_bytes=worst(results, "torch_allocated_bytes"),
-                torch_reserved_bytes=worst(results, "torch_reserved_bytes"),
-                torch_reserved_why=reason or None,
-                allocation_retries=worst(results, "allocation_retries"),
-                allocation_failures=worst(results, "allocation_failures"),
-                models=assembly.models_of(results_by_rank(reply)),
-                lowest_peak_bytes=assembly.lowest_peak(peaks.peak_bytes, results),
-                timeline=concatenated(self._load_timeline, worker.timeline(), self._load_seconds),
-            ),
-            cost=Cost(
-                total_seconds=seconds,
-                device_seconds=None if worker.gpus is None else seconds * len(worker.gpus.slots),
-                load_seconds=self._load_seconds,
-                setup_seconds=setup_seconds,
-                loop_seconds=loop_seconds,
-            ),
+            memory=memory,
+            cost=cost,
             optimizer_steps=first.optimizer_steps or 0,
             exercised=assembly.activity_of(results),
             effective=first.effective or {},

@@ -10,7 +10,14 @@ from datetime import UTC, datetime
 from types import MappingProxyType
 from typing import Any
 
-from autotune.core.answer import Forecast, Recommendation, Trial, WayToFit, plain
+from autotune.core.answer import (
+    Forecast,
+    PredictedCandidate,
+    Recommendation,
+    Trial,
+    WayToFit,
+    plain,
+)
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
 from autotune.core.prediction import Prediction
@@ -233,57 +240,68 @@ def _versions(answer: Recommendation) -> dict[str, str]:
     return {}
 
 
+UNMEASURED = ("implied", "probed", "out_of_memory", "failed", "loads")
+"""Counts of a measured answer, which are 0 in a predicted one."""
+
+
 def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
-    unmeasured = dict.fromkeys(("implied", "probed", "out_of_memory", "failed", "loads"), 0)
+    # 1. What is proven.
     winner = answer.winner
+    status = "undecided"
+    proven = "not proven infeasible"
+    if winner is not None:
+        status = "ok"
+        proven = "budget spent"
+    elif answer.screened == answer.candidates:
+        status = "nothing_fits"
+
+    # 2. Candidates.
     trade_offs = []
     for candidate in answer.trade_offs:
         trade_offs.append(
             {"change": differing_knobs(winner, candidate), **predicted_row(candidate)}
         )
-    status = "undecided"
-    proven = "not proven infeasible"
-    versions: dict[str, str] = {}
-    if winner is not None:
-        status = "ok"
-        proven = "budget spent"
-        versions.update(winner.prediction.versions)
-    elif answer.screened == answer.candidates:
-        status = "nothing_fits"
-    return {
-        "status": status,
-        "basis": "predicted",
-        "winner": (
-            winner
-            and {
-                "basis": "predicted",
-                "tokens_per_second": {
-                    "worst": middle(winner.prediction.tokens_per_second),
-                    "typical": middle(winner.prediction.tokens_per_second_at_lengths),
-                },
-                "peak_memory_bytes": middle(winner.prediction.peak_memory_bytes),
-                "prediction": prediction_row(winner.prediction),
-                "certificate": None,
-            }
-        ),
+    candidates = {
+        "winner": winner and _predicted_winner(winner),
         "baseline": answer.baseline and predicted_row(answer.baseline),
         "runner_ups": list(map(predicted_row, answer.runner_ups)),
         "trade_offs": trade_offs,
         "undecided": answer.undecided and predicted_row(answer.undecided),
         "nearest_miss": answer.nearest_miss and predicted_row(answer.nearest_miss),
+    }
+
+    # 3. The document's fields, those of a measurement empty.
+    return {
+        "status": status,
+        "basis": "predicted",
+        **candidates,
         "counts": {
             "candidates": answer.candidates,
             "predicted": answer.predicted,
             "screened": answer.screened,
-            **unmeasured,
+            **dict.fromkeys(UNMEASURED, 0),
         },
         "proven": proven,
         "stopped_by": "budget" if answer.ended_by_budget else None,
         "confirm_with": confirm_with,
         "study": None,
         "gpu_seconds": None,
-        "versions": versions,
+        "versions": {} if winner is None else dict(winner.prediction.versions),
+    }
+
+
+def _predicted_winner(winner: PredictedCandidate) -> dict[str, Any]:
+    prediction = winner.prediction
+    return {
+        "basis": "predicted",
+        "tokens_per_second": {
+            "worst": middle(prediction.tokens_per_second),
+            "typical": middle(prediction.tokens_per_second_at_lengths),
+        },
+        "peak_memory_bytes": middle(prediction.peak_memory_bytes),
+        "prediction": prediction_row(prediction),
+        "certificate": None,
     }
 
 

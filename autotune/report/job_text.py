@@ -233,44 +233,56 @@ class Progress:
                 self._print(f"best by prediction: {self._short(best.candidate)}")
                 self._print(f"  predicted: {verdict_text(best.prediction)}")
             case CandidatesPruned():
-                self._set_deadline(event.budget_seconds)
-                resumed = ""
-                if event.resumed_trials:
-                    resumed = f"; {event.resumed_trials} already measured"
-                budget = format_seconds(event.budget_seconds)
-                self._print(
-                    f"{counted(event.candidates, 'candidate')}{resumed}; at most"
-                    f" {counted(event.max_probes, 'probe')} in {budget}."
-                )
+                self._show_space(event)
             case ProbeStarted():
-                self._set_deadline(event.seconds_left)
-                self._probes += 1
-                self._running[event.number] = self._probes
-                load = ", loading first" if event.loads else ""
-                self._line = (
-                    f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
-                )
-                if self._live is None:
-                    self._print(f"{self._line} [{_left(event.seconds_left)}]")
+                self._show_start(event)
             case ProbeEnded():
-                self._set_deadline(event.seconds_left)
-                self._best = "nothing fits yet"
-                if event.best:
-                    self._best = f"best so far {_speed(event.best)}"
-                candidate = ""
-                if self._live is not None:
-                    candidate = f"   {self._short(event.trial.candidate)}"
-                are_several = len(self._running) > 1
-                name = self._running.pop(event.trial.number, None)
-                outcome = _outcome(event.trial)
-                if are_several and name is not None:
-                    outcome = f"probe {name}: {outcome}"
-                self._print(f"  {outcome}{candidate}")
-                self._line = ""
-                if self._running:
-                    self._line = f"{counted(len(self._running), 'probe')} at a time"
+                self._show_end(event)
             case Note(text=text):
                 self._print(text)
+
+    def _show_space(self, event: CandidatesPruned) -> None:
+        self._set_deadline(event.budget_seconds)
+        resumed = ""
+        if event.resumed_trials:
+            resumed = f"; {event.resumed_trials} already measured"
+        budget = format_seconds(event.budget_seconds)
+        self._print(
+            f"{counted(event.candidates, 'candidate')}{resumed}; at most"
+            f" {counted(event.max_probes, 'probe')} in {budget}."
+        )
+
+    def _show_start(self, event: ProbeStarted) -> None:
+        self._set_deadline(event.seconds_left)
+        self._probes += 1
+        self._running[event.number] = self._probes
+        load = ", loading first" if event.loads else ""
+        self._line = f"probe {self._probes} ({event.purpose}{load}): {self._short(event.candidate)}"
+        if self._live is None:
+            self._print(f"{self._line} [{_left(event.seconds_left)}]")
+
+    def _show_end(self, event: ProbeEnded) -> None:
+        # 1. The best so far, for the line at the bottom of a terminal.
+        self._set_deadline(event.seconds_left)
+        self._best = "nothing fits yet"
+        if event.best:
+            self._best = f"best so far {_speed(event.best)}"
+
+        # 2. The outcome; beside others with the probe's number.
+        candidate = ""
+        if self._live is not None:
+            candidate = f"   {self._short(event.trial.candidate)}"
+        are_several = len(self._running) > 1
+        name = self._running.pop(event.trial.number, None)
+        outcome = _outcome(event.trial)
+        if are_several and name is not None:
+            outcome = f"probe {name}: {outcome}"
+        self._print(f"  {outcome}{candidate}")
+
+        # 3. What still runs.
+        self._line = ""
+        if self._running:
+            self._line = f"{counted(len(self._running), 'probe')} at a time"
 
     def _short(self, candidate: Candidate) -> str:
         moving = []

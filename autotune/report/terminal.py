@@ -245,50 +245,61 @@ def _show_proof(
     job: Job,
     answer: Recommendation,
 ) -> None:
+    # 1. The confirmation.
     if answer.certificate is None:
-        ending = (
-            "the budget ran out before the longer worst-case probe. Give more with --budget and"
-            " --resume."
-        )
-        if answer.interrupted:
-            ending = f"the search was {answer.proven} before the longer worst-case probe."
-        console.print(f"Not confirmed: {ending}")
+        console.print(f"Not confirmed: {_why_not_confirmed(answer)}")
     else:
-        measured = answer.certificate.measurement
-        why = answer.certificate.verdict.why
-        unit = "optimizer steps at the longest lengths"
-        if measured.exercised is not None and measured.exercised.watched == "outside":
-            unit = "records of the command's own"
-        ran = f"{measured.optimizer_steps} {unit}"
-        cycles = len((measured.worst or NOT_TIMED).cycle_seconds)
-        if measured.emulated:
-            console.print(f"Emulated in {ran}: {why}.")
-        else:
-            console.print(
-                f"Confirmed by {ran} ({cycles} timed cycles): {why}, enforced by"
-                f" {measured.memory.bound_by}."
-            )
-        for line in certificate_lines(job, answer.certificate):
-            print_line(console, line)
-        models = describe_models(measured)
-        if models is not None:
-            console.print(models)
+        _show_certificate(console, job, answer.certificate)
+
+    # 2. What a reader has to know of it.
     for caveat in caveats_of(answer):
         console.print(f"Note: {caveat}")
     if answer.disturbance is not None:
         console.print(describe_interference(answer.disturbance))
     for soak in answer.soaks:
         console.print(describe_soak(soak))
-    completions = "max_completion_length" in job.space
-    if (
-        completions
-        and (answer.certificate or answer.winner)
-        and job.task.workload.typical_completion_length is None
-    ):
+    has_completions = "max_completion_length" in job.space
+    has_speed = answer.certificate is not None or answer.winner is not None
+    if has_completions and has_speed and job.task.workload.typical_completion_length is None:
         console.print(
             "Speed is for completions of the longest length only: typical lengths are not known. "
             "State them with --lengths, or one with --typical-completion-length, to rank by it."
         )
+
+
+def _why_not_confirmed(answer: Recommendation) -> str:
+    if answer.interrupted:
+        return f"the search was {answer.proven} before the longer worst-case probe."
+    return (
+        "the budget ran out before the longer worst-case probe. Give more with --budget and"
+        " --resume."
+    )
+
+
+def _show_certificate(
+    console: Console,
+    job: Job,
+    certificate: Trial,
+) -> None:
+    measured = certificate.measurement
+    why = certificate.verdict.why
+    unit = "optimizer steps at the longest lengths"
+    if measured.exercised is not None and measured.exercised.watched == "outside":
+        unit = "records of the command's own"
+    length = f"{measured.optimizer_steps} {unit}"
+    cycles = len((measured.worst or NOT_TIMED).cycle_seconds)
+    if measured.emulated:
+        console.print(f"Emulated in {length}: {why}.")
+    else:
+        console.print(
+            f"Confirmed by {length} ({cycles} timed cycles): {why}, enforced by"
+            f" {measured.memory.bound_by}."
+        )
+    for line in certificate_lines(job, certificate):
+        print_line(console, line)
+    models = describe_models(measured)
+    if models is not None:
+        console.print(models)
 
 
 def _show_script(

@@ -29,7 +29,7 @@ from autotune.report.html.charts import (
 )
 
 if TYPE_CHECKING:
-    from plotly.graph_objects import Figure
+    from plotly.graph_objects import Bar, Figure, Scatter
 
 
 MAX_CHARTED_RUNNER_UPS = 3  # in the chart of memory
@@ -54,18 +54,29 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
     """Draw the recommendation, the baseline and the next best."""
     name = "memory-by-phase"
     title = "Memory by phase"
+    candidates = _compared_candidates(answer)
+    if not candidates:
+        return absent(name, title, "Nothing was measured or predicted by phase.")
+    measured = f"{'measured' if answer.predicted else answer.basis} peak GiB"
+    return Drawing(
+        id=name,
+        title=title,
+        says=f"{_explanation(answer, candidates)} The dashed line is the limit.",
+        figure=_memory_figure(answer, candidates),
+        headers=("candidate", "phase", measured, "predicted peak GiB", "predicted parts GiB"),
+        rows=tuple(_rows(candidates)),
+    )
+
+
+def _compared_candidates(answer: AnswerDocument) -> list[ComparedCandidate]:
+    """Return the candidates of the chart of which a phase is known."""
     names = moving_knobs(answer)
-    shown = []
-    for label, row in labelled(
-        msgspec.structs.replace(answer, runner_ups=answer.runner_ups[:MAX_CHARTED_RUNNER_UPS])
-    ):
-        parts = {}
-        if row.prediction is not None:
-            for phase in row.prediction.phases:
-                if phase.breakdown:
-                    parts[phase.name] = {part.name: part.bytes for part in phase.breakdown}
+    runner_ups = answer.runner_ups[:MAX_CHARTED_RUNNER_UPS]
+    candidates = []
+    for label, row in labelled(msgspec.structs.replace(answer, runner_ups=runner_ups)):
+        parts = _predicted_parts(row)
         if row.phase_peak_bytes or parts:
-            shown.append(
+            candidates.append(
                 ComparedCandidate(
                     label=label,
                     heading=told_apart(label, row, answer),
@@ -74,79 +85,48 @@ def memory_by_phase(answer: AnswerDocument) -> Drawing:
                     parts=parts,
                 )
             )
-    if not shown:
-        return absent(name, title, "Nothing was measured or predicted by phase.")
-    reading = []
-    if any(candidate.parts for candidate in shown):
-        reading.append("Coloured bars are predicted, part by part.")
-    if any(candidate.measured for candidate in shown):
-        if reading:
-            reading.append(f"Black-rimmed marks are {answer.basis} peaks.")
-        else:
-            reading.append(
-                f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
-            )
-    measured = f"{'measured' if answer.predicted else answer.basis} peak GiB"
-    return Drawing(
-        id=name,
-        title=title,
-        says=" ".join([*reading, "The dashed line is the limit."]),
-        figure=_memory_figure(answer, shown),
-        headers=("candidate", "phase", measured, "predicted peak GiB", "predicted parts GiB"),
-        rows=tuple(_rows(shown)),
-    )
+    return candidates
 
 
-def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -> Figure:
-    from plotly.graph_objects import Bar, Figure, Scatter
+def _predicted_parts(row: CandidateRow | RecommendationRow) -> dict[str, dict[str, float]]:
+    """Return the predicted bytes by phase and part."""
+    parts: dict[str, dict[str, float]] = {}
+    if row.prediction is None:
+        return parts
+    for phase in row.prediction.phases:
+        if phase.breakdown:
+            parts[phase.name] = {part.name: part.bytes for part in phase.breakdown}
+    return parts
 
+
+def _explanation(answer: AnswerDocument, candidates: Sequence[ComparedCandidate]) -> str:
+    are_predicted = any(candidate.parts for candidate in candidates)
+    are_measured = any(candidate.measured for candidate in candidates)
+    if not are_predicted:
+        return f"Bars are {answer.basis} peaks. Without a prediction the parts are unknown."
+    says = "Coloured bars are predicted, part by part."
+    if are_measured:
+        says += f" Black-rimmed marks are {answer.basis} peaks."
+    return says
+
+
+PhaseBytes = tuple[str, str, float]
+"""Heading of a candidate, phase, bytes."""
+
+
+def _memory_figure(answer: AnswerDocument, candidates: Sequence[ComparedCandidate]) -> Figure:
+    from plotly.graph_objects import Figure
+
+    # 1. Predicted parts as bars, measured peaks as marks; as bars where nothing is predicted.
     figure = Figure()
-    parts: dict[str, list[tuple[str, str, float]]] = {}  # part -> its bytes by candidate and phase
-    for candidate in shown:
-        for phase, bytes_by_part in candidate.parts.items():
-            for part, size in bytes_by_part.items():
-                at = parts.setdefault(part, [])
-                if size:
-                    at.append((candidate.heading, phase, size))
-    for number, (part, at) in enumerate(parts.items()):
-        figure.add_trace(
-            Bar(
-                **_across(at),
-                name=part,
-                orientation="h",
-                marker_color=COLOURS[number % len(COLOURS)],
-                marker_opacity=1.0 if number < len(COLOURS) else 0.5,  # the colours repeat
-            )
-        )
-    measured = []
-    for candidate in shown:
-        for phase in PHASES:
-            if phase in candidate.measured:
-                measured.append((candidate.heading, phase, candidate.measured[phase]))
-    if measured and parts:
-        marker = {
-            "color": "#ffffff",
-            "line": {"color": "#000000", "width": 2},
-            "size": 9,
-            "symbol": "diamond",
-        }
-        figure.add_trace(
-            Scatter(
-                **_across(measured),
-                mode="markers",
-                name=f"{answer.basis} peak",
-                marker=marker,
-            )
-        )
-    elif measured:
-        figure.add_trace(
-            Bar(
-                **_across(measured),
-                name=f"{answer.basis} peak",
-                orientation="h",
-                marker_color=COLOURS[0],
-            )
-        )
+    parts = _bytes_by_part(candidates)
+    for number, (part, sizes) in enumerate(parts.items()):
+        figure.add_trace(_part_bars(number, part, sizes))
+    peaks = _measured_peaks(candidates)
+    if peaks:
+        figure.add_trace(_peaks(peaks, f"{answer.basis} peak", are_marks=bool(parts)))
+
+    # 2. The limit and the axes.
     figure.add_vline(
         x=answer.question.memory_limit_bytes / GIB,
         line_dash="dash",
@@ -155,7 +135,7 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     )
     figure.update_yaxes(autorange="reversed")
     figure.update_xaxes(title_text="GiB", rangemode="tozero")
-    bars = sum(len({*candidate.measured, *candidate.parts}) for candidate in shown)
+    bars = sum(len({*candidate.measured, *candidate.parts}) for candidate in candidates)
     return laid_out(
         figure,
         height=140 + 26 * bars,
@@ -164,19 +144,84 @@ def _memory_figure(answer: AnswerDocument, shown: Sequence[ComparedCandidate]) -
     )
 
 
-def _across(at: Sequence[tuple[str, str, float]]) -> dict[str, object]:
+def _bytes_by_part(candidates: Sequence[ComparedCandidate]) -> dict[str, list[PhaseBytes]]:
+    bytes_by_part: dict[str, list[PhaseBytes]] = {}
+    for candidate in candidates:
+        for phase, parts in candidate.parts.items():
+            for part, size in parts.items():
+                sizes = bytes_by_part.setdefault(part, [])
+                if size:
+                    sizes.append((candidate.heading, phase, size))
+    return bytes_by_part
+
+
+def _measured_peaks(candidates: Sequence[ComparedCandidate]) -> list[PhaseBytes]:
+    peaks: list[PhaseBytes] = []
+    for candidate in candidates:
+        for phase in PHASES:
+            if phase in candidate.measured:
+                peaks.append((candidate.heading, phase, candidate.measured[phase]))
+    return peaks
+
+
+def _part_bars(
+    number: int,
+    part: str,
+    sizes: Sequence[PhaseBytes],
+) -> Bar:
+    from plotly.graph_objects import Bar
+
+    return Bar(
+        **_across(sizes),
+        name=part,
+        orientation="h",
+        marker_color=COLOURS[number % len(COLOURS)],
+        marker_opacity=1.0 if number < len(COLOURS) else 0.5,  # the colours repeat
+    )
+
+
+def _peaks(
+    peaks: Sequence[PhaseBytes],
+    name: str,
+    *,
+    are_marks: bool,
+) -> Bar | Scatter:
+    from plotly.graph_objects import Bar, Scatter
+
+    if not are_marks:
+        return Bar(
+            **_across(peaks),
+            name=name,
+            orientation="h",
+            marker_color=COLOURS[0],
+        )
+    marker = {
+        "color": "#ffffff",
+        "line": {"color": "#000000", "width": 2},
+        "size": 9,
+        "symbol": "diamond",
+    }
+    return Scatter(
+        **_across(peaks),
+        mode="markers",
+        name=name,
+        marker=marker,
+    )
+
+
+def _across(phase_bytes: Sequence[PhaseBytes]) -> dict[str, object]:
     sizes = []
-    labels = []
+    headings = []
     phases = []
-    for label, phase, size in at:
+    for heading, phase, size in phase_bytes:
         sizes.append(size / GIB)
-        labels.append(label)
+        headings.append(heading)
         phases.append(phase)
-    return {"x": sizes, "y": [labels, phases]}
+    return {"x": sizes, "y": [headings, phases]}
 
 
-def _rows(shown: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
-    for candidate in shown:
+def _rows(candidates: Sequence[ComparedCandidate]) -> Iterator[tuple[str, ...]]:
+    for candidate in candidates:
         for phase in PHASES:
             if phase in candidate.measured or phase in candidate.parts:
                 sizes = candidate.parts.get(phase, {})

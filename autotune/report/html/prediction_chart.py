@@ -69,80 +69,114 @@ def _value(span: IntervalRow | None) -> float | None:
     return span.value if span else None
 
 
+Pair = tuple[IntervalRow, float]
+"""A prediction's interval, and what was measured."""
+
+
 def _prediction_figure(rows: Sequence[tuple[CandidateRow, PredictionRow]], basis: str) -> Figure:
-    from plotly.graph_objects import Scatter
     from plotly.subplots import make_subplots
 
+    peaks: list[Pair] = []
+    speeds: list[Pair] = []
+    for row, predicted in rows:
+        if row.fits:
+            _add_pair(peaks, predicted.peak_memory_bytes, row.peak_memory_bytes)
+        _add_pair(speeds, predicted.tokens_per_second, row.rate_at_longest)
     figure = make_subplots(
         rows=1,
         cols=2,
         horizontal_spacing=0.14,
     )
-    peaks = []
-    speeds = []
-    for row, predicted in rows:
-        speeds.append((predicted.tokens_per_second, row.rate_at_longest))
-        if row.fits:
-            peaks.append((predicted.peak_memory_bytes, row.peak_memory_bytes))
-    for column, (spans, unit, label) in enumerate(
-        ((peaks, GIB, "peak, GiB"), (speeds, 1.0, "tokens/s")), start=1
-    ):
-        pairs = [(span, measured) for span, measured in spans if span and measured is not None]
-        if not pairs:
-            continue
-        x = []
-        y = []
-        above = []
-        below = []
-        for span, measured in pairs:
-            x.append(span.value / unit)
-            y.append(measured / unit)
-            above.append((span.high - span.value) / unit)
-            below.append((span.value - span.low) / unit)
-        spread = {
-            "type": "data",
-            "symmetric": False,
-            "thickness": 1,
-            "array": above,
-            "arrayminus": below,
-        }
-        marker = {"color": COLOURS[0], "size": 9}
-        figure.add_trace(
-            Scatter(
-                x=x,
-                y=y,
-                error_x=spread,
-                mode="markers",
-                marker=marker,
-                showlegend=False,
-            ),
-            row=1,
-            col=column,
-        )
-        ends = [min(*x, *y), max(*x, *y)]
-        if len(x) == 1 and x == y:
-            ends = [0, x[0]]
-        line = {"color": "#888888", "dash": "dot"}
-        figure.add_trace(
-            Scatter(
-                x=ends,
-                y=ends,
-                mode="lines",
-                line=line,
-                showlegend=False,
-                hoverinfo="skip",
-            ),
-            row=1,
-            col=column,
-        )
-        figure.update_xaxes(
-            title_text=f"predicted {label}",
-            row=1,
-            col=column,
-        )
-        figure.update_yaxes(
-            title_text=f"{basis} {label}",
-            row=1,
-            col=column,
-        )
+    if peaks:
+        _draw_panel(figure, 1, peaks, GIB)
+        _label_axes(figure, 1, "peak, GiB", basis)
+    if speeds:
+        _draw_panel(figure, 2, speeds, 1.0)
+        _label_axes(figure, 2, "tokens/s", basis)
     return laid_out(figure, height=360)
+
+
+def _add_pair(
+    pairs: list[Pair],
+    span: IntervalRow | None,
+    measured: float | None,
+) -> None:
+    if span is not None and measured is not None:
+        pairs.append((span, measured))
+
+
+def _draw_panel(
+    figure: Figure,
+    column: int,
+    pairs: Sequence[Pair],
+    unit: float,
+) -> None:
+    """Draw the points with the predictions' intervals, and the line on which both agree."""
+    from plotly.graph_objects import Scatter
+
+    # 1. The points.
+    x = []
+    y = []
+    above = []
+    below = []
+    for span, measured in pairs:
+        x.append(span.value / unit)
+        y.append(measured / unit)
+        above.append((span.high - span.value) / unit)
+        below.append((span.value - span.low) / unit)
+    spread = {
+        "type": "data",
+        "symmetric": False,
+        "thickness": 1,
+        "array": above,
+        "arrayminus": below,
+    }
+    points = Scatter(
+        x=x,
+        y=y,
+        error_x=spread,
+        mode="markers",
+        marker={"color": COLOURS[0], "size": 9},
+        showlegend=False,
+    )
+    figure.add_trace(
+        points,
+        row=1,
+        col=column,
+    )
+
+    # 2. The line, which a single point on it would not have.
+    ends = [min(*x, *y), max(*x, *y)]
+    if ends[0] == ends[1]:
+        ends[0] = 0
+    line = Scatter(
+        x=ends,
+        y=ends,
+        mode="lines",
+        line={"color": "#888888", "dash": "dot"},
+        showlegend=False,
+        hoverinfo="skip",
+    )
+    figure.add_trace(
+        line,
+        row=1,
+        col=column,
+    )
+
+
+def _label_axes(
+    figure: Figure,
+    column: int,
+    label: str,
+    basis: str,
+) -> None:
+    figure.update_xaxes(
+        title_text=f"predicted {label}",
+        row=1,
+        col=column,
+    )
+    figure.update_yaxes(
+        title_text=f"{basis} {label}",
+        row=1,
+        col=column,
+    )
