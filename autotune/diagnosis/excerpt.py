@@ -15,23 +15,25 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
+from autotune.diagnosis.excerpt_lines import (
+    MOST_CHARACTERS,
+    excerpt_lines,
+    is_step_without_number,
+)
 from autotune.failures.classify import classify_quoted
 from autotune.failures.findings import Finding
-from autotune.failures.log_lines import LogLine, read_line
+from autotune.failures.log_lines import LogLine
 from autotune.failures.table import (
     FAILURE_ROWS,
-    LINES,
     QUOTED_ROWS,
     FailureRow,
     cause_of,
-    expand,
     phase_of,
 )
 from autotune.failures.tracebacks import Tracebacks
 
 MOST_LINES = 40
 MOST_QUOTED = 4  # exceptions of one line
-MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
 CUT_OFF = "(cut off)"  # stands for the exception of a traceback that ends with its frames
 
 _ROWS = (*FAILURE_ROWS, *QUOTED_ROWS)
@@ -39,17 +41,14 @@ _ROWS_BESIDE_A_PLACE = tuple(
     itertools.filterfalse(operator.attrgetter("without_place"), _ROWS),
 )
 
-_HARMLESS = re.compile(expand(LINES.harmless))
+_ROWS_OF_INFOS = tuple(row for row in _ROWS if row.read_in == "any line")
 
-_ESCAPED_QUOTE = re.compile(r"\\+(['\"])")
+# Causes that a run which goes on warns of as well: a part that is missing is done without.
+_CAUSES_OF_REMARKS = ("illegal_config", "version", "data", "disk_or_permission")
 
-_QUOTE = re.compile(r"\A(?:> ?|\* )+")
-
-# Quotation marks and colons as word processors and other scripts write them.
-_PLAIN_MARKS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "：": ": "})  # noqa: RUF001
-
-# Frame whose line was cut at its start.
-_CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
+_ROWS_OF_WARNINGS = tuple(
+    row for row in _ROWS if row.read_in == "any line" or row.cause not in _CAUSES_OF_REMARKS
+)
 
 # Rows of libraries whose caller is not the cause.
 _ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in FAILURE_ROWS if row.cause == "unknown_memory")
@@ -57,23 +56,19 @@ _ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in FAILURE_ROWS if row.cause 
 # Name of a function in a statement that was quoted without its file, or in a message.
 _FUNCTION = re.compile(r"([A-Za-z_]\w*_\w+|forward|backward)(?=[(`:,\s]|\Z)")
 
-_STEP_WITHOUT_NUMBER = re.compile(
-    r"""\b(?:loss|grad_norm)['"]?\s*[:=]\s*['"]?nan\b""", re.IGNORECASE
-)
-
-_STEP_WITH_NUMBER = re.compile(r"""\bgrad_norm['"]?\s*[:=]\s*['"]?\d""", re.IGNORECASE)
-
 # Exception anywhere in a line, behind whatever printed it.
 _EXCEPTION = re.compile(
     r"(?:[A-Za-z_]\w{0,80}\.){0,12}(?:[A-Z]\w{0,80})?(?:Error|Exception)\b(?:\(\w{1,80}\))?: .*"
 )
+
+_WITHOUT_MESSAGE = re.compile(r"\s*(?:[A-Za-z_]\w*\.){0,12}[A-Z]\w*(?:Error|Exception):\s*\Z")
 
 
 def are_steps_without_numbers(lines: Sequence[str]) -> bool:
     """Return True if each line is a step of training whose loss or gradient is no number."""
     if not 0 < len(lines) <= MOST_LINES:
         return False
-    return all(_STEP_WITHOUT_NUMBER.search(line) for line in lines)
+    return all(map(is_step_without_number, lines))
 
 
 def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diagnosis | None:
@@ -83,40 +78,17 @@ def diagnose_excerpt(excerpt: Sequence[str], *, has_place: bool = False) -> Diag
     rows = _ROWS_BESIDE_A_PLACE if has_place else _ROWS
     if len(excerpt) > MOST_LINES:
         return None
-    lines = []
+    lines = excerpt_lines(excerpt)
     tracebacks = Tracebacks()
-    for position, raw in enumerate(excerpt):
-        text = _QUOTE.sub("", raw)[:MOST_CHARACTERS]
-        text = _ESCAPED_QUOTE.sub(r"\1", text)  # a message inside a printed string
-        text = text.translate(_PLAIN_MARKS)
-        completed = _CUT_FRAME.sub('  File "/', text, count=1)
-        line = read_line(completed)
-        if _HARMLESS.match(line.text) is not None:
-            continue
-        lines.append(line)
+    for position, line in enumerate(lines.all):
         list(tracebacks.feed(line, position))
-    lines = _without_passing_steps(lines)
     frames = tracebacks.frames_cut_off()
-    # A line that its logger marked as a warning counts where no other says more.
-    loud_lines = [line for line in lines if line.level != "lower"]
-    loud_failure = _failure_in(loud_lines, frames, rows)
-    return loud_failure or _failure_in(lines, frames, rows)
-
-
-def _without_passing_steps(lines: Sequence[LogLine]) -> list[LogLine]:
-    """Leave out steps whose gradient is no number, where a later step has one: scaling of losses
-    begins with such steps.
-    """
-    last_number = 0
-    for position, line in enumerate(lines):
-        if _STEP_WITH_NUMBER.search(line.text) is not None:
-            last_number = position
-    remaining = []
-    for position, line in enumerate(lines):
-        is_passing = position < last_number and _STEP_WITHOUT_NUMBER.search(line.text) is not None
-        if not is_passing:
-            remaining.append(line)
-    return remaining
+    # A line that its logger marked as a remark counts where no other says more.
+    return (
+        _failure_in(lines.loud, frames, rows)
+        or _failure_in(lines.warnings, (), _ROWS_OF_WARNINGS)
+        or _failure_in(lines.infos, (), _ROWS_OF_INFOS)
+    )
 
 
 def _failure_in(
@@ -126,8 +98,12 @@ def _failure_in(
 ) -> Diagnosis | None:
     # 1. Classify exceptions first, then lines, then all lines as one text.
     exceptions = []
-    for line in lines:
-        exceptions += _exceptions_of(line.text)
+    for position, line in enumerate(lines):
+        text = line.text
+        if _WITHOUT_MESSAGE.match(text) is not None and position + 1 < len(lines):
+            # A message of several lines begins behind the line of its class.
+            text = f"{text.rstrip()} {lines[position + 1].text.strip()}"
+        exceptions += _exceptions_of(text)
     if frames:
         exceptions.append(CUT_OFF)
     texts = [line.text.strip() for line in lines]

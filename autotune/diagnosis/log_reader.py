@@ -131,7 +131,7 @@ class LogReader:
         # 2. Exceptions that this line completes.
         for reported in self._tracebacks.feed(line, position):
             self._keep(judged(reported))
-        if line.level == "lower" or self._tracebacks.holds(line):
+        if line.is_remark or self._tracebacks.holds(line):
             return
         if line.text.lstrip().startswith(_CELLS):
             # A table with generated text, which may contain anything.

@@ -10,7 +10,7 @@ from typing import Literal
 from autotune.core.plain_text import TERMINAL_SEQUENCE
 from autotune.failures.table import LINES, expand
 
-Level = Literal["error", "lower"]
+Level = Literal["error", "warning", "info"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -20,7 +20,12 @@ class LogLine:
     text: str
     source: str  # process by the prefixes; lines of one source belong together
     rank: int | None = None
-    level: Level | None = None  # of its logger: an error or something lower; None for printed text
+    level: Level | None = None  # of its logger; None for printed text
+
+    @property
+    def is_remark(self) -> bool:
+        """Return True if its logger marked the line as less than an error."""
+        return self.level in ("warning", "info")
 
 
 # Progress bar with the text of another process behind it in the same line.
@@ -42,6 +47,13 @@ _SOURCES = ("actor", "rank", "task", "process", "container", "service")
 _RANKS = ("rank", "task", "process")
 
 _LEVELS = ("level", "logged", "named", "letter", "ray")
+
+_LEVEL_OF_LETTER: Mapping[str, Level] = {
+    "E": "error",
+    "F": "error",
+    "C": "error",
+    "W": "warning",
+}
 
 
 def read_line(raw: str) -> LogLine:
@@ -66,8 +78,7 @@ def read_line(raw: str) -> LogLine:
             rank = _rank(groups)
         level_name = _first_of(groups, _LEVELS)
         if level_name is not None:
-            is_error = level_name[0] in "EFC"
-            level = "error" if is_error else "lower"
+            level = _LEVEL_OF_LETTER.get(level_name[0], "info")
     return LogLine(
         text=text,
         source=source,

@@ -144,6 +144,8 @@ class _Lines(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     wrappers: Pattern
     of_another: Pattern
     harmless: Pattern
+    python_warning: Pattern
+    grave_warning: Pattern
     fault: Pattern
 
 

@@ -238,7 +238,7 @@ class Tracebacks:
         yield from self._end(line.source)
         if len(self._open) < MOST_SOURCES:
             mark, _, _ = line.text.partition(HEADER)
-            is_harmless = line.source in self._harmless or line.level == "lower"
+            is_harmless = line.source in self._harmless or line.is_remark
             self._open[line.source] = _Open(
                 position=position,
                 rank=line.rank,
@@ -315,12 +315,12 @@ class Tracebacks:
             open_ = _Open(
                 position=position,
                 rank=line.rank,
-                harmless=line.level == "lower",
+                harmless=line.is_remark,
                 has_header=False,
             )
             self._open[line.source] = open_
             yield from self._go_on(open_, line, position)
-        elif line.level == "lower" or _WITHOUT_TRACEBACK.match(text) is None:
+        elif line.is_remark or _WITHOUT_TRACEBACK.match(text) is None:
             return
         elif has_room and _REMOTE.search(text) is not None:
             self._open[line.source] = _Open(
