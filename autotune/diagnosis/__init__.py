@@ -18,7 +18,12 @@ import re
 from collections.abc import Iterable
 
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
-from autotune.diagnosis.excerpt import MOST_LINES, are_steps_without_numbers, diagnose_excerpt
+from autotune.diagnosis.excerpt import (
+    MOST_LINES,
+    ROWS_OF_REMARKS,
+    are_steps_without_numbers,
+    diagnose_excerpt,
+)
 from autotune.diagnosis.log_framework import LogFramework
 from autotune.diagnosis.log_reader import LogReader
 from autotune.diagnosis.remedies import advice_for
@@ -53,6 +58,10 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     diagnosis = reader.conclude()
     if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
         of_excerpt = diagnose_excerpt(first_lines)
+        is_short = len(first_lines) <= MOST_LINES
+        if is_short and of_excerpt is None and diagnosis.row in ROWS_OF_REMARKS:
+            # The line was left out of the excerpt as a remark.
+            diagnosis = dataclasses.replace(diagnosis, known=False, cause=None, row=None)
         diagnosis = _more_exact(diagnosis, of_excerpt)
     elif len(first_lines) <= MOST_LINES:
         of_excerpt = diagnose_excerpt(reader.quoted_exception, has_place=True)

@@ -41,10 +41,20 @@ _ROWS_BESIDE_A_PLACE = tuple(
     itertools.filterfalse(operator.attrgetter("without_place"), _ROWS),
 )
 
+# Phases in which alone a row's text is printed.
+_PHASE_OF_ROW = {row.name: row.phase for row in _ROWS}
+
 _ROWS_OF_INFOS = tuple(row for row in _ROWS if row.read_in == "any line")
 
 # Causes that a run which goes on warns of as well: a part that is missing is done without.
 _CAUSES_OF_REMARKS = ("illegal_config", "version", "data", "disk_or_permission")
+
+# Rows whose words alone are such a warning.
+ROWS_OF_REMARKS = frozenset(
+    row.name
+    for row in FAILURE_ROWS
+    if row.read_in == "any line" and row.cause in _CAUSES_OF_REMARKS
+)
 
 _ROWS_OF_WARNINGS = tuple(
     row for row in _ROWS if row.read_in == "any line" or row.cause not in _CAUSES_OF_REMARKS
@@ -125,7 +135,7 @@ def _failure_in(
         known=True,
         is_memory=finding.is_memory,
         cause=finding.cause,
-        phase=phase_of(frames),
+        phase=phase_of(frames) or _PHASE_OF_ROW.get(finding.row or ""),
         rank=ranks[0] if ranks else None,
         evidence=evidence,
         numbers=dict(finding.numbers),

@@ -35,6 +35,8 @@ _QUOTE = re.compile(
 # Quotation marks and colons as word processors and other scripts write them.
 _PLAIN_MARKS = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "：": ": "})  # noqa: RUF001
 
+_SPACE_BEFORE_COLON = re.compile(r"(?<=Error) :(?= )")
+
 # Frame whose line was cut at its start.
 _CUT_FRAME = re.compile(r'\A(?!.*\bFile ")(?=\S+\.py", line \d+, in )')
 
@@ -81,6 +83,7 @@ def _read(raw: str) -> LogLine:
     text = _SHOWN_COLOUR.sub("", text)
     text = _ESCAPED_QUOTE.sub(r"\1", text)  # a message inside a printed string
     text = text.translate(_PLAIN_MARKS)
+    text = _SPACE_BEFORE_COLON.sub(":", text, count=1)
     completed = _CUT_FRAME.sub('  File "/', text, count=1)
     return read_line(completed)
 
