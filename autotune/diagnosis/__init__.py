@@ -20,9 +20,9 @@ from collections.abc import Iterable
 from autotune.diagnosis.diagnosis import SCHEMA, Advice, Diagnosis, as_document
 from autotune.diagnosis.excerpt import (
     MOST_LINES,
-    ROWS_OF_REMARKS,
     are_steps_without_numbers,
     diagnose_excerpt,
+    is_of_remarks,
 )
 from autotune.diagnosis.log_framework import LogFramework
 from autotune.diagnosis.log_reader import LogReader
@@ -59,7 +59,7 @@ def diagnose_lines(lines: Iterable[str]) -> Diagnosis:
     if are_steps_without_numbers(first_lines) or not reader.is_of_a_run:
         of_excerpt = diagnose_excerpt(first_lines)
         is_short = len(first_lines) <= MOST_LINES
-        if is_short and of_excerpt is None and diagnosis.row in ROWS_OF_REMARKS:
+        if is_short and of_excerpt is None and is_of_remarks(diagnosis.row):
             # The line was left out of the excerpt as a remark.
             diagnosis = dataclasses.replace(diagnosis, known=False, cause=None, row=None)
         diagnosis = _more_exact(diagnosis, of_excerpt)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import itertools
 import operator
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from autotune.diagnosis.diagnosis import Diagnosis
@@ -44,21 +44,31 @@ _ROWS_BESIDE_A_PLACE = tuple(
 # Phases in which alone a row's text is printed.
 _PHASE_OF_ROW = {row.name: row.phase for row in _ROWS}
 
-_ROWS_OF_INFOS = tuple(row for row in _ROWS if row.read_in == "any line")
-
 # Causes that a run which goes on warns of as well: a part that is missing is done without.
 _CAUSES_OF_REMARKS = ("illegal_config", "version", "data", "disk_or_permission")
 
-# Rows whose words alone are such a warning.
-ROWS_OF_REMARKS = frozenset(
-    row.name
-    for row in FAILURE_ROWS
-    if row.read_in == "any line" and row.cause in _CAUSES_OF_REMARKS
-)
 
-_ROWS_OF_WARNINGS = tuple(
-    row for row in _ROWS if row.read_in == "any line" or row.cause not in _CAUSES_OF_REMARKS
-)
+def _is_read_in_any_line(row: FailureRow) -> bool:
+    return row.read_in == "any line"
+
+
+def _counts_in_warnings(row: FailureRow) -> bool:
+    if row.cause in _CAUSES_OF_REMARKS:
+        return _is_read_in_any_line(row)
+    return True
+
+
+_ROWS_OF_INFOS = tuple(filter(_is_read_in_any_line, _ROWS))
+_ROWS_OF_WARNINGS = tuple(filter(_counts_in_warnings, _ROWS))
+
+
+def is_of_remarks(row_name: str | None) -> bool:
+    """Return True for a row whose words alone may be a warning of a run that goes on."""
+    for row in FAILURE_ROWS:
+        if row.name == row_name:
+            return _is_read_in_any_line(row) and row.cause in _CAUSES_OF_REMARKS
+    return False
+
 
 # Rows of libraries whose caller is not the cause.
 _ROWS_WITHOUT_PURPOSE = frozenset(row.name for row in FAILURE_ROWS if row.cause == "unknown_memory")
@@ -108,11 +118,7 @@ def _failure_in(
 ) -> Diagnosis | None:
     # 1. Classify exceptions first, then lines, then all lines as one text.
     exceptions = []
-    for position, line in enumerate(lines):
-        text = line.text
-        if _WITHOUT_MESSAGE.match(text) is not None and position + 1 < len(lines):
-            # A message of several lines begins behind the line of its class.
-            text = f"{text.rstrip()} {lines[position + 1].text.strip()}"
+    for text in _with_their_messages(lines):
         exceptions += _exceptions_of(text)
     if frames:
         exceptions.append(CUT_OFF)
@@ -141,6 +147,19 @@ def _failure_in(
         numbers=dict(finding.numbers),
         row=finding.row,
     )
+
+
+def _with_their_messages(lines: Sequence[LogLine]) -> Iterator[str]:
+    """Yield each line's text; a message of several lines begins behind the line of its class."""
+    class_alone = ""
+    for line in lines:
+        text = line.text
+        if class_alone:
+            text = f"{class_alone} {text.strip()}"
+        yield text
+        class_alone = ""
+        if _WITHOUT_MESSAGE.match(line.text):
+            class_alone = line.text.strip()
 
 
 def _exceptions_of(text: str) -> list[str]:

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from autotune.failures.log_lines import LogLine, read_line
+from autotune.failures.log_lines import Level, LogLine, read_line
 from autotune.failures.table import LINES, expand
 
 MOST_CHARACTERS = 2000  # of a line that are read; a message is shorter
@@ -61,15 +61,18 @@ class ExcerptLines:
 
 
 def excerpt_lines(excerpt: Iterable[str]) -> ExcerptLines:
-    lines = [_read(raw) for raw in excerpt]
-    lines = _without_python_warnings(lines)
-    lines = [line for line in lines if _HARMLESS.match(line.text) is None]
-    lines = _without_passing_steps(lines)
+    lines = _without_python_warnings(list(map(_read, excerpt)))
+    by_level: dict[Level, list[LogLine]] = {"error": [], "warning": [], "info": []}
+    remaining = []
+    for line in _without_passing_steps(lines):
+        if _HARMLESS.match(line.text) is None:
+            remaining.append(line)
+            by_level[line.level or "error"].append(line)
     return ExcerptLines(
-        all=lines,
-        loud=[line for line in lines if not line.is_remark],
-        warnings=[line for line in lines if line.level == "warning"],
-        infos=[line for line in lines if line.level == "info"],
+        all=remaining,
+        loud=by_level["error"],
+        warnings=by_level["warning"],
+        infos=by_level["info"],
     )
 
 
@@ -110,11 +113,14 @@ def _without_python_warnings(lines: Sequence[LogLine]) -> list[LogLine]:
 
 def _louder(line: LogLine) -> LogLine:
     """Return a remark as an error where it says that the process ends, or cannot use its device."""
-    is_end = _ENDING.search(line.text) is not None
-    is_grave = line.level == "warning" and _GRAVE_WARNING.search(line.text) is not None
-    if line.is_remark and (is_end or is_grave):
-        return replace(line, level="error")
-    return line
+    is_grave = False
+    if line.level == "warning":
+        is_grave = _GRAVE_WARNING.search(line.text) is not None
+    if line.is_remark and _ENDING.search(line.text):
+        is_grave = True
+    if not is_grave:
+        return line
+    return replace(line, level="error")
 
 
 def _end_of_warning(lines: Sequence[LogLine], begin: int) -> int:
