@@ -117,3 +117,35 @@ def test_a_message_without_its_usual_class_is_named_by_its_form(text: str, cause
 )
 def test_a_sentence_without_a_setting_or_of_a_remark_is_none(text: str) -> None:
     assert not diagnose(text).known
+
+
+CACHE = """  File "/v/lib/python3.11/site-packages/vllm/v1/worker.py", line 7, in {function}
+    self.{function}(config)
+{error}
+"""
+
+
+def test_remedies_of_an_engines_cache_do_not_lower_what_is_generated() -> None:
+    """The engine allocates its cache once, by its share and one sequence of the longest length."""
+    full = "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB."
+    small = "ValueError: To"
+    for function, error in (
+        ("initialize_kv_cache", full),
+        ("_check_enough_kv_cache_memory", small),
+    ):
+        diagnosis = diagnose(CACHE.format(function=function, error=error))
+        assert diagnosis.cause == "kv_cache"
+        settings = [setting for advice in diagnosis.remedies for setting in advice.change]
+        assert "num_generations" not in settings and "max_completion_length" not in settings
+
+
+@pytest.mark.parametrize(
+    ("text", "setting"),
+    [
+        ("INFO - trl.extras.vllm_client - Server is not up yet. Retrying in 2.0 s", "server"),
+        ("size mismatch for a.lora_A.weight: copying a param with shape [32, 8]", "adapter"),
+    ],
+)
+def test_the_first_remedy_is_of_what_the_line_names(text: str, setting: str) -> None:
+    first = diagnose(text).remedies[0]
+    assert setting in next(iter(first.change))
