@@ -212,19 +212,20 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
 
     readings = _read("diagnose")
     logs = readings["eighth_set_first_run"]
-    excerpts = readings["eleventh_excerpts_first_run"]
-    earlier = readings["tenth_excerpts_first_run"]
+    excerpts = readings["twelfth_excerpts_first_run"]
     yield "cause of a failure | 74", f"{logs['logs']} composed logs"
     yield "cause of a failure | 74", f"{logs['right']} right"
     share = _percent(excerpts["share_named"], 0)
-    yield "cause of a failure | 65", f"{excerpts['excerpts']} excerpts"
-    yield "cause of a failure | 65", f"{excerpts['named']} right, {share}"
-    share = _percent(earlier["share_named"], 0)
-    yield "cause of a failure | 65", f"{earlier['named']} of {earlier['excerpts']}, {share}"
-    alarms = f"{len(excerpts['false_alarms'])} of {excerpts['without_failure']} excerpts"
-    yield "cause of a failure | 65", alarms
-    alarms = f"{len(earlier['false_alarms'])} of {earlier['without_failure']} in the set before"
-    yield "cause of a failure | 65", alarms
+    assert not excerpts["false_alarms"]
+    row = "cause of a failure | 96"
+    yield row, f"{excerpts['excerpts']} excerpts"
+    yield row, f"{excerpts['named']} right, {share}"
+    yield row, f"none of {excerpts['without_failure']} excerpts"
+    for name, alarms in (("eleventh", 1), ("tenth", 2)):
+        earlier = readings[f"{name}_excerpts_first_run"]
+        assert len(earlier["false_alarms"]) == alarms
+        share = _percent(earlier["share_named"], 0)
+        yield row, f"{earlier['named']} of {earlier['excerpts']}, {share}"
 
     in_sample = _read("intervals")["result"]["probes alone"]
     second = _read("intervals-second")["result"]

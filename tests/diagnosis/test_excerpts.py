@@ -30,6 +30,7 @@ EXCERPTS: list[dict[str, Any]] = [
                 "ninth",
                 "tenth",
                 "eleventh",
+                "twelfth",
             )
         ),
     )
@@ -44,6 +45,9 @@ UNNAMED = {
     "ovg-project/kvcached#191": "a count of one project's own cache",
     "verl-project/verl#4308": "an attribute of nothing, which any code may lack",
     "GanjinZero/RRHF#35": "a hangup from outside, which two other sets call no failure of the run",
+    "Algorineko/AgenticArXiv-RL#11": "the refused argument stands in the line after its message",
+    "OpenRLHF/OpenRLHF#1139": "a lost worker, for which Ray lists three potential causes",
+    "pytorch/pytorch#111729": "frames and message in an order that no program prints",
     "open-mmlab/mmsegmentation#2085": "SIGTERM to a data loader: its sender is not known",
 }
 """Excerpts that are known not to be named, each with why."""
@@ -89,6 +93,7 @@ def test_sets_without_sight_of_the_tables_are_named_at_85_percent() -> None:
         ("ninth", 58, 63, 19, 2),
         ("tenth", 54, 64, 21, 2),
         ("eleventh", 50, 65, 24, 1),
+        ("twelfth", 89, 96, 27, 0),
     ],
 )
 def test_a_set_with_a_rule_was_read_once_after_it(
@@ -218,6 +223,15 @@ def test_marks_of_a_word_processor_are_read() -> None:
     message = f"OSError: We couldn{mark}t connect to {mark}https://huggingface.co{mark}"
     assert diagnose(message).cause == "network"
     assert diagnose("exits with return code = -9是").cause == "host_ram"
+
+
+def test_messages_without_their_head_are_read() -> None:
+    figures = "(GPU 0; 2.00 GiB total capacity; 1.24 GiB already allocated; 2.88 MiB free; 1.25 GiB"
+    assert diagnose(f"Tried to allocate 20.00 MiB {figures} reserved)").is_memory
+    assert diagnose("DefaultCPUAllocator: can't allocate memory").cause == "host_ram"
+    assert diagnose("cannot import name 'Cache' from 'transformers'").cause == "version"
+    refusal = "value error: Target modules(['q_proj'])not found in the base model"
+    assert diagnose(refusal).cause == "illegal_config"
 
 
 WHOLE = """Traceback (most recent call last):
