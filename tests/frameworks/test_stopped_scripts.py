@@ -119,6 +119,36 @@ from trl import SFTTrainer
 raise RuntimeError("the process group is not there")
 """
 
+WITHOUT_AN_ADAPTER = (
+    """
+import argparse
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--adapter", default=None)
+adapter = parser.parse_args().adapter
+"""
+    + HEAD
+    + """
+from peft import LoraConfig
+
+SFTTrainer(
+    model="Qwen/Qwen2.5-0.5B",
+    args=SFTConfig(
+        output_dir="out",
+        model_init_kwargs={"quantization_config": {"load_in_4bit": True}},
+    ),
+    train_dataset=rows,
+    peft_config=LoraConfig(r=4, target_modules="all-linear") if adapter else None,
+).train()
+"""
+)
+COPY_OF_TRLS = """
+from trl import SFTTrainer
+
+raise RuntimeError("a server of the author's is not there")
+SFTTrainer(model="m")
+"""
+
 
 @pytest.fixture(autouse=True)
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
@@ -174,6 +204,23 @@ def test_a_vision_model_of_unsloth_is_built() -> None:
     request = reading(VISION)
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-VL-3B-Instruct"
     assert candidate_of_job(request).settings["lora_rank"] == 8
+
+
+def test_bits_without_an_adapter_are_read_as_the_project_starts_them() -> None:
+    Path("README.md").write_text("    python train.py --adapter out/first\n")
+    request = reading(WITHOUT_AN_ADAPTER)
+    settings = candidate_of_job(request).settings
+    assert (settings["load_in_4bit"], settings["use_peft"], settings["lora_r"]) == (True, True, 4)
+    assert any("--adapter out/first" in sentence for sentence in request.assumed)
+
+
+def test_a_copy_of_trls_script_that_cannot_be_followed_is_read_as_trls() -> None:
+    Path("sft.py").write_text(COPY_OF_TRLS)
+    command = "accelerate launch sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_length 512"
+    Path("run.sh").write_text(command)
+    request = parse_request(Flags(mode="predict", gpus="8xH100-80G", from_command="run.sh"))
+    assert candidate_of_job(request).settings["max_length"] == 512
+    assert request.assumed[0].startswith("TRL's own sft.py, because that of the project could not")
 
 
 def test_refusals_are_about_the_script_and_one_line_long() -> None:

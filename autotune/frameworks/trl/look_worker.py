@@ -51,8 +51,13 @@ class LookWorker:
         start = self._printed_bytes()
         timer = threading.Timer(TIMEOUT_S, self._expire)
         timer.start()
-        answer = self._converse(request, configs)
-        timer.cancel()
+        try:
+            answer = self._converse(request, configs)
+        except BaseException:
+            self._process.kill()  # it waits for an answer, or runs the script
+            raise
+        finally:
+            timer.cancel()
         if answer is None:
             self.close()
         printed = self._printed(start)
@@ -66,6 +71,10 @@ class LookWorker:
 
     def has_ended(self) -> bool:
         return self._process.poll() is not None
+
+    def end(self) -> None:
+        self.close()
+        self._log.close()
 
     def close(self) -> None:
         """End the process, which exits at the end of its requests."""
@@ -151,5 +160,5 @@ def worker_for(python: Path, environment: Mapping[str, str]) -> LookWorker:
 
 def _end_worker() -> None:
     if _kept.worker is not None:
-        _kept.worker.close()
+        _kept.worker.end()
         _kept.worker = None
