@@ -215,8 +215,11 @@ def test_bits_without_an_adapter_are_read_as_the_project_starts_them() -> None:
 
 
 def test_a_copy_of_trls_script_that_cannot_be_followed_is_read_as_trls() -> None:
-    Path("sft.py").write_text(COPY_OF_TRLS)
-    command = "accelerate launch sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_length 512"
+    Path("open_r1").mkdir()
+    Path("open_r1", "sft.py").write_text(COPY_OF_TRLS)
+    command = (
+        "accelerate launch open_r1/sft.py --model_name_or_path Qwen/Qwen2.5-0.5B --max_length 512"
+    )
     Path("run.sh").write_text(command)
     request = parse_request(Flags(mode="predict", gpus="8xH100-80G", from_command="run.sh"))
     assert candidate_of_job(request).settings["max_length"] == 512

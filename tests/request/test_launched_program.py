@@ -159,9 +159,11 @@ def test_the_output_of_a_command_may_be_a_part_of_a_name_and_no_setting() -> Non
 def test_a_project_s_own_script_with_the_name_of_one_of_trls_is_its_own(folder: Path) -> None:
     """TRL's own, or a copy of it, is read by its settings."""
     training = "from trl import SFTTrainer\nSFTTrainer(model='m')\n"
-    (folder / "sft.py").write_text(training)
-    launched = program("accelerate launch sft.py --config x.yaml")
-    assert launched is not None and launched.choice.path == "sft.py"
+    assert program("accelerate launch open_r1/sft.py --config x.yaml") is None
+    (folder / "open_r1").mkdir()
+    (folder / "open_r1" / "sft.py").write_text(training)
+    launched = program("accelerate launch open_r1/sft.py --config x.yaml")
+    assert launched is not None and launched.choice.path == "open_r1/sft.py"
     (folder / "trl" / "scripts").mkdir(parents=True)
     (folder / "trl" / "scripts" / "sft.py").write_text(training)
     assert program("accelerate launch trl/scripts/sft.py --config x.yaml") is None
