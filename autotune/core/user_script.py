@@ -140,6 +140,7 @@ class ScriptInspection:
     absent: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     passed_over: tuple[str, ...] = ()  # checks that only the author's machine passes
     is_own: bool = False  # the trainer derives from none of TRL's
+    is_for_one_gpu: bool = False  # its batch does not divide by the GPUs of the request
     own_rows: bool = False  # a collator of the script's makes the rows of a batch
     unsloth: Mapping[str, Any] = field(default_factory=dict)  # arguments of unsloth's functions
 

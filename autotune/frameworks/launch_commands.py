@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.core.errors import BadInput
+from autotune.core.shell_comments import cut_by_comment
 from autotune.core.shell_script import SimpleCommand, Word
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
@@ -98,7 +99,7 @@ def find_launch(
         former=former_flags,
         is_former=bool(former_flags) or is_former_file,
         config_name=named_config(training.arguments) if kind.config_files else None,
-        assumed=tuple(_taken_for_granted(training, stated)),
+        assumed=(*cut_by_comment(path, text, command), *_taken_for_granted(training, stated)),
     )
 
 

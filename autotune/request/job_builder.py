@@ -13,6 +13,7 @@ from autotune.core.job import Job, Mode, Task
 from autotune.core.space import Candidate, KnobValue, SearchSpace, setting_text
 from autotune.frameworks import shares_in_files
 from autotune.frameworks.base import Trainer
+from autotune.frameworks.trl.look_worker import keeping_worker
 from autotune.request.illegal_file import IllegalFile, refuse_illegal_file
 from autotune.request.images import with_images
 from autotune.request.inputs import Sources, read_inputs, with_exported
@@ -76,6 +77,7 @@ class ParsedRequest:
         )
 
 
+@keeping_worker()  # one worker inspects a script, on whatever GPUs
 def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     """Build the job without measuring. BadInput and its subclasses contain the fix.
 

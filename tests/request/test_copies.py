@@ -228,3 +228,17 @@ def test_a_command_in_a_variable_with_the_date_in_it_is_read(tmp_path: Path) -> 
     assert settings_of(request)[MICRO_BATCH] == 4
     spec = request.trainer.step(candidate_of_job(request).settings, request.job.task)
     assert spec.micro_batch == 1, "4 rows of a script for four GPUs, on eight"
+
+
+def test_the_default_of_a_copy_stands_in_for_an_unset_variable(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """verl has no micro-batch by default; this copy has 64 for all eight GPUs."""
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    request = request_of(tmp_path, f"{VERL}{MODEL} {MICRO_BATCH}=$BATCH_SIZE\n")
+    assert settings_of(request)[MICRO_BATCH] == 64
+    (line,) = [line for line in request.assumed if "$BATCH_SIZE" in line]
+    assert line.startswith(f"{MICRO_BATCH}=64 (of verl/trainer/config/ppo_trainer.yaml)")
+    assert "BATCH_SIZE=VALUE" in line

@@ -67,6 +67,20 @@ def test_the_file_of_accelerate_gives_the_sharding() -> None:
     assert (launch.settings, launch.processes) == ({"sharding": "zero3"}, 7)
 
 
+def test_an_absent_file_of_accelerate_gives_the_stage_of_its_name() -> None:
+    launched = program("accelerate launch --config_file configs/ds_zero2.yaml train.py")
+    assert launched is not None
+    launch = _launch_settings(launched, guesses=True)
+    assert launch.settings == {"sharding": "zero2"}
+    assert "ZeRO-2 by the name of configs/ds_zero2.yaml" in launch.assumed[0]
+    with pytest.raises(BadInput, match=r"ds_zero2\.yaml"):
+        _launch_settings(launched)
+    unnamed = program("accelerate launch --config_file configs/mine.yaml train.py")
+    assert unnamed is not None
+    with pytest.raises(BadInput, match=r"mine\.yaml"):
+        _launch_settings(unnamed, guesses=True)
+
+
 @pytest.mark.parametrize("text", ["python -m package.run --x 1", "uv run python package/run.py"])
 def test_a_module_is_its_file(text: str) -> None:
     launched = program(text)
@@ -93,11 +107,6 @@ def test_of_two_trainings_the_first_is_read_with_the_lines_of_both() -> None:
     assert launched is not None and launched.choice.arguments == ("--a",)
     (sentence,) = launched.assumed
     assert "the first of 2 trainings, in lines 1 and 2" in sentence
-
-
-def test_an_argument_that_only_a_run_can_tell_is_refused() -> None:
-    with pytest.raises(BadInput, match=r"line 1: an argument .* output of a command"):
-        program('torchrun train.py --out "$(mktemp -d)"')
 
 
 def test_words_behind_two_dashes_may_be_the_launch_itself() -> None:
@@ -133,3 +142,34 @@ def test_a_script_named_like_an_entry_point_of_a_framework_is_ones_own(
         text="deepspeed --module openrlhf.cli.train_sft --lr 1\n",
     )
     assert program_of(framework) is None
+
+
+def test_the_output_of_a_command_may_be_a_part_of_a_name_and_no_setting() -> None:
+    launched = program(
+        'accelerate launch train.py --output_dir "out-$(date)" --run_name $(hostname)'
+    )
+    assert launched is not None
+    assert launched.choice.arguments == ("--output_dir", "out-of-a-run", "--run_name", "of-a-run")
+    with pytest.raises(BadInput, match="--batch_size has the output of a command"):
+        program("accelerate launch train.py --batch_size $(nproc)")
+    with pytest.raises(BadInput, match="--batch_size has the output of a command"):
+        program("accelerate launch train.py --batch_size=$(nproc)")
+
+
+def test_a_project_s_own_script_with_the_name_of_one_of_trls_is_its_own(folder: Path) -> None:
+    """TRL's own, or a copy of it, is read by its settings."""
+    training = "from trl import SFTTrainer\nSFTTrainer(model='m')\n"
+    assert program("accelerate launch open_r1/sft.py --config x.yaml") is None
+    (folder / "open_r1").mkdir()
+    (folder / "open_r1" / "sft.py").write_text(training)
+    launched = program("accelerate launch open_r1/sft.py --config x.yaml")
+    assert launched is not None and launched.choice.path == "open_r1/sft.py"
+    (folder / "trl" / "scripts").mkdir(parents=True)
+    (folder / "trl" / "scripts" / "sft.py").write_text(training)
+    assert program("accelerate launch trl/scripts/sft.py --config x.yaml") is None
+
+
+def test_a_comment_in_the_command_is_said() -> None:
+    launched = program("torchrun --nproc_per_node 8 train.py \\\n  # --x 1 \\\n  --lr 1e-6\n")
+    assert launched is not None and launched.choice.arguments == ()
+    assert launched.assumed[0].startswith("run.sh, line 2: a comment ends the command of line 1")

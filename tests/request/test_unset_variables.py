@@ -170,3 +170,20 @@ def test_a_setting_of_trl_is_given_by_a_flag_too(tmp_path: Path) -> None:
     assert "--set per_device_train_batch_size=VALUE" in assumed
     request = request_of(tmp_path, text, hold=("per_device_train_batch_size=8",))
     assert settings_of(request)["per_device_train_batch_size"] == 8
+
+
+def test_a_file_of_accelerate_by_an_argument_that_is_not_given(tmp_path: Path) -> None:
+    text = (
+        "accelerate launch --config_file configs/$1.yaml -m trl.scripts.sft --dataset_name x"
+        " --model_name_or_path Qwen/Qwen2.5-0.5B-Instruct --max_length 512"
+    )
+    request = request_of(tmp_path, text)
+    assert settings_of(request).get("sharding") in (None, "ddp")
+    (line,) = [line for line in request.assumed if "accelerate" in line]
+    assert line.startswith("no sharding, because the file of accelerate, configs/.yaml (line 1)")
+    assert "needs argument 1, not set" in line
+    zero2 = "distributed_type: DEEPSPEED\ndeepspeed_config: {zero_stage: 2}\n"
+    (tmp_path / "configs").mkdir()
+    (tmp_path / "configs" / "zero2.yaml").write_text(zero2)
+    by_argument = request_of(tmp_path, text, arguments=("zero2",))
+    assert settings_of(by_argument)["sharding"] == "zero2"

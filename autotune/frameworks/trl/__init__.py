@@ -4,7 +4,8 @@
     user_config, config_values       the user's YAML
     config_launch_files              launch configurations that it names or holds, read by
         user_launch_files            the files of accelerate and DeepSpeed
-    script_inspection, script_calls  the user's own script
+    script_inspection, script_calls  the user's own script, which
+        look_worker                  follows up to its trainer
         |
         v
     settings, load_settings          knobs to settings, with precision and adapter_settings

@@ -6,43 +6,32 @@ training.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
-import json
 import os
-import signal
-import subprocess
-import tempfile
-import threading
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-import autotune.worker
 from autotune.catalog import model_lookup
-from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model
-from autotune.core.secrets import without_side_effects
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.look_worker import ConfigsByName, keeping_worker, worker_for
 from autotune.frameworks.trl.script_calls import most_calls
 from autotune.frameworks.trl.script_refusals import (
     ONE_TRAINER,
     SUPPORTED_TRAINERS,
     check_of_machine,
-    last_line,
     refusal,
 )
 from autotune.machine import hardware_detection
 
-ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
-
 MOST_CHECKS = 4  # statements of a script that are passed over: each takes a run of it
-TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
 
 
 def look_at(
@@ -85,14 +74,17 @@ def look_at(
         "gpus": None if hardware.here else _gpus(hardware),
     }
     configs = functools.partial(_config_of, model, stand_in)
-    run = functools.partial(_run, python=python, environment=environment or {}, configs=configs)
-    answer, log = run(request)
-    passed_over: list[Mapping[str, Any]] = []
-    if replaces_absent:
-        answer, log = _run_past_what_is_absent(run, request, answer, log, passed_over)
+
+    def ask(question: Mapping[str, Any]) -> tuple[Any, str]:
+        return _run(question, python, environment or {}, configs)
+
+    with keeping_worker():
+        if replaces_absent:
+            answer, log = _answer_of_several(request, ask, is_launched=ranks is not None)
+        else:
+            answer, log = ask(request)
     if "error" in answer:
         raise refusal(path, python, answer, log)
-    answer["passed_over"] = [_told(check) for check in passed_over]
     look = msgspec.convert(answer, ScriptInspection, strict=False)
     script = UserScript(
         path=path,
@@ -105,20 +97,27 @@ def look_at(
     return script
 
 
-def _run_past_what_is_absent(
-    run: Callable[[Mapping[str, object]], tuple[Any, str]],
+Ask = Callable[[Mapping[str, Any]], "tuple[Any, str]"]
+"""Sends a request, and returns the answer with what the script printed."""
+
+
+def _answer_of_several(
     request: dict[str, Any],
-    answer: Any,
-    log: str,
-    passed_over: list[Mapping[str, Any]],
+    ask: Ask,
+    *,
+    is_launched: bool,
 ) -> tuple[Any, str]:
-    """Run the script again without what stopped it only here. Return the last answer and its
-    output; `passed_over` gets each statement that was left out.
-    """
+    """Return the answer of the last of several runs: each replaces what stopped the one before."""
+    # 1. As it is; then with placeholders for values that were not given.
+    answer, log = ask(request)
     if _needs_an_argument(answer):
         request["fills"] = True
-        answer, log = run(request)
+        answer, log = ask(request)
+
+    # 2. Without the statements that only its author's machine or rows pass. Where it comes to
+    # nothing without its rows, what stopped it first is what its author can mend.
     with_all_rows = answer, log
+    passed_over: list[Mapping[str, Any]] = []
     while len(passed_over) < MOST_CHECKS:
         check = check_of_machine(answer)
         if check is None or check in passed_over:
@@ -127,12 +126,24 @@ def _run_past_what_is_absent(
         request["passed_over"] = [
             [check["file"], check["line"], check["kind"]] for check in passed_over
         ]
-        answer, log = run(request)
+        answer, log = ask(request)
         if check["kind"] == "check":
             with_all_rows = answer, log
-    # Without its rows it came to nothing: what stopped it first is what its author can mend.
-    builds_nothing = answer.get("error", {}).get("kind") == "no_trainer"
-    return with_all_rows if builds_nothing else (answer, log)
+    if answer.get("error", {}).get("kind") == "no_trainer":
+        answer, log = with_all_rows
+
+    # 3. As one process, as Python starts it: its batch does not divide by more.
+    if not is_launched and _needs_one_process(answer) and request["ranks"] != 1:
+        one_answer, one_log = ask({**request, "ranks": 1})
+        if "error" not in one_answer:
+            answer, log = {**one_answer, "is_for_one_gpu": True}, one_log
+    answer["passed_over"] = [_told(check) for check in passed_over]
+    return answer, log
+
+
+def _needs_one_process(answer: Mapping[str, Any]) -> bool:
+    error = answer.get("error", {})
+    return error.get("kind") == "crashed" and "divisible" in error.get("text", "")
 
 
 PASSED_OVER = {
@@ -167,39 +178,8 @@ def _run(
     configs: ConfigsByName,
 ) -> tuple[Any, str]:
     """Return the worker's answer, and what the script printed on stderr."""
-    worker = Path(autotune.worker.__file__).parent
-    path = request["script"]
-    with tempfile.TemporaryFile("w+") as log:
-        try:
-            process = subprocess.Popen(
-                [str(python), str(worker), "look"],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=log,
-                text=True,
-                env=without_side_effects({**os.environ, **environment}),
-            )
-        except OSError as error:
-            raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
-        timer = threading.Timer(TIMEOUT_S, process.kill)
-        timer.start()
-        answer = _converse(process, request, configs)
-        timer.cancel()
-        log.seek(0)
-        printed = log.read()
-    if answer is not None:
-        return answer, printed
-    if not timer.is_alive() and process.returncode == -signal.SIGKILL:
-        raise BadInput(
-            f"{path} did not reach its trainer within {TIMEOUT_S:.0f} s.",
-            way_out="Let it prepare its data once, and run again.",
-        )
-    status = process.returncode
-    end = f"was ended by signal {-status}" if status < 0 else f"ended with status {status}"
-    raise BadInput(
-        f"{path} {end} before it built a trainer{last_line(printed)}",
-        way_out=f"Check that `python {path}` trains, then try again.",
-    )
+    with keeping_worker():
+        return worker_for(python, environment).ask(request, configs)
 
 
 def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
@@ -210,30 +190,6 @@ def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
     lacks_value = any(sign in text for sign in signs)
     is_first = "model argument" not in answer.get("absent", {})
     return error.get("kind") == "crashed" and lacks_value and is_first
-
-
-def _converse(
-    process: subprocess.Popen[str],
-    request: Mapping[str, Any],
-    configs: ConfigsByName,
-) -> Any:
-    """Return the worker's answer, after the configs that it requests; None without an answer."""
-    assert process.stdin is not None and process.stdout is not None
-    answer = None
-    with contextlib.suppress(BrokenPipeError), process:  # closing its stdin may break as well
-        process.stdin.write(json.dumps(request) + "\n")
-        process.stdin.flush()
-        for line in process.stdout:
-            try:
-                answer = json.loads(line)
-            except ValueError:
-                return None
-            if "config_of" in answer:
-                config = configs(str(answer["config_of"]))
-                process.stdin.write(json.dumps(config) + "\n")
-                process.stdin.flush()
-                answer = None
-    return answer
 
 
 def _config_of(

@@ -40,6 +40,18 @@ OF_MACHINE = re.compile(
 OF_MEMORY = re.compile(r"batch|num_generations|max_(?:seq|prompt|completion|length)|lora|rank\b")
 """Words of a check about what decides memory: the script is right to stop there."""
 
+FRAME = " \t│┃|╭╮╰╯─━┌┐└┘"
+"""Characters around a message of typer's and rich's."""
+
+TRAINING_PROGRAMS: Mapping[str, str] = {
+    "axolotl": "axolotl",
+    "llamafactory": "LLaMA-Factory",
+    "torchtune": "torchtune",
+    "nemo_rl": "NeMo RL",
+    "xtuner": "XTuner",
+}
+"""Package of a program that trains itself -> its name."""
+
 PLACEHOLDERS = frozenset({"dataset", "package"})
 """Kinds of absent parts whose placeholders a statement about rows may fail on."""
 
@@ -88,6 +100,11 @@ def refusal(
     required = REQUIRED_MODEL.search(log) if kind == "ended" else None
     if required is not None:
         return _no_model_argument(path, required[1])
+    for package in packages:
+        root, _, _ = package.partition(".")
+        if root in TRAINING_PROGRAMS:
+            return _other_program(path, TRAINING_PROGRAMS[root])
+    text, _, _ = text.partition("\n")
     place = f" in line {error['line']}" if error.get("line") else ""
     separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
     if kind == "crashed" and text.startswith("ModuleNotFoundError"):
@@ -123,6 +140,13 @@ def refusal(
     if kind == "no_trainer":
         return _no_trainer(path, text)
     return _WRONG_TRAINERS[kind](path, text)
+
+
+def _other_program(path: str, program: str) -> BadInput:
+    return BadInput(
+        f"{path} trains by {program}, whose step is not modelled.",
+        way_out="Give the training with flags: --model NAME --method sft --tuning lora --set ...",
+    )
 
 
 def _no_trainer(path: str, other_trainer: str) -> BadInput:
@@ -205,9 +229,9 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
 
 
 def last_line(log: str) -> str:
-    """Return the last line of the log as the end of a sentence."""
-    text = log.strip()
-    if not text:
-        return "."
-    line = text.splitlines()[-1].strip()
-    return f": {line[-300:].rstrip('.')}."
+    """Return the last line of the log as the end of a sentence, without the frame of a message."""
+    for line in reversed(log.splitlines()):
+        text = line.strip(FRAME)
+        if text:
+            return f": {text[-300:].rstrip('.')}."
+    return "."

@@ -6,6 +6,7 @@ defaults; each that differs is a note.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -58,10 +59,24 @@ class LaunchFile:
     settings: Mapping[str, KnobValue]
     processes: int | None = None
     notes: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()  # what is read of a name alone
     fixed: Mapping[str, object] = field(default_factory=dict)
     """Values of DeepSpeed's own that transformers compares with the trainer's, under the
     trainer's names.
     """
+
+
+STAGE_OF_NAME = re.compile(r"(?:zero|(?:^|[_-])z)[_-]?(?:stage)?[_-]?([123])(?![0-9])")
+"""Stage of ZeRO in the name of a file: `zero3.yaml`, `ds_z2_config.json`."""
+
+
+def sharding_by_name(path: Path) -> LaunchFile | None:
+    """Return the sharding that the name of an absent file says; None: it says none."""
+    stage = STAGE_OF_NAME.search(path.stem.lower())
+    if stage is None:
+        return None
+    sentence = f"ZeRO-{stage[1]} by the name of {path}, which is not here: --hold sharding=NAME"
+    return LaunchFile(settings=_zero_settings(stage[1], None, None), assumed=(sentence,))
 
 
 def read_accelerate(path: Path) -> LaunchFile:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from autotune.core.errors import BadInput
@@ -42,14 +42,14 @@ def framework_launch_config(
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    split = _split(launch, kind, trainer, fields, stated_by_flags)
+    copied = _copied(launch, kind, fields, stated_by_flags)
+    split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
     if split.outputs:
         names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
         raise BadInput(
             f"{launch.path}: {'; '.join(split.outputs.values())}.",
             way_out=f"Write its value, or give it: {names}.",
         )
-    copied = _copied(launch, kind, fields, stated_by_flags)
     former = _former_defaults(launch, kind, stated_by_flags)
     config = UserConfig(
         path=Path(launch.path),
@@ -58,6 +58,7 @@ def framework_launch_config(
         notes=tuple(_notes(launch, split, trainer)),
         assumed=(
             *_assumed(launch, split, trainer, stated_by_flags),
+            *_without_value(launch, copied),
             *_about_copy(launch, kind, trainer, copied),
             *(
                 f"{name}={setting_text(former[name])}, as in most releases with these names"
@@ -103,9 +104,16 @@ def _copied(
     fields: Mapping[str, Field],
     stated_by_flags: frozenset[str],
 ) -> dict[str, CopiedDefault]:
-    """Return what the configuration files of a copy state, and neither command nor flags do."""
+    """Return what the configuration files of a copy state, and neither command nor flags do. A
+    setting of the command that an unset variable leaves empty is none.
+    """
     if kind.config_files is None:
         return {}
+    with_value = {}
+    for name, stated in launch.stated.items():
+        if name not in fields or not lacks_value(stated, fields[name]):
+            with_value[name] = stated
+    launch = replace(launch, stated=with_value)
     unread = {*stated_by_flags, *kind.follows_hardware, kind.model, kind.adapter}
     copied = copied_defaults(launch, kind.config_files, fields, kind.former)
     defaults = {}
@@ -113,6 +121,21 @@ def _copied(
         if name not in unread and not name.startswith(kind.kept):
             defaults[name] = default
     return defaults
+
+
+def _without_value(
+    launch: LaunchScript,
+    copied: Mapping[str, CopiedDefault],
+) -> Iterator[str]:
+    """Yield the settings without a value in the command that have the copy's default."""
+    for name, default in copied.items():
+        stated = launch.stated.get(name)
+        if stated is not None:
+            place = os.path.relpath(default.file)
+            yield (
+                f"{name}={setting_text(default.value)} (of {place}): line {stated.line} needs"
+                f" {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
+            )
 
 
 def _about_copy(

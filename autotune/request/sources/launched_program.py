@@ -16,9 +16,15 @@ from autotune.core.errors import BadInput
 from autotune.core.files import read_text
 from autotune.core.files_here import file_here, file_here_or_as_named
 from autotune.core.job import Hardware
+from autotune.core.shell_comments import cut_by_comment
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
-from autotune.frameworks.trl.user_launch_files import LaunchFile, read_accelerate, read_deepspeed
+from autotune.frameworks.trl.user_launch_files import (
+    LaunchFile,
+    read_accelerate,
+    read_deepspeed,
+    sharding_by_name,
+)
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.launch_text import (
     MAX_SCRIPT_BYTES,
@@ -56,9 +62,9 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     """
     text = launch_text(choice)
     commands = launch_commands(choice, text)
-    if any(starts_framework(command) for command in commands):
+    if any(starts_framework(command) and not _is_own(command, choice) for command in commands):
         return None
-    programs = programs_in(commands, choice)
+    programs = programs_in(commands, choice, text)
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
         lines = [program.line for program in programs]
@@ -67,11 +73,31 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     return programs[0] if programs else None
 
 
-def programs_in(commands: Sequence[SimpleCommand], choice: FileChoice) -> list[LaunchedProgram]:
+OWN_TRAINING = re.compile(r"(?ms)^\s*(?:from|import) trl\b.*Trainer\(")
+
+
+def _is_own(command: SimpleCommand, choice: FileChoice) -> bool:
+    """Return True for a script of the project that has the name of one of TRL's: `sft.py`."""
+    for program in _program_of_command(command, choice):
+        file = Path(program.choice.path)
+        if file.parts[-3:-1] == ("trl", "scripts"):
+            return False
+        text = read_text(file, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
+        return OWN_TRAINING.search(text) is not None
+    return False
+
+
+def programs_in(
+    commands: Sequence[SimpleCommand],
+    choice: FileChoice,
+    text: str = "",
+) -> list[LaunchedProgram]:
     """Return the training scripts that the commands of a launch start."""
     programs: list[LaunchedProgram] = []
     for command in commands:
-        programs += _program_of_command(command, choice)
+        cut = tuple(cut_by_comment(choice.path, text, command))
+        for program in _program_of_command(command, choice):
+            programs.append(replace(program, assumed=(*cut, *program.assumed)))
     return programs
 
 
@@ -93,7 +119,7 @@ def _program_of_command(
         if not _trains(file, launcher):
             return
         arguments = command.words[index + 1 :]
-        _refuse_outputs(choice.path, arguments)
+        _refuse_outputs(choice.path, arguments, texts[index + 1 :])
         script = FileChoice(
             flag="--script",
             path=str(file),
@@ -125,11 +151,12 @@ def _arguments_here(
 ) -> Iterator[str]:
     """Yield the arguments with the files of settings among them as they are called here."""
     for word in arguments:
-        if Path(word.text).suffix not in (".yaml", ".yml", ".json"):
-            yield word.text
+        text = word.text.replace(UNKNOWN, NAME_OF_OUTPUT)
+        if Path(text).suffix not in (".yaml", ".yml", ".json"):
+            yield text
             continue
-        file = file_here(word.text, script, started_in)
-        yield word.text if file is None else str(file)
+        file = file_here(text, script, started_in)
+        yield text if file is None else str(file)
 
 
 def _start_of_launch(texts: Sequence[str]) -> int | None:
@@ -170,12 +197,29 @@ def _trains(file: Path, launcher: Sequence[str]) -> bool:
     return TRAINER.search(text) is not None
 
 
-def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
-    for word in arguments:
-        if UNKNOWN in word.text:
+NAME_OF_OUTPUT = "of-a-run"
+"""Stands for the output of a command in a longer text, such as a date in the name of a folder."""
+
+OF_RUN = re.compile(
+    r"(?:^|[-_])out|save|log|name|tag|id\b|project|group|note|port|seed|master|addr|host"
+)
+"""Words of options whose value decides nothing about memory."""
+
+
+def _refuse_outputs(path: str, arguments: Sequence[Word], texts: Sequence[str]) -> None:
+    """Refuse an argument that is the output of a command, and may decide memory."""
+    for index, word in enumerate(arguments):
+        if UNKNOWN not in word.text:
+            continue
+        option, equals, value = word.text.partition("=")
+        if not equals:
+            option = texts[index - 1] if index else ""
+            value = word.text
+        is_name = value.replace(UNKNOWN, "").strip() != "" or OF_RUN.search(option.lower())
+        if not is_name:
             raise BadInput(
-                f"{path}, line {word.line}: an argument of the training is the output of a"
-                " command, which is not run.",
+                f"{path}, line {word.line}: {option or 'an argument of the training'} has the"
+                " output of a command, which is not run.",
                 way_out="Write its value.",
             )
 
@@ -191,7 +235,7 @@ def read_launched_program(
     is_predicted: bool,
 ) -> UserFile:
     """Inspect the script, and add the settings of its launcher."""
-    launch = _launch_settings(program)
+    launch = _launch_settings(program, guesses=is_predicted)
     if program.is_example:
         launch = replace(launch, processes=None)
     choice = replace(program.choice, ranks=launch.processes)
@@ -207,20 +251,25 @@ def read_launched_program(
         settings={**file.config.settings, **launch.settings},
         processes=launch.processes,
         notes=(f"{place}: starts {program.choice.path}", *launch.notes, *file.config.notes),
-        assumed=(*program.assumed, *file.config.assumed),
+        assumed=(*program.assumed, *launch.assumed, *file.config.assumed),
     )
     launch_origins = dict.fromkeys(launch.settings, origin)
     origins = {**file.origins, **launch_origins}
     return replace(file, config=config, origins=origins)
 
 
-def _launch_settings(program: LaunchedProgram) -> LaunchFile:
-    """Return ranks and sharding of the launcher's words and of its file."""
+def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> LaunchFile:
+    """Return ranks and sharding of the launcher's words and of its file. `guesses`: by the name of
+    the file, where it is not here.
+    """
     options = dict(_options(program.launcher))
     launch = LaunchFile(settings={})
     if "--config_file" in options:
         path = _launcher_file(program, options["--config_file"])
-        launch = read_accelerate(path)
+        by_name = None
+        if guesses and not path.is_file():
+            by_name = sharding_by_name(path)
+        launch = by_name or read_accelerate(path)
     if "--deepspeed_config_file" in options:
         path = _launcher_file(program, options["--deepspeed_config_file"])
         deepspeed = read_deepspeed(path)

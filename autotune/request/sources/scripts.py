@@ -35,7 +35,38 @@ def read_script(
     program = reader.once(program_of, choice)
     if program is None:
         return reader.once(read_launch_script, choice, stated_by_flags)
-    return reader.once(read_launched_program, program, *inspection)
+    try:
+        return reader.once(read_launched_program, program, *inspection)
+    except AutotuneError as error:
+        *_, is_predicted = inspection
+        if not is_predicted or Path(program.choice.path).stem not in TRL_COMMANDS:
+            raise
+        file = _read_as_of_trl(choice, reader, stated_by_flags)
+        if file is None:
+            raise
+        reason, _, _ = str(error).partition(". ")
+        sentence = (
+            f"TRL's own {Path(program.choice.path).name}, because that of the project could not be"
+            f" followed ({reason.rstrip('.')})"
+        )
+        config = replace(file.config, assumed=(sentence, *file.config.assumed))
+        return replace(file, config=config)
+
+
+TRL_COMMANDS = ("sft", "dpo", "grpo", "kto", "reward", "rloo")
+"""Names of TRL's scripts, which projects copy and change."""
+
+
+def _read_as_of_trl(
+    choice: FileChoice,
+    reader: SourceReader,
+    stated_by_flags: frozenset[str],
+) -> UserFile | None:
+    """Return the launch as one of TRL's script of that name; None: it can't be read so either."""
+    try:
+        return reader.once(read_launch_script, choice, stated_by_flags)
+    except AutotuneError:
+        return None
 
 
 MOST_LAUNCHES = 2  # documented ones that are tried: each runs the script once more
@@ -56,7 +87,7 @@ def _read_with_its_arguments(
     refusal: AutotuneError | None = None
     try:
         file = reader.once(read_training_script, choice, *inspection)
-        if not file.unstated:
+        if not file.unstated and not _lacks_adapter(file):
             return file
     except AutotuneError as error:
         refusal = error
@@ -67,12 +98,21 @@ def _read_with_its_arguments(
             documented = reader.once(read_launched_program, program, *inspection)
         except AutotuneError:
             continue
-        if not documented.unstated or file is None:
+        if _lacks_adapter(documented):
+            continue
+        if not documented.unstated or file is None or _lacks_adapter(file):
             return _with_arguments_said(documented, program)
     if refusal is not None:
         raise refusal
     assert file is not None
     return file
+
+
+def _lacks_adapter(file: UserFile) -> bool:
+    """Return True for weights in few bits without an adapter, which can't be trained."""
+    settings = file.config.settings
+    is_quantised = bool(settings.get("load_in_4bit") or settings.get("load_in_8bit"))
+    return is_quantised and settings.get("use_peft") is False
 
 
 def _with_arguments_said(file: UserFile, program: LaunchedProgram) -> UserFile:

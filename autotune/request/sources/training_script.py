@@ -36,6 +36,7 @@ from autotune.request.values import FileChoice, UserFile
 
 LIMIT_OF_PROMPTS = "max_prompt_length"  # of TRL before 1.0
 PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
+ONE_GPU = ScriptGpus(count=1, stated="its batch does not divide by more")
 HELD = (
     *ALWAYS_STATED["grpo"],
     *ALWAYS_STATED["async-grpo"],
@@ -98,6 +99,7 @@ def read_training_script(
         origins=dict.fromkeys(config.settings, origin),
         script=script,
         trainer=script_trainer(trainer, script),
+        script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
         unstated=_unstated(inspection),
     )
 
@@ -295,6 +297,14 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
 def _replaced(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what a prediction left out of the script, or took for a part that is not here."""
     yield from inspection.passed_over
+    for fraction in inspection.absent.get("memory fraction", ()):
+        yield (
+            f"the GPU's whole memory, although the script limits itself to {fraction} of it:"
+            " --memory-limit gives its part"
+        )
+    searched = inspection.absent.get("searched", ())
+    if searched:
+        yield f"the largest values of the script's own search: {', '.join(searched)}"
     for name in inspection.absent.get("trained adapter", ()):
         yield (
             f"the adapter {name}, which is trained further and is not here, is one of the usual"

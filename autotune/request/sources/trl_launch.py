@@ -111,6 +111,14 @@ def trl_launch_config(
             )
 
     # 3. The launcher's own file, which is relative to the script.
+    stated_file = launch.stated.get("config_file")
+    if stated_file is not None and stated_file.unset and "config_file" in content:
+        accelerate_name = content.pop("config_file")
+        assumed.append(
+            f"no sharding, because the file of accelerate, {accelerate_name} (line"
+            f" {stated_file.line}), needs {variables(stated_file)}, not set. Give it: the script's"
+            " arguments behind --, its variables, or --hold sharding=NAME"
+        )
     if "config_file" in content:
         accelerate_file = file_here_or_as_named(
             str(content.pop("config_file")), launch.path, launch.folder

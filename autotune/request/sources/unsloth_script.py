@@ -112,6 +112,8 @@ def _other_targets(stated: Mapping[str, Any]) -> Iterator[str]:
             f"an adapter of rank {DEFAULT_RANK}: the script has none, and weights in 4 bits need"
             " one"
         )
+    if stated.get("offload_embedding"):
+        yield "offload_embedding=True keeps the embeddings on the host, and needs less than this"
     targets = stated.get("target_modules")
     if isinstance(targets, list) and not frozenset(targets) >= ALL_LINEAR:
         listed = ", ".join(targets)

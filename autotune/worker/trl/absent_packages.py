@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import dis
+import importlib
 import importlib.abc
 import importlib.machinery
 import sys
@@ -128,12 +129,18 @@ class Anything(str):
         return 0
 
 
+OF_CONFIGURATIONS = ("Config", "Arguments")
+"""Ends of the names of TRL's configurations. A project's own of that name derives from it."""
+
+
 class _AbsentModule(types.ModuleType):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         if name.endswith("Trainer"):
             return absent_trainer(name)
+        if name.endswith(OF_CONFIGURATIONS) and hasattr(importlib.import_module("trl"), name):
+            return getattr(importlib.import_module("trl"), name)
         return Anything()
 
 

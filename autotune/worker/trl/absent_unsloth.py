@@ -17,6 +17,7 @@ MODEL_DEFAULTS = {
     "fast_inference": False,
     "gpu_memory_utilization": 0.5,
     "float8_kv_cache": False,
+    "offload_embedding": False,
 }
 """Settings of `from_pretrained` that decide memory -> default."""
 
@@ -58,7 +59,7 @@ class FastLanguageModel:
         **options: Any,
     ) -> tuple[Any, Any]:
         import torch
-        from transformers import AutoModelForCausalLM, AutoTokenizer
+        from transformers import AutoTokenizer
 
         arguments = {**options, "max_seq_length": max_seq_length, "load_in_4bit": load_in_4bit}
         for name, default in MODEL_DEFAULTS.items():
@@ -68,7 +69,7 @@ class FastLanguageModel:
         stated["load_in_8bit"] = bool(arguments.get("load_in_8bit"))
         precision = dtype or torch.bfloat16
         shape_name = model_name.removesuffix(SHAPE_OF_NAME)
-        model: Any = AutoModelForCausalLM.from_pretrained(shape_name, dtype=precision)
+        model = _model_of_any_kind(shape_name, precision)
         for name in AFTER_THE_MODEL:
             setattr(model, name, nothing)
         return model, AutoTokenizer.from_pretrained(shape_name)
@@ -85,6 +86,16 @@ class FastLanguageModel:
         return model
 
     for_training = for_inference
+
+
+def _model_of_any_kind(name: str, precision: Any) -> Any:
+    """Return the model of texts, or that of images where its shape is one."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    try:
+        return AutoModelForCausalLM.from_pretrained(name, dtype=precision)
+    except ValueError:  # a configuration of another class
+        return AutoModelForImageTextToText.from_pretrained(name, dtype=precision)
 
 
 def nothing(*_: Any, **__: Any) -> None:

@@ -61,13 +61,24 @@ class _Unstated(NamedTuple):
     report: Report
 
 
+class UnstatedModel(str):
+    """Model that stands for one that is not stated: parsers keep it as it is."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        return self
+
+
 @contextmanager
 def completed(
     model: str | None,
     fills: bool,
     report: Report,
 ) -> Iterator[None]:
-    """Complete the command line of each parser, and the configuration file of TRL's."""
+    """Complete the command line of each parser, and the configuration file of TRL's. `model`: a
+    `UnstatedModel` is reported where it is taken.
+    """
     from trl import TrlParser
 
     unstated = _Unstated(model, fills, report)
@@ -81,7 +92,8 @@ def completed(
             _complete(parser, action, unstated)
         namespace, remaining = parse(parser, *args, **options)
         for name in MODEL_ARGUMENTS & vars(namespace).keys():
-            if getattr(namespace, name) is None:
+            value = getattr(namespace, name)
+            if value is None or isinstance(value, UnstatedModel):
                 report("model argument", name)
         return namespace, remaining
 

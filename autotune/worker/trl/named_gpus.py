@@ -14,13 +14,14 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..tracing.patching import attribute
-from .missing_arguments import IsLibrary
+from .missing_arguments import IsLibrary, Report
 
 
 @contextmanager
 def seen_by_user(
     gpus: Mapping[str, Any],
     is_library: IsLibrary,
+    report: Report,
 ) -> Iterator[None]:
     """Answer torch.cuda's questions for `gpus`: count, name, capability, memory_bytes."""
     import torch
@@ -43,10 +44,17 @@ def seen_by_user(
         "mem_get_info": (memory, memory),
         "memory_allocated": 0,
         "memory_reserved": 0,
+        "max_memory_allocated": 0,
+        "max_memory_reserved": 0,
+        "memory_stats": {},
+        "memory_summary": "",
+        "reset_peak_memory_stats": None,
         "set_device": None,
         "synchronize": None,
     }
     with ExitStack() as stack:
+        limited = _limited(torch.cuda.set_per_process_memory_fraction, is_library, report)
+        stack.enter_context(attribute(torch.cuda, "set_per_process_memory_fraction", limited))
         for name, answer in answers.items():
             answering = _answering(getattr(torch.cuda, name), answer, is_library)
             stack.enter_context(attribute(torch.cuda, name, answering))
@@ -65,3 +73,20 @@ def _answering(
         return answer
 
     return answered
+
+
+def _limited(
+    limit: Callable[..., Any],
+    is_library: IsLibrary,
+    report: Report,
+) -> Callable[..., Any]:
+    """Return the function that limits a process to a part of the GPU, which is reported."""
+
+    @functools.wraps(limit)
+    def limited(fraction: float, *args: Any, **options: Any) -> Any:
+        if is_library(sys._getframe(1).f_code.co_filename):
+            return limit(fraction, *args, **options)
+        report("memory fraction", str(fraction))
+        return None
+
+    return limited

@@ -292,7 +292,7 @@ class Capture:
         """
         arguments = bound_arguments(trainer_class, args, kwargs)
         config = arguments.get("args")
-        method = method_of(config, _classes_by_method())
+        method = method_of(config, classes_by_method())
         if method is None or not self._takes_own:
             raise ScriptFailed("other_trainer", trainer_class.__name__)
         if self._passes_over(method):
@@ -411,7 +411,7 @@ def patched(capture: Capture, former: FormerArguments) -> Iterator[None]:
     from transformers import Trainer, TrainingArguments
     from trl import ModelConfig
 
-    classes = _classes_by_method()
+    classes = classes_by_method()
     configs = [TrainingArguments]
     with contextlib.ExitStack() as stack:
         stack.enter_context(_constructed_by(Trainer, capture.construct_own))
@@ -428,7 +428,7 @@ def patched(capture: Capture, former: FormerArguments) -> Iterator[None]:
         yield
 
 
-def _classes_by_method() -> dict[str, tuple[Any, Any]]:
+def classes_by_method() -> dict[str, tuple[Any, Any]]:
     """Return the configuration's and the trainer's class of each method that scripts may use."""
     classes = {}
     for name, method in RUNS_BY_METHOD.items():

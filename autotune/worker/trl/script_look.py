@@ -1,8 +1,8 @@
 """Inspection of the user's script: its trainer and settings as JSON, without training.
 
-    python autotune/worker look < REQUEST
+    python autotune/worker look < REQUESTS
 
-The request, one line:
+A request, one line:
 
     {"script": path, "arguments": [...], "method": "grpo" | null, "device": "cpu" | "cuda",
      "ranks": n | null, "absent": true, "model": name | null,
@@ -42,17 +42,21 @@ or, if the script reaches no trainer:
 from __future__ import annotations
 
 import enum
+import functools
+import gc
+import importlib
+import importlib.metadata
 import itertools
 import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
+from typing import Any, NamedTuple, NoReturn, TextIO
 
-from .. import dataset_sizes, processes
+from .. import cuda_before_fork, dataset_sizes, processes
 from ..protocol import Request, Result, Settings, decode, encode
 from ..tracing.patching import attribute, swapped
 from . import (
@@ -65,6 +69,7 @@ from . import (
     composed_config,
     missing_arguments,
     named_gpus,
+    searched_values,
     user_source,
 )
 from .former_arguments import FormerArguments
@@ -74,6 +79,7 @@ from .script_capture import (
     CapturedTrainer,
     ScriptFailed,
     catch,
+    classes_by_method,
     defaults_of,
     differs,
     is_library,
@@ -102,37 +108,98 @@ NOT_JSON = ...
 
 
 def main() -> None:
+    """Answer requests until stdin ends: each in a fork, so that libraries are imported once."""
     # Frameworks and scripts print to stdout: the reply goes to the real one, everything else to
     # stderr.
     with os.fdopen(os.dup(1), "w") as real:
         os.dup2(2, 1)
-        request = decode(sys.stdin.readline())
+        line = sys.stdin.readline()
         # A script that never builds its trainer must not outlive who asked for it.
-        processes.exit_with_parent(request["parent"])
-        former = FormerArguments(request.get("former") or {})
-        absent = AbsentParts()
-        try:
+        processes.exit_with_parent(decode(line)["parent"])
+        _import_libraries()
+        while line:
+            _answer_in_fork(decode(line), real)
+            line = sys.stdin.readline()
+        os._exit(0)  # skips exit handlers, which are the libraries' own
+
+
+def _import_libraries() -> None:
+    """Import what every inspection needs. A library that fails here fails in the inspection, whose
+    answer says so.
+    """
+    gc.disable()  # a million objects are made, and all of them stay
+    # transformers and TRL each look through all installed packages, which takes a third of a second
+    distributions = functools.cache(importlib.metadata.packages_distributions)
+    cached = attribute(importlib.metadata, "packages_distributions", distributions)
+    with suppress(Exception), cached:
+        torch = importlib.import_module("torch")
+        with cuda_before_fork.query_in_child_process(torch):
             without_vllm()
-            accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
-            with accepted, absent.replaced(request, real):
-                captured = catch(
-                    request["script"],
-                    request["arguments"],
-                    request.get("method"),
-                    former,
-                    takes_own=bool(request.get("absent")),
-                )
-                if captured.arguments.get("model") is None:
-                    captured.arguments["model"] = request.get("stand_in")
-                answer = describe(captured, absent)
-                answer["former"] = _json_values(former.given)
-        except ScriptFailed as failure:
-            answer = {"error": _describe_failure(failure)}
-        answer["absent"] = absent.names
+            for name in ("datasets", "pandas", "peft", "transformers", "trl"):
+                importlib.import_module(name)
+            classes_by_method()
+    gc.freeze()
+    gc.enable()
+
+
+def _answer_in_fork(request: Request, real: TextIO) -> None:
+    """Answer in a child, whose end by a signal or without an answer is this process's end too."""
+    if _has_used_cuda():
+        _answer(request, real)
+    worker = os.getpid()
+    child = os.fork()
+    if child == 0:
+        processes.exit_with_parent(worker)
+        _answer(request, real)
+    _, status = os.waitpid(child, 0)
+    code = os.waitstatus_to_exitcode(status)
+    if code < 0:
+        os.kill(worker, -code)
+    elif code > 0:
+        os._exit(code)
+
+
+def _has_used_cuda() -> bool:
+    """Return True if CUDA was initialised: a fork can't use it, and only one answer is given."""
+    torch = sys.modules.get("torch")
+    return torch is not None and bool(torch.cuda.is_initialized())
+
+
+def _answer(request: Request, real: TextIO) -> NoReturn:
+    try:
+        answer = _inspect(request, real)
         sys.stdout.flush()
-        real.write(encode(answer))
+        real.write(encode(answer) + "\n")
         real.flush()
-        os._exit(0)  # skips the script's threads and exit handlers
+    except BaseException:
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    os._exit(0)  # skips the script's threads and exit handlers
+
+
+def _inspect(request: Request, real: TextIO) -> Result:
+    former = FormerArguments(request.get("former") or {})
+    absent = AbsentParts()
+    try:
+        without_vllm()
+        accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
+        with accepted, absent.replaced(request, real):
+            captured = catch(
+                request["script"],
+                request["arguments"],
+                request.get("method"),
+                former,
+                takes_own=bool(request.get("absent")),
+            )
+            if captured.arguments.get("model") is None:
+                captured.arguments["model"] = request.get("stand_in")
+            answer = describe(captured, absent)
+            answer["former"] = _json_values(former.given)
+    except ScriptFailed as failure:
+        answer = {"error": _describe_failure(failure)}
+    answer["absent"] = absent.names
+    return answer
 
 
 @contextmanager
@@ -195,15 +262,20 @@ class AbsentParts:
             script = Path(request["script"])
             stack.enter_context(absent_packages.placeholders(script, is_library, self.report))
             stack.enter_context(absent_packages.former_names(is_library, self.report))
-            model = request.get("model") or request.get("stand_in")
+            model = request.get("model")
+            if model is None and request.get("stand_in"):
+                model = missing_arguments.UnstatedModel(request["stand_in"])
             absent_fire.model[0] = model
             composed_config.report_choice[0] = self.report
             arguments = missing_arguments.completed(model, fills, self.report)
             stack.enter_context(arguments)
             stack.enter_context(missing_arguments.secrets(is_library, self.report))
             stack.enter_context(absent_values.zeros())
+            stack.enter_context(searched_values.largest(script, self.report))
             if request.get("gpus"):
-                stack.enter_context(named_gpus.seen_by_user(request["gpus"], is_library))
+                stack.enter_context(
+                    named_gpus.seen_by_user(request["gpus"], is_library, self.report)
+                )
             yield
 
 

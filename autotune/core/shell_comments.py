@@ -1,0 +1,35 @@
+"""Comments that end a command of a shell script before its author meant it to.
+
+A backslash joins a line to the next one. Where that is a comment, bash ends the command there:
+
+    train --batch 4 \\
+        # --packing \\
+        --length 512
+
+trains without a length.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from autotune.core.shell_state import SimpleCommand
+
+CUTTING_COMMENT = re.compile(r"[ \t]*\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?P<behind>[^\n]*)")
+"""Joined comment directly behind a command, with those below it, and the line behind them."""
+
+ARGUMENT = re.compile(r"[ \t]*(?:-{1,2}[A-Za-z]|\+{0,2}[\w.]+=)")
+"""Beginning of a line that was meant as a part of the command."""
+
+
+def cut_by_comment(path: str, text: str, command: SimpleCommand) -> Iterator[str]:
+    """Yield the sentence about a comment that ends the command before further arguments."""
+    match = CUTTING_COMMENT.match(text, command.end)
+    if match is None or not ARGUMENT.match(match["behind"]):
+        return
+    line = text.count("\n", 0, command.end) + 2
+    yield (
+        f"{path}, line {line}: a comment ends the command of line {command.line}, as in bash: the"
+        " arguments behind it are no part of the training"
+    )

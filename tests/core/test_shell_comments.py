@@ -1,0 +1,65 @@
+"""Comments in a continued command: bash itself says what the command gets."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from autotune.core.shell_comments import cut_by_comment
+from autotune.core.shell_script import SimpleCommand, commands_of
+
+FIRST_LINE = "true\n"
+CUT = """train --batch 4 \\
+    --rows 8 \\
+    # --packing \\
+    --length 512
+"""
+CUT_WITH_DOTS = """train a.batch=4 \\
+# the length is below
+# and another line
+    +a.length=512
+"""
+AT_THE_END = """train --batch 4 \\
+    # --length 512
+
+echo done
+"""
+BEHIND_THE_COMMAND = """train --batch 4
+# --length 512
+train --length 5
+"""
+
+
+def arguments_by_bash(script: str) -> str:
+    """Return the arguments of the first training, which bash prints."""
+    program = 'train() { echo "$@"; }\n' + script
+    result = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=False)
+    return result.stdout.splitlines()[0]
+
+
+def training_in(text: str) -> SimpleCommand:
+    for command in commands_of(text):
+        if command.words[0].text == "train":
+            return command
+    raise AssertionError(text)
+
+
+@pytest.mark.parametrize(
+    ("script", "line", "arguments"),
+    [(CUT, 4, "--batch 4 --rows 8"), (CUT_WITH_DOTS, 3, "a.batch=4")],
+)
+def test_arguments_behind_a_comment_are_lost_and_said(
+    script: str, line: int, arguments: str
+) -> None:
+    text = FIRST_LINE + script
+    assert arguments_by_bash(text) == arguments
+    (sentence,) = cut_by_comment("run.sh", text, training_in(text))
+    assert sentence.startswith(f"run.sh, line {line}: a comment ends the command of line 2")
+
+
+@pytest.mark.parametrize("script", [AT_THE_END, BEHIND_THE_COMMAND])
+def test_other_comments_are_left_alone(script: str) -> None:
+    text = FIRST_LINE + script
+    assert arguments_by_bash(text) == "--batch 4"
+    assert list(cut_by_comment("run.sh", text, training_in(text))) == []
