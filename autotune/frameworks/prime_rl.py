@@ -30,7 +30,7 @@ from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
 from autotune.frameworks.prime_rl_sft import PrimeRlSft
-from autotune.frameworks.prime_rl_trainer import PrimeRlTrainer, capability, weighted_gib
+from autotune.frameworks.prime_rl_trainer import PrimeRlTrainer, capability
 from autotune.frameworks.stand_in_step import SpecFields
 
 MODEL = "trainer.model"
@@ -97,7 +97,6 @@ class PrimeRl(PrimeRlTrainer):
             "serves": serves,
             "uses": trains + serves,
             "capability": capability(task),
-            "weighted_gib": weighted_gib(ceil_divided(budget, parallel), task),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:

@@ -17,7 +17,7 @@ from autotune.core.space import Candidate, KnobValue
 from autotune.frameworks.base import Settings, Values, model_path
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
-from autotune.frameworks.prime_rl_trainer import PrimeRlTrainer, capability, weighted_gib
+from autotune.frameworks.prime_rl_trainer import PrimeRlTrainer, capability
 from autotune.frameworks.stand_in_step import SpecFields
 
 STEP_ROWS = "data.batch_size"
@@ -65,7 +65,6 @@ class PrimeRlSft(PrimeRlTrainer):
             "generation_batch": 0,
             "ranks": ranks,
             "capability": capability(task),
-            "weighted_gib": weighted_gib(tokens, task),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:

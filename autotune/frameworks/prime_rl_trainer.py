@@ -14,7 +14,6 @@ from pathlib import Path
 from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.space import Candidate, Knobs
-from autotune.core.units import GIB
 from autotune.frameworks.base import Settings, Values, count_of
 from autotune.frameworks.configuration_files import ABSENT
 from autotune.frameworks.stand_in import StandIn
@@ -22,7 +21,6 @@ from autotune.frameworks.stand_in_step import SpecFields
 from autotune.machine.hardware_detection import gpu_of
 
 OPTIONAL_PARTS = ("model.ac", "model.ac_offloading")
-FLOAT_BYTES = 4
 IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
 CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
 """`attn=auto` by compute capability, times 10; elsewhere flash_attention_2
@@ -70,6 +68,7 @@ class PrimeRlTrainer(StandIn):
             "attention": self._attention(values, task),
             "activations_in_flight": IN_FLIGHT if offloads else None,
             "compiles_layers": values.is_on(self.of_model("compile")),
+            "float32_expert_weights": is_mixture(task),
         }
 
     def fused_tokens(self, values: Values) -> int:
@@ -125,13 +124,11 @@ class PrimeRlTrainer(StandIn):
         return [path]
 
 
-def weighted_gib(tokens: int, task: Task) -> int:
-    """Return the memory of experts' outputs in float32 and of their products with the weights, for
-    each expert of each token (`trainer/models/layers/moe.py`). transformers' experts make neither.
+def is_mixture(task: Task) -> bool:
+    """Return True if layers have experts, whose outputs are weighted in float32
+    (`trainer/models/layers/moe.py`).
     """
-    config = task.workload.model.config
-    experts = count_of(config, "num_experts_per_tok")
-    return 2 * FLOAT_BYTES * tokens * experts * count_of(config, "hidden_size") // GIB
+    return count_of(task.workload.model.config, "num_experts_per_tok") > 0
 
 
 def capability(task: Task) -> int:

@@ -271,16 +271,15 @@ def test_todays_defaults_are_foreseen_by_the_rows_of_june() -> None:
     assert values[0] == pytest.approx(june[0]["gib"][1], rel=0.03)
 
 
-def test_what_a_mixtures_experts_take_in_float32_is_said() -> None:
-    """65,536 tokens, 8 experts each, 2,048 hidden: two tensors of 4 bytes are 8 GiB."""
-    settings = {f"{MODEL}.seq_len": 65536, "orchestrator.seq_len": 65536}
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_mixture_alone_weights_its_experts_in_float32(method: str) -> None:
+    def is_weighted(model: str) -> bool:
+        trainer, candidate, task = case_of("prime-rl", method, model=model)
+        request: Any = trainer.trace_request(candidate, task)
+        return bool(request["settings"].get("float32_expert_weights"))
 
-    def notes(model: str) -> str:
-        trainer, candidate, task = case_of("prime-rl", model=model, settings=settings)
-        return " ".join(trainer.compose(candidate, task).notes)
-
-    assert "up to 8 GiB more" in notes("Qwen3-30B-A3B")
-    assert "GiB more" not in notes("Qwen2.5-7B")
+    assert is_weighted("Qwen3-30B-A3B")
+    assert not is_weighted("Qwen2.5-7B")
 
 
 # `sft`.
