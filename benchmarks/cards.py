@@ -97,6 +97,15 @@ BARS = {
 
 FLOAT_BYTES = 4
 
+SETTING = (
+    "model",
+    "method",
+    "tuning",
+    "seq_len",
+    "gpus",
+)
+"""What rows of several cards have in common."""
+
 CARDS_WITH_LOOPS = frozenset({"B200"})
 """Cards whose own rows a constant comes from: `expert_loop_milliseconds`."""
 
@@ -109,6 +118,9 @@ def main() -> int:
     if options.rows == ROWS:
         points = own_card.compared_points()
         document["own"] = {"figures": own_card.figures(points), "points": points}
+    notes = json.loads(options.rows.read_text()).get("notes")
+    if notes:
+        document["notes"] = notes
     options.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1) + "\n")
     (options.out / f"{name}.md").write_text(page(document))
@@ -313,7 +325,28 @@ def summary(lines: Sequence[Row]) -> dict[str, Any]:
         "inside": round(inside / len(answered), 4),
         "inside_by_card": round(by_card / len(answered), 4),
         "order": order(answered, same=("gpu",)),
-        "cards": order(answered, same=("model", "tuning", "seq_len", "gpus")),
+        "cards": order(answered, same=SETTING),
+        "reserved": memory_summary(answered),
+    }
+
+
+def memory_summary(lines: Sequence[Row]) -> dict[str, Any]:
+    """Return the errors of the memory that torch reserves, where it is predicted."""
+    errors = []
+    inside = 0
+    for line in lines:
+        if "predicted_reserved_gib" not in line:
+            continue
+        measured = line["reserved_gib"]
+        errors.append(abs(line["predicted_reserved_gib"] / measured - 1))
+        inside += line["low_reserved_gib"] <= measured <= line["high_reserved_gib"]
+    if not errors:
+        return {"rows": 0}
+    return {
+        "rows": len(errors),
+        "median": round(median(errors), 4),
+        "worst": round(max(errors), 4),
+        "inside": inside,
     }
 
 
@@ -372,6 +405,7 @@ def page(document: Mapping[str, Any]) -> str:
             " but its data sheet."
         ),
         f"Bars missed: {', '.join(missed) or 'none'}.",
+        *_memory_lines(document["figures"]["all"].get("reserved", {"rows": 0})),
         *document.get("notes", ()),
         "",
         (
@@ -386,6 +420,19 @@ def page(document: Mapping[str, Any]) -> str:
     if our_card:
         lines += ["", *own_card.section(our_card["points"], our_card["figures"])]
     return "\n".join(lines) + "\n"
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    if not memory["rows"]:
+        return []
+    return [
+        "",
+        (
+            f"Memory that torch reserved, of {memory['rows']} rows: median error"
+            f" {memory['median']:.1%}, worst {memory['worst']:.1%}, {memory['inside']} inside"
+            " their intervals."
+        ),
+    ]
 
 
 def _figures_line(name: str, figures: Mapping[str, Any]) -> str:

@@ -420,7 +420,10 @@ def _prompt_tokens(
     return bounded.mean if composition.packs_rows else bounded.expected_longest(rows)
 
 
-def _with_mean_prompt(composition: Composition, prompts: TokenLengths | None) -> Composition:
+def _with_mean_prompt(
+    composition: Composition,
+    prompts: TokenLengths | None,
+) -> Composition:
     """Return the rollout of prompts of the mean length, which engines do not pad."""
     if prompts is None or composition.generation == "trainer":
         return composition
@@ -519,7 +522,11 @@ def _beyond(host: Estimate, busy: Estimate) -> Estimate:
     )
 
 
-def _launch_seconds(trace: Trace, phases: Sequence[Phase], repeats: float) -> Estimate:
+def _launch_seconds(
+    trace: Trace,
+    phases: Sequence[Phase],
+    repeats: float,
+) -> Estimate:
     """Return what the host takes to launch these phases' kernels."""
     kernels = sum(work.kernels for work in trace.work if work.phase in phases)
     return efficiency("launch_microseconds").scaled(kernels * repeats * MICRO)
@@ -579,7 +586,10 @@ def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> 
     return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
 
 
-def _adapter_unit_count(trace: Trace, composition: Composition) -> int:
+def _adapter_unit_count(
+    trace: Trace,
+    composition: Composition,
+) -> int:
     """Return the units that an adapter makes: its matrices under FSDP1, none elsewhere."""
     has_adapter = composition["policy"].adapter_rank is not None
     if composition.sharded_by != "fsdp1" or not has_adapter:
