@@ -893,7 +893,13 @@ def test_known_prompts_shorten_the_rows_that_they_begin() -> None:
     completions = TokenLengths("x", (256,))
 
     def share(prompts: TokenLengths | None) -> float:
-        shorter, _ = throughput.shortened(trace(), packed, counts, completions, prompts)
+        shorter, _ = throughput.shortened(
+            trace(),
+            packed,
+            counts,
+            completions,
+            prompts,
+        )
         works = {work.phase: work for work in shorter.work}
         longest = {work.phase: work for work in trace().work}
         return works["backward"].moved_bytes / longest["backward"].moved_bytes
@@ -930,8 +936,13 @@ def test_the_hosts_units_decide_where_the_device_has_less_to_do() -> None:
 
     def training(units: int) -> float:
         step = replace(trace(), adapter_units=units)
-        changes = {"residents": (policy,), "ranks": 2, "generation_batch": 32}
-        spent = seconds(step, sharded_by="fsdp1", **changes)
+        spent = seconds(
+            step,
+            sharded_by="fsdp1",
+            residents=(policy,),
+            ranks=2,
+            generation_batch=32,
+        )
         return spent["forward"].value + spent["backward"].value
 
     per_unit = constants("efficiency.yaml")["adapter_unit_host_milliseconds"].value / 1000

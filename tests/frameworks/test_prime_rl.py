@@ -274,7 +274,11 @@ def test_todays_defaults_are_foreseen_by_the_rows_of_june() -> None:
 @pytest.mark.parametrize("method", ["grpo", "sft"])
 def test_a_mixture_alone_weights_its_experts_in_float32(method: str) -> None:
     def is_weighted(model: str) -> bool:
-        trainer, candidate, task = case_of("prime-rl", method, model=model)
+        trainer, candidate, task = case_of(
+            "prime-rl",
+            method,
+            model=model,
+        )
         request: Any = trainer.trace_request(candidate, task)
         return bool(request["settings"].get("float32_expert_weights"))
 
@@ -287,8 +291,16 @@ def test_a_mixture_alone_weights_its_experts_in_float32(method: str) -> None:
 
 def test_sft_trains_full_rows_on_all_gpus() -> None:
     """128 rows on 8 GPUs, 2 at a time: 8 micro-steps of 4,096 tokens."""
-    settings = {"data.batch_size": 128, "data.micro_batch_size": 2, "data.seq_len": 2048}
-    trainer, candidate, task = case_of("prime-rl", "sft", settings=settings)
+    settings = {
+        "data.batch_size": 128,
+        "data.micro_batch_size": 2,
+        "data.seq_len": 2048,
+    }
+    trainer, candidate, task = case_of(
+        "prime-rl",
+        "sft",
+        settings=settings,
+    )
     composition = trainer.compose(candidate, task)
     assert (composition.ranks, composition.accumulation, composition.generation) == (8, 8, "none")
     assert composition.split is None
@@ -301,7 +313,11 @@ def test_sft_trains_full_rows_on_all_gpus() -> None:
 def test_sft_without_a_fused_head_has_the_logits_of_a_causal_model() -> None:
     def loss(chunk: Any) -> str:
         settings = {"model.fused_lm_head_token_chunk_size": chunk}
-        trainer, candidate, task = case_of("prime-rl", "sft", settings=settings)
+        trainer, candidate, task = case_of(
+            "prime-rl",
+            "sft",
+            settings=settings,
+        )
         request: Any = trainer.trace_request(candidate, task)
         return str(request["settings"]["loss"])
 
@@ -324,7 +340,11 @@ def test_sft_refuses_what_its_trainer_refuses(settings: dict[str, Any], message:
 
 
 def test_a_probe_of_sft_is_its_benchmark_on_synthetic_rows() -> None:
-    trainer, candidate, task = case_of("prime-rl", "sft", tuning="lora")
+    trainer, candidate, task = case_of(
+        "prime-rl",
+        "sft",
+        tuning="lora",
+    )
     launch = trainer.launch(candidate, task, ProbePlan())  # type: ignore[attr-defined]
     assert "--nproc-per-node=8" in launch.argv and "prime_rl.trainer.sft.train" in launch.argv
     written = tomllib.loads(launch.files["trainer.toml"])

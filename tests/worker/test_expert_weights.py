@@ -38,7 +38,14 @@ def largest_products(layer: Qwen3MoeSparseMoeBlock) -> list[torch.dtype]:
             return out
 
     with Seen():
-        layer(torch.randn(1, TOKENS, HIDDEN, dtype=torch.bfloat16))
+        layer(
+            torch.randn(
+                1,
+                TOKENS,
+                HIDDEN,
+                dtype=torch.bfloat16,
+            )
+        )
     return types
 
 
