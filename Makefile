@@ -337,7 +337,8 @@ field-lists: $(READY) trl-overlays frameworks
 	  packages=$$($(OVERLAYS)/frameworks/$$name/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  $(FRAMEWORK_LIST) $$name "$$packages" > autotune/frameworks/$${name}_fields.json; \
 	done
-	if [ -d $(PRIME_RL) ]; then $(FRAMEWORK_LIST) prime_rl $(PRIME_RL) > autotune/frameworks/prime_rl_fields.json; fi
+	if [ -d $(PRIME_RL) ]; then for name in prime_rl prime_rl_sft; do \
+	  $(FRAMEWORK_LIST) $$name $(PRIME_RL) > autotune/frameworks/$${name}_fields.json; done; fi
 	if [ -d $(ORZ) ]; then $(FRAMEWORK_LIST) open_reasoner_zero $(ORZ) > autotune/frameworks/open_reasoner_zero_fields.json; fi
 
 trl-overlays: $(TRL_OVERLAYS:%=$(OVERLAYS)/trl-%/.ready)

@@ -243,6 +243,12 @@ PRIME_RL_PARTS = {
     "deployment": ("rl.py", "SingleNodeDeploymentConfig"),
     "model": ("rl.py", "SharedModelConfig"),
 }
+PRIME_RL_SFT_PARTS = {
+    "model": ("trainer.py", "ModelConfig"),
+    "data": ("sft.py", "SFTDataConfig"),
+    "deployment": ("sft.py", "SingleNodeDeploymentConfig"),
+    "": ("sft.py", "SFTConfig"),
+}
 OPTIONAL_PARTS = ("ac", "ac_offloading", "compile")
 """Parts that are present or absent; their own fields keep their defaults."""
 
@@ -251,16 +257,26 @@ def prime_rl(root: Path) -> Fields:
     """Read the configuration's classes as text; sections of other classes are followed by their
     names.
     """
+    found = _parts(root, PRIME_RL_PARTS)
+    found["weight_broadcast.type"] = _weight_broadcast(root)
+    return found
+
+
+def prime_rl_sft(root: Path) -> Fields:
+    return _parts(root, PRIME_RL_SFT_PARTS)
+
+
+def _parts(root: Path, parts: Mapping[str, tuple[str, str]]) -> Fields:
     found: Fields = {}
-    for part, (file, name) in PRIME_RL_PARTS.items():
+    for part, (file, name) in parts.items():
         classes: dict[str, ast.ClassDef] = {}
         aliases: dict[str, str] = {}
         for source in dict.fromkeys(("shared.py", file)):
             tree = ast.parse((root / PRIME_RL / source).read_text(encoding="utf-8"))
             classes |= {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
             aliases |= dict(_literal_aliases(tree))
-        found |= dict(_pydantic_leaves(classes, name, f"{part}.", aliases))
-    found["weight_broadcast.type"] = _weight_broadcast(root)
+        prefix = f"{part}." if part else ""
+        found |= dict(_pydantic_leaves(classes, name, prefix, aliases))
     return found
 
 
@@ -336,6 +352,7 @@ FRAMEWORKS: Mapping[str, tuple[Callable[[Path], Fields], Callable[[Path], str], 
     "openrlhf": (openrlhf, _version("openrlhf"), OPENRLHF),
     "skyrl": (skyrl, _version("skyrl"), SKYRL),
     "prime_rl": (prime_rl, _declared, PRIME_RL),
+    "prime_rl_sft": (prime_rl_sft, _declared, PRIME_RL),
     "open_reasoner_zero": (open_reasoner_zero, _commit, ", ".join(ORZ)),
 }
 

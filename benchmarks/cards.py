@@ -18,6 +18,10 @@ here:
   files behind the table, do not. Rows without them are compared with the file in the prediction: an
   adapter is next to nothing, whole weights are gathered by one rank.
 
+Its fine-tuning on given texts (`sft`) did neither. It kept the logits in float32 through the
+backward pass, by the dictionary that the model returns them in (`trainer/sft/train.py`; deleted in
+release 0.8.0): as much memory again as the logits take.
+
 Tokens per second of row 015 are no rate: they spread by 18 % over the run's steps, as a mean over
 a slow first step does, and are two thirds of what its step's 9.2 s (spread 0.9 %) stand for.
 
@@ -49,9 +53,11 @@ import own_card
 from stored_rows import stored
 
 from autotune.catalog import efficiency
+from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import AutotuneError
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate, Prediction
+from autotune.core.units import GIB
 from autotune.estimate import throughput
 from autotune.estimate.model_shape import shape
 from autotune.estimate.throughput.generation import GB, over
@@ -89,6 +95,17 @@ BARS = {
     "cards": 0.9,
 }
 
+FLOAT_BYTES = 4
+
+SETTING = (
+    "model",
+    "method",
+    "tuning",
+    "seq_len",
+    "gpus",
+)
+"""What rows of several cards have in common."""
+
 CARDS_WITH_LOOPS = frozenset({"B200"})
 """Cards whose own rows a constant comes from: `expert_loop_milliseconds`."""
 
@@ -98,8 +115,12 @@ def main() -> int:
     name = options.rows.stem.replace("-rows", "s")
     file = options.out / f"{name}.json"
     document = json.loads(file.read_text()) if options.own else summarised(_lines(options))
-    points = own_card.compared_points()
-    document["own"] = {"figures": own_card.figures(points), "points": points}
+    if options.rows == ROWS:
+        points = own_card.compared_points()
+        document["own"] = {"figures": own_card.figures(points), "points": points}
+    notes = json.loads(options.rows.read_text()).get("notes")
+    if notes:
+        document["notes"] = notes
     options.out.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(document, indent=1) + "\n")
     (options.out / f"{name}.md").write_text(page(document))
@@ -126,6 +147,7 @@ def compared(row: Row) -> dict[str, Any]:
         prediction, parameters = predicted(row)
     except AutotuneError as error:
         return {**line, "error": str(error)}
+    reserved = reserved_gib(row, prediction)
     spent = seconds(row, prediction, parameters)
     unseen = seconds(row, predicted_without_rows(row, prediction), parameters)
     measured = measured_seconds(row)
@@ -138,6 +160,9 @@ def compared(row: Row) -> dict[str, Any]:
         "low_by_card": round(unseen.low, 3),
         "high_by_card": round(unseen.high, 3),
         "ratio": round(spent.value / measured, 3),
+        "predicted_reserved_gib": round(reserved.value, 2),
+        "low_reserved_gib": round(reserved.low, 2),
+        "high_reserved_gib": round(reserved.high, 2),
     }
 
 
@@ -153,12 +178,14 @@ def predicted(row: Row) -> tuple[Prediction, int]:
     settings = []
     for name, value in _settings(row).items():
         settings.append(f"{name}={json.dumps(value)}")
+    trains_on_texts = row["method"] == "sft"
+    gpus = row["gpus"] if trains_on_texts else row["gpus"] + 1
     flags = Flags(
         framework="prime-rl",
-        method="grpo",
+        method=row["method"],
         tuning=row["tuning"],
         model=ALIASES.get(row["model"], row["model"]),
-        gpus=f"{row['gpus'] + 1}x{row['gpu']}",
+        gpus=f"{gpus}x{row['gpu']}",
         mode="predict",
         set=tuple(settings),
     )
@@ -188,7 +215,13 @@ def _without_loops(seconds: Mapping[Phase, Estimate], *_: object) -> dict[Phase,
 
 
 def _settings(row: Row) -> dict[str, object]:
-    settings: dict[str, object] = {
+    if row["method"] == "sft":
+        return {
+            "data.seq_len": row["seq_len"],
+            "data.batch_size": row["micro_batches"] * row["gpus"],
+            **_model_settings(row, "model"),
+        }
+    return {
         "deployment.num_train_gpus": row["gpus"],
         "deployment.num_infer_gpus": 1,
         "trainer.model.seq_len": row["seq_len"],
@@ -196,15 +229,31 @@ def _settings(row: Row) -> dict[str, object]:
         "orchestrator.batch_size": row["micro_batches"] * row["gpus"],
         "orchestrator.group_size": 2,
         "orchestrator.train.sampling.max_completion_tokens": row["seq_len"] - 256,
-        "trainer.model.optim_cpu_offload": False,
-        "trainer.model.ac": True,
-        "trainer.model.ac_offloading": row["recomputation"] == "Offload",
-        "trainer.model.fused_lm_head_token_chunk_size": row["head_chunk"],
-        "trainer.model.attn": row["attention"],
+        **_model_settings(row, "trainer.model"),
+    }
+
+
+def _model_settings(row: Row, section: str) -> dict[str, object]:
+    settings: dict[str, object] = {
+        f"{section}.optim_cpu_offload": False,
+        f"{section}.ac": True,
+        f"{section}.ac_offloading": row["recomputation"] == "Offload",
+        f"{section}.fused_lm_head_token_chunk_size": row["head_chunk"] or "disabled",
+        f"{section}.attn": row["attention"],
     }
     if row["tuning"] == "lora":
-        settings["trainer.model.lora.rank"] = row["lora_rank"]
+        settings[f"{section}.lora.rank"] = row["lora_rank"]
     return settings
+
+
+def reserved_gib(row: Row, prediction: Prediction) -> Estimate:
+    """Return the GiB that torch reserves, with the logits that `sft` of January kept."""
+    reserved = prediction.torch_peak_reserved_bytes
+    if row["method"] == "sft":
+        config = find_model(row["model"]).config
+        logits = FLOAT_BYTES * row["seq_len"] * config["vocab_size"]
+        reserved = reserved + Estimate.exactly(logits)
+    return reserved.scaled(1 / GIB)
 
 
 def seconds(
@@ -216,6 +265,8 @@ def seconds(
     step = Estimate.exactly(0)
     for phase in ("forward", "backward", "optimizer"):
         step = step + prediction.seconds_by_phase[phase]
+    if row["method"] == "sft":
+        return step.scaled(1 / row["micro_batches"])
     if row["tuning"] == "full" and "step_seconds" not in row:
         saved_gb = 2 * parameters / GB
         step = step + over(saved_gb, efficiency("weight_file_written_gb_per_second"))
@@ -274,7 +325,28 @@ def summary(lines: Sequence[Row]) -> dict[str, Any]:
         "inside": round(inside / len(answered), 4),
         "inside_by_card": round(by_card / len(answered), 4),
         "order": order(answered, same=("gpu",)),
-        "cards": order(answered, same=("model", "tuning", "seq_len", "gpus")),
+        "cards": order(answered, same=SETTING),
+        "reserved": memory_summary(answered),
+    }
+
+
+def memory_summary(lines: Sequence[Row]) -> dict[str, Any]:
+    """Return the errors of the memory that torch reserves, where it is predicted."""
+    errors = []
+    inside = 0
+    for line in lines:
+        if "predicted_reserved_gib" not in line:
+            continue
+        measured = line["reserved_gib"]
+        errors.append(abs(line["predicted_reserved_gib"] / measured - 1))
+        inside += line["low_reserved_gib"] <= measured <= line["high_reserved_gib"]
+    if not errors:
+        return {"rows": 0}
+    return {
+        "rows": len(errors),
+        "median": round(median(errors), 4),
+        "worst": round(max(errors), 4),
+        "inside": inside,
     }
 
 
@@ -333,6 +405,7 @@ def page(document: Mapping[str, Any]) -> str:
             " but its data sheet."
         ),
         f"Bars missed: {', '.join(missed) or 'none'}.",
+        *_memory_lines(document["figures"]["all"].get("reserved", {"rows": 0})),
         *document.get("notes", ()),
         "",
         (
@@ -347,6 +420,19 @@ def page(document: Mapping[str, Any]) -> str:
     if our_card:
         lines += ["", *own_card.section(our_card["points"], our_card["figures"])]
     return "\n".join(lines) + "\n"
+
+
+def _memory_lines(memory: Mapping[str, Any]) -> list[str]:
+    if not memory["rows"]:
+        return []
+    return [
+        "",
+        (
+            f"Memory that torch reserved, of {memory['rows']} rows: median error"
+            f" {memory['median']:.1%}, worst {memory['worst']:.1%}, {memory['inside']} inside"
+            " their intervals."
+        ),
+    ]
 
 
 def _figures_line(name: str, figures: Mapping[str, Any]) -> str:

@@ -5,18 +5,24 @@ python benchmarks/foreign.py --python ENVIRONMENT/bin/python --checkouts FOLDER
 
 Rows, repositories, commits and licences are in foreign-rows.json. FOLDER holds a checkout of each
 project under its name there: `git clone REPOSITORY FOLDER/NAME; git -C FOLDER/NAME checkout
-COMMIT`, its dependencies on PYTHONPATH. A project without a checkout is left out. ENVIRONMENT has a
+COMMIT`, its dependencies on PYTHONPATH. fitcheck's release has the same script: `pip download
+--no-deps --no-binary :all: fitcheck-llm==0.3.0`, unpacked as FOLDER/fitcheck. ENVIRONMENT has a
 CUDA build of torch, transformers, peft and bitsandbytes (`make cuda`). Models have their shapes and
 no content.
+
+Rows of a project without a checkout stay as the results have them. `--sample` runs one row of each
+project's models, the one whose arguments have the smallest hash (SHA-256), and keeps the others.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import json
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
+from datetime import date
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -39,11 +45,14 @@ QUANTITIES = ("allocated", "reserved", "process")
 def main() -> int:
     options = _arguments()
     stated = json.loads(ROWS.read_text())
+    earlier = _earlier_rows()
+    chosen = sample(stated["rows"]) if options.sample else stated["rows"]
     rows = []
     with tempfile.TemporaryDirectory(prefix="autotune-foreign-") as folder:
         for row in stated["rows"]:
             checkout = options.checkouts / row["project"]
-            if not checkout.is_dir():
+            if row not in chosen or not checkout.is_dir():
+                rows += earlier.get(key_of(row), [])
                 continue
             project = stated["projects"][row["project"]]
             config = _config(row["model"], stated["shapes"])
@@ -60,6 +69,30 @@ def main() -> int:
     (RESULTS / "foreign.json").write_text(json.dumps(document, indent=1) + "\n")
     (RESULTS / "foreign.md").write_text(page(document))
     return 0 if rows else 1
+
+
+def key_of(row: Row) -> str:
+    return json.dumps([row["project"], row["card"], row["model"], row["arguments"]])
+
+
+def _earlier_rows() -> dict[str, list[dict[str, Any]]]:
+    """Return the compared row of each key, in a list."""
+    rows = {}
+    for row in json.loads((RESULTS / "foreign.json").read_text())["rows"]:
+        rows[key_of(row)] = [row]
+    return rows
+
+
+def sample(rows: Sequence[Row]) -> list[Row]:
+    """Return one row of each project's models: the one with the smallest hash."""
+    by_model: dict[tuple[str, str], Row] = {}
+    for row in sorted(rows, key=_hash):
+        by_model.setdefault((row["project"], row["model"]), row)
+    return list(by_model.values())
+
+
+def _hash(row: Row) -> str:
+    return hashlib.sha256(key_of(row).encode()).hexdigest()
 
 
 def _config(model: str, shapes: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -106,7 +139,7 @@ def compared(row: Row, run: Rehearsed) -> dict[str, Any]:
     }
     for quantity, by_card in peaks.items():
         line[f"emulated_{quantity}_mib"] = round(by_card[0] / MIB, 1)
-    return line
+    return {**line, "emulated_on": date.today().isoformat()}
 
 
 def error_of(row: Row, quantity: str) -> float | None:
@@ -186,6 +219,7 @@ def _arguments() -> argparse.Namespace:
     )
     parser.add_argument("--python", type=Path, required=True)
     parser.add_argument("--checkouts", type=Path, required=True)
+    parser.add_argument("--sample", action="store_true", help="one row of each project's models")
     return parser.parse_args()
 
 

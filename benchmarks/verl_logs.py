@@ -11,8 +11,10 @@ Generation includes the weights' way to the engine, as in the logs (`timing_s/ge
 Log-probabilities are those of the policy and of the reference, the update all of `update_actor`.
 
 The engine is predicted as vLLM 0.8, whatever is installed here: its host works for each sequence
-after the device's step. That cost was found on these four logs, so that their generation is in
-sample (`engine_sequence_microseconds_first_engine`).
+after the device's step. That cost was found on four of these logs, so that their generation is in
+sample (`engine_sequence_microseconds_first_engine`), and what the host takes for an adapter's units
+on all six (`adapter_unit_host_milliseconds`). Rows with `read` were first read with the code before
+that.
 """
 
 from __future__ import annotations
@@ -199,8 +201,9 @@ def page(document: Mapping[str, Any]) -> str:
         "",
         (
             f"Measured: {document['source']}. Predicted: {ran.get('date')}, commit"
-            f" {ran.get('commit')}. Generation is in sample: what an engine's host takes for each"
-            " sequence was found on these logs."
+            f" {ran.get('commit')}. In sample: what an engine's host takes for each sequence was"
+            " found on these logs without those of 1.5B and 32B, what a trainer's host takes for"
+            " each matrix of an adapter on all of them."
         ),
         "",
         "| phase | rows | median error | within 30 % | inside | predicted / measured |",

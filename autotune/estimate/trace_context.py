@@ -38,6 +38,7 @@ class PredictionInput:
     host_bytes: int = 0  # per rank, offloaded
     prompts_differ: bool = True  # in length, so that a rollout needs an attention mask
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
+    prompt_lengths: TokenLengths | None = None  # likewise of prompts
 
     @property
     def on_cpu(self) -> bool:

@@ -17,59 +17,32 @@ step:
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
 from dataclasses import replace
-from pathlib import Path
 
 import yaml
 
 from autotune.core.composition import SplitEngines
-from autotune.core.files import comments
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
-from autotune.core.space import Candidate, Knobs, KnobValue
-from autotune.core.units import GIB
+from autotune.core.space import Candidate, KnobValue
 from autotune.core.user_script import LaunchScript
-from autotune.frameworks.base import Settings, Values, ceil_divided, count_of, model_path
-from autotune.frameworks.configuration_files import ABSENT
+from autotune.frameworks.base import Settings, Values, ceil_divided, model_path
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.launched_run import OUT, Launch, probe_steps
-from autotune.frameworks.stand_in import StandIn
+from autotune.frameworks.prime_rl_sft import PrimeRlSft
+from autotune.frameworks.prime_rl_trainer import PrimeRlTrainer, capability
 from autotune.frameworks.stand_in_step import SpecFields
-from autotune.machine.hardware_detection import gpu_of
 
 MODEL = "trainer.model"
-CHECKPOINTING = f"{MODEL}.ac"
-OFFLOADING = f"{MODEL}.ac_offloading"
-OPTIONAL_PARTS = ("model.ac", "model.ac_offloading")
 LONGEST_ROW = "orchestrator.seq_len"
 TRAINING_GPUS = "deployment.num_train_gpus"
 SERVER_GPUS = "deployment.num_infer_gpus"
 FORMER_GPUS = {SERVER_GPUS: "inference_gpu_ids", TRAINING_GPUS: "trainer_gpu_ids"}
-ATTENTION = f"{MODEL}.attn"
-FUSED_TOKENS = f"{MODEL}.fused_lm_head_token_chunk_size"
 WEIGHTS_BY = "weight_broadcast.type"
-FLOAT_BYTES = 4
-IN_FLIGHT = 5  # default of `ac_offloading.max_inflight_activations`
-CHOSEN_ATTENTION = {90: "flash_attention_3", 100: "flash_attention_4"}
-"""`attn=auto` by compute capability, times 10; elsewhere flash_attention_2
-(`resolve_auto_attn` in `trainer/model.py`).
-"""
 
 
-class PrimeRl(StandIn):
-    def complete(self, knobs: Knobs, task: Task) -> Candidate:
-        """Leave offloading out where there is no checkpointing, unless it is held: its default
-        would turn that on again.
-        """
-        workload = task.workload
-        from_file = OFFLOADING in workload.stated or OFFLOADING in workload.defaults
-        is_held = OFFLOADING in workload.held_values and not from_file
-        completed = knobs
-        if knobs.get(CHECKPOINTING) is False and not is_held:
-            completed = {OFFLOADING: False, **knobs}
-        return replace(super().complete(completed, task), knobs=knobs)
+class PrimeRl(PrimeRlTrainer):
+    section = MODEL
 
     def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
         """Return the launch with the number of GPUs that earlier releases list one by one."""
@@ -123,46 +96,28 @@ class PrimeRl(StandIn):
             "ranks": trains,
             "serves": serves,
             "uses": trains + serves,
-            "capability": _capability(task),
-            "weighted_gib": _weighted_gib(ceil_divided(budget, parallel), task),
+            "capability": capability(task),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:
-        is_short = values.text(f"{MODEL}.optimization_dtype") == "bfloat16"
-        dtype, weight_bytes = ("bfloat16", 2) if is_short else ("float32", 4)
-        adapter = self._adapter(values)
         return {
-            "options": {
-                "units": "layers",
-                "head": "unit",
-                "reshard_after_forward": values.is_on(f"{MODEL}.reshard_after_forward"),
-                "master_bytes": weight_bytes,
-                "frozen_master_bytes": weight_bytes,
-                "reduce_bytes": 4,
-            },
-            "held_dtype": dtype,
-            "attention": self._attention(values, task),
-            "adapter": adapter,
-            **_loss(values),
-            "activations_in_flight": IN_FLIGHT if values.is_on(OFFLOADING) else None,
-            "compiles_layers": values.is_on(f"{MODEL}.compile"),
-            "syncs_adapter_only": adapter is not None,
+            **self.model_fields(values, task),
+            **self._loss(values),
+            "syncs_adapter_only": self.adapter_settings(values) is not None,
             "syncs_by_file": values.text(WEIGHTS_BY) == "filesystem",
             "split": self._split(values, task),
         }
 
-    def _adapter(self, values: Values) -> Mapping[str, object] | None:
-        """Return the adapter; without a stated rank there is none, whatever its default."""
-        rank = values.settings.get(f"{MODEL}.lora.rank")
-        if not rank:
-            return None
-        return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"}
-
-    def _attention(self, values: Values, task: Task) -> str:
-        stated = values.text(ATTENTION)
-        if stated != "auto":
-            return stated
-        return CHOSEN_ATTENTION.get(_capability(task), "flash_attention_2")
+    def _loss(self, values: Values) -> SpecFields:
+        """Return the head: fused with the log-probabilities, or with logits of all tokens in
+        float32, a copy of them divided by the temperature, and compiled log-probabilities and
+        entropy.
+        """
+        chunk = self.fused_tokens(values)
+        if chunk:
+            return {"loss": "logprobs_fused", "loss_options": {"chunk": chunk}}
+        options = {"widened": True, "copied": True, "entropy": "compiled", "entropy_frozen": True}
+        return {"loss": "logprobs_kernel", "loss_options": options}
 
     def _split(self, values: Values, task: Task) -> SplitEngines:
         """Return vLLM's servers, which pause for new weights and go on."""
@@ -177,21 +132,6 @@ class PrimeRl(StandIn):
         )
 
     # Its files.
-
-    def toml(self, settings: Settings, prefix: str = "") -> str:
-        """Return the settings below a prefix as TOML with dotted keys."""
-        lines = []
-        for full_name, value in settings.items():
-            name = full_name.removeprefix(prefix)
-            if not full_name.startswith(prefix) or value is None:
-                continue
-            if name in self.facts.own_settings:
-                continue
-            text = json.dumps(value, ensure_ascii=False)
-            if name.removeprefix("trainer.") in OPTIONAL_PARTS:  # an empty table, or absent
-                text = "{}" if value else f'"{ABSENT}"'
-            lines.append(f"{name} = {text}\n")
-        return "".join(lines)
 
     def launch(
         self,
@@ -222,59 +162,17 @@ class PrimeRl(StandIn):
             files={"trainer.toml": text},
         )
 
-    def write_files(
-        self,
-        candidate: Candidate,
-        task: Task,
-        folder: Path,
-        destination: Path | None = None,
-    ) -> list[Path]:
-        folder.mkdir(parents=True, exist_ok=True)
-        head = comments(
-            [
-                self.title(task),
-                (
-                    f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @"
-                    " recommended.toml; yours names environments."
-                ),
-                (
-                    "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that"
-                    " it stands for."
-                ),
-            ]
-        )
-        text = self.launch(candidate, task).files["recommended.toml"]
-        path = folder / "recommended.toml"
-        path.write_text(head + text, encoding="utf-8")
-        return [path]
+    def advice(self) -> list[str]:
+        return [
+            (
+                f"Written for prime-rl {self.table.version}. Start: rl @ yours.toml @"
+                " recommended.toml; yours names environments."
+            ),
+            (
+                "Delete a seq_len at the top of yours: prime-rl refuses it beside the two that"
+                " it stands for."
+            ),
+        ]
 
 
-def _loss(values: Values) -> SpecFields:
-    """Return the head: fused with the log-probabilities, or with logits of all tokens in float32,
-    a copy of them divided by the temperature, and compiled log-probabilities and entropy.
-    """
-    chunk = values.count(FUSED_TOKENS)
-    if chunk:
-        return {"loss": "logprobs_fused", "loss_options": {"chunk": chunk}}
-    options = {"widened": True, "copied": True, "entropy": "compiled", "entropy_frozen": True}
-    return {"loss": "logprobs_kernel", "loss_options": options}
-
-
-def _weighted_gib(tokens: int, task: Task) -> int:
-    """Return the memory of experts' outputs in float32 and of their products with the weights, for
-    each expert of each token (`trainer/models/layers/moe.py`). transformers' experts make neither.
-    """
-    config = task.workload.model.config
-    experts = count_of(config, "num_experts_per_tok")
-    return 2 * FLOAT_BYTES * tokens * experts * count_of(config, "hidden_size") // GIB
-
-
-def _capability(task: Task) -> int:
-    """Return the compute capability of the GPUs, times 10; 0: unknown."""
-    gpu = gpu_of(task.hardware)
-    if gpu is None or gpu.compute_capability is None:
-        return 0
-    return round(10 * float(gpu.compute_capability))
-
-
-TRAINERS = (PrimeRl("prime-rl", "grpo"),)
+TRAINERS = (PrimeRl("prime-rl", "grpo"), PrimeRlSft())

@@ -95,6 +95,7 @@ class StandInSpec(StepShape):
     score_options: Mapping[str, object] = field(default_factory=dict)
     """Options of the loss that differ in a forward pass for log-probabilities."""
 
+    float32_expert_weights: bool = False  # a mixture weights its experts' outputs in float32
     reentrant: bool = False
     clip: float = 1.0
     other_models: tuple[OtherModel, ...] = ()
@@ -159,6 +160,8 @@ def _settings_request(spec: StandInSpec, rows: int) -> RequestPart:
         settings["activations_in_flight"] = spec.activations_in_flight
     if spec.offloads_optimizer:
         settings["offloads_optimizer"] = True
+    if spec.float32_expert_weights:
+        settings["float32_expert_weights"] = True
     settings["score"] = None
     if spec.generation != "none" and spec.score_tokens != 0:
         settings["score"] = _score_request(spec)

@@ -36,10 +36,12 @@ TUNING = frozenset({"use_peft", "load_in_4bit"})
 
 
 class StatedSettings(Launched):
-    """Method of a framework whose settings are in a table. `NAME.yaml` has its facts."""
+    """Method of a framework whose settings are in a table. `NAME.yaml` has its facts, or the file
+    of a method that has a configuration of its own.
+    """
 
-    def __init__(self, name: str, method: str) -> None:
-        facts = read_facts(name)
+    def __init__(self, name: str, method: str, facts_of: str | None = None) -> None:
+        facts = read_facts(facts_of or name)
         equivalent_settings = dict(facts.equivalent_settings)
         if facts.step_batch is not None:
             equivalent_settings[facts.step_batch.setting] = ("global_batch",)

@@ -383,6 +383,7 @@ class PredictionService:
             host_bytes=host_bytes,
             prompts_differ=_differ(task.workload.prompt_lengths),
             lengths=task.workload.completion_lengths,
+            prompt_lengths=task.workload.prompt_lengths,
         )
 
     def _composition(self, candidate: Candidate) -> Composition:

@@ -269,7 +269,7 @@ class RequestOptions(CommonOptions, total=False):
             metavar="SOURCE",
             completes="file",
             help=(
-                "Prompt lengths that occur, for the memory at the lengths given:"
+                "Prompt lengths that occur, for memory and speed at the lengths given:"
                 " lognormal:MEAN,P95, or one number a line. Without it, prompts have the longest"
                 " length."
             ),

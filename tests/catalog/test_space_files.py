@@ -56,6 +56,7 @@ def test_the_shipped_spaces_are_there() -> None:
         "unsloth-sft",
         "skyrl",
         "prime-rl",
+        "prime-rl-sft",
         "verl-async",
         "openrlhf-async",
         "async-grpo",

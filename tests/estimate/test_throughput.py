@@ -882,3 +882,79 @@ def test_an_adapter_alone_and_packed_weights_take_less_time_than_merged_ones_one
     assert by_file.value == pytest.approx(2 / 1.75 + 2 / 4)
     adapter = sync(syncs_by_file=True, syncs_adapter_only=True)
     assert adapter.value == sync(syncs_adapter_only=True).value
+
+
+def test_known_prompts_shorten_the_rows_that_they_begin() -> None:
+    """Packed rows of 128 + 256 tokens are a quarter of 512 + 1,024; unknown prompts are the longest
+    ones: (512 + 256) / 1,536.
+    """
+    packed = composition(packs_rows=True)
+    counts = throughput.counted(trace(), packed)
+    completions = TokenLengths("x", (256,))
+
+    def share(prompts: TokenLengths | None) -> float:
+        shorter, _ = throughput.shortened(
+            trace(),
+            packed,
+            counts,
+            completions,
+            prompts,
+        )
+        works = {work.phase: work for work in shorter.work}
+        longest = {work.phase: work for work in trace().work}
+        return works["backward"].moved_bytes / longest["backward"].moved_bytes
+
+    assert share(TokenLengths("x", (128,))) == pytest.approx(384 / 1536)
+    assert share(None) == pytest.approx(768 / 1536)
+    # A prompt beyond the longest is cut to it.
+    assert share(TokenLengths("x", (4096,))) == pytest.approx(768 / 1536)
+
+
+def test_an_engine_reads_the_prompts_that_occur() -> None:
+    config = config_of("Qwen/Qwen2.5-7B")
+
+    def rollout(prompts: TokenLengths | None) -> float:
+        lengths = TokenLengths("x", (64,))
+        cycle = throughput.cycle(
+            trace(),
+            composition(),
+            gpu=gpu_of("A100-80G"),
+            config=config,
+            lengths=lengths,
+            prompts=prompts,
+        )
+        return cycle.seconds["rollout"].value
+
+    assert rollout(TokenLengths("x", (16,))) < rollout(None)
+
+
+def test_the_hosts_units_decide_where_the_device_has_less_to_do() -> None:
+    """4 micro-steps of 3 exchanges of each of 50,000 matrices: 540 s, and those of 5 more as much
+    more as their host takes.
+    """
+    policy = replace(composition()["policy"], adapter_rank=16)
+
+    def training(units: int) -> float:
+        step = replace(trace(), adapter_units=units)
+        spent = seconds(
+            step,
+            sharded_by="fsdp1",
+            residents=(policy,),
+            ranks=2,
+            generation_batch=32,
+        )
+        return spent["forward"].value + spent["backward"].value
+
+    per_unit = constants("efficiency.yaml")["adapter_unit_host_milliseconds"].value / 1000
+    assert training(50_000) > 4 * 3 * 50_000 * per_unit
+    assert training(50_005) - training(50_000) == pytest.approx(4 * 3 * 5 * per_unit)
+
+
+def test_a_generic_step_scores_one_of_its_micro_steps_however_many_it_trains() -> None:
+    """Four micro-steps are four scorings, whether one or two of them were traced."""
+    for traced in (1, 2):
+        step = replace(trace(micro_steps=traced), basis="generic")
+        counts = throughput.counted(step, composition())
+        assert counts.micro_steps == 4
+        assert counts.scored == 4
+        assert counts.traced_micro_steps == traced

@@ -125,6 +125,7 @@ def test_a_text_that_is_one_placeholder_keeps_its_type() -> None:
         ("openrlhf", "openrlhf/lib/*/site-packages"),
         ("skyrl", "skyrl/lib/*/site-packages"),
         ("prime_rl", "prime-rl/repo"),
+        ("prime_rl_sft", "prime-rl/repo"),
         ("open_reasoner_zero", "orz/repo"),
     ],
 )

@@ -271,13 +271,94 @@ def test_todays_defaults_are_foreseen_by_the_rows_of_june() -> None:
     assert values[0] == pytest.approx(june[0]["gib"][1], rel=0.03)
 
 
-def test_what_a_mixtures_experts_take_in_float32_is_said() -> None:
-    """65,536 tokens, 8 experts each, 2,048 hidden: two tensors of 4 bytes are 8 GiB."""
-    settings = {f"{MODEL}.seq_len": 65536, "orchestrator.seq_len": 65536}
+@pytest.mark.parametrize("method", ["grpo", "sft"])
+def test_a_mixture_alone_weights_its_experts_in_float32(method: str) -> None:
+    def is_weighted(model: str) -> bool:
+        trainer, candidate, task = case_of(
+            "prime-rl",
+            method,
+            model=model,
+        )
+        request: Any = trainer.trace_request(candidate, task)
+        return bool(request["settings"].get("float32_expert_weights"))
 
-    def notes(model: str) -> str:
-        trainer, candidate, task = case_of("prime-rl", model=model, settings=settings)
-        return " ".join(trainer.compose(candidate, task).notes)
+    assert is_weighted("Qwen3-30B-A3B")
+    assert not is_weighted("Qwen2.5-7B")
 
-    assert "up to 8 GiB more" in notes("Qwen3-30B-A3B")
-    assert "GiB more" not in notes("Qwen2.5-7B")
+
+# `sft`.
+
+
+def test_sft_trains_full_rows_on_all_gpus() -> None:
+    """128 rows on 8 GPUs, 2 at a time: 8 micro-steps of 4,096 tokens."""
+    settings = {
+        "data.batch_size": 128,
+        "data.micro_batch_size": 2,
+        "data.seq_len": 2048,
+    }
+    trainer, candidate, task = case_of(
+        "prime-rl",
+        "sft",
+        settings=settings,
+    )
+    composition = trainer.compose(candidate, task)
+    assert (composition.ranks, composition.accumulation, composition.generation) == (8, 8, "none")
+    assert composition.split is None
+    request: Any = trainer.trace_request(candidate, task)
+    assert request["settings"]["per_device_train_batch_size"] == 2
+    assert sum(request["lengths"][part] for part in ("prompt", "completion")) == 2048
+    assert request["settings"]["score"] is None
+
+
+def test_sft_without_a_fused_head_has_the_logits_of_a_causal_model() -> None:
+    def loss(chunk: Any) -> str:
+        settings = {"model.fused_lm_head_token_chunk_size": chunk}
+        trainer, candidate, task = case_of(
+            "prime-rl",
+            "sft",
+            settings=settings,
+        )
+        request: Any = trainer.trace_request(candidate, task)
+        return str(request["settings"]["loss"])
+
+    assert (loss(1024), loss("disabled")) == ("logprobs_fused", "causal_lm")
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"data.batch_size": 12}, "must be a multiple of GPUs x data.micro_batch_size, 8"),
+        ({"model.cp": 3}, "not divisible by model.cp=3"),
+        ({"model.cp": 2, "data.micro_batch_size": 2}, "must be 1 when model.cp is above 1"),
+        ({"deployment.num_gpus": 4}, "is not the 8 of the request"),
+        ({"model.ac": False, "model.ac_offloading": True}, "requires model.ac"),
+    ],
+)
+def test_sft_refuses_what_its_trainer_refuses(settings: dict[str, Any], message: str) -> None:
+    reason = refusal("prime-rl", "sft", settings=settings)
+    assert reason is not None and message in reason
+
+
+def test_a_probe_of_sft_is_its_benchmark_on_synthetic_rows() -> None:
+    trainer, candidate, task = case_of(
+        "prime-rl",
+        "sft",
+        tuning="lora",
+    )
+    launch = trainer.launch(candidate, task, ProbePlan())  # type: ignore[attr-defined]
+    assert "--nproc-per-node=8" in launch.argv and "prime_rl.trainer.sft.train" in launch.argv
+    written = tomllib.loads(launch.files["trainer.toml"])
+    assert (written["data"]["type"], written["model"]["name"]) == ("fake", "Qwen/Qwen2.5-7B")
+    assert written["model"]["lora"] == {"rank": 16}
+    assert written["bench"]["output_json"] == f"{OUT}/bench.json"
+
+
+@needs_checkout
+@pytest.mark.slow
+def test_its_parser_takes_the_probe_and_the_final_run_of_sft(tmp_path: Path) -> None:
+    for plan in (None, ProbePlan()):
+        trainer, candidate, task = case_of("prime-rl", "sft")
+        [text] = trainer.launch(candidate, task, plan).files.values()  # type: ignore[attr-defined]
+        parsed = understood(tmp_path, "sft", text)
+        assert parsed["model"]["name"] == "Qwen/Qwen2.5-7B"
+        assert (parsed["bench"] is None) is (plan is None)

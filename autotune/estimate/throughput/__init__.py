@@ -86,6 +86,7 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         engine=memory.engine,
         iterations=_count(rank.settings.get("num_iterations")),
         num_generations=_count(rank.completions_per_prompt),
+        prompts=rank.prompt_lengths,
     )
 
     # 1. At the longest completions.
@@ -147,15 +148,19 @@ def cycle(
     iterations: int = 1,
     num_generations: int = 1,
     lengths: TokenLengths | None = None,
+    prompts: TokenLengths | None = None,
 ) -> Cycle:
     """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted.
 
-    lengths: completions that occur; None: all are the longest.
+    lengths: completions that occur; None: all are the longest, as prompts are then.
+    prompts: those that occur; None: all are the longest.
     """
     # 1. Traced phases, repeated as often as a cycle does.
     counts = counted(trace, composition, iterations=iterations)
+    served = composition
     if lengths is not None:
-        trace, counts = shortened(trace, composition, counts, lengths)
+        trace, counts = shortened(trace, composition, counts, lengths, prompts)
+        served = _with_mean_prompt(composition, prompts)
     seconds: dict[Phase, Estimate] = {}
     attention = _attention(trace, composition, gpu)
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
@@ -192,7 +197,7 @@ def cycle(
     if composition.generation != "none":
         split = split_engines(composition)
         load = load_of(
-            composition,
+            served,
             split,
             config,
             engine,
@@ -259,15 +264,17 @@ def counted(
     micro_steps = _micro_steps(composition, iterations)
     traced = max(1, _runs([phase == "backward" for phase in trace.last_step]))
 
-    # The last traced step scores whole batches, or micro-steps.
+    # The last traced step scores whole batches, or micro-steps; a generic one scores one of them,
+    # however many it trains.
     batches = 0
     if trace.basis == "traced" and composition.generation != "none":
         batches = _runs([phase in BATCH_PHASES for phase in trace.last_step])
+    scored = _runs([phase == "score" for phase in trace.last_step]) or traced
     return CycleTime(
         micro_steps=micro_steps,
         optimizer_steps=cycle_steps(composition, iterations),
         traced_micro_steps=traced,
-        scored=1 / batches if batches else micro_steps / traced / iterations,
+        scored=1 / batches if batches else micro_steps / scored / iterations,
     )
 
 
@@ -363,15 +370,16 @@ def shortened(
     composition: Composition,
     counts: CycleTime,
     lengths: TokenLengths,
+    prompts: TokenLengths | None = None,
 ) -> tuple[Trace, CycleTime]:
     """Return the trace with the training work of a micro-batch at these lengths, and the
     repetitions.
 
-    r = (prompt + completion) / (prompt + longest completion); products and memory: r, attention: r²
-    when rows are padded. Kernels launch as often. A token budget is filled with more rows instead:
-    as much work per micro-batch, r times the micro-batches, at least one per optimizer step. A step
-    of full micro-batches (`refilled`) keeps their number and their tokens, each of which sees fewer
-    before it.
+    r = (prompt + completion) / (longest prompt + longest completion); products and memory: r,
+    attention: r² when rows are padded. Kernels launch as often. A token budget is filled with more
+    rows instead: as much work per micro-batch, r times the micro-batches, at least one per
+    optimizer step. A step of full micro-batches (`refilled`) keeps their number and their tokens,
+    each of which sees fewer before it.
     """
     prompt = composition.prompt_length
     longest = composition.completion_length
@@ -383,11 +391,12 @@ def shortened(
     # 1. r, and the attention's.
     rows = max(1, composition.generation_batch // composition.ranks)
     padded = lengths.mean if composition.packs_rows else lengths.expected_longest(rows)
-    ratio = (prompt + padded) / max(1, prompt + longest)
+    of_prompt = _prompt_tokens(composition, prompts, rows)
+    ratio = (of_prompt + padded) / max(1, prompt + longest)
     attention = ratio * ratio
     if composition.packs_rows:
         attention = fmean(
-            ((prompt + length) / (prompt + longest)) ** 2 for length in lengths.sample
+            ((of_prompt + length) / (prompt + longest)) ** 2 for length in lengths.sample
         )
 
     # 2. Fewer micro-steps.
@@ -397,6 +406,29 @@ def shortened(
         fewer = micro_steps / counts.micro_steps
         counts = dataclasses.replace(counts, micro_steps=micro_steps, scored=counts.scored * fewer)
     return _with_scaled_work(trace, ratio / fewer, attention / fewer), counts
+
+
+def _prompt_tokens(
+    composition: Composition,
+    prompts: TokenLengths | None,
+    rows: int,
+) -> float:
+    """Return the tokens of a row's prompt, with its padding; without known prompts the longest."""
+    if prompts is None:
+        return composition.prompt_length
+    bounded = prompts.up_to(composition.prompt_length)
+    return bounded.mean if composition.packs_rows else bounded.expected_longest(rows)
+
+
+def _with_mean_prompt(
+    composition: Composition,
+    prompts: TokenLengths | None,
+) -> Composition:
+    """Return the rollout of prompts of the mean length, which engines do not pad."""
+    if prompts is None or composition.generation == "trainer":
+        return composition
+    mean = prompts.up_to(composition.prompt_length).mean
+    return dataclasses.replace(composition, prompt_length=max(1, round(mean)))
 
 
 def _with_scaled_work(
@@ -467,9 +499,49 @@ def _with_exchanges(
         exchanged = 2 if inventory.trainable_parameters < inventory.parameters / 2 else 3
         waits = _layer_waits(trace, counts.micro_steps * exchanged)
     # 3. The same of units of adapters.
-    adapter_waits = _adapter_waits(trace, composition, counts.micro_steps * 3)
-    with_exchanges["backward"] = independent(cover, exposed, waits, adapter_waits)
+    exchanges = counts.micro_steps * 3
+    adapter_waits = _adapter_waits(trace, composition, exchanges)
+    backward = independent(cover, exposed, waits, adapter_waits)
+    # 4. The host reaches all of this one after the other: launches, units, units of adapters.
+    host = _host_of_units(trace, composition, exchanges)
+    if host is not None:
+        repeats = counts.micro_steps / counts.traced_micro_steps
+        launches = _launch_seconds(trace, ("forward", "backward"), repeats)
+        busy = seconds["forward"] + backward
+        backward = backward + _beyond(independent(launches, waits, host), busy)
+    with_exchanges["backward"] = backward
     return with_exchanges
+
+
+def _beyond(host: Estimate, busy: Estimate) -> Estimate:
+    """Return what the host takes longer than the device, end by end."""
+    return Estimate(
+        value=max(0.0, host.value - busy.value),
+        low=max(0.0, host.low - busy.low),
+        high=max(0.0, host.value - busy.value, host.high - busy.high),
+    )
+
+
+def _launch_seconds(
+    trace: Trace,
+    phases: Sequence[Phase],
+    repeats: float,
+) -> Estimate:
+    """Return what the host takes to launch these phases' kernels."""
+    kernels = sum(work.kernels for work in trace.work if work.phase in phases)
+    return efficiency("launch_microseconds").scaled(kernels * repeats * MICRO)
+
+
+def _host_of_units(
+    trace: Trace,
+    composition: Composition,
+    exchanges: float,
+) -> Estimate | None:
+    """Return what the host takes for an adapter's units; None: there are none."""
+    units = _adapter_unit_count(trace, composition)
+    if not units:
+        return None
+    return efficiency("adapter_unit_host_milliseconds").scaled(exchanges * units * MILLI)
 
 
 def _with_gathers(
@@ -482,18 +554,24 @@ def _with_gathers(
     """Return the scoring with one gather of each unit in each of its passes."""
     passes = counts.scored * composition.scorings
     ranks = composition.ranks
-    spent = link_seconds(passes * _gathered_bytes(trace) * (ranks - 1) / ranks, gpu)
-    if spent is None or ranks == 1:
+    transfer = link_seconds(passes * _gathered_bytes(trace) * (ranks - 1) / ranks, gpu)
+    if transfer is None or ranks == 1:
         return score
     share = efficiency("exposed_exchange_share")
     exposed = Estimate(
-        value=share.value * spent.value,
-        low=share.low * spent.low,
-        high=share.high * spent.high,
+        value=share.value * transfer.value,
+        low=share.low * transfer.low,
+        high=share.high * transfer.high,
     )
     waits = _layer_waits(trace, passes)
-    adapter_waits = _adapter_waits(trace, composition, passes)
-    return independent(score, exposed, waits, adapter_waits)
+    # A reference is the model with its adapter left out, whose units are not gathered then.
+    adapter_waits = _adapter_waits(trace, composition, counts.scored)
+    spent = independent(score, exposed, waits, adapter_waits)
+    host = _host_of_units(trace, composition, counts.scored)
+    if host is not None:
+        launches = _launch_seconds(trace, ("score",), passes)
+        spent = spent + _beyond(independent(launches, waits, host), spent)
+    return spent
 
 
 def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
@@ -504,14 +582,21 @@ def _layer_waits(trace: Trace, exchanges: float) -> Estimate:
 
 def _adapter_waits(trace: Trace, composition: Composition, exchanges: float) -> Estimate:
     """Return the waits of an adapter's units, which FSDP1 alone has."""
+    count = exchanges * _adapter_unit_count(trace, composition)
+    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+
+
+def _adapter_unit_count(
+    trace: Trace,
+    composition: Composition,
+) -> int:
+    """Return the units that an adapter makes: its matrices under FSDP1, none elsewhere."""
     has_adapter = composition["policy"].adapter_rank is not None
     if composition.sharded_by != "fsdp1" or not has_adapter:
-        return Estimate.exactly(0)
-    units = trace.adapter_units
+        return 0
     if trace.usage is not None:  # of one rank's step, before it is sharded
-        units = _adapter_units(trace.usage)
-    count = exchanges * units
-    return efficiency("adapter_unit_milliseconds").scaled(count * MILLI)
+        return _adapter_units(trace.usage)
+    return trace.adapter_units
 
 
 def _adapter_units(usage: ModuleUse) -> int:

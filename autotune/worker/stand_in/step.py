@@ -27,6 +27,7 @@ from ..tracing import (
     sharding_kind,
 )
 from ..tracing.annotators import NullAnnotator
+from .expert_weights import weight_in_float32
 from .losses import LOSSES, fuse_head, policy_loss
 
 # torch's own optimizers, by the Trainer's names.
@@ -67,6 +68,8 @@ def prepared(spec: Spec) -> Any:
     quantised.quantise(base, spec)
     model = adapt(base, adapter, widened=settings.get("autocast_adapter_dtype", True))
     checkpoint(model, settings, adapted=bool(adapter))
+    if settings.get("float32_expert_weights"):
+        weight_in_float32(model)
     for patch in settings.get("patches", ()):
         module, _, name = patch.partition(":")
         function = getattr(importlib.import_module(module), name)

@@ -1,0 +1,143 @@
+"""Bars of predicted speed on every card, recomputed from the rows of the committed files.
+
+Nothing of the benchmarks' own sums is used: errors, intervals and pairs are counted here again.
+"""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+PAGE = (ROOT / "docs" / "predictions.md").read_text()
+
+SAME_CARD = ("gpu",)
+SAME_SETTING = (
+    "model",
+    "method",
+    "tuning",
+    "seq_len",
+    "gpus",
+)
+Row = dict[str, Any]
+
+
+def read(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def pairs_of(rows: list[Row], same: tuple[str, ...]) -> tuple[int, int]:
+    """Return the pairs in the right order, and all whose seconds of a token differ by 4 %."""
+    right = 0
+    total = 0
+    for first, second in combinations(rows, 2):
+        alike = all(first[fact] == second[fact] for fact in same)
+        measured = (first["measured"] / first["seq_len"], second["measured"] / second["seq_len"])
+        if not alike or max(measured) < 1.04 * min(measured):
+            continue
+        predicted = (first["predicted"] / first["seq_len"], second["predicted"] / second["seq_len"])
+        total += 1
+        right += (measured[0] < measured[1]) == (predicted[0] < predicted[1])
+    return right, total
+
+
+@pytest.mark.parametrize("name", ["cards", "cards-second"])
+def test_the_figures_of_a_set_follow_from_its_rows(name: str) -> None:
+    rows: list[Row] = [row for row in read(name)["rows"] if "ratio" in row]
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
+    inside = [row["low"] <= row["measured"] <= row["high"] for row in rows]
+    figures = read(name)["figures"]["all"]
+    assert figures["rows"] == len(rows)
+    assert figures["median"] == pytest.approx(median(errors), abs=1e-3)
+    assert figures["within_25_percent"] == pytest.approx(
+        sum(error <= 0.25 for error in errors) / len(rows), abs=1e-3
+    )
+    assert figures["inside"] == pytest.approx(sum(inside) / len(rows), abs=1e-4)
+    for figure, same in (("order", SAME_CARD), ("cards", SAME_SETTING)):
+        right, total = pairs_of(rows, same)
+        assert figures[figure] == {"pairs": total, "right": right}
+
+
+def test_the_one_pair_of_cards_in_the_wrong_order_differs_by_a_twentieth() -> None:
+    """B200 and H200, Qwen3-4B: measured 4.9 % apart, three steps each that spread by 2 %."""
+    rows = {row["id"]: row for row in read("cards")["rows"]}
+    blackwell, hopper = rows["primerl-034"], rows["primerl-035"]
+    assert (blackwell["gpu"], hopper["gpu"]) == ("B200", "H200")
+    assert blackwell["measured"] / hopper["measured"] == pytest.approx(1.049, abs=0.001)
+    assert blackwell["predicted"] < hopper["predicted"]
+    right, total = pairs_of(list(rows.values()), SAME_SETTING)
+    assert total - right == 1
+
+
+PHASES = ("generation", "log_probabilities", "update")
+
+
+def test_verls_phases_within_thirty_percent() -> None:
+    """Those of the six logs: 0.5B to 32B."""
+    document = read("verl-logs")
+    rows = document["rows"]
+    assert len(rows) == 6
+    for phase in PHASES:
+        within = 0
+        for row in rows:
+            within += abs(row[f"predicted_{phase}"]["value"] / row[phase] - 1) <= 0.3
+        assert document["figures"][phase]["within_30_percent"] == within
+
+
+def cells_of(rows: list[Row]) -> list[str]:
+    """Return the six figures of some rows in the page's words."""
+    errors = [abs(row["predicted"] / row["measured"] - 1) for row in rows]
+    close = [error <= 0.25 for error in errors]
+    inside = []
+    by_card = []
+    for row in rows:
+        inside.append(row["low"] <= row["measured"] <= row["high"])
+        by_card.append(row["low_by_card"] <= row["measured"] <= row["high_by_card"])
+    cells = [f"{100 * median(errors):.1f}%"]
+    for flags in (
+        close,
+        inside,
+        by_card,
+    ):
+        share = sum(flags) / len(flags)
+        cells.append(f"{100 * share:.0f}%")
+    for same in (
+        SAME_CARD,
+        SAME_SETTING,
+    ):
+        right, total = pairs_of(rows, same)
+        cells.append(f"{right} of {total}")
+    return cells
+
+
+def test_the_page_states_these_figures() -> None:
+    known: list[Row] = read("cards")["rows"]
+    once: list[Row] = read("cards-second")["rows"]
+    columns = [
+        cells_of(known),
+        cells_of(once),
+        cells_of(known + once),
+    ]
+    bars = (
+        "seconds, median error at most 10%",
+        "90% within 25%",
+        "90% inside the interval",
+        "90% inside with the card held back",
+        "settings on one card, 95% in order",
+        "cards with one setting, 90% in order",
+    )
+    for number, bar in enumerate(bars):
+        cells = [column[number] for column in columns]
+        assert f"| {bar} | {' | '.join(cells)} |" in PAGE
+    verl = read("verl-logs")["figures"]
+    counted = [verl[phase]["within_30_percent"] for phase in PHASES]
+    assert (
+        f"of 6 logs: generation {counted[0]}, log-probabilities {counted[1]}, update {counted[2]}."
+        in PAGE
+    )
