@@ -23,7 +23,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.files import write_atomically
 from autotune.core.space import Candidate, KnobValue
 from autotune.estimate.screening import Point, StepModel, point_of
-from autotune.estimate.screening.request_points import Request
+from autotune.estimate.screening.request_points import Request, with_many_micro_steps
 from autotune.prediction.opening import open_step_models, open_tracers
 from autotune.prediction.service import PredictionService
 from autotune.prediction.step_model_file import SurveyedModel, encoded, packed, unpacked
@@ -158,6 +158,13 @@ FILES_OF_QLORA_SFT = combined(FOUR_BITS, ANY_TARGETS, OFFLINE_ROWS)
 FILES_OF_LORA_DPO = combined(ANY_DTYPE, ANY_TARGETS, PAIRED_ROWS)
 FILES_OF_FULL_DPO = combined(ANY_DTYPE, ANY_ZERO, PAIRED_ROWS)
 
+# What is asked without any file: the defaults, layers kept or sharded, in four bits.
+AS_ASKED = [*CHECKPOINTING, *ZERO[:1]]
+AS_ASKED_FULL_GRPO = [*combined(ENGINES), *CHECKPOINTING[1:], *ZERO[:1]]
+AS_ASKED_QLORA = combined(FOUR_BITS, (*ENGINES, *CHECKPOINTING[1:], *ZERO[:1]))
+AS_ASKED_OFFLINE = [*AS_ASKED, *combined(FOUR_BITS, AS_ASKED)]
+"""A reference model of full DPO under ZeRO-3 is wrapped as well."""
+
 SLOWLY_TRACED = (
     "Qwen3-30B-A3B",
     "gemma-3-4b-it",
@@ -199,6 +206,8 @@ FURTHER = (
     "Phi-4-mini-instruct",
 )
 
+ASKED = tuple(dict.fromkeys((*COMMON, *FURTHER)))
+
 
 def groups_of(
     tuning: str, method: str, by_models: Mapping[Sequence[str], Changes]
@@ -207,6 +216,15 @@ def groups_of(
         flags = {"tuning": tuning, "method": method}
         yield FamilyGroup(models=models, flags=flags, changes=changes)
 
+
+AS_ASKED_OF_MODELS: Sequence[FamilyGroup] = (
+    *groups_of("full", "grpo", {ASKED: AS_ASKED_FULL_GRPO}),
+    *groups_of("lora", "sft", {ASKED: AS_ASKED_OFFLINE}),
+    *groups_of("lora", "dpo", {ASKED: AS_ASKED_OFFLINE}),
+    *groups_of("lora", "grpo", {ASKED: AS_ASKED_QLORA}),
+    *groups_of("full", "sft", {ASKED: AS_ASKED}),
+    *groups_of("full", "dpo", {ASKED: CHECKPOINTING}),
+)
 
 FAMILIES: Sequence[FamilyGroup] = (
     *groups_of(
@@ -239,6 +257,7 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("full", "grpo", {SLOWLY_TRACED: [*ZERO[:1], *AS_IT_IS]}),
     *groups_of("lora", "dpo", {LARGE_USE: PAIRED}),
     *groups_of("full", "dpo", {LARGE_USE: PAIRED}),
+    *AS_ASKED_OF_MODELS,
     # Most used first: a survey can be ended at any time, and `--missing` goes on.
     *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
     *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),
@@ -316,12 +335,14 @@ def survey_group(
             surveys=surveys,
         )
         for change, candidate in _candidates(request, group):
-            if only_missing and models.is_shipped(service.request(candidate)):
+            family = service.request(candidate)
+            family = with_many_micro_steps(family) or family  # serves fewer as well
+            if only_missing and models.is_shipped(family):
                 continue
             began = time.monotonic()
             print(f"{model} {gpus} {dict(group.flags)} {dict(change)}", flush=True)
             try:
-                surveys.model_at(service.request(candidate), service._repetition)
+                surveys.model_at(family, service._repetition)
             except AutotuneError as error:
                 print(f"  {error}", flush=True)
             print(f"  {time.monotonic() - began:.0f} s", flush=True)

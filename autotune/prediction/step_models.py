@@ -42,6 +42,8 @@ SAME_KERNELS = {"8.6": "8.0", "8.9": "8.0"}
 """Compute capabilities whose shipped models are those of another: their steps allocate the same."""
 
 Versions = Mapping[str, str]
+ReadFamily = Callable[[Request, int | None], SurveyedModel | None]
+"""Reads the model of a request's family; with micro-steps, made for so few."""
 
 
 class StepModels:
@@ -136,15 +138,11 @@ class StepModels:
         return dict(self._read_versions())
 
     def _cached(self, request: Request) -> SurveyedModel | None:
-        content = self._read(self._cache_file(request))
-        surveyed = _read_model(content)
-        if surveyed is not None or content == NO_MODEL:
-            return surveyed
-        many = with_many_micro_steps(request)
-        if many is None:
-            return None
-        content = self._read(self._cache_file(many))
-        return _read_model(content, point_of(request).micro_steps)
+        def read(family: Request, micro_steps: int | None) -> SurveyedModel | None:
+            content = self._read(self._cache_file(family))
+            return _read_model(content, micro_steps)
+
+        return _exact_or_of_many_micro_steps(request, read)
 
     def _of_package(self, request: Request) -> SurveyedModel | None:
         """Return the shipped model, if the environment has its releases or cannot trace."""
@@ -159,15 +157,11 @@ class StepModels:
 
     def _shipped_model(self, request: Request) -> SurveyedModel | None:
         pack = self._read(self._shipped / pack_name(request, self._adapter))
-        name = shipped_name(request, self._adapter)
-        surveyed = _read_shipped(pack, name)
-        if surveyed is not None:
-            return surveyed
-        many = with_many_micro_steps(request)
-        if many is None:
-            return None
-        name = shipped_name(many, self._adapter)
-        return _read_shipped(pack, name, point_of(request).micro_steps)
+
+        def read(family: Request, micro_steps: int | None) -> SurveyedModel | None:
+            return _read_shipped(pack, shipped_name(family, self._adapter), micro_steps)
+
+        return _exact_or_of_many_micro_steps(request, read)
 
     def _with_other_releases(self, surveyed: SurveyedModel) -> SurveyedModel:
         """Note the releases of the environment in which the step may be another one."""
@@ -213,6 +207,17 @@ class StepModels:
         with contextlib.suppress(OSError):  # nothing is cached in a folder that is read-only
             make_private_folder(self._cache)
             write_atomically(self._cache_file(request), content, mode=FOR_ITS_OWNER)
+
+
+def _exact_or_of_many_micro_steps(request: Request, read: ReadFamily) -> SurveyedModel | None:
+    """Return the model of the request's family, else that of many micro-steps made for its few."""
+    surveyed = read(request, None)
+    if surveyed is not None:
+        return surveyed
+    many = with_many_micro_steps(request)
+    if many is None:
+        return None
+    return read(many, point_of(request).micro_steps)
 
 
 def shipped_name(request: Request, adapter: str) -> str:

@@ -308,3 +308,22 @@ def test_the_model_of_one_gpu_does_not_answer_for_two(tmp_path: Path, model: Ste
     store.keep(single, model, points)
     assert store.model_of(single, [POINT]) is not None
     assert store.model_of(request(), [POINT]) is None
+
+
+@pytest.mark.parametrize("store", ["cache", "package"])
+def test_a_model_of_many_micro_steps_serves_fewer(
+    store: str,
+    tmp_path: Path,
+    model: StepModel,
+) -> None:
+    """Also where the survey of fewer found no exact model of its own."""
+    few = request(settings={"gradient_accumulation_steps": 2})
+    point = POINT._replace(micro_steps=2)
+    stored = models(tmp_path)
+    stored.refuse(few)
+    assert stored.model_of(few, [point]) is None
+    if store == "cache":
+        stored.keep(request(), model, SPACE)
+    else:
+        ship(tmp_path, model)
+    assert stored.model_of(few, [point]) is not None
