@@ -227,7 +227,9 @@ def comparisons_of(count: int, seed: int) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
     Another seed than the first: drawn ones only.
     """
-    chosen = CHOSEN if seed == SEED else ()
+    chosen: Sequence[Family] = ()
+    if seed == SEED:
+        chosen = CHOSEN
     comparisons: list[Comparison] = []
     labels = []
     tracers: TracerPool | None = None
@@ -246,8 +248,9 @@ def comparisons_of(count: int, seed: int) -> list[Comparison]:
 
 
 def result_file(seed: int) -> Path:
-    name = "step_models" if seed == SEED else f"step_models-{seed}"
-    return RESULTS / f"{name}.json"
+    if seed == SEED:
+        return RESULTS / "step_models.json"
+    return RESULTS / f"step_models-{seed}.json"
 
 
 def earlier_rows(file: Path) -> list[dict[str, Any]]:
