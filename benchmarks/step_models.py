@@ -96,7 +96,12 @@ MAX_MISSED = 12  # points in a row without a shipped model
 class Comparison:
     """One family: its step models, and the traces that they are compared with."""
 
-    def __init__(self, family: Family, tracers: TracerPool | None, seed: int) -> None:
+    def __init__(
+        self,
+        family: Family,
+        tracers: TracerPool | None,
+        seed: int,
+    ) -> None:
         model, gpus, flags, self._change = family
         self.label = label_of(family)
         self._draw = random.Random(f"{seed} {self.label}")

@@ -56,7 +56,11 @@ class PrimeRl(PrimeRlTrainer):
                 assumed.append(f"{name}={len(gpus)}, of {listed} (line {setting.line})")
         return replace(launch, stated=stated, assumed=(*launch.assumed, *assumed))
 
-    def derived(self, values: Values, task: Task) -> Settings:
+    def derived(
+        self,
+        values: Values,
+        task: Task,
+    ) -> Settings:
         gpus = task.hardware.count
         serves = values.count(SERVER_GPUS, unstated=max(1, gpus // 2))
         rank = self.lora_rank(values, task)
@@ -80,7 +84,11 @@ class PrimeRl(PrimeRlTrainer):
         """
         return self.parts_of_row(values, values.count(LONGEST_ROW))
 
-    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+    def sizes(
+        self,
+        values: Values,
+        task: Task,
+    ) -> dict[str, int]:
         longest = sum(self.lengths(values))
         trains = values.count(TRAINING_GPUS)
         serves = values.count(SERVER_GPUS)
@@ -99,7 +107,11 @@ class PrimeRl(PrimeRlTrainer):
             "capability": capability(task),
         }
 
-    def composition(self, values: Values, task: Task) -> SpecFields:
+    def composition(
+        self,
+        values: Values,
+        task: Task,
+    ) -> SpecFields:
         return {
             **self.model_fields(values, task),
             **self._loss(values),
@@ -119,7 +131,11 @@ class PrimeRl(PrimeRlTrainer):
         options = {"widened": True, "copied": True, "entropy": "compiled", "entropy_frozen": True}
         return {"loss": "logprobs_kernel", "loss_options": options}
 
-    def _split(self, values: Values, task: Task) -> SplitEngines:
+    def _split(
+        self,
+        values: Values,
+        task: Task,
+    ) -> SplitEngines:
         """Return vLLM's servers, which pause for new weights and go on."""
         return self.server(
             values,

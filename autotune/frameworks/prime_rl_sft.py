@@ -33,7 +33,11 @@ class PrimeRlSft(PrimeRlTrainer):
     def __init__(self) -> None:
         super().__init__("prime-rl", "sft", facts_of="prime-rl-sft")
 
-    def derived(self, values: Values, task: Task) -> Settings:
+    def derived(
+        self,
+        values: Values,
+        task: Task,
+    ) -> Settings:
         gpus = task.hardware.count
         derived: dict[str, KnobValue] = {
             "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",  # `utils/process.py`
@@ -50,7 +54,11 @@ class PrimeRlSft(PrimeRlTrainer):
         """Return all of a row but its last token, and that: nothing is generated."""
         return max(1, values.count(ROW) - 1), 1
 
-    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+    def sizes(
+        self,
+        values: Values,
+        task: Task,
+    ) -> dict[str, int]:
         ranks = max(1, values.count(DEVICES))
         parallel = max(1, values.count(PARALLEL))
         rows = max(1, values.count(MICRO_BATCH_ROWS))
@@ -67,7 +75,11 @@ class PrimeRlSft(PrimeRlTrainer):
             "capability": capability(task),
         }
 
-    def composition(self, values: Values, task: Task) -> SpecFields:
+    def composition(
+        self,
+        values: Values,
+        task: Task,
+    ) -> SpecFields:
         return {**self.model_fields(values, task), **self._loss(values)}
 
     def _loss(self, values: Values) -> SpecFields:

@@ -37,7 +37,11 @@ class PrimeRlTrainer(StandIn):
         """Return the name of a setting of the model."""
         return f"{self.section}.{name}"
 
-    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+    def complete(
+        self,
+        knobs: Knobs,
+        task: Task,
+    ) -> Candidate:
         """Leave offloading out where there is no checkpointing, unless it is held: its default
         would turn that on again.
         """
@@ -50,7 +54,11 @@ class PrimeRlTrainer(StandIn):
             completed = {offloading: False, **knobs}
         return replace(super().complete(completed, task), knobs=knobs)
 
-    def model_fields(self, values: Values, task: Task) -> SpecFields:
+    def model_fields(
+        self,
+        values: Values,
+        task: Task,
+    ) -> SpecFields:
         """Return the fields that follow from the model's section, all but the loss."""
         is_short = values.text(self.of_model("optimization_dtype")) == "bfloat16"
         dtype, weight_bytes = ("bfloat16", 2) if is_short else ("float32", 4)
@@ -82,7 +90,11 @@ class PrimeRlTrainer(StandIn):
             return None
         return {"lora_r": rank, "lora_alpha": 32, "lora_target_modules": "all-linear"}
 
-    def _attention(self, values: Values, task: Task) -> str:
+    def _attention(
+        self,
+        values: Values,
+        task: Task,
+    ) -> str:
         stated = values.text(self.of_model("attn"))
         if stated != "auto":
             return stated
@@ -90,7 +102,11 @@ class PrimeRlTrainer(StandIn):
 
     # Its files.
 
-    def toml(self, settings: Settings, prefix: str = "") -> str:
+    def toml(
+        self,
+        settings: Settings,
+        prefix: str = "",
+    ) -> str:
         """Return the settings below a prefix as TOML with dotted keys."""
         lines = []
         for full_name, value in settings.items():

@@ -40,7 +40,12 @@ class StatedSettings(Launched):
     of a method that has a configuration of its own.
     """
 
-    def __init__(self, name: str, method: str, facts_of: str | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        method: str,
+        facts_of: str | None = None,
+    ) -> None:
         facts = read_facts(facts_of or name)
         equivalent_settings = dict(facts.equivalent_settings)
         if facts.step_batch is not None:
@@ -62,7 +67,11 @@ class StatedSettings(Launched):
     # What a framework's file adds.
 
     @abstractmethod
-    def derived(self, values: Values, task: Task) -> Settings:
+    def derived(
+        self,
+        values: Values,
+        task: Task,
+    ) -> Settings:
         """Return the settings that the framework or the hardware determines unless they are
         stated.
         """
@@ -72,7 +81,11 @@ class StatedSettings(Launched):
         prompt = values.count(self.canonical["max_prompt_length"])
         return prompt, values.count(self.canonical["max_completion_length"])
 
-    def parts_of_row(self, values: Values, longest: int) -> tuple[int, int]:
+    def parts_of_row(
+        self,
+        values: Values,
+        longest: int,
+    ) -> tuple[int, int]:
         """Return the longest prompt and completion, which the longest row bounds together."""
         stated = values.count(self.canonical["max_completion_length"])
         completion = min(stated or longest // 2, longest - 1)
@@ -87,7 +100,11 @@ class StatedSettings(Launched):
         return None
 
     @abstractmethod
-    def sizes(self, values: Values, task: Task) -> dict[str, int]:
+    def sizes(
+        self,
+        values: Values,
+        task: Task,
+    ) -> dict[str, int]:
         """Return numbers that are derived from settings and hardware.
 
         A number with the name of a field of `StandInSpec` becomes that field; rules in the YAML
@@ -102,7 +119,11 @@ class StatedSettings(Launched):
     def values(self, settings: Settings) -> Values:
         return Values(self.table, settings)
 
-    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+    def complete(
+        self,
+        knobs: Knobs,
+        task: Task,
+    ) -> Candidate:
         settings = self._stated(knobs, task)
         values = self.values(settings)
         refuse_untraced(self.facts.untraced, settings, self.name, self.method)
@@ -123,7 +144,11 @@ class StatedSettings(Launched):
             load=self.load_of(settings, task),
         )
 
-    def _stated(self, knobs: Knobs, task: Task) -> dict[str, KnobValue]:
+    def _stated(
+        self,
+        knobs: Knobs,
+        task: Task,
+    ) -> dict[str, KnobValue]:
         """Return the held settings and the knobs under the framework's names.
 
         A setting that is held under both names has the value of the framework's own."""
@@ -139,7 +164,11 @@ class StatedSettings(Launched):
                 stated[name] = value
         return {name: value for name, value in stated.items() if value is not None}
 
-    def _unit_and_steps(self, batch: StepBatch, values: Values) -> tuple[int, int]:
+    def _unit_and_steps(
+        self,
+        batch: StepBatch,
+        values: Values,
+    ) -> tuple[int, int]:
         """Return the completions of each unit of the setting, and the optimizer steps that share
         them.
         """
@@ -151,7 +180,11 @@ class StatedSettings(Launched):
             steps = values.count(batch.steps)
         return max(1, unit), max(1, steps)
 
-    def load_of(self, settings: Settings, task: Task) -> dict[str, KnobValue]:
+    def load_of(
+        self,
+        settings: Settings,
+        task: Task,
+    ) -> dict[str, KnobValue]:
         """Return a load with all settings: the worker loads nothing before the command starts."""
         model = task.workload.model
         return {
@@ -162,7 +195,11 @@ class StatedSettings(Launched):
             "device": task.hardware.kind,
         }
 
-    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+    def baseline(
+        self,
+        space: SearchSpace,
+        task: Task,
+    ) -> Knobs:
         """Return the framework's defaults; knobs without a default take the least memory."""
         fixed: dict[str, KnobValue] = {}
         for name, value in task.workload.held_values.items():

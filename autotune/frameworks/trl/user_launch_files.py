@@ -229,7 +229,11 @@ def _accelerate_fsdp(options: Mapping[str, object], path: Path) -> dict[str, Kno
     return _fsdp_settings(is_second, offloads=offloads)
 
 
-def _fsdp_settings(is_second: bool, *, offloads: bool) -> dict[str, KnobValue]:
+def _fsdp_settings(
+    is_second: bool,
+    *,
+    offloads: bool,
+) -> dict[str, KnobValue]:
     settings: dict[str, KnobValue] = {"sharding": "fsdp2" if is_second else "fsdp1"}
     if offloads:
         settings["fsdp_offload_params"] = True
