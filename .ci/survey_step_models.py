@@ -165,6 +165,22 @@ AS_ASKED_QLORA = combined(FOUR_BITS, (*ENGINES, *CHECKPOINTING[1:], *ZERO[:1]))
 AS_ASKED_OFFLINE = [*AS_ASKED, *combined(FOUR_BITS, AS_ASKED)]
 """A reference model of full DPO under ZeRO-3 is wrapped as well."""
 
+# What advice tries first where the defaults do not fit: each change, and those that go together.
+OTHER_ATTENTION: Changes = ({"attn_implementation": "eager"}, *FLASH)
+SMALLER_STATES: Changes = ({"optim": "adamw_8bit"}, {"optim": "paged_adamw_8bit"})
+LOWER_RANKS: Changes = ({"lora_r": 4}, {"lora_r": 8})
+SINGLE_ROWS: Changes = (batch(1, 32),)
+SMALLER: Changes = (*LOWER_RANKS[:1], *SMALLER_STATES[:1], *FOUR_BITS)
+ADVISED = [
+    *combined(OTHER_ATTENTION, (*ENGINES, *CHECKPOINTING[1:], *SINGLE_ROWS)),
+    *combined(SINGLE_ROWS, (*CHECKPOINTING[1:], *SMALLER)),
+    *combined(LOWER_RANKS[:1], (*SMALLER_STATES[:1], *FOUR_BITS)),
+    *combined(SMALLER_STATES[:1], FOUR_BITS),
+    *LOWER_RANKS,
+    *SMALLER_STATES,
+]
+ADVISED_MODELS = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B")
+
 SLOWLY_TRACED = (
     "Qwen3-30B-A3B",
     "gemma-3-4b-it",
@@ -258,6 +274,7 @@ FAMILIES: Sequence[FamilyGroup] = (
     *groups_of("lora", "dpo", {LARGE_USE: PAIRED}),
     *groups_of("full", "dpo", {LARGE_USE: PAIRED}),
     *AS_ASKED_OF_MODELS,
+    *groups_of("lora", "grpo", {ADVISED_MODELS: ADVISED}),
     # Most used first: a survey can be ended at any time, and `--missing` goes on.
     *groups_of("full", "grpo", {COMMON: FILES_OF_FULL_GRPO}),
     *groups_of("lora", "sft", {COMMON: FILES_OF_LORA_SFT}),

@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from autotune.failures.remedy_table import BY_CAUSE, BY_ROW, directions_after
-from autotune.failures.table import CAUSES, FAILURE_ROWS, KNOWN_WARNINGS, MEMORY_CAUSES, warning_in
+from autotune.failures.table import (
+    CAUSES,
+    FAILURE_ROWS,
+    KNOWN_WARNINGS,
+    MEMORY_CAUSES,
+    QUOTED_ROWS,
+    warning_in,
+)
 
 SHARE = "vllm_gpu_memory_utilization"
 
@@ -51,7 +58,7 @@ def test_what_is_no_lack_of_memory_moves_no_memory_knob() -> None:
 
 def test_remedies_are_for_rows_and_causes_that_exist() -> None:
     assert set(BY_CAUSE) == set(CAUSES)
-    assert set(BY_ROW) <= {row.name for row in FAILURE_ROWS}
+    assert set(BY_ROW) <= {row.name for row in (*FAILURE_ROWS, *QUOTED_ROWS)}
     assert all(
         row.cause in MEMORY_CAUSES
         for row in FAILURE_ROWS
