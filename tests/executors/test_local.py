@@ -300,6 +300,7 @@ def test_a_hang_is_ended_at_its_deadline(local: LocalExecutor) -> None:
     assert local.worker.pid == worker
 
 
+@pytest.mark.slow
 def test_slow_and_hung_differ_at_the_deadline(local: LocalExecutor) -> None:
     still_works(local)
     slow = measured(local, toy(phase("rollout"), {"do": "write"}), seconds=4.0)

@@ -101,6 +101,7 @@ def test_conversations_count_their_template(model: Path, tmp_path: Path) -> None
     assert with_template.tokens > without.tokens
 
 
+@pytest.mark.slow
 def test_what_cannot_be_read_says_why(model: Path, tmp_path: Path) -> None:
     task = task_of("swift", model, written(tmp_path / "rows.jsonl", [{"other": 1}]))
     with pytest.raises(BadInput, match="they have \\['other'\\]"):

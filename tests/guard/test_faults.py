@@ -20,7 +20,7 @@ from tests.guard.guarded import GuardedRun
 RUNS = range(int(os.environ.get("GUARD_FAULT_RUNS", "1")))
 GRANDCHILD = {"WITH": "grandchild"}
 
-pytestmark = pytest.mark.parametrize("run", RUNS)
+pytestmark = [pytest.mark.slow, pytest.mark.parametrize("run", RUNS)]
 
 
 def _some_time(run: int) -> None:

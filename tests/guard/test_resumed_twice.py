@@ -6,9 +6,12 @@ import os
 import signal
 from pathlib import Path
 
+import pytest
+
 from tests.guard.guarded import GuardedRun
 
 
+@pytest.mark.slow
 def test_changes_and_checkpoints_of_all_earlier_guards_are_known(tmp_path: Path) -> None:
     # 1. Memory runs out at step 8 with micro-batch 8: it goes on from step 6 with 4.
     guarded = GuardedRun(tmp_path, FAULT="later step", STEP_SECONDS="0.5")

@@ -92,6 +92,7 @@ def test_a_study_goes_on_in_another_process_without_repeating(tmp_path: Path) ->
     assert max(Counter(machine.short_probes()).values()) == 1
 
 
+@pytest.mark.slow
 def test_a_trial_of_a_killed_process_holds_nothing_up(tmp_path: Path) -> None:
     """It stays RUNNING in a plain storage of Optuna, which has no heartbeat."""
     storage = f"sqlite:///{tmp_path}/study.db"
