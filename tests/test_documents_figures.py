@@ -11,7 +11,7 @@ from pathlib import Path
 from tests.test_documents import ROOT
 
 PAGE = ROOT / "docs" / "predictions.md"
-NOT_TRACED = "Changes of attn_implementation, lora_r, optim were not predicted. "
+NOT_TRACED = "Changes of lora_r, optim were not predicted. "
 """What an environment without a training framework adds: it answers with the package alone."""
 
 
