@@ -13,7 +13,7 @@ import pytest
 
 from autotune.core.secrets import KEEP, without_side_effects
 from autotune.emulator.launch import INJECTED
-from autotune.frameworks.trl import script_inspection
+from autotune.frameworks.trl.look_worker import keeping_worker, worker_for
 from autotune.probe import spawn
 
 ONLINE = {
@@ -57,7 +57,8 @@ def test_an_inspected_script_is_quiet(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     program.chmod(0o755)
     request = {"script": "train.py"}
-    answer, _ = script_inspection._run(request, program, environment={}, configs=_no_config)
+    with keeping_worker():
+        answer, _ = worker_for(program, {}).ask(request, _no_config)
     assert answer["wandb"] == "disabled" and not answer["uri"].startswith("http")
 
 

@@ -21,7 +21,7 @@ from autotune.core.job import Hardware, Model
 from autotune.core.user_script import Rewards, ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.look_worker import ConfigsByName, keeping_worker, worker_for
+from autotune.frameworks.trl.look_worker import keeping_worker, worker_for
 from autotune.frameworks.trl.script_calls import most_calls
 from autotune.frameworks.trl.script_refusals import (
     ONE_TRAINER,
@@ -76,7 +76,7 @@ def look_at(
     configs = functools.partial(_config_of, model, stand_in)
 
     def ask(question: Mapping[str, Any]) -> tuple[Any, str]:
-        return _run(question, python, environment or {}, configs)
+        return worker_for(python, environment or {}).ask(question, configs)
 
     with keeping_worker():
         if replaces_absent:
@@ -169,17 +169,6 @@ def _fingerprint(files: Iterable[str]) -> str:
 
 
 # 1. The run up to the trainer.
-
-
-def _run(
-    request: Mapping[str, object],
-    python: Path,
-    environment: Mapping[str, str],
-    configs: ConfigsByName,
-) -> tuple[Any, str]:
-    """Return the worker's answer, and what the script printed on stderr."""
-    with keeping_worker():
-        return worker_for(python, environment).ask(request, configs)
 
 
 def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
