@@ -91,6 +91,7 @@ BY_ROW_NAME = {
     "numeric": "numeric",
     "disk": "disk_or_permission",
     "network": "network",
+    "server_awaited": "network",
     "data": "data",
     "version": "version",
     "cuda_fault": "cuda_fault",
