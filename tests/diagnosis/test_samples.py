@@ -59,6 +59,7 @@ BY_ROW_NAME = {
     "vllm_reservation": "engine_startup",
     "vllm_kv_reservation": "kv_cache",
     "vllm_no_cache_blocks": "kv_cache",
+    "vllm_kv_checked": "kv_cache",
     "vllm_kv_too_small": "kv_cache",
     "vllm_kv_too_small_old": "kv_cache",
     "vllm_sampler_warmup": "engine_startup",
