@@ -336,8 +336,14 @@ def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: obj
         "max_probes": 100,
         "mode": "probe",
         "sampler": "value",
-        "storage": f"sqlite:///{tmp_path}/study.db",
+        "storage": "memory://",
         "study_name": "toy",
         "out": tmp_path / "out",
     }
     return Job(**{**settled, **changes})  # type: ignore[arg-type]
+
+
+def stored_toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
+    """Return a toy job whose study outlives the search that made it."""
+    storage = f"sqlite:///{tmp_path}/study.db"
+    return toy_job(tmp_path, space, limit_bytes, storage=storage, **changes)

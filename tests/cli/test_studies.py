@@ -9,11 +9,11 @@ from pathlib import Path
 from autotune.search.loop import baseline_candidate, legal_candidates
 from autotune.search.study import open_study
 from tests.cli.command import autotune, shape_only
-from tests.simulated import MIB, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, ToyTrainer, stored_toy_job, toy_space
 
 
 def _other_study(folder: Path) -> str:
-    job = toy_job(folder, toy_space(), 900 * MIB)
+    job = stored_toy_job(folder, toy_space(), 900 * MIB)
     open_study(job, legal_candidates(job, ToyTrainer()), baseline_candidate(job, ToyTrainer()))
     return job.storage
 

@@ -23,9 +23,9 @@ from autotune.probe.executors.base import Executor
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
-from tests.simulated import MIB, Machine, ToyTrainer, note_text, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, note_text, stored_toy_job, toy_job, toy_space
 
-SECONDS = 0.5
+SECONDS = 0.2
 """Longer than asking takes, so that probes meet."""
 
 
@@ -89,7 +89,7 @@ def run(
 @pytest.mark.parametrize("slots", [1, 8])
 def test_the_answer_does_not_depend_on_the_number_of_slots(tmp_path: Path, slots: int) -> None:
     crowd = Crowd(Machine(limit_bytes=900 * MIB))
-    job = toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes)
+    job = stored_toy_job(tmp_path, toy_space(), crowd.machine.limit_bytes)
     answer = run(job, InlineExecutor(crowd.measure, slots=slots))
     assert answer.winner is not None
     assert answer.certificate is not None
@@ -168,7 +168,7 @@ def test_faults_in_a_row_end_the_search_only_when_no_slot_is_left(tmp_path: Path
     def broken(candidate: Candidate, plan: ProbePlan) -> Measurement:
         raise ProbeError("This machine is broken.")
 
-    job = toy_job(tmp_path, toy_space(), 900 * MIB)
+    job = stored_toy_job(tmp_path, toy_space(), 900 * MIB)
     with pytest.raises(ProbeError, match="broken"):
         run(job, InlineExecutor(broken, slots=3))
     trials = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
@@ -185,7 +185,7 @@ def test_an_interruption_keeps_what_was_measured_and_reopens_the_rest(tmp_path: 
             raise KeyboardInterrupt
         return crowd.measure(candidate, plan)
 
-    job = toy_job(tmp_path, toy_space(), 2500 * MIB)
+    job = stored_toy_job(tmp_path, toy_space(), 2500 * MIB)
     first = run(job, InlineExecutor(measure, slots=3))
     assert first.interrupted
     trials = optuna.load_study(study_name="toy", storage=job.storage).get_trials()

@@ -28,7 +28,7 @@ from autotune.search.study import open_study
 from tests.browser import needs_browser, tab
 from tests.inline_executor import InlineExecutor
 from tests.report.html.documents import of_a_real_run
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, stored_toy_job, toy_space
 
 
 class Telling(Machine):
@@ -60,7 +60,7 @@ def searched(tmp_path: Path) -> Any:
 
 
 def _search(tmp_path: Path, machine: Machine) -> Any:
-    job = toy_job(tmp_path, toy_space(num_generations=(8, 4)), 900 * MIB)
+    job = stored_toy_job(tmp_path, toy_space(num_generations=(8, 4)), 900 * MIB)
     trainer = ToyTrainer()
     study = open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
     answer = run_search(

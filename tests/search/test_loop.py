@@ -33,7 +33,7 @@ from autotune.search.study import open_study
 from autotune.search.trial_storage import CANDIDATE_ID, MAX_SCREENED_RECORDS, OUTCOME
 from tests.inline_executor import InlineExecutor
 from tests.search.test_claims import fill
-from tests.simulated import MIB, Machine, Oracle, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, Oracle, ToyTrainer, stored_toy_job, toy_job, toy_space
 
 
 def run(
@@ -306,7 +306,7 @@ def test_max_probes_is_kept(tmp_path: Path) -> None:
 
 def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=450 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes)
     run(job, machine)
     recorded = optuna.load_study(study_name="toy", storage=job.storage).get_trials()
     assert {trial.state.name for trial in recorded} == {"COMPLETE", "PRUNED"}
@@ -320,7 +320,7 @@ def test_outcomes_are_recorded_in_the_states_of_optunas_samplers(tmp_path: Path)
 
 def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes)
     legal = legal_ids(job)
 
     def dies_at_the_sixth(candidate: Candidate, plan: ProbePlan) -> Measurement:
@@ -349,12 +349,15 @@ def test_resume_goes_on_without_repeating(tmp_path: Path) -> None:
 
 def test_the_same_study_is_not_silently_mixed_or_overwritten(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=3)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=3)
     run(job, machine)
     with pytest.raises(BadInput, match="--resume"):
         run(job, machine)
     with pytest.raises(StudyMismatch, match="choices"):
-        run(toy_job(tmp_path, toy_space(batch=(1, 2)), machine.limit_bytes, resume=True), machine)
+        run(
+            stored_toy_job(tmp_path, toy_space(batch=(1, 2)), machine.limit_bytes, resume=True),
+            machine,
+        )
     probes = len(machine.asked)
     run(replace(job, fresh=True), machine)
     assert len(machine.asked) > probes
@@ -471,7 +474,7 @@ def test_a_probe_ended_from_outside_is_measured_again_at_most_twice(tmp_path: Pa
 
 def test_a_study_whose_driver_was_killed_has_no_running_trial_after_resume(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=2500 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=4)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes, max_probes=4)
     run(job, machine)
     optuna.load_study(study_name="toy", storage=job.storage).ask()
     run(replace(job, resume=True, max_probes=6), machine)
@@ -493,7 +496,7 @@ def test_a_failure_that_every_candidate_shares_ends_the_search_early(tmp_path: P
 
 def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=450 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes)
     trainer = ToyTrainer()
     oracle = Oracle(machine=machine, off=0.05)
     candidates = legal_candidates(job, trainer)
@@ -530,7 +533,7 @@ def test_screened_candidates_are_on_record_and_never_measured(tmp_path: Path) ->
         assert "predicted" in trial.user_attrs["why"]
     (tmp_path / "plain").mkdir()
     plain = run(
-        toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes),
+        stored_toy_job(tmp_path / "plain", toy_space(), machine.limit_bytes),
         Machine(limit_bytes=450 * MIB),
     )
     assert plain.winner is not None
@@ -558,7 +561,7 @@ def test_equally_screened_candidates_are_recorded_in_the_order_of_the_table(
 ) -> None:
     """The order of a set differs between processes, and Optuna's samplers learn from the record."""
     machine = Machine(limit_bytes=900 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, storage="memory://", sampler="tpe")
+    job = toy_job(tmp_path, toy_space(), machine.limit_bytes, sampler="tpe")
     candidates = legal_candidates(job, ToyTrainer())
     beyond = Estimate(
         value=3000.0 * MIB,

@@ -16,7 +16,7 @@ from autotune.core.headroom import NO_HEADROOM, Headroom, default_headroom
 from autotune.search.loop import Clock, baseline_candidate, legal_candidates, run_search
 from autotune.search.study import open_study
 from tests.inline_executor import InlineExecutor
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, stored_toy_job, toy_job, toy_space
 
 SMALL = {
     "num_generations": (8,),
@@ -33,7 +33,7 @@ def recommended(
     limit_mib: int = 900,
     **choices: tuple[object, ...],
 ) -> Recommendation:
-    job = toy_job(
+    job = stored_toy_job(
         folder,
         toy_space(**{**SMALL, **choices}),
         limit_mib * MIB,

@@ -19,7 +19,7 @@ from autotune.search.loop import SHORT_PROBE, baseline_candidate, legal_candidat
 from autotune.search.parameters import ABSENT_VALUE, Parameters
 from autotune.search.study import Study, TrialRequest, open_study
 from autotune.search.trial_storage import MEMORY, VALIDITY, WHY, measured_end, rebuilt_trial
-from tests.simulated import MIB, Machine, ToyTrainer, toy_job, toy_space
+from tests.simulated import MIB, Machine, ToyTrainer, stored_toy_job, toy_space
 
 BUDGET = RemainingBudget(seconds=1e9, probes=100)
 
@@ -29,7 +29,7 @@ class Killed(BaseException):
 
 
 def opened(folder: Path, **changes: Any) -> Study:
-    job = toy_job(folder, toy_space(), 900 * MIB, **changes)
+    job = stored_toy_job(folder, toy_space(), 900 * MIB, **changes)
     trainer = ToyTrainer()
     return open_study(job, legal_candidates(job, trainer), baseline_candidate(job, trainer))
 
@@ -121,7 +121,7 @@ def legal(knobs: dict[str, Any]) -> Any:
 
 def test_a_study_with_other_values_of_a_parameter_is_refused_with_a_way_out(tmp_path: Path) -> None:
     machine = Machine(limit_bytes=900 * MIB)
-    job = toy_job(tmp_path, toy_space(), machine.limit_bytes)
+    job = stored_toy_job(tmp_path, toy_space(), machine.limit_bytes)
     study = opened(tmp_path)
     request = asked(study)
     study.tell(request, machine.measure(request.candidate, SHORT_PROBE))
@@ -133,7 +133,7 @@ def test_a_study_with_other_values_of_a_parameter_is_refused_with_a_way_out(tmp_
 
 def test_a_trial_of_a_users_own_objective_is_read_by_value_and_constraints(tmp_path: Path) -> None:
     trainer = ToyTrainer()
-    job = toy_job(tmp_path, toy_space(), 1000 * MIB)
+    job = stored_toy_job(tmp_path, toy_space(), 1000 * MIB)
     candidates = legal_candidates(job, trainer)
     parameters = Parameters(job.space, candidates)
     study = optuna.create_study(direction="maximize")
