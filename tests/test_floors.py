@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -58,6 +59,7 @@ def _room(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@cache
 def _imports(file: Path) -> set[str]:
     """Return every dotted name that the file imports, in functions and under TYPE_CHECKING too."""
     names: set[str] = set()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1] / "autotune"
@@ -106,6 +107,7 @@ def _assigned(statements: list[ast.stmt]) -> Iterator[str]:
                 yield node.id
 
 
+@cache
 def _shared_names() -> dict[str, Collection[str]]:
     """Return the modules of each name that several modules give to a class, alias or constant."""
     homes: defaultdict[str, set[str]] = defaultdict(set)
