@@ -138,6 +138,7 @@ _LISTED = re.compile(
 
 # Process in torch's message.
 _HOLDS = re.compile(r"Process (\d{1,10}) has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
+_OWN = re.compile(r"this process has (\d{1,6}(?:\.\d{1,3})?) ([KMG]iB) memory in use")
 _UNITS = {"KiB": KIB, "MiB": MIB, "GiB": GIB}
 MOST_NAMED = 4
 
@@ -152,6 +153,21 @@ _TORCHS_ROWS = ("cuda_out_of_memory", "cuda_out_of_memory_old")
 # Words of which a running job's lines contain one: earlier output of nvidia-smi lists processes
 # from before the run.
 _BEGUN = ("%|", "info", "pid=", "traceback", "loss")
+
+
+LIKE_SHARE = 0.9
+"""Ranks of one job hold as much as each other, to this share, while they load the same model."""
+
+
+def are_ranks_of_one_job(evidence: str, rank: int | None) -> bool:
+    """Return True if a later rank computes on the first GPU, among processes that hold about as
+    much as each other.
+    """
+    if not rank or "GPU 0 has" not in evidence:
+        return False
+    listed = [(size, unit) for _, size, unit in _HOLDS.findall(evidence)]
+    sizes = [float(size) * _UNITS[unit] for size, unit in [*listed, *_OWN.findall(evidence)]]
+    return len(sizes) > 1 and min(sizes) >= LIKE_SHARE * max(sizes)
 
 
 class GpuNeighbours:
@@ -230,8 +246,17 @@ class GpuNeighbours:
         foreign_bytes = sum(foreign.values())
         return foreign_bytes >= GIB and free_bytes + foreign_bytes >= asked_bytes
 
-    def remarks(self, evidence: str) -> tuple[str, ...]:
-        """Return a sentence with the foreign processes on the GPU, as far as the log names them."""
+    def remarks(self, evidence: str, rank: int | None) -> tuple[str, ...]:
+        """Return sentences on the foreign processes on the GPU, as far as the log names them."""
+        if are_ranks_of_one_job(evidence, rank):
+            sentence = (
+                f"Rank {rank} computes on GPU 0, where each process holds about as much: they are"
+                " the ranks of one job."
+            )
+            return (sentence,)
+        return (*self._foreign_processes(evidence), *self._later_rank(evidence, rank))
+
+    def _foreign_processes(self, evidence: str) -> tuple[str, ...]:
         sizes: dict[str, float] = dict(self._earlier)
         for pid, size, unit in _HOLDS.findall(evidence):
             unit_bytes = _UNITS[unit]
@@ -270,7 +295,7 @@ class GpuNeighbours:
         )
         return (sentence,)
 
-    def remarks_on_device(self, evidence: str, rank: int | None) -> tuple[str, ...]:
+    def _later_rank(self, evidence: str, rank: int | None) -> tuple[str, ...]:
         """Return a sentence if a later rank computes on the first GPU, among other processes."""
         if not rank or "GPU 0 has" not in evidence or not NEIGHBOUR.search(evidence):
             return ()

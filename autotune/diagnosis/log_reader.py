@@ -175,8 +175,7 @@ class LogReader:
         rank = self._first_to_fail if best.rank is None else best.rank
         remarks = (*self._neighbours.remarks_without_list(finding), *remarks)
         if finding.cause == "gpu_other_process":
-            on_device = self._neighbours.remarks_on_device(finding.evidence, rank)
-            remarks = (*self._neighbours.remarks(finding.evidence), *on_device, *remarks)
+            remarks = (*self._neighbours.remarks(finding.evidence, rank), *remarks)
         elif finding.cause == "host_ram":
             remarks = (*self._host_memory.remarks(), *remarks)
         elif finding.cause is None and best.thrown is not None:

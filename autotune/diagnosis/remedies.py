@@ -15,6 +15,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, is_number
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
+from autotune.diagnosis.log_facts import are_ranks_of_one_job
 from autotune.diagnosis.log_framework import LogFramework
 from autotune.failures.remedy_table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
@@ -37,9 +38,17 @@ def advice_for(diagnosis: Diagnosis, framework: LogFramework | None = None) -> t
     if _would_fit_joined(diagnosis):
         joined = dict.fromkeys((shared_remedy("allocator"), *remedies))  # each once
         remedies = tuple(joined)[:MAX_REMEDIES]
+    if _ranks_share_a_gpu(diagnosis):
+        remedies = (shared_remedy("own_gpu"),)
     if framework is not None:
         remedies = framework.translated(remedies)
     return tuple(_advice(remedy, diagnosis) for remedy in remedies)
+
+
+def _ranks_share_a_gpu(diagnosis: Diagnosis) -> bool:
+    if diagnosis.cause != "gpu_other_process":
+        return False
+    return are_ranks_of_one_job(diagnosis.evidence or "", diagnosis.rank)
 
 
 def _would_fit_joined(diagnosis: Diagnosis) -> bool:

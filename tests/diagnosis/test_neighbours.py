@@ -58,3 +58,41 @@ def test_actors_that_share_a_gpu_are_no_strangers_to_each_other() -> None:
 def test_what_was_listed_before_the_run_began_is_not_the_engines(before: str, cause: str) -> None:
     diagnosis = diagnose(before + prefixed("(EngineCore_DP0 pid=812) ", RESERVATION))
     assert (diagnosis.cause, diagnosis.row) == (cause, "vllm_reservation")
+
+
+ON_GPU_0 = (
+    "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB. GPU {gpu} has a"
+    " total capacity of 79.15 GiB of which 30.19 MiB is free. Process 3185 has 26.2 GiB memory in"
+    " use. Process 3186 has 26.4 GiB memory in use. Process 3187 has {last} GiB memory in use. Of"
+    " the allocated memory 26.00 GiB is allocated by PyTorch, and 4.53 MiB is reserved by PyTorch"
+    " but unallocated.\n"
+)
+OWN_GPU = {"torch.cuda.set_device": "LOCAL_RANK"}
+
+
+def test_ranks_that_all_compute_on_the_first_gpu() -> None:
+    message = ON_GPU_0.format(gpu=0, last="26.3")
+    diagnosis = diagnose(prefixed("[rank2]: ", message))
+    (advice,) = diagnosis.remedies
+    assert advice.change == OWN_GPU
+    assert diagnosis.cause == "gpu_other_process"
+    assert diagnosis.remarks == (
+        "Rank 2 computes on GPU 0, where each process holds about as much: they are the ranks of"
+        " one job.",
+    )
+
+
+@pytest.mark.parametrize(
+    ("rank", "gpu", "last"),
+    [
+        ("0", 0, "26.3"),
+        ("2", 2, "26.3"),
+        ("2", 0, "9.1"),
+    ],
+)
+def test_other_processes_may_be_strangers(rank: str, gpu: int, last: str) -> None:
+    """Rank 0 belongs there, another GPU is its own, and ranks hold as much as each other."""
+    message = ON_GPU_0.format(gpu=gpu, last=last)
+    diagnosis = diagnose(prefixed(f"[rank{rank}]: ", message))
+    for advice in diagnosis.remedies:
+        assert advice.change != OWN_GPU
