@@ -33,6 +33,8 @@ class Hardware:
     memory_bytes: int  # per GPU (driver), or of the machine or cgroup (CPU)
     here: bool  # present on this machine, so that a probe can measure
     emulated: bool = False  # `here`, as emulated GPUs: memory is emulated, speed is predicted
+    # `here`, since `autotune rehearse` runs this program: memory is emulated, times are a CPU's
+    rehearsed: bool = False
 
     @property
     def memory_is_shared(self) -> bool:
@@ -42,7 +44,7 @@ class Hardware:
     @property
     def basis(self) -> FigureBasis:
         """Origin of the figures that this hardware gives."""
-        if self.emulated:
+        if self.emulated or self.rehearsed:
             return "emulated"
         return "measured" if self.here else "predicted"
 
@@ -50,7 +52,7 @@ class Hardware:
         text = self.name
         if self.count != 1:
             text = f"{self.count}x{text}"
-        if self.emulated:
+        if self.emulated or self.rehearsed:
             text = f"emulated {text}"
         return text
 

@@ -25,6 +25,7 @@ from autotune.emulator import reports
 from autotune.emulator.build import Built, build, look
 from autotune.emulator.cards import EmulatedMachine
 from autotune.emulator.reports import RunReport
+from autotune.machine.hardware_detection import EMULATED_MACHINE
 
 INJECTED = Path(__file__).parent / "inject"
 
@@ -104,7 +105,7 @@ class Stand:
     def _variables(self) -> dict[str, str]:
         """Return the variables by which the library finds its machine."""
         return {
-            "AUTOTUNE_EMULATED_MACHINE": str(self.folder / "machine"),
+            EMULATED_MACHINE: str(self.folder / "machine"),
             "AUTOTUNE_EMULATED_STATE": str(self.folder / "state"),
             "AUTOTUNE_EMULATOR_REPORT": str(self.reports),
         }

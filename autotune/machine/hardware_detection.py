@@ -26,6 +26,9 @@ _SIZE_WITH_UNIT = re.compile(r"\d+(?:\.\d+)?\s*[MGT](?:i?B)?", re.IGNORECASE)
 # Tolerance: drivers differ by a few hundred MiB per card; sizes of a family differ by far more.
 _SAME_MEMORY = 0.05
 
+EMULATED_MACHINE = "AUTOTUNE_EMULATED_MACHINE"
+"""Variable by which the emulator's library finds the GPUs that it shows."""
+
 MAX_DEVICES = 100_000  # largest number of devices that a prediction counts through
 
 # Above it the patterns take seconds: each digit may be the last of a name.
@@ -212,6 +215,11 @@ def _cpu(count: int) -> Hardware:
     )
 
 
+def _is_rehearsal() -> bool:
+    """Return True if the GPUs that this process sees are emulated ones."""
+    return EMULATED_MACHINE in os.environ
+
+
 def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
     if not devices:
         raise BadInput(
@@ -246,6 +254,7 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         count=count or len(devices),
         memory_bytes=memory,
         here=True,
+        rehearsed=_is_rehearsal(),
     )
 
 
@@ -270,6 +279,7 @@ def _named(
         count=count,
         memory_bytes=memory,
         here=can_be_probed,
+        rehearsed=can_be_probed and _is_rehearsal(),
     )
 
 

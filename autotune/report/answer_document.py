@@ -119,7 +119,7 @@ def _measured_fields(
     sentence = describe_advantage(answer)
     return {
         "status": _status(answer),
-        "basis": "emulated" if job.task.hardware.emulated else "measured",
+        "basis": job.task.hardware.basis,
         "winner": proof and _winner_fields(job, answer, proof),
         "baseline": (
             baseline

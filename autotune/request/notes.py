@@ -145,6 +145,11 @@ def _basis_notes(flags: FlagValues, job: Job) -> Iterator[str]:
             f"{hardware}: memory is emulated, speed is predicted, nothing is measured"
             " (docs/emulated-gpus.md)"
         )
+    elif hardware.rehearsed:
+        yield (
+            f"{hardware}, by `autotune rehearse`: memory is emulated, and times are those of this"
+            " machine's processor, which say nothing about a GPU (docs/emulated-gpus.md)"
+        )
     elif flags.hardware.mode != "auto":
         return  # as requested
     elif not hardware.here:

@@ -399,6 +399,8 @@ def _drivers(hardware: Hardware) -> str | list[str]:
         return hardware_detection.processor()
     if hardware.emulated:
         return f"emulated {sources_fingerprint()}"
+    if hardware.rehearsed:
+        return f"rehearsed {sources_fingerprint()}"
     return sorted({device.driver_version or "unknown" for device in hardware_detection.gpus_here()})
 
 

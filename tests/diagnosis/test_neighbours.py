@@ -63,7 +63,7 @@ def test_what_was_listed_before_the_run_began_is_not_the_engines(before: str, ca
 ON_GPU_0 = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB. GPU {gpu} has a"
     " total capacity of 79.15 GiB of which 30.19 MiB is free. Process 3185 has 26.2 GiB memory in"
-    " use. Process 3186 has 26.4 GiB memory in use. Process 3187 has {last} GiB memory in use. Of"
+    " use. Process 3186 has 26.4 GiB memory in use. Process 3187 has {third_gib} GiB memory in use. Of"
     " the allocated memory 26.00 GiB is allocated by PyTorch, and 4.53 MiB is reserved by PyTorch"
     " but unallocated.\n"
 )
@@ -71,28 +71,26 @@ OWN_GPU = {"torch.cuda.set_device": "LOCAL_RANK"}
 
 
 def test_ranks_that_all_compute_on_the_first_gpu() -> None:
-    message = ON_GPU_0.format(gpu=0, last="26.3")
+    message = ON_GPU_0.format(gpu=0, third_gib="26.3")
     diagnosis = diagnose(prefixed("[rank2]: ", message))
     (advice,) = diagnosis.remedies
     assert advice.change == OWN_GPU
     assert diagnosis.cause == "gpu_other_process"
-    assert diagnosis.remarks == (
-        "Rank 2 computes on GPU 0, where each process holds about as much: they are the ranks of"
-        " one job.",
-    )
+    (remark,) = diagnosis.remarks
+    assert "Rank 2 computes on GPU 0" in remark and "the ranks of one job" in remark
 
 
 @pytest.mark.parametrize(
-    ("rank", "gpu", "last"),
+    ("rank", "gpu", "third_gib"),
     [
         ("0", 0, "26.3"),
         ("2", 2, "26.3"),
         ("2", 0, "9.1"),
     ],
 )
-def test_other_processes_may_be_strangers(rank: str, gpu: int, last: str) -> None:
+def test_other_processes_may_be_strangers(rank: str, gpu: int, third_gib: str) -> None:
     """Rank 0 belongs there, another GPU is its own, and ranks hold as much as each other."""
-    message = ON_GPU_0.format(gpu=gpu, last=last)
+    message = ON_GPU_0.format(gpu=gpu, third_gib=third_gib)
     diagnosis = diagnose(prefixed(f"[rank{rank}]: ", message))
     for advice in diagnosis.remedies:
         assert advice.change != OWN_GPU

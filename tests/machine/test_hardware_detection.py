@@ -163,6 +163,16 @@ def test_local_takes_a_gpu_that_the_catalogue_lacks() -> None:
     assert (recognised.name, recognised.memory_bytes) == ("NVIDIA Future 9000", 96 * GIB)
 
 
+@pytest.mark.parametrize("text", ["local", "A100-40G"])
+def test_what_a_rehearsal_shows_is_emulated(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert hardware(text, here=(A100,)).basis == "measured"
+    monkeypatch.setenv("AUTOTUNE_EMULATED_MACHINE", "/tmp/machine")
+    rehearsed = hardware(text, here=(A100,))
+    assert rehearsed.basis == "emulated"
+    assert str(rehearsed) == "emulated A100-40G"
+    assert hardware("H100", here=(A100,)).basis == "predicted"
+
+
 def test_local_refuses_a_mixture() -> None:
     with pytest.raises(BadInput, match="differ"):
         hardware("local", here=(A100, H200))
