@@ -63,9 +63,9 @@ def test_what_was_listed_before_the_run_began_is_not_the_engines(before: str, ca
 ON_GPU_0 = (
     "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 260.00 MiB. GPU {gpu} has a"
     " total capacity of 79.15 GiB of which 30.19 MiB is free. Process 3185 has 26.2 GiB memory in"
-    " use. Process 3186 has 26.4 GiB memory in use. Process 3187 has {third_gib} GiB memory in use. Of"
-    " the allocated memory 26.00 GiB is allocated by PyTorch, and 4.53 MiB is reserved by PyTorch"
-    " but unallocated.\n"
+    " use. Process 3186 has 26.4 GiB memory in use. Process 3187 has {third_gib} GiB memory in"
+    " use. Of the allocated memory 26.00 GiB is allocated by PyTorch, and 4.53 MiB is reserved by"
+    " PyTorch but unallocated.\n"
 )
 OWN_GPU = {"torch.cuda.set_device": "LOCAL_RANK"}
 
