@@ -83,7 +83,7 @@ class Stand:
         """Return the environment of a command whose processes are to see the emulated cards, from
         the variables of this process.
 
-        `stride`: number of tokens for which a decoded one stands (`inject/emulator_hooks.py`).
+        `stride`: number of tokens for which a decoded one stands (`inject/emulator_rollouts.py`).
         """
         added = {
             "LD_PRELOAD": _before(self.built.library, variables.get("LD_PRELOAD")),

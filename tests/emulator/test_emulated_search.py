@@ -227,14 +227,14 @@ def test_a_torch_without_cuda_is_one_sentence(tmp_path: Path) -> None:
 def test_a_shortened_rollout_has_its_full_length_and_cache(monkeypatch: pytest.MonkeyPatch) -> None:
     torch: Any = pytest.importorskip("torch")
     transformers: Any = pytest.importorskip("transformers")
-    from autotune.emulator.inject import emulator_hooks
+    from autotune.emulator.inject import emulator_rollouts
 
     class Model(transformers.Qwen2ForCausalLM):  # type: ignore[misc]
         """The patched methods stay in this class."""
 
-    monkeypatch.setattr(emulator_hooks, "ROLLOUT_STRIDE", 8)
+    monkeypatch.setattr(emulator_rollouts, "ROLLOUT_STRIDE", 8)
     module = SimpleNamespace(GenerationMixin=Model)
-    emulator_hooks.shorten_transformers(module)  # type: ignore[arg-type]
+    emulator_rollouts.shorten_transformers(module)  # type: ignore[arg-type]
     sizes = {
         "hidden_size": 32,
         "intermediate_size": 64,

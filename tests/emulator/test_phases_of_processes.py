@@ -8,15 +8,15 @@ from types import SimpleNamespace
 
 import pytest
 
-from autotune.emulator.inject import emulator_hooks
+from autotune.emulator.inject import emulator_phases
 
 
 @pytest.fixture
 def phases(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Names of the phases that begin; the process is loading."""
     names: list[str] = []
-    monkeypatch.setattr(emulator_hooks, "_phase", "load")
-    monkeypatch.setattr(emulator_hooks, "_report_phase", names.append)
+    monkeypatch.setattr(emulator_phases, "_phase", "load")
+    monkeypatch.setattr(emulator_phases, "_report_phase", names.append)
     return names
 
 
@@ -30,7 +30,7 @@ def test_a_deepspeed_engine_is_made_in_the_phase_that_lasts(phases: list[str]) -
         """The patched methods stay in this class."""
 
     module = SimpleNamespace(DeepSpeedEngine=Made)
-    emulator_hooks.PHASE_HOOKS["deepspeed.runtime.engine"](module)  # type: ignore[arg-type]
+    emulator_phases.PHASE_HOOKS["deepspeed.runtime.engine"](module)  # type: ignore[arg-type]
     Made().step()
     assert phases == ["load", "optimizer", "forward"]
 
@@ -46,11 +46,11 @@ def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(phases: list[s
             """Copy a weight from the other process."""
 
     places = "orz.exp_engine"
-    emulator_hooks.PHASE_HOOKS[f"{places}.parallels.orz_distributed_c10d"](
+    emulator_phases.PHASE_HOOKS[f"{places}.parallels.orz_distributed_c10d"](
         SimpleNamespace(CUDAIPCHandle=Handle)
     )  # type: ignore[arg-type]
     worker = f"{places}.accelerators.inference.vllm_worker_wrap"
-    emulator_hooks.PHASE_HOOKS[worker](SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
+    emulator_phases.PHASE_HOOKS[worker](SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
     assert Handle.from_tensor("weights") == "weights"
     Worker().update_weight_internal_with_cuda_ipc("embeddings")
     assert phases == 2 * ["weight sync", "load"]

@@ -50,13 +50,13 @@ class Engine:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> Engine:
     pytest.importorskip("torch")
-    from autotune.emulator.inject import emulator_hooks
+    from autotune.emulator.inject import emulator_rollouts
 
     class Shortened(Engine):
         """The patched method stays in this class."""
 
-    monkeypatch.setattr(emulator_hooks, "ROLLOUT_STRIDE", DECODED)
-    emulator_hooks.shorten_vllm(SimpleNamespace(LLM=Shortened))  # type: ignore[arg-type]
+    monkeypatch.setattr(emulator_rollouts, "ROLLOUT_STRIDE", DECODED)
+    emulator_rollouts.shorten_vllm(SimpleNamespace(LLM=Shortened))  # type: ignore[arg-type]
     return Shortened()
 
 

@@ -208,7 +208,7 @@ static void copy_written(char *to, const char *from, size_t size) {
   }
 }
 
-/* For the host's memory, `to` holding zeros: see inject/emulator_values.py. */
+/* For the host's memory, `to` holding zeros: see inject/emulator_memory.py. */
 ENTRY void emu_copy_written(void *to, const void *from, size_t size) {
   copy_written(to, from, size);
 }

@@ -49,16 +49,18 @@ def _hooks_by_module() -> dict[str, list[After]]:
     """Return the hooks by module. Shortened rollouts are inside the phases, whose hooks therefore
     come later.
     """
-    hooks = importlib.import_module("emulator_hooks")
+    hub = importlib.import_module("emulator_hub")
+    phases = importlib.import_module("emulator_phases")
+    rollouts = importlib.import_module("emulator_rollouts")
     tables: list[dict[str, After]] = [
         {"torch": _keep_values, "deepspeed.ops.op_builder.fused_adam": _without_compiling}
     ]
     if os.environ.get("AUTOTUNE_TRACKERS") != "1":
-        tables.append(hooks.HUB)
+        tables.append(hub.HUB)
     if os.environ.get("AUTOTUNE_EMULATOR_STRIDE"):
-        tables.append(hooks.ROLLOUTS)
+        tables.append(rollouts.ROLLOUTS)
     if os.environ.get("AUTOTUNE_EMULATOR_PHASES"):
-        tables.append(hooks.PHASE_HOOKS)
+        tables.append(phases.PHASE_HOOKS)
 
     hooks_by_module: dict[str, list[After]] = {}
     for table in tables:
@@ -176,7 +178,7 @@ def _keep_values(torch: ModuleType) -> None:
 
     # 2. The mode.
     emulator_values = importlib.import_module("emulator_values")
-    emulator_values.print_what_is_there()
+    importlib.import_module("emulator_printing").print_what_is_there()
     mode = emulator_values.TrueValues()
     _modes.append(mode)
     mode.__enter__()

@@ -7,16 +7,12 @@ blocks with the bytes of former tensors, and an old id read as a number may be i
 
 Integers and booleans (ids, masks, lengths) decide the code path, so they are computed up to a far
 larger size; larger ones are recorded, and the run reports them at its end.
-
-Pinned memory of the host stays untouched until something is written to it: offloaded optimizers and
-vLLM's swap space are gigabytes per process, in tensors that are zero or were never written. torch
-would write each of their pages; here such pages take no memory. Small tensors are left to torch.
 """
 
 from __future__ import annotations
 
-import ctypes
 import functools
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -27,13 +23,12 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
-MOST_FLOATS = int(os.environ.get("AUTOTUNE_EMULATOR_FLOATS", 1 << 14))
-"""Elements, inputs and results together, up to which an operator with floating-point inputs is
-computed.
-"""
+memory = importlib.import_module("emulator_memory")  # Python's path has this folder
 
 MOST_INTEGERS = int(os.environ.get("AUTOTUNE_EMULATOR_INTEGERS", 1 << 22))
-"""The same where all inputs are integers or booleans."""
+"""Elements, inputs and results together, up to which an operator is computed whose inputs are all
+integers or booleans; with others, `emulator_memory.MOST_FLOATS`.
+"""
 
 MOST_FOR_SHAPES = 1 << 26
 """The same where the shape of a result depends on values."""
@@ -41,10 +36,6 @@ MOST_FOR_SHAPES = 1 << 26
 MOST_ZEROED_ON_THE_HOST = 1 << 24
 LEAST_GIVEN_BACK = 1 << 20
 """Bytes from which a new result on the host is zeroed without writing to it."""
-
-MOST_ALIASES = 20_000
-MOST_PINNED_AND_WRITTEN = 1 << 20
-"""Bytes up to which a pinned tensor is written as usual."""
 
 aten = torch.ops.aten
 COLLECTIVES = {"c10d", "_c10d_functional"}
@@ -66,15 +57,6 @@ _BY_VALUE = {
 
 _COMPARISONS = (aten.equal.default, aten.is_nonzero.default)
 
-_PINS = {
-    getattr(aten, name).default for name in ("_pin_memory", "pin_memory") if hasattr(aten, name)
-}
-_ZEROS = {
-    aten.zeros.default: aten.empty.memory_format,
-    aten.zeros_like.default: aten.empty_like.default,
-}
-"""Operators whose result may be pinned and whole at once, with those that allocate alone."""
-
 _NO_VALUES = ("empty", "new_empty", "record_stream", "resize", "set")
 """Prefixes of operators that compute nothing: they concern a tensor's place."""
 
@@ -90,8 +72,6 @@ it then needs memory that a plain run does not.
 _FRAMES = (__file__, "_compile.py", "eval_frame.py", "_python_dispatch.py", "_stats.py")
 """Files on the stack between an operator and this mode."""
 
-_aliases: dict[tuple[int, int, torch.dtype], torch.Tensor] = {}
-"""CPU tensors over whole storages, by address, size and type."""
 _reported: set[str] = set()
 _random = torch.Generator()
 _random.manual_seed(0)
@@ -139,15 +119,15 @@ class TrueValues(TorchDispatchMode):  # type: ignore[misc]
         if function in _ACCUMULATED and _overwrites(function, args):
             function = _ACCUMULATED[function]
         facts = _facts_of(function)
-        if facts.is_view and facts.can_be_taken_apart and any(map(_is_on_card, args)):
+        if facts.is_view and facts.can_be_taken_apart and any(map(memory.is_on_card, args)):
             # Under inference mode, `to`, `contiguous` and `reshape` arrive whole, and may copy:
             # their parts are to come by.
             with self:
                 return function.decompose(*args, **kwargs)
         if facts.is_view or function.namespace in COLLECTIVES:
             return function(*args, **kwargs)
-        if function in _PINS or (function in _ZEROS and kwargs.get("pin_memory")):
-            return _pinned(function, args, kwargs)
+        if memory.pins(function, kwargs):
+            return memory.pinned(function, args, kwargs)
 
         # 3. Those that are, on a card.
         call = _Call(function, facts, args, kwargs)
@@ -175,7 +155,7 @@ def _overwrites(function: Any, args: Any) -> bool:
     if torch._C._current_graph_task_id() == -1 or torch.is_grad_enabled():
         return False
     first = args[0]
-    if not _is_on_card(first):
+    if not memory.is_on_card(first):
         return False
     if function is aten.add.Tensor:
         if not _is_alike(first, args[1]) or not first.is_contiguous():
@@ -242,7 +222,7 @@ class _Call:
 
     def answer(self) -> Any:
         if self.function is aten._local_scalar_dense.default:
-            return self.function(alias(self.args[0]))
+            return self.function(memory.alias(self.args[0]))
         shapes_can_be_computed = self.elements <= MOST_FOR_SHAPES
         if self.function in _COMPARISONS:
             return self._computed() if shapes_can_be_computed else True
@@ -273,7 +253,7 @@ class _Call:
             return value
         on_card = torch.empty(value.shape, dtype=value.dtype, device=self.device)
         if on_card.numel():
-            alias(on_card).copy_(value)
+            memory.alias(on_card).copy_(value)
         return on_card
 
     def _sampled(self) -> Any:
@@ -297,7 +277,7 @@ class _Call:
         indices: list[Any] = []
         for index in self.args[1] or []:
             if _is_mask(index):
-                positions = torch.nonzero(alias(index), as_tuple=True)
+                positions = torch.nonzero(memory.alias(index), as_tuple=True)
                 indices += [self._put(position) for position in positions]
             else:
                 indices.append(index)
@@ -329,7 +309,7 @@ class _Call:
             return
         for result, value in zip(results, values):  # noqa: B905
             if result.shape == value.shape:
-                target = alias(result) if _is_on_card(result) else result
+                target = memory.alias(result) if memory.is_on_card(result) else result
                 target.copy_(value)
 
     def _is_small(self, results: list[torch.Tensor]) -> bool:
@@ -338,7 +318,7 @@ class _Call:
         elements = self.elements
         if not self.facts.writes:
             elements += sum(result.numel() for result in results)
-        limit = MOST_INTEGERS if self._is_exact(results) else MOST_FLOATS
+        limit = MOST_INTEGERS if self._is_exact(results) else memory.MOST_FLOATS
         return bool(elements <= limit)
 
     def _was_exact(self, results: list[torch.Tensor]) -> bool:
@@ -358,16 +338,14 @@ class _Call:
 
     def _zero(self, results: list[torch.Tensor]) -> None:
         for result in results:
-            if _is_on_card(result):
-                _zero_on_card(result)
+            if memory.is_on_card(result):
+                memory.zero_on_card(result)
             elif result.device.type == "cpu":  # "meta" has no memory
                 self._zero_on_host(result)
 
     def _zero_on_host(self, result: torch.Tensor) -> None:
         if not self.facts.writes and result.nbytes >= LEAST_GIVEN_BACK:
-            # Its memory is new, from torch's allocator.
-            storage = result.untyped_storage()
-            _library().emu_give_back(storage.data_ptr(), storage.nbytes())
+            memory.give_back(result)
         elif result.numel() <= MOST_ZEROED_ON_THE_HOST:
             result.zero_()
 
@@ -378,95 +356,21 @@ def _tensors(value: Any) -> list[torch.Tensor]:
 
 
 def _is_mask(index: Any) -> bool:
-    return _is_on_card(index) and index.dtype in (torch.bool, torch.uint8)
+    return memory.is_on_card(index) and index.dtype in (torch.bool, torch.uint8)
 
 
-# 3. Memory of cards.
-
-
-def alias(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a CPU tensor over the same memory."""
-    storage = tensor.untyped_storage()
-    address = storage.data_ptr()
-    size = storage.nbytes()
-    if not address or not size:
-        return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
-    key = (address, size, tensor.dtype)
-    memory = _aliases.get(key)
-    if memory is None:
-        if len(_aliases) >= MOST_ALIASES:
-            _aliases.clear()
-        usable = size - size % tensor.dtype.itemsize
-        buffer = (ctypes.c_char * usable).from_address(address)
-        memory = _aliases[key] = torch.frombuffer(buffer, dtype=tensor.dtype)
-    return memory.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
-
-
-def _is_on_card(value: Any) -> bool:
-    return isinstance(value, torch.Tensor) and value.device.type == "cuda"
+# 3. Operands, and reports.
 
 
 def _on_cpu(value: Any) -> Any:
     """Return the representation of an operand on the CPU."""
     if isinstance(value, torch.Tensor):
-        return alias(value) if value.device.type == "cuda" else value
+        return memory.alias(value) if value.device.type == "cuda" else value
     if isinstance(value, torch.device):
         return torch.device("cpu")
     if isinstance(value, torch.Generator):
         return None
     return value
-
-
-def _zero_on_card(tensor: torch.Tensor) -> None:
-    if tensor.is_contiguous():  # whole pages are given back to the host instead of being written
-        size = tensor.numel() * tensor.element_size()
-        _library().cudaMemset(tensor.data_ptr(), 0, size)
-    elif tensor.numel() <= MOST_FLOATS:
-        alias(tensor).zero_()
-
-
-@functools.lru_cache(maxsize=1)
-def _library() -> Any:
-    """Return the emulator's library, which is preloaded."""
-    library = ctypes.CDLL(None)
-    library.cudaMemset.argtypes = [ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t]
-    library.emu_copy_written.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-    library.emu_give_back.argtypes = [ctypes.c_void_p, ctypes.c_size_t]
-    return library
-
-
-# 4. Pinned memory of the host.
-
-
-def _pinned(
-    function: Any,
-    args: Any,
-    kwargs: Any,
-) -> Any:
-    """Return the pinned result of one of `_PINS` or `_ZEROS`, with the pages that hold
-    something.
-    """
-    if function in _ZEROS:
-        zeros = _ZEROS[function](*args, **kwargs)
-        return _emptied(zeros) if zeros.nbytes > MOST_PINNED_AND_WRITTEN else zeros.zero_()
-    source = args[0]
-    is_plain = source.device.type == "cpu" and source.layout == torch.strided
-    if not is_plain or not source.is_contiguous() or source.nbytes <= MOST_PINNED_AND_WRITTEN:
-        return function(*args, **kwargs)
-    pinned = _emptied(torch.empty(source.shape, dtype=source.dtype, pin_memory=True))
-    _library().emu_copy_written(pinned.data_ptr(), source.data_ptr(), source.nbytes)
-    return pinned
-
-
-def _emptied(tensor: Any) -> Any:
-    """Give the tensor's pages back to the host: they read as zeros. A cached block has bytes of
-    its former tensor.
-    """
-    _library().cudaMemset(tensor.data_ptr(), 0, tensor.nbytes)
-    return tensor
-
-
-# 5. Reports, and printing.
 
 
 def _write_down(kind: str, text: str) -> None:
@@ -478,25 +382,3 @@ def _write_down(kind: str, text: str) -> None:
     _reported.add(operator)
     with open(Path(folder) / f"{os.getpid()}.values", "a") as file:  # noqa: PTH123
         file.write(f"{kind}\t{text}\n".replace("\n", " ").rstrip() + "\n")
-
-
-def print_what_is_there() -> None:
-    """Replace torch's printing, which leaves dispatch modes and reads every element through
-    kernels; DeepSpeed prints tensors in passing.
-    """
-    import torch._tensor_str as printing
-
-    text_of_torch = printing._str
-
-    def text_of(tensor: Any, **options: Any) -> str:
-        if type(tensor) not in (torch.Tensor, torch.nn.Parameter) or tensor.device.type != "cuda":
-            return str(text_of_torch(tensor, **options))
-        if tensor.numel() > MOST_FLOATS:
-            return (
-                f"tensor(..., device='{tensor.device}', size={tuple(tensor.shape)},"
-                f" dtype={tensor.dtype})"
-            )
-        text = str(text_of_torch(alias(tensor.detach()), **options))
-        return f"{text[:-1]}, device='{tensor.device}')" if text.endswith(")") else text
-
-    printing._str = text_of
