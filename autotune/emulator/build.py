@@ -330,26 +330,12 @@ def _compile(
     for folder in installation.headers:
         includes += ["-isystem", str(folder)]
     command = [
-        compiler,
-        "-O2",
-        "-g0",
-        "-w",
-        "-fPIC",
-        "-fvisibility=hidden",
-        "-shared",
+        *[compiler, "-O2", "-g0", "-w", "-fPIC", "-fvisibility=hidden", "-shared"],
         f"-DCUDA_MAJOR={installation.cuda[0]}",
         f"-DNCCL_CODE={installation.nccl}",
-        f"-I{SOURCES}",
-        *includes,
-        "-idirafter",
-        str(SOURCES / "headers"),
+        *[f"-I{SOURCES}", *includes, "-idirafter", str(SOURCES / "headers")],
         "-Wl,-soname,libcuda.so.1",
-        "-o",
-        str(library),
-        *map(str, sources),
-        "-ldl",
-        "-lpthread",
-        "-lrt",
+        *["-o", str(library), *map(str, sources), "-ldl", "-lpthread", "-lrt"],
     ]
     result = subprocess.run(command, capture_output=True, text=True)
     if result.returncode:

@@ -51,6 +51,7 @@ def learn(
     file: str,
 ) -> None:
     """Store the facts of an attempt. `file`: its guard.json."""
+    # 1. Nothing is learned from a training of unknown settings, or without a step.
     if not isinstance(training, KnownTraining):
         return
     job = training.request.job
@@ -58,6 +59,8 @@ def learn(
     steps = record.last_step or 0
     if failure is None and steps <= (record.from_step or 0):
         return
+
+    # 2. Its facts, with its speed where that is known.
     speed = _speed(training.request, training.candidate, record)
     run = GuardedRun(
         when=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
@@ -82,6 +85,8 @@ def learn(
             tokens_per_second=speed.tokens_per_second,
             time_factor=speed.time_factor,
         )
+
+    # 3. On record.
     keep(job, run)
     record.tokens_per_second = run.tokens_per_second
 

@@ -176,14 +176,15 @@ def _memory(
 ) -> DeviceMemory:
     if sampled is None:
         return _by_torch(gpus, slot, result)
-    # The rank's own figures, as far as they are no one else's.
+    # 1. The rank's own figures, as far as they are no one else's.
     own_peak = result.peak_bytes
     own_phases = _phase_peaks(result)
     if sampled.newcomers:  # the rank's own figure (total - free) would include their memory
         own_peak = None
         own_phases = {}
-    # Others that left hide growth of the probe from every difference; torch's own figure counts it
-    # alone.
+
+    # 2. torch's: others that left hide growth of the probe from every difference, and torch counts
+    # it alone.
     torch_phases: dict[str, int] = {}
     for phase, memory in (result.torch_by_phase or {}).items():
         torch_phases[phase] = memory.reserved_bytes or 0
@@ -194,6 +195,7 @@ def _memory(
         sampled.listed_peak_bytes or 0,
     )
 
+    # 3. The device, as it was sampled.
     figures = replace(
         _identity(gpus, slot),
         peak_bytes=max(sampled.peak_bytes, own_peak),

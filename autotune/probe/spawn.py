@@ -135,22 +135,15 @@ def spawn(
     """Start `python .../autotune/worker`, with `also` added to its environment. Raises
     TrainingEnvironmentError for an interpreter that cannot be started.
     """
-    inside = Path(autotune.worker.__file__).parent
-    mark = uuid.uuid4().hex
+    # 1. Its log, its end of the wire, its environment.
     log = OutputLog(folder.log, folder.older_log)
     parent_end, worker_end = socket.socketpair()
-    command = [
-        str(python),
-        str(inside),
-        "--adapter",
-        adapter,
-        "--packages",
-        ",".join(packages),
-        "--fd",
-        str(worker_end.fileno()),
-    ]
+    command = _command(python, adapter, packages, worker_end.fileno())
+    mark = uuid.uuid4().hex
     variables = environment(os.environ, folder.scratch, mark)
     variables |= also or {}
+
+    # 2. The process. It keeps its end of the wire, and this process closes it.
     try:
         process = subprocess.Popen(
             command,
@@ -177,6 +170,20 @@ def spawn(
         log=log,
         mark=mark,
     )
+
+
+def _command(
+    python: Path,
+    adapter: str,
+    packages: Iterable[str],
+    wire: int,
+) -> list[str]:
+    inside = Path(autotune.worker.__file__).parent
+    options = {"--adapter": adapter, "--packages": ",".join(packages), "--fd": str(wire)}
+    command = [str(python), str(inside)]
+    for name, value in options.items():
+        command += [name, value]
+    return command
 
 
 def environment(

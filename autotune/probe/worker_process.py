@@ -158,34 +158,44 @@ class WorkerProcess:
         self.warm = False
         self.afresh = None
         self.generation += 1
-        settings = self.settings
         try:
-            if self.gpus is None and self._open_gpus is not None:
-                self.gpus = self._open_gpus()
-            if self.on_gpus:
-                self.limit = DeviceLimit(settings.limit_bytes, self.host)
-                self._host_before_bytes = self.host.used_bytes()
-            else:
-                self.limit = best_limit(settings.limit_bytes)
-            self._folder = WorkFolder(settings.scratch_root)
-            variables = dict(settings.variables)
-            if self.gpus is not None:
-                variables[VISIBLE] = self.gpus.visible
-            self._spawned = spawn(
-                settings.python,
-                settings.adapter,
-                dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES]),
-                self._folder,
-                variables,
-            )
-            pid = self._spawned.process.pid
+            self._open_limit()
+            pid = self._spawn()
             self._bind(pid)
             self.meter = self._open_meter(pid)
             self.versions = self._read_versions()
-            require_supported(settings.supported, self.versions, settings.python)
+            require_supported(self.settings.supported, self.versions, self.settings.python)
         except BaseException:
             self.end()
             raise
+
+    def _open_limit(self) -> None:
+        """Open the GPUs if there are any, and the mechanism that enforces the limit."""
+        limit_bytes = self.settings.limit_bytes
+        if self.gpus is None and self._open_gpus is not None:
+            self.gpus = self._open_gpus()
+        if self.on_gpus:
+            self.limit = DeviceLimit(limit_bytes, self.host)
+            self._host_before_bytes = self.host.used_bytes()
+        else:
+            self.limit = best_limit(limit_bytes)
+
+    def _spawn(self) -> int:
+        """Start the process, and return its id."""
+        settings = self.settings
+        self._folder = WorkFolder(settings.scratch_root)
+        variables = dict(settings.variables)
+        if self.gpus is not None:
+            variables[VISIBLE] = self.gpus.visible
+        packages = dict.fromkeys([*settings.supported, *DECIDING_PACKAGES, *ENGINE_PACKAGES])
+        self._spawned = spawn(
+            settings.python,
+            settings.adapter,
+            packages,
+            self._folder,
+            variables,
+        )
+        return self._spawned.process.pid
 
     def _bind(self, pid: int) -> None:
         """Bind the worker to the limit and its cores, before the imports: their threads and forked

@@ -68,28 +68,12 @@ def document(
     else:
         fields = _predicted_fields(answer, confirm_with)
         fields["commands"] = dict(commands)
-    winner = answer.winner
     figures = fields.pop("winner")
-    learned = {}
-    for change in answer.changes:
-        if change.effect == "learning":
-            learned[change.name] = change.recommended
     return {
         "schema": SCHEMA,
         "status": fields.pop("status"),
         "basis": fields.pop("basis"),
-        "recommendation": (
-            winner
-            and {
-                "knobs": dict(winner.candidate.knobs),
-                "settings": dict(winner.candidate.settings),
-                "changed_learning_knobs": learned,
-                "relaxed": dict(answer.relaxed),
-                **figures,
-                "limit_bytes": job.memory_limit_bytes,
-                "files": list(files),
-            }
-        ),
+        "recommendation": _recommended_row(job, answer, figures, files),
         "baseline": fields.pop("baseline"),
         "changes": list(map(plain, answer.changes)),
         "runner_ups": fields.pop("runner_ups"),
@@ -103,6 +87,31 @@ def document(
     }
 
 
+def _recommended_row(
+    job: Job,
+    answer: Recommendation | Forecast,
+    figures: Mapping[str, Any] | None,
+    files: Sequence[str],
+) -> dict[str, Any] | None:
+    """Return the recommended candidate with its figures; null if nothing is recommended."""
+    winner = answer.winner
+    if winner is None:
+        return None
+    learned = {}
+    for change in answer.changes:
+        if change.effect == "learning":
+            learned[change.name] = change.recommended
+    return {
+        "knobs": dict(winner.candidate.knobs),
+        "settings": dict(winner.candidate.settings),
+        "changed_learning_knobs": learned,
+        "relaxed": dict(answer.relaxed),
+        **(figures or {}),
+        "limit_bytes": job.memory_limit_bytes,
+        "files": list(files),
+    }
+
+
 def _measured_fields(
     job: Job,
     answer: Recommendation,
@@ -112,34 +121,22 @@ def _measured_fields(
     """Return the fields of a measured or emulated answer; `winner`: the figures of its
     recommendation.
     """
-    baseline = answer.baseline
-    miss = nearest_miss(answer)
-    source = answer.from_record
     proof = answer.winner and (answer.certificate or answer.winner)
-    sentence = describe_advantage(answer)
     return {
         "status": _status(answer),
         "basis": job.task.hardware.basis,
         "winner": proof and _winner_fields(job, answer, proof),
-        "baseline": (
-            baseline
-            and {
-                **_measured_row(baseline, answer),
-                "tokens_per_second": rate(baseline.measurement.ranking_speed),
-            }
-        ),
+        "baseline": _baseline_row(answer),
         "runner_ups": _measured_rows(answer.runner_ups, answer),
         "trade_offs": [_trade_off_row(answer, trial) for trial in answer.trade_offs],
-        "nearest_miss": miss and {**trial_row(miss), "over_bytes": _over_bytes(miss)},
+        "nearest_miss": _nearest_miss_row(answer),
         "refuted": list(map(trial_row, answer.refuted)),
         "counts": plain(answer.counts),
         "script": _script_section(job, answer),
         "trials": _measured_rows(answer.trials, answer, with_purpose=True),
         "proven": answer.proven,
         "rows_left_out": answer.rows_left_out,
-        "from_record": (
-            source and {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)}
-        ),
+        "from_record": _record_row(answer),
         "learning": dict(answer.learning),
         "commands": dict(commands),
         "confirm_with": confirm_with or None,
@@ -150,13 +147,43 @@ def _measured_fields(
         "study": {"storage": without_password(job.storage), "name": job.study_name},
         "soaks": list(map(soak_row, answer.soaks)),
         "disturbance": answer.disturbance and disturbance_row(answer.disturbance),
-        "advantage": sentence and {**plain(answer.advantage), "says": sentence},
+        "advantage": _advantage_row(answer),
         "run_spread": plain(answer.run_spread),
         "gpu_seconds": round(answer.probe_seconds, 2) if job.task.hardware.kind == "cuda" else None,
         "probe_seconds": round(answer.probe_seconds, 2),
         "seconds_per_candidate": _seconds_per_candidate(answer),
         "versions": _versions(answer),
     }
+
+
+def _baseline_row(answer: Recommendation) -> dict[str, Any] | None:
+    baseline = answer.baseline
+    if baseline is None:
+        return None
+    speed = rate(baseline.measurement.ranking_speed)
+    return {**_measured_row(baseline, answer), "tokens_per_second": speed}
+
+
+def _nearest_miss_row(answer: Recommendation) -> dict[str, Any] | None:
+    miss = nearest_miss(answer)
+    if miss is None:
+        return None
+    return {**trial_row(miss), "over_bytes": _over_bytes(miss)}
+
+
+def _record_row(answer: Recommendation) -> dict[str, Any] | None:
+    """Return where the answer was recorded, if nothing was measured for it."""
+    source = answer.from_record
+    if source is None:
+        return None
+    return {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)}
+
+
+def _advantage_row(answer: Recommendation) -> dict[str, Any] | None:
+    sentence = describe_advantage(answer)
+    if not sentence:
+        return None
+    return {**plain(answer.advantage), "says": sentence}
 
 
 def _status(answer: Recommendation) -> str:

@@ -206,16 +206,25 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         return None
     measured = proof.measurement
     items = items_of(job, proof)
-    memory = measured.memory
-    hardware = job.task.hardware
-    timing = _timing(measured.worst)
-    headroom = job.headroom.required(memory)
     return {
         "trial": proof.number,
         "outcome": str(measured.outcome),
         "complete": all(item["state"] != "not done" for item in items) and proof.verdict.fits,
         "items": list(items),
         "why": proof.verdict.why,
+        **_memory_fields(job, proof),
+        "verified_on_several_gpus": _verified_on_several(job),
+        "optimizer_steps": measured.optimizer_steps,
+        **_timing_fields(measured.worst),
+        "effective": dict(measured.effective),
+    }
+
+
+def _memory_fields(job: Job, proof: Trial) -> dict[str, Any]:
+    measured = proof.measurement
+    memory = measured.memory
+    headroom = job.headroom.required(memory)
+    return {
         "peak_bytes": memory.peak_bytes,
         "limit_bytes": memory.limit_bytes,
         "margin_bytes": proof.verdict.margin_bytes,
@@ -225,43 +234,38 @@ def certificate_row(job: Job, proof: Trial | None) -> dict[str, Any] | None:
         "devices": [_device_row(device) for device in memory.devices],
         "models": [plain(model) for model in memory.models],
         "bound_by": memory.bound_by,
-        # Several GPUs were not verified on real ones yet; null for one device.
-        "verified_on_several_gpus": (
-            False if hardware.kind == "cuda" and hardware.count > 1 else None
-        ),
-        "optimizer_steps": measured.optimizer_steps,
-        "timed_cycles": timing["cycles"],
-        "left_out_cycles": timing["left_out_cycles"],
-        "steady": timing["steady"],
-        "rank_skew": timing["rank_skew"],
-        "longest_completion_tokens": timing["longest_completion"],
         "torch_allocated_bytes": memory.torch_allocated_bytes,
         "torch_reserved_bytes": memory.torch_reserved_bytes,
         "torch_reserved_why": memory.torch_reserved_why,
         "allocation_retries": memory.allocation_retries,
-        "phase_seconds": timing["phase_seconds"],
-        "user_reward_seconds": timing["user_reward_seconds"],
-        "effective": dict(measured.effective),
     }
 
 
-def _timing(worst: Speed | None) -> dict[str, Any]:
+def _verified_on_several(job: Job) -> bool | None:
+    """Return False for several GPUs, which were not verified on real ones yet; None for one."""
+    hardware = job.task.hardware
+    if hardware.kind == "cuda" and hardware.count > 1:
+        return False
+    return None
+
+
+def _timing_fields(worst: Speed | None) -> dict[str, Any]:
     if worst is None:
         return {
-            "cycles": 0,
+            "timed_cycles": 0,
             "left_out_cycles": 0,
             "steady": None,
             "rank_skew": {},
-            "longest_completion": None,
+            "longest_completion_tokens": None,
             "phase_seconds": {},
             "user_reward_seconds": None,
         }
     return {
-        "cycles": len(worst.cycle_seconds),
+        "timed_cycles": len(worst.cycle_seconds),
         "left_out_cycles": worst.left_out_cycles,
         "steady": worst.steady,
         "rank_skew": dict(worst.rank_skew),
-        "longest_completion": worst.completion_tokens,
+        "longest_completion_tokens": worst.completion_tokens,
         "phase_seconds": dict(worst.phase_seconds),
         "user_reward_seconds": worst.user_reward_seconds,
     }

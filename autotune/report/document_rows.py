@@ -15,7 +15,7 @@ from autotune.core.dataset import RowLengths, TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Speed
 from autotune.core.memory_growth import Soak
-from autotune.core.prediction import Estimate, PhasePrediction, Prediction
+from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.core.run_statistics import Disturbance, describe_interference
 
 LISTED = (
@@ -37,20 +37,10 @@ FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 def trial_row(trial: Trial) -> dict[str, Any]:
     """Return a measured or emulated candidate."""
     measured = trial.measurement
-    expected = trial.expected
     failure = measured.failure or NO_FAILURE
-    cost = measured.cost
-    seconds = {
-        "total": cost.total_seconds,
-        "load": cost.load_seconds,
-        "setup": cost.setup_seconds,
-        "loop": cost.loop_seconds,
-        "device": cost.device_seconds,
-    }
     phase_seconds: dict[str, float] = {}
     timed_cycles = 0
     if measured.worst is not None:
-        seconds["borrowed"] = measured.worst.borrowed_seconds
         phase_seconds.update(measured.worst.phase_seconds)
         timed_cycles = len(measured.worst.cycle_seconds)
     return {
@@ -66,17 +56,36 @@ def trial_row(trial: Trial) -> dict[str, Any]:
         "cause": failure.cause,
         "evidence": failure.evidence,
         "excerpt": failure.excerpt,
-        "seconds": {name: round(value, 3) for name, value in seconds.items() if value is not None},
+        "seconds": _cost_row(measured),
         "phase_peak_bytes": dict(measured.memory.phase_peak_bytes),
         "phase_seconds": phase_seconds,
         "timed_cycles": timed_cycles,
-        "prediction": (
-            expected
-            and {
-                "peak_memory_bytes": interval(expected.peak_memory_bytes, 2),
-                "tokens_per_second": interval(expected.tokens_per_second, 2),
-            }
-        ),
+        "prediction": _expected_row(trial.expected),
+    }
+
+
+def _cost_row(measured: Measurement) -> dict[str, float]:
+    """Return the seconds that a probe took, by what took them."""
+    cost = measured.cost
+    seconds = {
+        "total": cost.total_seconds,
+        "load": cost.load_seconds,
+        "setup": cost.setup_seconds,
+        "loop": cost.loop_seconds,
+        "device": cost.device_seconds,
+    }
+    if measured.worst is not None:
+        seconds["borrowed"] = measured.worst.borrowed_seconds
+    return {name: round(value, 3) for name, value in seconds.items() if value is not None}
+
+
+def _expected_row(expected: Prediction | None) -> dict[str, Any] | None:
+    """Return the figures that a measured candidate was predicted to have."""
+    if expected is None:
+        return None
+    return {
+        "peak_memory_bytes": interval(expected.peak_memory_bytes, 2),
+        "tokens_per_second": interval(expected.tokens_per_second, 2),
     }
 
 
@@ -97,7 +106,6 @@ def predicted_row(predicted: PredictedCandidate) -> dict[str, Any]:
 
 def prediction_row(prediction: Prediction) -> dict[str, Any]:
     """Return a whole prediction."""
-    engine = prediction.engine
     return {
         "basis": prediction.basis,
         "fits": prediction.fits,
@@ -114,20 +122,23 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
         "host_memory_bytes": interval(prediction.host_memory_bytes),
         "phases": list(map(_phase_row, prediction.phases)),
         "breakdown": _part_rows(prediction.breakdown),
-        "engine": (
-            engine
-            and {
-                "kv_cache_bytes": interval(engine.kv_cache_bytes),
-                "kv_cache_tokens": engine.kv_cache_tokens,
-                "concurrency": round(engine.concurrency, 2),
-                "longest_length": engine.longest_length,
-            }
-        ),
+        "engine": _engine_row(prediction.engine),
         "tokens_per_second": interval(prediction.tokens_per_second, 3),
         "tokens_per_second_at_lengths": interval(prediction.tokens_per_second_at_lengths, 3),
         "effective": dict(prediction.effective),
         "assumptions": list(prediction.assumptions),
         "versions": dict(prediction.versions),
+    }
+
+
+def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
+    if engine is None:
+        return None
+    return {
+        "kv_cache_bytes": interval(engine.kv_cache_bytes),
+        "kv_cache_tokens": engine.kv_cache_tokens,
+        "concurrency": round(engine.concurrency, 2),
+        "longest_length": engine.longest_length,
     }
 
 

@@ -130,29 +130,27 @@ class Worker:
         """Import everything that the load needs. Return False after a failure."""
         if self._adapter is not None or self._spawns:
             return True
+        # 1. Import.
         started = time.monotonic()
         try:
             with _EndOnHangup(self._parent, self.end):
                 adapter = load_adapter(self._adapter_name)
                 versions = adapter.warm(message["load"])
         except BaseException as error:
-            excerpt = traceback.format_exc()[-rank.EXCERPT_BYTES :]
-            description = {
-                "type": type(error).__name__,
-                "text": str(error),
-                "traceback": excerpt,
-            }
-            self._send(protocol.UNREADY, error=description)
+            self._send(protocol.UNREADY, error=_describe(error))
             return False
+
+        # 2. Prepare for forks.
         self._adapter = adapter
         running = processes.descendants(os.getpid())
         self._helpers = frozenset(running)
         gc.collect()
         gc.freeze()  # the collector of a rank skips frozen pages, so they stay shared
-
         reason = None
         if message["load"].get("device") != "cpu":  # CUDA does not matter to a rank on the CPU
             reason = cuda_before_fork.initialised()
+
+        # 3. Answer.
         self._parent.send(
             {
                 "event": protocol.READY,
@@ -308,6 +306,15 @@ def load_adapter(name: str) -> ModuleType:
     sys.modules["autotune_adapter"] = module
     spec.loader.exec_module(module)
     return module
+
+
+def _describe(error: BaseException) -> dict[str, str]:
+    """Return an import's error, to be reported while it is handled."""
+    return {
+        "type": type(error).__name__,
+        "text": str(error),
+        "traceback": traceback.format_exc()[-rank.EXCERPT_BYTES :],
+    }
 
 
 def main(arguments: list[str]) -> NoReturn:

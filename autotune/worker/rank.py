@@ -87,6 +87,7 @@ class _Rank:
 
     def _load(self, message: Message) -> bool:
         """Load the model. Return False if this process has to be replaced."""
+        # 1. Load.
         started = time.monotonic()
         self._send(message, protocol.LOADING_EVENT, pid=os.getpid())
         recorder, base_bytes = self._recorder(message)
@@ -112,6 +113,8 @@ class _Rank:
         finally:
             memory = _peaks(recorder)
             recorder.close()
+
+        # 2. Keep what it takes: later measures are compared with that.
         process_memory.give_back()
         self._loaded_bytes = process_memory.own_bytes()
         self._headroom_bytes = None

@@ -115,6 +115,7 @@ def _language_config(task: Task) -> Mapping[str, object]:
 
 
 def _training(settings: Settings, task: Task) -> Iterator[str]:
+    # 1. Sharding.
     ranks = ranks_of(settings, task.hardware.count)
     sharding = sharding_of(settings, ranks)
     if sharding not in SENT_SHARDINGS:
@@ -127,6 +128,8 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
             "sharding=fsdp2 divides the model over the GPUs that train, and there is one. Use"
             " sharding=ddp."
         )
+
+    # 2. Weights, adapters and the head.
     if settings.get("use_liger_kernel"):
         yield "AsyncGRPOTrainer refuses use_liger_kernel: its own head keeps no logits either."
     if combinations.loads_quantised(settings) or combinations.quantisation(task):
@@ -141,6 +144,8 @@ def _training(settings: Settings, task: Task) -> Iterator[str]:
             "AsyncGRPOTrainer refuses an adapter on lm_head, whose base weight it reads. Leave it"
             " out of lora_target_modules."
         )
+
+    # 3. Precision and optimizer.
     if settings.get("fp16") and settings.get("bf16"):
         yield "fp16 and bf16 cannot both be on."
     optimizers = fields("async-grpo")["optim"].choices

@@ -34,6 +34,7 @@ def config_refusals(
 
 
 def _generation_batch(settings: Settings, ranks: int) -> Iterator[str]:
+    # 1. The batch is stated once, and each step takes an equal part.
     micro = number_of(settings, "per_device_train_batch_size")
     per_step = micro * ranks
     steps = settings.get("steps_per_generation")
@@ -50,6 +51,8 @@ def _generation_batch(settings: Settings, ranks: int) -> Iterator[str]:
             f" ranks ({micro} x {ranks} = {per_step})."
         )
         return
+
+    # 2. Completions to compare.
     generations = value_of(settings, "num_generations")
     if not isinstance(generations, int) or generations < 2:
         yield (
@@ -57,6 +60,8 @@ def _generation_batch(settings: Settings, ranks: int) -> Iterator[str]:
             f" {generations!r}."
         )
         return
+
+    # 3. Whole groups.
     if steps is None:
         steps = number_of(settings, "gradient_accumulation_steps")
     total = 0

@@ -395,26 +395,8 @@ class ClusterSlot:
         """Return all replies in the nodes' order; after the first for which `stop_at` holds,
         those that arrive shortly. Any other end is a fault of the slot: ProbeError.
         """
-        deadline = time.monotonic() + seconds
-        waiting = list(references)
-        replies: dict[Any, Any] = {}
-        is_stopping = False
         try:
-            while waiting:
-                done, waiting = ray.wait(waiting, timeout=CLUSTER_POLL_S)
-                replies.update(zip(done, ray.get(done), strict=True))
-                if self._cluster.interrupted:
-                    raise ProbeError("The probe was interrupted.")
-                self._cluster.check_head()
-                if time.monotonic() > deadline:
-                    raise ProbeError(
-                        f"{self._place()} did not answer within {seconds:.0f} s: it is abandoned."
-                    )
-                if waiting and not is_stopping and any(map(stop_at, replies.values())):
-                    is_stopping = True
-                    deadline = min(deadline, time.monotonic() + STRAGGLER_SECONDS)
-                    for actor in self._actors:
-                        actor.interrupt.remote()
+            replies = self._replies(references, seconds, stop_at)
         except RayTaskError:
             raise  # a bug of autotune, with its own traceback
         except (RayActorError, RayError) as error:
@@ -427,6 +409,39 @@ class ClusterSlot:
             self._abandon()
             raise
         return [replies[reference] for reference in references if reference in replies]
+
+    def _replies(
+        self,
+        references: Sequence[Any],
+        seconds: float,
+        stop_at: Callable[[bytes], bool],
+    ) -> dict[Any, Any]:
+        """Return the replies that arrive in time, by reference."""
+        deadline = time.monotonic() + seconds
+        waiting = list(references)
+        replies: dict[Any, Any] = {}
+        is_stopping = False
+        while waiting:
+            # 1. Those that are there.
+            done, waiting = ray.wait(waiting, timeout=CLUSTER_POLL_S)
+            replies.update(zip(done, ray.get(done), strict=True))
+
+            # 2. Reasons to wait no longer.
+            if self._cluster.interrupted:
+                raise ProbeError("The probe was interrupted.")
+            self._cluster.check_head()
+            if time.monotonic() > deadline:
+                raise ProbeError(
+                    f"{self._place()} did not answer within {seconds:.0f} s: it is abandoned."
+                )
+
+            # 3. After a reply that stops the others, wait for these shortly.
+            if waiting and not is_stopping and any(map(stop_at, replies.values())):
+                is_stopping = True
+                deadline = min(deadline, time.monotonic() + STRAGGLER_SECONDS)
+                for actor in self._actors:
+                    actor.interrupt.remote()
+        return replies
 
     def _abandon(self) -> None:
         if not self._cluster.interrupted:

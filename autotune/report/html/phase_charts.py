@@ -243,17 +243,14 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
     name = "seconds-by-phase"
     title = "Seconds of one generation cycle"
     names = moving_knobs(answer)
+
+    # 1. The candidates whose cycles were timed, as bars and as rows of the table.
     shown = []
     rows = []
     for label, row in labelled(answer):
-        # Of the recommendation, its confirmation.
-        timed = row.confirmed if isinstance(row, RecommendationRow) else row
-        if timed is None or not timed.timed_cycles:
+        cycle_seconds = _seconds_of_cycle(row)
+        if cycle_seconds is None:
             continue
-        cycle_seconds = {}
-        for phase, seconds in timed.phase_seconds.items():
-            if seconds > 0:
-                cycle_seconds[phase] = seconds / timed.timed_cycles
         says = knobs_text(row.knobs, names)
         shown.append((told_apart(label, row, answer), says, cycle_seconds))
         by_phase = (f"{cycle_seconds.get(phase, 0):.2f}" for phase in _COLUMNS)
@@ -263,6 +260,8 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
         if answer.predicted:
             why = "No cycle was timed: predictions have total seconds only."
         return absent(name, title, why)
+
+    # 2. The drawing.
     return Drawing(
         id=name,
         title=title,
@@ -275,6 +274,19 @@ def seconds_by_phase(answer: AnswerDocument) -> Drawing:
         headers=("candidate", *_COLUMNS, "sum"),
         rows=tuple(rows),
     )
+
+
+def _seconds_of_cycle(row: CandidateRow | RecommendationRow) -> dict[str, float] | None:
+    """Return the seconds of each phase in one cycle; None if no cycle was timed."""
+    # Of the recommendation, its confirmation.
+    timed = row.confirmed if isinstance(row, RecommendationRow) else row
+    if timed is None or not timed.timed_cycles:
+        return None
+    cycle_seconds = {}
+    for phase, seconds in timed.phase_seconds.items():
+        if seconds > 0:
+            cycle_seconds[phase] = seconds / timed.timed_cycles
+    return cycle_seconds
 
 
 def _cycle_figure(shown: Sequence[tuple[str, str, Mapping[str, float]]]) -> Figure:
@@ -310,20 +322,6 @@ def search_time(answer: AnswerDocument) -> Drawing:
         why = "Nothing was measured." if answer.predicted else "No probe recorded its cost."
         return absent(name, title, why)
     names = moving_knobs(answer)
-    table = []
-    for row in rows:
-        total = row.seconds.get("total", 0)
-        load = row.seconds.get("load", 0)
-        table.append(
-            (
-                str(row.trial),
-                row.purpose,
-                knobs_text(row.knobs, names),
-                row.outcome or "",
-                f"{total:.1f}",
-                f"{load:.1f}",
-            )
-        )
     return Drawing(
         id=name,
         title=title,
@@ -333,7 +331,21 @@ def search_time(answer: AnswerDocument) -> Drawing:
         ),
         figure=_search_figure(rows, names),
         headers=("probe", "purpose", "candidate", "outcome", "seconds", "of them loading"),
-        rows=tuple(table),
+        rows=tuple(_probe_cells(row, names) for row in rows),
+    )
+
+
+def _probe_cells(row: CandidateRow, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the table's row of one probe."""
+    total = row.seconds.get("total", 0)
+    load = row.seconds.get("load", 0)
+    return (
+        str(row.trial),
+        row.purpose,
+        knobs_text(row.knobs, names),
+        row.outcome or "",
+        f"{total:.1f}",
+        f"{load:.1f}",
     )
 
 

@@ -29,19 +29,9 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
     title = "Predicted against measured"
     names = moving_knobs(answer)
     rows = []
-    table = []
     for row in answer.probes:
         if row.prediction is not None and row.outcome == "ok":
             rows.append((row, row.prediction))
-            table.append(
-                (
-                    knobs_text(row.knobs, names),
-                    gib(_value(row.prediction.peak_memory_bytes)),
-                    gib(row.peak_memory_bytes),
-                    rate(_value(row.prediction.tokens_per_second)),
-                    rate(row.rate_at_longest),
-                )
-            )
     if not rows:
         if answer.predicted:
             return absent(name, title, "Nothing was measured yet.")
@@ -61,7 +51,18 @@ def predicted_against_measured(answer: AnswerDocument) -> Drawing:
             "predicted tokens/s",
             f"{answer.basis} tokens/s",
         ),
-        rows=tuple(table),
+        rows=tuple(_cells(*pair, names) for pair in rows),
+    )
+
+
+def _cells(row: CandidateRow, predicted: PredictionRow, names: Sequence[str]) -> tuple[str, ...]:
+    """Return the table's row of one candidate."""
+    return (
+        knobs_text(row.knobs, names),
+        gib(_value(predicted.peak_memory_bytes)),
+        gib(row.peak_memory_bytes),
+        rate(_value(predicted.tokens_per_second)),
+        rate(row.rate_at_longest),
     )
 
 

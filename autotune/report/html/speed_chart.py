@@ -39,12 +39,16 @@ def speed_against_memory(answer: AnswerDocument) -> Drawing:
             title,
             "No candidate was measured or predicted far enough to have a peak.",
         )
+
+    # 1. Words that depend on the answer.
     lengths = "speed as well"
     if answer.question.typical_completion_length:
         lengths = "speed at typical ones"
     bars = ""
     if any(row.rate_spread for row in rows):
         bars = "Bars are the 95 % intervals of measured speeds. "
+
+    # 2. The table, and the drawing.
     table = []
     for row in rows:
         name = knobs_text(row.knobs, moving_knobs(answer))

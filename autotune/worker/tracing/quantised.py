@@ -343,6 +343,7 @@ def _as_4bit(
     dtype: torch.dtype,
     options: Settings,
 ) -> Any:
+    # 1. The layer, with the library's options.
     nested = bool(
         options.get("bnb_4bit_use_double_quant", options.get("use_bnb_nested_quant", False))
     )
@@ -358,6 +359,7 @@ def _as_4bit(
     layer.quant_state = None
     layer.quant_storage = storage_dtype
 
+    # 2. Its weights, two in a byte.
     count = source.in_features * source.out_features
     length = math.ceil(count / 2 / storage_dtype.itemsize)
     layer.weight = _of_bitsandbytes("Params4bit", _frozen)(
@@ -367,6 +369,8 @@ def _as_4bit(
         quant_type=layer.quant_type,
         bnb_quantized=True,
     )
+
+    # 3. The scale of each block; scales of these scales where they are quantised too.
     blocks = math.ceil(count / WEIGHT_BLOCK)
     _add_buffer(layer, "absmax", blocks, dtype=torch.uint8 if nested else torch.float32)
     _add_buffer(layer, "code", 16, dtype=torch.float32)

@@ -388,6 +388,7 @@ def server_command(
     scale: float = 1.0,
 ) -> list[str]:
     """Return the command of TRL's script. `scale`: emulated size of the card / real size."""
+    # 1. Its options.
     server = request["server"]
     model = request["model"]
     gpus_of_replica = server["tensor_parallel_size"]
@@ -408,6 +409,7 @@ def server_command(
     if request.get("trust_remote_code"):
         options["trust_remote_code"] = True
 
+    # 2. The script, with the options.
     command = [sys.executable, "-m", "trl.scripts.vllm_serve"]
     for name, value in options.items():
         command += [f"--{name}", str(value)]
