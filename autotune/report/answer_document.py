@@ -38,6 +38,7 @@ from autotune.report.answer_facts import (
 from autotune.report.busy_machine import busy_machine_text
 from autotune.report.certificate import certificate_row
 from autotune.report.document_rows import (
+    Row,
     disturbance_row,
     job_row,
     middle,
@@ -61,7 +62,7 @@ def document(
     commands: Mapping[str, str] = MappingProxyType({}),
     confirm_with: str = "",
     file: Mapping[str, Any] | None = None,
-) -> dict[str, Any]:
+) -> Row:
     """Return recommendation.json. `confirm_with` belongs to an emulated or predicted answer."""
     if isinstance(answer, Recommendation):
         fields = _measured_fields(job, answer, commands, confirm_with)
@@ -90,9 +91,9 @@ def document(
 def _recommended_row(
     job: Job,
     answer: Recommendation | Forecast,
-    figures: Mapping[str, Any] | None,
+    figures: Row | None,
     files: Sequence[str],
-) -> dict[str, Any] | None:
+) -> Row | None:
     """Return the recommended candidate with its figures; null if nothing is recommended."""
     winner = answer.winner
     if winner is None:
@@ -117,7 +118,7 @@ def _measured_fields(
     answer: Recommendation,
     commands: Mapping[str, str],
     confirm_with: str,
-) -> dict[str, Any]:
+) -> Row:
     """Return the fields of a measured or emulated answer; `winner`: the figures of its
     recommendation.
     """
@@ -156,7 +157,7 @@ def _measured_fields(
     }
 
 
-def _baseline_row(answer: Recommendation) -> dict[str, Any] | None:
+def _baseline_row(answer: Recommendation) -> Row | None:
     baseline = answer.baseline
     if baseline is None:
         return None
@@ -164,14 +165,14 @@ def _baseline_row(answer: Recommendation) -> dict[str, Any] | None:
     return {**_measured_row(baseline, answer), "tokens_per_second": speed}
 
 
-def _nearest_miss_row(answer: Recommendation) -> dict[str, Any] | None:
+def _nearest_miss_row(answer: Recommendation) -> Row | None:
     miss = nearest_miss(answer)
     if miss is None:
         return None
     return {**trial_row(miss), "over_bytes": _over_bytes(miss)}
 
 
-def _record_row(answer: Recommendation) -> dict[str, Any] | None:
+def _record_row(answer: Recommendation) -> Row | None:
     """Return where the answer was recorded, if nothing was measured for it."""
     source = answer.from_record
     if source is None:
@@ -179,7 +180,7 @@ def _record_row(answer: Recommendation) -> dict[str, Any] | None:
     return {**plain(source), "elapsed_seconds": round(source.elapsed_seconds, 2)}
 
 
-def _advantage_row(answer: Recommendation) -> dict[str, Any] | None:
+def _advantage_row(answer: Recommendation) -> Row | None:
     sentence = describe_advantage(answer)
     if not sentence:
         return None
@@ -201,7 +202,7 @@ def _winner_fields(
     job: Job,
     answer: Recommendation,
     proof: Trial,
-) -> dict[str, Any]:
+) -> Row:
     measurement = proof.measurement
     return {
         "basis": measurement.basis,
@@ -218,10 +219,10 @@ def _measured_rows(
     answer: Recommendation,
     *,
     with_purpose: bool = False,
-) -> list[dict[str, Any]]:
+) -> list[Row]:
     rows = []
     for trial in trials:
-        row: dict[str, Any] = {}
+        row: Row = {}
         if with_purpose:
             row["purpose"] = trial.purpose
         row.update(_measured_row(trial, answer))
@@ -229,7 +230,7 @@ def _measured_rows(
     return rows
 
 
-def _measured_row(trial: Trial, answer: Recommendation) -> dict[str, Any]:
+def _measured_row(trial: Trial, answer: Recommendation) -> Row:
     return {**trial_row(trial), "spread": _spread(trial.measurement, answer)}
 
 
@@ -241,7 +242,7 @@ def _spread(measurement: Measurement, answer: Recommendation) -> dict[str, float
     }
 
 
-def _trade_off_row(answer: Recommendation, trial: Trial) -> dict[str, Any]:
+def _trade_off_row(answer: Recommendation, trial: Trial) -> Row:
     return {
         "change": differing_knobs(answer.winner, trial),
         "basis": trial.measurement.basis,
@@ -271,7 +272,7 @@ UNMEASURED = ("implied", "probed", "out_of_memory", "failed", "loads")
 """Counts of a measured answer, which are 0 in a predicted one."""
 
 
-def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
+def _predicted_fields(answer: Forecast, confirm_with: str) -> Row:
     """Return the fields of a predicted answer; `winner`: the figures of its recommendation."""
     # 1. What is proven.
     winner = answer.winner
@@ -318,7 +319,7 @@ def _predicted_fields(answer: Forecast, confirm_with: str) -> dict[str, Any]:
     }
 
 
-def _predicted_winner(winner: PredictedCandidate) -> dict[str, Any]:
+def _predicted_winner(winner: PredictedCandidate) -> Row:
     prediction = winner.prediction
     return {
         "basis": "predicted",
@@ -342,7 +343,7 @@ def prediction_document(
     unknown: Sequence[FactVariant] = (),
     refusal: str | None = None,
     assumed: Sequence[str] = (),
-) -> dict[str, Any]:
+) -> Row:
     """Return `predict --json`: one candidate, its ways to fit, and the variants of unknown
     facts. `refusal`: a guarded run in which it ran out of memory. `assumed`: what the reading of
     the user's file rests on.
@@ -385,14 +386,14 @@ def _median(seconds: Sequence[float]) -> float | None:
     return round(statistics.median(seconds), 3)
 
 
-def _script_section(job: Job, answer: Recommendation) -> dict[str, Any] | None:
+def _script_section(job: Job, answer: Recommendation) -> Row | None:
     """Return the document's section about the script; None without one. A patch needs a
     confirmed winner.
     """
     script = job.task.workload.script
     if script is None:
         return None
-    section: dict[str, Any] = {
+    section: Row = {
         "path": script.path,
         "arguments": list(script.arguments),
         "rewards": script.rewards,

@@ -18,6 +18,9 @@ from autotune.core.memory_growth import Soak
 from autotune.core.prediction import EngineFit, Estimate, PhasePrediction, Prediction
 from autotune.core.run_statistics import Disturbance, describe_interference
 
+Row = dict[str, Any]
+"""Part of recommendation.json, by key."""
+
 LISTED = (
     "peak_memory_bytes",
     "tokens_per_second",
@@ -34,7 +37,7 @@ NO_FAILURE = Failure(evidence="")
 FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 
-def trial_row(trial: Trial) -> dict[str, Any]:
+def trial_row(trial: Trial) -> Row:
     """Return a measured or emulated candidate."""
     measured = trial.measurement
     failure = measured.failure or NO_FAILURE
@@ -79,7 +82,7 @@ def _cost_row(measured: Measurement) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items() if value is not None}
 
 
-def _expected_row(expected: Prediction | None) -> dict[str, Any] | None:
+def _expected_row(expected: Prediction | None) -> Row | None:
     """Return the figures that a measured candidate was predicted to have."""
     if expected is None:
         return None
@@ -89,7 +92,7 @@ def _expected_row(expected: Prediction | None) -> dict[str, Any] | None:
     }
 
 
-def predicted_row(predicted: PredictedCandidate) -> dict[str, Any]:
+def predicted_row(predicted: PredictedCandidate) -> Row:
     """Return a predicted candidate."""
     prediction = predicted.prediction
     row = prediction_row(prediction)
@@ -104,7 +107,7 @@ def predicted_row(predicted: PredictedCandidate) -> dict[str, Any]:
     }
 
 
-def prediction_row(prediction: Prediction) -> dict[str, Any]:
+def prediction_row(prediction: Prediction) -> Row:
     """Return a whole prediction."""
     return {
         "basis": prediction.basis,
@@ -131,7 +134,7 @@ def prediction_row(prediction: Prediction) -> dict[str, Any]:
     }
 
 
-def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
+def _engine_row(engine: EngineFit | None) -> Row | None:
     if engine is None:
         return None
     return {
@@ -142,7 +145,7 @@ def _engine_row(engine: EngineFit | None) -> dict[str, Any] | None:
     }
 
 
-def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
+def _phase_row(phase: PhasePrediction) -> Row:
     return {
         "name": phase.name,
         "peak_bytes": interval(phase.peak_bytes),
@@ -152,7 +155,7 @@ def _phase_row(phase: PhasePrediction) -> dict[str, Any]:
     }
 
 
-def _part_rows(parts: Mapping[str, int]) -> list[dict[str, Any]]:
+def _part_rows(parts: Mapping[str, int]) -> list[Row]:
     return [{"name": name, "bytes": size} for name, size in parts.items()]
 
 
@@ -185,7 +188,7 @@ def interval(estimate: Estimate | None, digits: int | None = None) -> dict[str, 
     }
 
 
-def way_row(way: WayToFit) -> dict[str, Any]:
+def way_row(way: WayToFit) -> Row:
     return {
         "change": dict(way.change),
         "learning": way.learning,
@@ -195,7 +198,7 @@ def way_row(way: WayToFit) -> dict[str, Any]:
     }
 
 
-def soak_row(soak: Soak) -> dict[str, Any]:
+def soak_row(soak: Soak) -> Row:
     """Return a long run with the trend of its memory."""
     growth = soak.growth
     cycles = []
@@ -217,7 +220,7 @@ def soak_row(soak: Soak) -> dict[str, Any]:
     }
 
 
-def disturbance_row(disturbance: Disturbance) -> dict[str, Any]:
+def disturbance_row(disturbance: Disturbance) -> Row:
     by_phase = {}
     for phase, share in disturbance.by_phase.items():
         by_phase[phase] = round(share, 4)
@@ -255,13 +258,13 @@ def job_row(job: Job) -> Mapping[str, Any]:
     }
 
 
-def _lengths_row(lengths: TokenLengths | None) -> dict[str, Any] | None:
+def _lengths_row(lengths: TokenLengths | None) -> Row | None:
     if lengths is None:
         return None
     return {"source": lengths.source, "mean": round(lengths.mean, 1), "p95": lengths.quantile(0.95)}
 
 
-def data_row(lengths: RowLengths | None) -> dict[str, Any] | None:
+def data_row(lengths: RowLengths | None) -> Row | None:
     """Return the lengths for a document; shares refer to the rows that were read."""
     if lengths is None:
         return None

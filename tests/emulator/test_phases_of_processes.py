@@ -50,7 +50,8 @@ def test_open_reasoner_zeros_weight_sync_is_a_phase_on_both_sides(phases: list[s
         SimpleNamespace(CUDAIPCHandle=Handle)
     )  # type: ignore[arg-type]
     worker = f"{places}.accelerators.inference.vllm_worker_wrap"
-    emulator_phases.PHASE_HOOKS[worker](SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
+    hook = emulator_phases.PHASE_HOOKS[worker]
+    hook(SimpleNamespace(WorkerWrap=Worker))  # type: ignore[arg-type]
     assert Handle.from_tensor("weights") == "weights"
     Worker().update_weight_internal_with_cuda_ipc("embeddings")
     assert phases == 2 * ["weight sync", "load"]

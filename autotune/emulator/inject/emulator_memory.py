@@ -49,14 +49,14 @@ def alias(tensor: torch.Tensor) -> torch.Tensor:
     if not address or not size:
         return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
     key = (address, size, tensor.dtype)
-    whole = _aliases.get(key)
-    if whole is None:
+    on_host = _aliases.get(key)
+    if on_host is None:
         if len(_aliases) >= MOST_ALIASES:
             _aliases.clear()
         usable = size - size % tensor.dtype.itemsize
         buffer = (ctypes.c_char * usable).from_address(address)
-        whole = _aliases[key] = torch.frombuffer(buffer, dtype=tensor.dtype)
-    return whole.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
+        on_host = _aliases[key] = torch.frombuffer(buffer, dtype=tensor.dtype)
+    return on_host.as_strided(tensor.shape, tensor.stride(), tensor.storage_offset())
 
 
 def is_on_card(value: Any) -> bool:
