@@ -44,8 +44,7 @@ def median_difference(folder: Path, figure: str) -> float:
     for difference in differences(read_results(folder)):
         if difference.figure == figure and difference.basis == "measured":
             shares.append(abs(difference.share))
-    if not shares:
-        pytest.skip("no point that ended well has both figures")
+    assert shares, "no point that ended well has both figures"
     return statistics.median(shares)
 
 
