@@ -7,9 +7,10 @@ candidate: its chance of fitting, and its speed with a standard deviation. Each 
 all estimates. The search ends when no candidate's expected gain is worth its probe
 (`worthwhile_gains`). Without further state, a killed study continues at the same point.
 
-Of each tier's candidates, those not measured yet are *open*, or *refused* if prediction rules them
-out. Those that were measured, fit and were not refuted later are its *contenders*, fastest first;
-the *leader* is the one with the highest estimated speed. A *pool* is a set of rows of the table.
+A *tier* has the candidates with the same values of learning knobs. Of its candidates, those not
+measured yet are *open*, or *refused* if prediction rules them out. Those that were measured, fit
+and were not refuted later are its *contenders*, fastest first; the *leader* is the one with the
+highest estimated speed. A *pool* is a set of rows of the table.
 
 `next_step` decides in this order. Numbers are those of the sections below, brackets the purpose of
 the probe:
@@ -78,6 +79,8 @@ MAX_REFUSED_PROBES = 2
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
 
+# Shares of speed. A probe has to promise what it costs (`worthwhile_gains`), at least LEAST_GAIN,
+# and never more than MIN_EXPECTED_GAIN; a measured speed is better from MIN_GAIN on.
 LEAST_GAIN = 0.001  # Where a probe takes seconds, the search would never end otherwise
 
 # Optuna's own samplers: probes without improvement after which the search ends
@@ -104,7 +107,8 @@ class SearchEnd:
 class RemainingBudget:
     seconds: float
     probes: int
-    # Load keys that are ready for the next probe; if empty, that of the last one
+    # Load keys (settings that a loaded model or engine can't change) of the loads that are ready
+    # for the next probe; if empty, the one of the last probe is
     live: frozenset[str] = frozenset()
 
 
@@ -321,7 +325,8 @@ def promising(
 ) -> BoolArray:
     """Return True for members of the pool with P(fits)^c · E[max(0, lead over the leader)] >=
     the least gain that is worth it; c > 1, as an out-of-memory error costs more than its seconds.
-    The lead's deviation excludes the error that both have in common.
+    The lead is a difference of log speeds, so a share of speed where it is small. Its deviation
+    excludes the error that both have in common.
     """
     lead, deviation = estimates.speed.lead_over(leader)
     improvement = expected_improvement(lead[pool], deviation[pool], 0.0)
@@ -333,6 +338,7 @@ def worthwhile_gains(view: TrialView) -> FloatArray:
     """Return the least expected gain of every candidate that pays for its probe: the share of
     TRAINING_SECONDS that the probe takes.
     """
+    # No other loads are ready than the last probe's.
     share = seconds_to_measure(view, ()) / TRAINING_SECONDS
     return np.clip(share, LEAST_GAIN, MIN_EXPECTED_GAIN)
 

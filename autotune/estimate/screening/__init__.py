@@ -25,6 +25,10 @@ Notation
     L0                 layers of the short model: head, one group, at least one layer of the tail
     c                  copies of the group that the short model lacks: L = L0 + c p
     T(L, x)            trace of the step: events, each of which makes or frees an allocation
+    stay               uninterrupted run of the step in one phase, as the forward pass of a
+                       micro-step
+    block              events of one layer in one stay, or those between two layers
+    part               what an allocation is for, as weights or logits
     s_a(x)             size of the allocation a
     f(i)               allocation that an event of a layer frees in instance i = 0 ... c of its
                        group

@@ -3,7 +3,9 @@ occurs twice.
 
 Each block of the longer trace repeats one of the short trace: a `BlockCopy` names that block and
 the instance of the group. The pairing finds each allocation's counterpart in the short trace, and
-refuses layers that differ from their neighbours.
+refuses layers that differ from their neighbours. A `pattern` is a block or an allocation of the
+longer trace that copies of the full model repeat: of instance 0 in instance 0, of instance 1 in all
+others.
 """
 
 from __future__ import annotations
