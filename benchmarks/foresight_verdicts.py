@@ -32,8 +32,8 @@ from autotune.core.trace import Trace
 from autotune.core.units import MIB
 from autotune.estimate import sharding
 from autotune.estimate.predictor import predict
-from autotune.estimate.replay import Track
 from autotune.estimate.trace_context import PredictionInput
+from autotune.estimate.track import Track
 
 MODELS = {
     "/home/u/Projects/Qwen/Qwen2.5-1.5b": "Qwen/Qwen2.5-1.5B",

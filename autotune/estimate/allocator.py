@@ -19,17 +19,27 @@ capacity. `garbage_collection_threshold` is not modelled.
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from autotune.core.units import MIB
+from autotune.estimate.allocator_blocks import (
+    FREE,
+    IN_USE,
+    LARGE_SEGMENT,
+    SMALL_SEGMENT,
+    UNMAPPED,
+    AllocatorBlock,
+    Pool,
+    cut,
+    free_size,
+    join,
+)
 
 # c10/cuda/CUDACachingAllocator.cpp has the same constants (kMinBlockSize, kSmallSize ...).
 MIN_BLOCK = 512  # requests are rounded up to a multiple of it
 SMALL_REQUEST = MIB  # largest request of the small pool
-SMALL_SEGMENT = 2 * MIB
-LARGE_SEGMENT = 20 * MIB  # segment for requests in (SMALL_REQUEST, EXACT_FROM)
 EXACT_FROM = 10 * MIB  # from here on, one segment per request, rounded up to SEGMENT_ROUNDING
 SEGMENT_ROUNDING = 2 * MIB
 LEAST_LARGE_REMAINDER = MIB  # large pool: smaller remainders are not split off
@@ -77,72 +87,6 @@ class OutOfMemory(Exception):
         self.request_bytes = request_bytes
         self.reserved_bytes = reserved_bytes
         self.allocated_bytes = allocated_bytes
-
-
-# States of a block. Plain integers: they are compared for every request of a replay.
-IN_USE = 0
-FREE = 1
-UNMAPPED = 2
-
-
-class AllocatorBlock:
-    """Address range of one segment, linked to its neighbours."""
-
-    __slots__ = ("address", "after", "before", "pool", "size", "state")
-
-    def __init__(
-        self,
-        address: int,
-        size: int,
-        state: int,
-        pool: Pool,
-    ) -> None:
-        self.address = address
-        self.size = size
-        self.state = state
-        self.pool = pool
-        self.before: AllocatorBlock | None = None
-        self.after: AllocatorBlock | None = None
-
-    @property
-    def growable_size(self) -> int:
-        """Size that a block of an expandable segment can reach."""
-        if self.after is None or self.after.state != UNMAPPED:
-            return self.size
-        return self.size + self.after.size
-
-
-class Pool:
-    """Free blocks of one stream and kind, ordered by (size, address)."""
-
-    def __init__(self, *, small: bool) -> None:
-        self.small = small
-        self.page_bytes = SMALL_SEGMENT if small else LARGE_SEGMENT  # unit of an expandable segment
-        self.free: list[tuple[int, int, AllocatorBlock]] = []
-        self.first: AllocatorBlock | None = None  # of the expandable segment
-
-    def add(self, block: AllocatorBlock) -> None:
-        block.state = FREE
-        insort(self.free, (block.size, block.address, block))
-
-    def remove(self, block: AllocatorBlock) -> None:
-        # A shorter tuple sorts before its extension.
-        self.free.pop(bisect_left(self.free, (block.size, block.address)))
-
-    def take_in_neighbours(self, block: AllocatorBlock) -> None:
-        """Merge free neighbours into the block."""
-        before = block.before
-        if before is not None and before.state == FREE:
-            self.remove(before)
-            _join(block, before, self)
-        after = block.after
-        if after is not None and after.state == FREE:
-            self.remove(after)
-            _join(block, after, self)
-
-    def whole_pages(self, size: int) -> int:
-        """Return the size rounded up to pages of an expandable segment."""
-        return -(-size // self.page_bytes) * self.page_bytes
 
 
 class CachingAllocator:
@@ -193,7 +137,7 @@ class CachingAllocator:
         pool = small if rounded <= SMALL_REQUEST else large
         block = self._best_fit(pool, rounded) or self._new_block(pool, rounded)
         if block.size != rounded and self._splits(block, rounded):
-            pool.add(_cut(block, rounded))
+            pool.add(cut(block, rounded))
         block.state = IN_USE
         self._in_use[number] = (block, size)
         self.requested += size
@@ -338,7 +282,7 @@ class CachingAllocator:
             if not self._has_room(pool.whole_pages(missing)):
                 raise self._out_of_memory(size)
         if stretch.size > pages:
-            _cut(stretch, pages).state = UNMAPPED
+            cut(stretch, pages).state = UNMAPPED
         pool.take_in_neighbours(stretch)
         return stretch
 
@@ -348,8 +292,8 @@ class CachingAllocator:
             pool.first = AllocatorBlock(0, ADDRESS_SPACE_BYTES, UNMAPPED, pool)
         stretch: AllocatorBlock | None = pool.first
         while stretch is not None:
-            before = _free_size(stretch.before)
-            after = _free_size(stretch.after)
+            before = free_size(stretch.before)
+            after = free_size(stretch.after)
             if stretch.state == UNMAPPED and before + stretch.size + after >= size:
                 return stretch, min(size - before, stretch.size)
             stretch = stretch.after
@@ -364,15 +308,15 @@ class CachingAllocator:
         pool.remove(block)
         middle = block
         if start > block.address:
-            middle = _cut(block, start - block.address)
+            middle = cut(block, start - block.address)
             pool.add(block)
         if middle.address + middle.size > end:
-            pool.add(_cut(middle, end - middle.address))
+            pool.add(cut(middle, end - middle.address))
         middle.state = UNMAPPED
         self.reserved -= middle.size
         for neighbour in (middle.before, middle.after):
             if neighbour is not None and neighbour.state == UNMAPPED:
-                _join(middle, neighbour, pool)
+                join(middle, neighbour, pool)
 
 
 def segment_bytes(size: int) -> int:
@@ -382,41 +326,3 @@ def segment_bytes(size: int) -> int:
     if size < EXACT_FROM:
         return LARGE_SEGMENT
     return -(-size // SEGMENT_ROUNDING) * SEGMENT_ROUNDING
-
-
-def _free_size(block: AllocatorBlock | None) -> int:
-    if block is None or block.state != FREE:
-        return 0
-    return block.size
-
-
-def _cut(block: AllocatorBlock, size: int) -> AllocatorBlock:
-    """Shrink the block to `size` bytes; return the rest, linked behind it."""
-    remainder = AllocatorBlock(block.address + size, block.size - size, block.state, block.pool)
-    remainder.before = block
-    remainder.after = block.after
-    if block.after is not None:
-        block.after.before = remainder
-    block.after = remainder
-    block.size = size
-    return remainder
-
-
-def _join(
-    block: AllocatorBlock,
-    neighbour: AllocatorBlock,
-    pool: Pool,
-) -> None:
-    """Merge the neighbour into the block."""
-    if neighbour is block.before:
-        block.address = neighbour.address
-        block.before = neighbour.before
-        if block.before is not None:
-            block.before.after = block
-    else:
-        block.after = neighbour.after
-        if block.after is not None:
-            block.after.before = block
-    block.size += neighbour.size
-    if pool.first is neighbour:
-        pool.first = block

@@ -12,7 +12,9 @@ Blocks are numbers. Everything about them is in two arrays, the heap:
     lists    row TOTALS: counters; row LENGTHS: free blocks of each pool; row SPARE: unused numbers;
              from row POOLS on, one row per pool: its free blocks by (size, address)
 
-Codes are plain constants, which cost nothing once compiled.
+Codes are plain constants, which cost nothing once compiled. The functions stay in one file, although
+it is long: numba keeps what it compiled until the file of a function changes, and would miss that
+one which it calls has changed in another file.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from autotune.estimate import allocator as rules
+from autotune.estimate.allocator_blocks import FREE, IN_USE
 from autotune.estimate.replay_arrays import (
     AT_EVENT,
     NONE,
@@ -46,8 +49,6 @@ Heap = tuple[Integers, Integers]  # only two arrays: numba passes each one at ev
 
 LARGEST_SUM = 1 << 62  # of all sizes, in int64
 
-IN_USE = rules.IN_USE
-FREE = rules.FREE
 ADDRESS, SIZE, STATE, BEFORE, AFTER, POOL = range(6)
 """Columns of the blocks; BEFORE, AFTER: neighbours in the segment."""
 
@@ -73,7 +74,7 @@ def available() -> bool:
 
 
 def compiled(function: Function) -> Function:
-    """Compile without bounds checks, which triple the time: `replay.Track` checks beforehand."""
+    """Compile without bounds checks, which triple the time: `track.Track` checks beforehand."""
     return function if numba is None else numba.njit(cache=True, nogil=True)(function)
 
 

@@ -15,7 +15,8 @@ from autotune.estimate import timeline
 from autotune.estimate.engine_start import fitted_engine
 from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.other_models import other_model_bytes
-from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
+from autotune.estimate.replay import StepStage
 from autotune.estimate.timeline import whole_bytes
 from autotune.estimate.trace_context import PredictionInput
 

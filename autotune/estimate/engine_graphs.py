@@ -18,7 +18,8 @@ from functools import lru_cache
 from autotune.catalog import efficiency
 from autotune.core.prediction import Estimate
 from autotune.core.units import KIB, MIB
-from autotune.estimate.allocator import SMALL_SEGMENT, CachingAllocator, segment_bytes
+from autotune.estimate.allocator import CachingAllocator, segment_bytes
+from autotune.estimate.allocator_blocks import SMALL_SEGMENT
 from autotune.estimate.engine_memory import MAX_CACHED
 from autotune.estimate.engine_passes import NOTHING, captured_sizes
 from autotune.estimate.layer_shape import Layer

@@ -15,7 +15,7 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.trace import Part, Trace
 from autotune.estimate import model_shape
 from autotune.estimate.model_shape import Shape
-from autotune.estimate.replay import PhaseUse, TraceUsage
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
 
 TRAINING: tuple[Phase, ...] = ("forward", "backward", "optimizer")
 GRADIENT_PHASES: frozenset[Phase] = frozenset({"backward", "optimizer"})

@@ -28,7 +28,8 @@ from autotune.estimate.deciding_causes import deciding
 from autotune.estimate.engine_start import EngineStart, engine_start, room_of
 from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.other_models import other_model_bytes
-from autotune.estimate.replay import StepStage, TraceUsage
+from autotune.estimate.phase_use import TraceUsage
+from autotune.estimate.replay import StepStage
 from autotune.estimate.throughput import with_speed
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, whole_bytes
 from autotune.estimate.trace_context import PredictionInput, step_context

@@ -24,7 +24,8 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import Estimate, PhasePrediction, TraceBasis
 from autotune.core.trace import Trace
 from autotune.estimate.engine_use import EngineUse
-from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
+from autotune.estimate.replay import StepStage
 from autotune.estimate.trace_context import parts_at_engine_start
 
 POLICY_PARTS = (

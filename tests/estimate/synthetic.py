@@ -14,8 +14,9 @@ from autotune.core.prediction import TraceBasis
 from autotune.core.trace import Inventory, Mark, Part, Trace
 from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings
-from autotune.estimate.replay import Replay, Track
+from autotune.estimate.phase_use import Replay
 from autotune.estimate.trace_context import PredictionInput
+from autotune.estimate.track import Track
 
 PARTS: tuple[Part, ...] = (
     "weights",

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from autotune.core.trace import Trace
 from autotune.core.units import KIB, MIB
 from autotune.estimate import allocator_compiled
-from autotune.estimate.replay import FEW_REPLAYS, Replay, Track
+from autotune.estimate.phase_use import Replay
+from autotune.estimate.track import FEW_REPLAYS, Track
 from tests.estimate.synthetic import Book
 
 SIZES = (

@@ -13,7 +13,7 @@ import pytest
 from autotune.core.measurement import Phase
 from autotune.core.prediction import Estimate
 from autotune.core.units import MIB
-from autotune.estimate.replay import PhaseUse, TraceUsage
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
 from autotune.estimate.timeline import EngineShare, Scene, TimelinePoint, certain_capacity
 from tests.estimate.synthetic import composition, training
 

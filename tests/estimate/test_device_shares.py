@@ -14,8 +14,8 @@ from autotune.core.units import GIB, MIB
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator
 from autotune.estimate.engine_use import EngineUse
 from autotune.estimate.model_shape import shape
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
 from autotune.estimate.predictor import predict
-from autotune.estimate.replay import PhaseUse, TraceUsage
 from autotune.estimate.sglang_engine import _awake
 from autotune.estimate.timeline import EngineShare, Scene
 from tests.estimate.synthetic import CONFIG, composition, situation, training

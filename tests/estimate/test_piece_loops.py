@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from autotune.core.trace import Trace
-from autotune.estimate.replay import Replay, Track
+from autotune.estimate.phase_use import Replay
 from autotune.estimate.screening import Point
 from autotune.estimate.screening.planned_traces import picked_points
 from autotune.estimate.screening.points import Sample
 from autotune.estimate.screening.size_model import SizeModel, fit_sizes
+from autotune.estimate.track import Track
 from tests.estimate.synthetic import replay
 from tests.estimate.test_step_model import TraceWriter
 

@@ -10,7 +10,7 @@ import pytest
 from autotune.core.trace import Inventory, Mark, Trace
 from autotune.core.units import MIB
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator
-from autotune.estimate.replay import PhaseUse, Replay
+from autotune.estimate.phase_use import PhaseUse, Replay
 from tests.estimate.synthetic import Book, replay, training
 
 

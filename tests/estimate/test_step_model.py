@@ -8,7 +8,6 @@ from dataclasses import replace
 import pytest
 
 from autotune.core.trace import Inventory, Mark, Part, Trace
-from autotune.estimate.replay import Track
 from autotune.estimate.screening import (
     LayerRepetition,
     NotUniform,
@@ -23,6 +22,7 @@ from autotune.estimate.screening.size_model import fit_sizes
 from autotune.estimate.screening.step_model import phase_peaks, sizes_at
 from autotune.estimate.screening.stretching import stretched
 from autotune.estimate.screening.surveying import error_at
+from autotune.estimate.track import Track
 from tests.estimate.synthetic import replay
 
 NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")

@@ -9,7 +9,8 @@ import pytest
 
 from autotune.core.trace import Trace
 from autotune.core.units import MIB
-from autotune.estimate.replay import PhaseUse, StepStage, TraceUsage
+from autotune.estimate.phase_use import PhaseUse, TraceUsage
+from autotune.estimate.replay import StepStage
 from autotune.estimate.step_in_context import loaded_once, places_in
 from autotune.estimate.trace_context import TraceContext
 from autotune.estimate.trainer_rollout import Generation
