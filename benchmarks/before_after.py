@@ -62,7 +62,7 @@ TIMED = {
     "`autotune predict`, again": ["predict", "--model", "Qwen2.5-7B", "--gpus", "2xA100-40G"],
 }
 SCREENING = "screening of the default space, again"
-PAIRS = 5
+PAIRS = 3
 
 FIGURES: Mapping[str, str] = {
     "fits": "fits",

@@ -203,10 +203,20 @@ def studies(cases: Cases, folder: Path) -> Iterator[Answer]:
 def diagnoses(cases: Cases, folder: Path) -> Iterator[Answer]:
     for name, text in cases.items():
         began = time.process_time()
-        diagnosis = autotune.diagnose(text)
+        diagnosis = autotune.diagnose(text.splitlines())
+        remedies = [f"{dict(advice.change)}: {advice.why}" for advice in diagnosis.remedies]
+        document = {
+            "cause": diagnosis.cause,
+            "is_memory": diagnosis.is_memory,
+            "phase": diagnosis.phase,
+            "rank": diagnosis.rank,
+            "evidence": diagnosis.evidence,
+            "numbers": dict(diagnosis.numbers),
+            "remedies": remedies,
+        }
         yield {
             "name": name,
-            "document": asdict(diagnosis),
+            "document": document,
             "seconds": _seconds_since(began),
         }
 

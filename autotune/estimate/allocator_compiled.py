@@ -12,8 +12,8 @@ Blocks are numbers. Everything about them is in two arrays, the heap:
     lists    row TOTALS: counters; row LENGTHS: free blocks of each pool; row SPARE: unused numbers;
              from row POOLS on, one row per pool: its free blocks by (size, address)
 
-Codes are plain constants, which cost nothing once compiled. The functions stay in one file, although
-it is long: numba keeps what it compiled until the file of a function changes, and would miss that
+Codes are plain constants, which cost nothing once compiled. The functions stay in one file, long as
+it is: numba keeps what it compiled until the file of a function changes, and would miss that
 one which it calls has changed in another file.
 """
 
