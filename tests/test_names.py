@@ -32,8 +32,6 @@ SAME_MEANING = {
     "MIB": "core.units; `worker` imports nothing of it",
     "FLOAT32_BYTES": "bytes of a float32 number",
     "Integers": "array of whole numbers",
-    "IN_USE": "state of a block; the compiled allocator has constants of its own",
-    "FREE": "state of a block; the compiled allocator has constants of its own",
     "GENERATION_SHAPE": "TRL's two settings of the generation batch; `worker` imports nothing else",
     "MIN_OFFLOADED_BYTES": "smallest tensor whose activation is offloaded",
     "OUT": "placeholder of the run's folder in a command; `worker` imports nothing else",
