@@ -28,7 +28,7 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeGuard
 
 import machine
 import yaml
@@ -198,7 +198,7 @@ def lines() -> dict[str, str]:
 
 def traced_lines(before: Answers) -> dict[str, str]:
     """Return those that the checkout before answered from one trace."""
-    traced = {}
+    traced: dict[str, str] = {}
     for name, line in lines().items():
         if before[name]["traces"] == 1 and len(traced) < TRACES:
             traced[name] = line
@@ -314,7 +314,7 @@ def changed(before: Leaf, after: Leaf) -> str:
     return f"{short(before)} → {short(after)}"
 
 
-def is_number(value: Leaf) -> bool:
+def is_number(value: Leaf) -> TypeGuard[float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

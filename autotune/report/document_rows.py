@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from autotune.core.answer import PredictedCandidate, Trial, WayToFit
+from autotune.core.answer import Expected, PredictedCandidate, Trial, WayToFit
 from autotune.core.dataset import RowLengths, TokenLengths
 from autotune.core.job import Job
 from autotune.core.measurement import Failure, Measurement, Speed
@@ -82,7 +82,7 @@ def _cost_row(measured: Measurement) -> dict[str, float]:
     return {name: round(value, 3) for name, value in seconds.items() if value is not None}
 
 
-def _expected_row(expected: Prediction | None) -> Row | None:
+def _expected_row(expected: Expected | None) -> Row | None:
     """Return the figures that a measured candidate was predicted to have."""
     if expected is None:
         return None
