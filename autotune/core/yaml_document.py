@@ -64,11 +64,14 @@ def read_document(path: Path, *, last_counts: bool = False) -> Document:
 
     `last_counts`: of two equal keys the last one counts, as in PyYAML; else they are refused.
     """
+    # 1. The text.
     if not path.exists():
         raise BadInput(f"There is no file {str(path)!r}.", way_out="Check the path.")
     text = read_text(
         path, largest_bytes=MAX_YAML_BYTES, way_out="It must be a readable UTF-8 text file."
     )
+
+    # 2. Its mapping.
     try:
         root = _bounded(text)
         content = None if root is None else _constructed(text, root)
@@ -82,6 +85,8 @@ def read_document(path: Path, *, last_counts: bool = False) -> Document:
             f"{path}, line 1, column 1: not a YAML mapping.",
             way_out="Write lines of `name: value`.",
         )
+
+    # 3. The place of each key.
     places: dict[KeyPath, YamlPlace] = {}
     repeated: list[str] = []
     for key, first_line, (line, column) in _note_places(root, (), places):

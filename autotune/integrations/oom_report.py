@@ -89,9 +89,29 @@ def write(
     if running is not None:
         following = next_smaller(running, diagnosis)
     folder.mkdir(parents=True, exist_ok=True)
+
+    # 1. The report, for programs and for people.
     document = folder / f"rank{moment.rank}.json"
     text = folder / f"rank{moment.rank}.txt"
-    report: dict[str, Any] = {
+    report = _document(error, diagnosis, moment, following)
+    write_atomically(document, f"{json.dumps(report, indent=2, default=str)}\n".encode())
+    lines = _text(error, diagnosis, moment, following)
+    write_atomically(text, "\n".join(lines).encode())
+
+    # 2. The next configuration.
+    if running is None or following is None:
+        return document, text
+    write_atomically(folder / NEXT, _configuration(running, following, moment).encode())
+    return document, text, folder / NEXT
+
+
+def _document(
+    error: BaseException,
+    diagnosis: Diagnosis,
+    moment: OomMoment,
+    following: Next | None,
+) -> dict[str, Any]:
+    document: dict[str, Any] = {
         **as_document(diagnosis),
         "error": {"type": type(error).__name__, "text": str(error)},
         "rank": moment.rank,
@@ -101,14 +121,22 @@ def write(
         "next": None,
     }
     if moment.reading is not None:
-        report["memory"] = dataclasses.asdict(moment.reading)
+        document["memory"] = dataclasses.asdict(moment.reading)
     if following is not None:
-        report["next"] = {
+        document["next"] = {
             "change": dict(following.change),
             "changes_what_is_learned": following.learning,
             "file": NEXT,
         }
-    write_atomically(document, f"{json.dumps(report, indent=2, default=str)}\n".encode())
+    return document
+
+
+def _text(
+    error: BaseException,
+    diagnosis: Diagnosis,
+    moment: OomMoment,
+    following: Next | None,
+) -> list[str]:
     lines = [
         f"Rank {moment.rank} of {moment.world_size}, after step {moment.step}.",
         in_words(diagnosis, WIDTH),
@@ -118,12 +146,7 @@ def write(
             f"Next smaller configuration, in {NEXT}: {_assignments(following.change)}."
             f" {_effect_text(following)}"
         )
-    lines += ["", "".join(traceback.format_exception(error))]
-    write_atomically(text, "\n".join(lines).encode())
-    if running is None or following is None:
-        return document, text
-    write_atomically(folder / NEXT, _configuration(running, following, moment).encode())
-    return document, text, folder / NEXT
+    return [*lines, "", "".join(traceback.format_exception(error))]
 
 
 def _configuration(
@@ -232,6 +255,7 @@ def _job(
     limit_bytes: int,
     arguments: Sequence[str],
 ) -> Task:
+    # 1. Settings: of the file, and what the running arguments say otherwise.
     args = trainer.args
     fields = framework.fields()
     config_file = _file_behind(arguments)
@@ -243,6 +267,8 @@ def _job(
         file = read_user_config(config_file, method)
         held_values = {**file.settings, **held_values}
         user_settings = {**file.rest, **user_settings}
+
+    # 2. The model and its devices.
     tuning: Tuning = "full"
     if adapter:
         tuning = "qlora" if getattr(trainer.model, "is_loaded_in_4bit", False) else "lora"

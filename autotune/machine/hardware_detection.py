@@ -221,6 +221,28 @@ def _is_rehearsal() -> bool:
 
 
 def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
+    """Return this machine's GPUs, or as many of them."""
+    _require_equal(devices)
+    if count is not None and count > len(devices):
+        raise BadInput(
+            f"{count} GPUs were requested, and this machine has {len(devices)}.",
+            way_out=f"Type --gpus {len(devices)}xlocal.",
+        )
+    gpu = recognise(devices[0])
+    memory = min(device.memory_bytes for device in devices)
+    name = gpu.name if gpu else devices[0].name
+    return Hardware(
+        kind="cuda",
+        name=name,
+        count=count or len(devices),
+        memory_bytes=memory,
+        here=True,
+        rehearsed=_is_rehearsal(),
+    )
+
+
+def _require_equal(devices: tuple[Device, ...]) -> None:
+    """Refuse a machine without GPUs, and GPUs of which a job can't have several alike."""
     if not devices:
         raise BadInput(
             "--gpus local: no NVIDIA GPU is visible on this machine.",
@@ -240,22 +262,6 @@ def _local(count: int | None, devices: tuple[Device, ...]) -> Hardware:
         raise BadInput(
             f"This machine's GPUs differ ({listed}).", way_out=_choices(devices, "index")
         )
-    if count is not None and count > len(devices):
-        raise BadInput(
-            f"{count} GPUs were requested, and this machine has {len(devices)}.",
-            way_out=f"Type --gpus {len(devices)}xlocal.",
-        )
-    gpu = recognise(devices[0])
-    memory = min(device.memory_bytes for device in devices)
-    name = gpu.name if gpu else devices[0].name
-    return Hardware(
-        kind="cuda",
-        name=name,
-        count=count or len(devices),
-        memory_bytes=memory,
-        here=True,
-        rehearsed=_is_rehearsal(),
-    )
 
 
 def _named(

@@ -28,7 +28,7 @@ from autotune.core.errors import BadInput, ProbeError
 from autotune.core.events import JobStarted, Listener, Note, ProbeEnded, ProbeStarted, ignore_events
 from autotune.core.headroom import NO_HEADROOM
 from autotune.core.job import Job
-from autotune.core.measurement import judge
+from autotune.core.measurement import Measurement, judge
 from autotune.core.space import Candidate
 from autotune.core.units import counted, format_bytes
 from autotune.frameworks.shares_in_files import limit_notes, with_room
@@ -283,15 +283,7 @@ def _measured(
             seconds_left=PROOF.deadline_seconds,
         )
     )
-    for attempt in range(MAX_PROBE_TRIES):
-        try:
-            measurement = executor.open(candidate).measure(candidate, PROOF)
-            if not measurement.ended_from_outside:
-                break
-        except ProbeError as fault:
-            if attempt + 1 == MAX_PROBE_TRIES:
-                raise
-            listener(Note(text=f"{fault} Trying again."))
+    measurement = _proof(candidate, executor, listener)
     trial = Trial(
         number=0,
         purpose="confirm",
@@ -307,6 +299,24 @@ def _measured(
         )
     )
     return trial
+
+
+def _proof(
+    candidate: Candidate,
+    executor: Executor,
+    listener: Listener,
+) -> Measurement:
+    """Return the measurement, the last of a few tries that something else ended."""
+    for attempt in range(MAX_PROBE_TRIES):
+        try:
+            measurement = executor.open(candidate).measure(candidate, PROOF)
+            if not measurement.ended_from_outside:
+                break
+        except ProbeError as fault:
+            if attempt + 1 == MAX_PROBE_TRIES:
+                raise
+            listener(Note(text=f"{fault} Trying again."))
+    return measurement
 
 
 def _search_that_learns_the_same(

@@ -106,6 +106,7 @@ class Zero3(Zero):
         sharding: Sharding,
     ) -> None:
         super().__init__(trace, usage, sharding)
+        # 1. Parameters, and the stream of their gradients.
         self.widths = [1] * len(usage.parameters)
         for index, parameter in enumerate(usage.parameters):
             if parameter.count:
@@ -115,7 +116,8 @@ class Zero3(Zero):
         self._rolled_out = 0  # step of the latest rollout
         streams = trace.device == "cuda" and sharding.overlap_comm
         self._reduction_stream = REDUCING if streams else 0
-        # The policy, and a reference model that has an engine and a coordinator of its own.
+
+        # 2. The policy, and a reference model that has an engine and a coordinator of its own.
         roots = {which for _, kind, which, *_ in usage.uses if kind == UseKind.PASS}
         self._roots = sorted({0, *roots})
         self._model_of: dict[int, int] = {}  # by parameter
@@ -138,6 +140,8 @@ class Zero3(Zero):
             )
             self._gatherings.append(gathering)
         self.gathering = self._gatherings[0]
+
+        # 3. What is never whole on this rank.
         if trace.device == "cuda":
             # Partitioned one by one while the model is built: never all on the device.
             for parameter in usage.parameters:
