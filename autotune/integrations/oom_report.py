@@ -95,7 +95,7 @@ def write(
     text = folder / f"rank{moment.rank}.txt"
     report = _document(error, diagnosis, moment, following)
     write_atomically(document, f"{json.dumps(report, indent=2, default=str)}\n".encode())
-    lines = _text(error, diagnosis, moment, following)
+    lines = _lines(error, diagnosis, moment, following)
     write_atomically(text, "\n".join(lines).encode())
 
     # 2. The next configuration.
@@ -131,7 +131,7 @@ def _document(
     return document
 
 
-def _text(
+def _lines(
     error: BaseException,
     diagnosis: Diagnosis,
     moment: OomMoment,
