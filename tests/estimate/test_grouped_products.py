@@ -35,6 +35,7 @@ def added(
 ) -> tuple[Estimate, Estimate]:
     phases: tuple[Phase, ...] = ("forward", "backward")
     seconds = dict.fromkeys(phases, Estimate.exactly(0))
+    card_type = GPUS[card]
     step = composition(
         checkpointing=checkpointing,
         groups_experts=groups,
@@ -42,9 +43,10 @@ def added(
         prompt_length=TOKENS - 1,
         completion_length=1,
     )
-    policy = dataclasses.replace(step["policy"], adapter_rank=adapter_rank)
-    step = dataclasses.replace(step, residents=(policy,))
-    longer = with_grouped_products(seconds, step, shape(config_of(model)), GPUS[card], 1)
+    policy = dataclasses.replace(step["policy"], adapter_rank=adapter_rank, dtype="float32")
+    step = dataclasses.replace(step, residents=(policy,))  # weights, not products
+    layers = shape(config_of(model))
+    longer = with_grouped_products(seconds, step, layers, card_type, "bfloat16", 1)
     return longer["forward"], longer["backward"]
 
 

@@ -177,7 +177,8 @@ def cycle(
             seconds[work.phase] = once.scaled(times)
     shape = model_shape.shape(config)
     seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
-    seconds = with_grouped_products(seconds, composition, shape, gpu, counts.micro_steps)
+    dtype = commonest_dtype(trace) or composition["policy"].dtype
+    seconds = with_grouped_products(seconds, composition, shape, gpu, dtype, counts.micro_steps)
     seconds = with_host_loops(
         seconds,
         composition,
@@ -336,14 +337,20 @@ def _once(
     """Return the time of the traced work; with compiled layers, of the fused kernels."""
     if not composition.compiles_layers or work.elementwise_bytes is None:
         return phase_seconds(work, gpu, attention)
-    has_adapter = composition["policy"].adapter_rank is not None
-    splits_layers = has_adapter and composition.reads_adapter_counts
-    factor = efficiency("split_layer_factor" if splits_layers else "fused_layer_factor")
+    factor = efficiency("split_layer_factor" if _splits(composition) else "fused_layer_factor")
     return Estimate(
         value=phase_seconds(_fused(work, factor.value), gpu, attention).value,
         low=phase_seconds(_fused(work, factor.high), gpu, attention).low,
         high=phase_seconds(_fused(work, factor.low), gpu, attention).high,
     )
+
+
+def _splits(composition: Composition) -> bool:
+    """Return True if adapters split compiled layers. Most of a mixture's bytes are between its
+    experts' products, where one piece has them.
+    """
+    has_adapter = composition["policy"].adapter_rank is not None
+    return has_adapter and composition.reads_adapter_counts and not composition.groups_experts
 
 
 def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> AttentionUse:

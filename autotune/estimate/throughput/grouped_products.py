@@ -39,9 +39,12 @@ def with_grouped_products(
     composition: Composition,
     shape: Shape,
     gpu: Gpu,
+    dtype: str,
     micro_steps: int,
 ) -> dict[Phase, Estimate]:
-    """Return the training passes with what small products take longer than large ones."""
+    """Return the training passes with what small products take longer than large ones. `dtype`:
+    of the products.
+    """
     with_products = dict(seconds)
     if not composition.groups_experts or loops_over_experts(gpu):
         return with_products
@@ -60,7 +63,7 @@ def with_grouped_products(
     operations: dict[Phase, float] = {"forward": forward, "backward": backward}
     for phase, of_depth in operations.items():
         if phase in seconds and of_depth:
-            spent = _seconds(of_depth * micro_steps, composition["policy"].dtype, gpu)
+            spent = _seconds(of_depth * micro_steps, dtype, gpu)
             with_products[phase] = seconds[phase] + spent
     return with_products
 
