@@ -30,6 +30,9 @@ Each row is predicted a second time as if its card had no rows ("card held back"
 of a card that was never compared, and without the one constant that comes from a card's own rows,
 the loop over experts on B200.
 
+`cards-second` are first readings, kept as they were. The same rows by later code are
+`cards-again`: `--rows benchmarks/card-rows-second.json --name cards-again --note TEXT`.
+
 The page ends with points of our own H200 (own_card.py). `--own` predicts these alone, and leaves
 the rows as they are in the file. `--keep DIR` stores each compared row: a second call goes on after
 the last one.
@@ -117,13 +120,13 @@ CARDS_WITH_LOOPS = frozenset({"B200"})
 
 def main() -> int:
     options = _arguments()
-    name = options.rows.stem.replace("-rows", "s")
+    name = options.name or options.rows.stem.replace("-rows", "s")
     file = options.out / f"{name}.json"
     document = json.loads(file.read_text()) if options.own else summarised(_lines(options))
     if options.rows == ROWS:
         points = own_card.compared_points()
         document["own"] = {"figures": own_card.figures(points), "points": points}
-    notes = json.loads(options.rows.read_text()).get("notes")
+    notes = options.note or json.loads(options.rows.read_text()).get("notes")
     if notes:
         document["notes"] = notes
     options.out.mkdir(parents=True, exist_ok=True)
@@ -478,6 +481,8 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument("--out", type=Path, default=RESULTS)
     parser.add_argument("--keep", type=Path, help="folder of compared rows, read and extended")
+    parser.add_argument("--name", help="of the results, instead of the rows' own")
+    parser.add_argument("--note", action="append", help="on the page, instead of the rows' own")
     parser.add_argument("--own", action="store_true", help="only the points of our own card")
     return parser.parse_args()
 
