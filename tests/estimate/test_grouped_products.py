@@ -53,9 +53,9 @@ def added(
 def test_a_layer_takes_the_published_time() -> None:
     forward, _ = added("H100")
     operations = 2 * TOKENS * 8 * 3 * 2048 * 768
-    own = compute_seconds({"bfloat16": operations}, GPUS["H100"]).value
+    large = compute_seconds({"bfloat16": operations}, GPUS["H100"]).value
     moved = MOVED_GB / (0.88 * 3350)
-    milliseconds = 1000 * (own + forward.value / 48 + moved)
+    milliseconds = 1000 * (large + forward.value / 48 + moved)
     assert milliseconds == pytest.approx(PUBLISHED_MILLISECONDS, rel=0.05)
 
 
@@ -64,8 +64,8 @@ def test_gradients_of_weights_have_the_rows_of_an_expert_as_depth() -> None:
     _, trained = added("H100")
     # 2,048 rows for each expert: 1,400 more elements of depth are 0.68 of the product itself.
     operations = 48 * 2 * TOKENS * 8 * 3 * 2048 * 768
-    own = compute_seconds({"bfloat16": operations}, GPUS["H100"]).value
-    assert trained.value - frozen.value == pytest.approx(own * 1400 / 2048)
+    large = compute_seconds({"bfloat16": operations}, GPUS["H100"]).value
+    assert trained.value - frozen.value == pytest.approx(large * 1400 / 2048)
 
 
 def test_checkpointing_repeats_the_forward_products() -> None:

@@ -86,16 +86,20 @@ def test_torch_updates_sharded_tensors_one_after_the_other() -> None:
     ],
 )
 def test_every_trained_tensor_takes_its_time(adapter_rank: int | None, tensors: int) -> None:
-    one = efficiency("sharded_tensor_update_milliseconds").value
+    milliseconds = efficiency("sharded_tensor_update_milliseconds").value
     spent = added(DENSE, adapter_rank=adapter_rank, updates_by_tensor=True)
-    assert spent == {"forward": 0, "backward": 0, "optimizer": pytest.approx(tensors * one)}
+    assert spent == {
+        "forward": 0,
+        "backward": 0,
+        "optimizer": pytest.approx(tensors * milliseconds),
+    }
 
 
 @pytest.mark.parametrize(("model", "reads"), [(DENSE, 36 * 14), (MIXTURE, 48 * 10)])
 def test_each_module_with_adapters_waits_twice_a_pass(model: str, reads: int) -> None:
-    one = efficiency("adapter_read_milliseconds").value
+    milliseconds = efficiency("adapter_read_milliseconds").value
     spent = added(model, adapter_rank=16, reads_adapter_counts=True)
-    of_pass = pytest.approx(2 * reads * one)
+    of_pass = pytest.approx(2 * reads * milliseconds)
     assert spent == {"forward": of_pass, "backward": of_pass, "optimizer": 0}
     once = added(model, adapter_rank=16, reads_adapter_counts=True, checkpointing=False)
     assert once["backward"] == 0

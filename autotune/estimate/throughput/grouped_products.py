@@ -81,9 +81,9 @@ def _input_width(layer: Layer, shape: Shape) -> int:
 def _seconds(of_depth: float, dtype: str, gpu: Gpu) -> Estimate:
     """Return the time of as many operations for each element of the half depth."""
     depth = efficiency("grouped_half_depth")
-    one = compute_seconds({dtype: of_depth}, gpu)
+    per_element = compute_seconds({dtype: of_depth}, gpu)
     return Estimate(
-        value=one.value * depth.value,
-        low=one.low * depth.low,
-        high=one.high * depth.high,
+        value=per_element.value * depth.value,
+        low=per_element.low * depth.low,
+        high=per_element.high * depth.high,
     )

@@ -68,8 +68,8 @@ def _updates(composition: Composition, shape: Shape, optimizer_steps: int) -> Es
     tensors = named_tensors(shape)
     if composition["policy"].adapter_rank is not None:
         tensors = len(shape.layers) * ADAPTER_TENSORS
-    one = efficiency("sharded_tensor_update_milliseconds")
-    return one.scaled(optimizer_steps * tensors * MILLI)
+    per_tensor = efficiency("sharded_tensor_update_milliseconds")
+    return per_tensor.scaled(optimizer_steps * tensors * MILLI)
 
 
 def _reads(
