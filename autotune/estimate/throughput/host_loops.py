@@ -44,7 +44,7 @@ def with_host_loops(
 ) -> dict[Phase, Estimate]:
     """Return the phases with what they wait for the host."""
     with_loops = dict(seconds)
-    waits = {
+    waits: dict[Phase, Estimate] = {
         **_reads(composition, shape, micro_steps),
         "optimizer": _updates(composition, shape, optimizer_steps),
     }
