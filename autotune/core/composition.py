@@ -134,6 +134,10 @@ class StepShape:
     # Saved activations that stay on the device, the others are on the host; None: all
     activations_in_flight: int | None = None
     compiles_layers: bool = False  # torch.compile fuses the operations of a layer between products
+    groups_experts: bool = False  # one kernel for the products of a mixture's experts
+    updates_by_tensor: bool = False  # the optimizer takes one tensor after the other
+    # Modules with adapters wait for the counts of their tokens, which splits compiled layers
+    reads_adapter_counts: bool = False
     scorings: int = 1  # times that a batch is scored: 2 with the log-probabilities of a reference
     fused_parts: tuple[str, ...] = ()  # parts that fused kernels may avoid; not in the lower bound
     syncs_adapter_only: bool = False  # False: full weights with the adapter merged

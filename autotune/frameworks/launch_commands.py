@@ -306,7 +306,7 @@ def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
                 error = _near_miss(path, word, kind)
                 if error is not None:
                     return error
-    frameworks = ", ".join(kind.framework for kind in kinds)
+    frameworks = ", ".join(dict.fromkeys(kind.framework for kind in kinds))
     return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
 
 

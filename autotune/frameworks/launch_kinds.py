@@ -143,5 +143,10 @@ def last_part(word: str) -> str:
     return word.rpartition("/")[2]
 
 
-def kind_of(framework: str) -> LaunchKind:
-    return next(kind for kind in launch_kinds() if kind.framework == framework)
+def kind_of(framework: str, method: str = "") -> LaunchKind:
+    """Return the framework's row: that of the method's own command, if it has one, or the first."""
+    kinds = [kind for kind in launch_kinds() if kind.framework == framework]
+    for kind in kinds:
+        if method in kind.modules:
+            return kind
+    return kinds[0]

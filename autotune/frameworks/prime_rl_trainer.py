@@ -77,6 +77,9 @@ class PrimeRlTrainer(StandIn):
             "activations_in_flight": IN_FLIGHT if offloads else None,
             "compiles_layers": values.is_on(self.of_model("compile")),
             "float32_expert_weights": is_mixture(task),
+            "groups_experts": is_mixture(task),
+            "updates_by_tensor": True,
+            "reads_adapter_counts": True,
         }
 
     def fused_tokens(self, values: Values) -> int:

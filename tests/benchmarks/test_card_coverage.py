@@ -8,7 +8,7 @@ from pathlib import Path
 RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results" / "cards.json"
 ROWS = json.loads(RESULTS.read_text())["rows"]
 
-SYNCHRONISATIONS = {"low": 20e-6, "high": 60e-6}
+SYNCHRONISATIONS = {"low": 12e-6, "high": 40e-6}
 """Seconds of one position, which a card has no part in."""
 
 

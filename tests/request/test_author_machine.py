@@ -131,3 +131,24 @@ def test_a_toml_file_of_prime_rl_is_the_launch() -> None:
     assert settings["trainer.model.seq_len"] == 4096
     assert settings["inference.parallel.tp"] == 2
     assert not any("orchestrator.env" in line for line in request.assumed)
+
+
+def test_a_toml_file_with_given_texts_starts_sft() -> None:
+    text = (
+        '[model]\nname = "Qwen/Qwen3-0.6B"\n[model.lora]\nrank = 8\n[deployment]\nnum_gpus = 8\n'
+        '[data]\nname = "mine/texts"\nseq_len = 4096\nbatch_size = 32\nsplits = ["train"]\n'
+        "[ckpt]\n[optim]\nlr = 2e-5\n"
+    )
+    request = predicted(write("configs/texts.toml", text))
+    settings = candidate_of_job(request).settings
+    assert (request.trainer.name, request.trainer.method) == ("prime-rl", "sft")
+    assert (settings["data.seq_len"], settings["model.seq_len"]) == (4096, 4096)
+    assert (settings["model.lora.rank"], settings["model.ac"]) == (8, True)
+
+
+def test_prime_rls_sft_command_is_read_and_its_words_win() -> None:
+    write("texts.toml", '[model]\nname = "Qwen/Qwen3-0.6B"\n[data]\nseq_len = 4096\n')
+    command = "uv run sft @ texts.toml --deployment.num-gpus 8 --data.seq-len 1024\n"
+    request = predicted(write("train.sh", command))
+    assert request.trainer.method == "sft"
+    assert candidate_of_job(request).settings["data.seq_len"] == 1024

@@ -38,10 +38,16 @@ from autotune.estimate.throughput.generation import (
     over,
     with_gathering,
 )
+from autotune.estimate.throughput.grouped_products import with_grouped_products
 from autotune.estimate.throughput.host_copies import (
     HALF_BYTES,
     fetched_in_rollout,
     with_host_copies,
+)
+from autotune.estimate.throughput.host_loops import (
+    ADAPTER_TENSORS,
+    named_tensors,
+    with_host_loops,
 )
 from autotune.estimate.throughput.rollout_simulation import (
     overlapped,
@@ -63,8 +69,6 @@ BATCH_PHASES: frozenset[Phase] = frozenset({"rollout", "reward", "score", "sync"
 SCALED_PHASES = frozenset({"score", "forward", "backward"})  # by the lengths of completions
 SHARDS_OPTIMIZER = frozenset({"zero1", "zero2", "zero3", "fsdp1"})
 """Traces of these are made on one rank. FSDP2 is traced with its shards."""
-
-ADAPTER_TENSORS = 14  # tensors of an adapter in one layer: two for each of its seven products
 
 
 def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
@@ -173,6 +177,15 @@ def cycle(
             seconds[work.phase] = once.scaled(times)
     shape = model_shape.shape(config)
     seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
+    dtype = commonest_dtype(trace) or composition["policy"].dtype
+    seconds = with_grouped_products(seconds, composition, shape, gpu, dtype, counts.micro_steps)
+    seconds = with_host_loops(
+        seconds,
+        composition,
+        shape,
+        micro_steps=counts.micro_steps,
+        optimizer_steps=counts.optimizer_steps,
+    )
     if "optimizer" in seconds:
         host = efficiency("trainer_step_milliseconds").scaled(counts.optimizer_steps * MILLI)
         seconds["optimizer"] = seconds["optimizer"] + host
@@ -324,12 +337,20 @@ def _once(
     """Return the time of the traced work; with compiled layers, of the fused kernels."""
     if not composition.compiles_layers or work.elementwise_bytes is None:
         return phase_seconds(work, gpu, attention)
-    factor = efficiency("fused_layer_factor")
+    factor = efficiency("split_layer_factor" if _splits(composition) else "fused_layer_factor")
     return Estimate(
         value=phase_seconds(_fused(work, factor.value), gpu, attention).value,
         low=phase_seconds(_fused(work, factor.high), gpu, attention).low,
         high=phase_seconds(_fused(work, factor.low), gpu, attention).high,
     )
+
+
+def _splits(composition: Composition) -> bool:
+    """Return True if adapters split compiled layers. Most of a mixture's bytes are between its
+    experts' products, where one piece has them.
+    """
+    has_adapter = composition["policy"].adapter_rank is not None
+    return has_adapter and composition.reads_adapter_counts and not composition.groups_experts
 
 
 def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> AttentionUse:
@@ -663,13 +684,9 @@ def _sync(
     if composition.split is not None:  # over an unknown link they reach the engines' GPUs at once
         copies = copies + (link_seconds(sent, gpu) or Estimate.exactly(0))
 
-    # 2. The host. Matrices and norms of a layer; the model itself counts biases and experts: a low
-    #    middle.
+    # 2. The host.
     shape = model_shape.shape(config)
-    names_per_layer = 12 if any(layer.experts for layer, _ in shape.kinds) else 9
-    if adapter_only:
-        names_per_layer = 1
-    names = len(shape.layers) * names_per_layer + 3
+    names = len(shape.layers) + 3 if adapter_only else named_tensors(shape)
     pushes = efficiency("push_milliseconds_per_parameter").scaled(names * MILLI)
     if composition.sync_gathers == "packed":  # the engine's loader takes whole buffers
         buffers = math.ceil(sent / max(1, composition.sync_buffer_bytes))

@@ -31,7 +31,7 @@ def with_expert_loops(
     """Return the training passes with the experts' loops, on the cards that may need them."""
     with_loops = dict(seconds)
     experts = _experts(shape)
-    if not experts or not (gpu.compute_capability or "").startswith(DATACENTER_BLACKWELL):
+    if not experts or not loops_over_experts(gpu):
         return with_loops
     one_pass = efficiency("expert_loop_milliseconds").scaled(micro_steps * experts * MILLI)
     passes: dict[Phase, int] = {"forward": 1, "backward": 1}
@@ -41,6 +41,11 @@ def with_expert_loops(
         if phase in seconds:
             with_loops[phase] = seconds[phase] + one_pass.scaled(count)
     return with_loops
+
+
+def loops_over_experts(gpu: Gpu) -> bool:
+    """Return True on cards for which the compared releases of torch had no grouped kernel."""
+    return (gpu.compute_capability or "").startswith(DATACENTER_BLACKWELL)
 
 
 def _experts(shape: Shape) -> int:

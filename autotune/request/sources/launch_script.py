@@ -38,7 +38,7 @@ def read_launch_script(
     text = launch_text(choice)
     commands = launch_commands(choice, text)
     launch = find_launch(choice.path, text, commands)
-    kind = kind_of(launch.framework)
+    kind = kind_of(launch.framework, launch.method)
     trainer = frameworks.trainer(launch.framework, launch.method)
     launch = trainer.in_own_terms(launch)
     trainer = frameworks.trainer(launch.framework, launch.method)

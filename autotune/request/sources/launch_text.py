@@ -6,7 +6,7 @@ import os
 import shlex
 from pathlib import Path
 
-from autotune.core.files import read_text
+from autotune.core.files import read_text, read_toml
 from autotune.core.shell_script import SimpleCommand, commands_of
 from autotune.core.shell_values import UNKNOWN
 from autotune.core.units import MIB
@@ -19,13 +19,19 @@ def launch_text(choice: FileChoice) -> str:
     """Return the text of a launch script, or the command line that was given instead."""
     if choice.text is not None:
         return choice.text
-    if Path(choice.path).suffix == ".toml":  # of prime-rl, which is started with it
-        return f"rl @ {shlex.quote(choice.path)}\n"
+    if Path(choice.path).suffix == ".toml":
+        return _started_with(choice.path)
     return read_text(
         Path(choice.path).expanduser(),
         largest_bytes=MAX_SCRIPT_BYTES,
         way_out="Give the shell script that starts the training.",
     )
+
+
+def _started_with(path: str) -> str:
+    """Return the command of prime-rl that is started with this file: given texts are `data`."""
+    program = "sft" if "data" in read_toml(Path(path).expanduser()) else "rl"
+    return f"{program} @ {shlex.quote(path)}\n"
 
 
 def launch_commands(choice: FileChoice, text: str) -> list[SimpleCommand]:
