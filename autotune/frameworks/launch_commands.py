@@ -347,7 +347,7 @@ def _method(
         return kind.methods[name]
     if name and kind.method_otherwise and name not in kind.not_modelled:
         return kind.method_otherwise
-    if setting is not None and not name and setting.unset:
+    if setting is not None and not name:
         raise without_value(path, str(kind.chosen_by), setting)
 
     place = path

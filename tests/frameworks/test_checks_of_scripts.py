@@ -169,6 +169,102 @@ def test_an_adapter_that_trains_on_has_the_usual_rank_which_is_said() -> None:
     assert predicted(FURTHER, lora_rank=64).job.task.workload.held_values["lora_r"] == 64
 
 
+OF_ADAPTER = """
+from datasets import Dataset
+from peft import PeftConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+config = PeftConfig.from_pretrained("runs/first")
+model = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path)
+SFTTrainer(model, SFTConfig(output_dir="out"), train_dataset=Dataset.from_json("a.json")).train()
+"""
+
+
+def test_the_base_of_an_adapter_that_is_not_here_is_a_guess() -> None:
+    Path("README.md").write_text("Trains Qwen/Qwen3-8B further.\n")
+    model = predicted(OF_ADAPTER).job.task.workload.model
+    assert model.name == "Qwen/Qwen3-8B" and model.is_guess
+
+
+FOLDS = """
+from datasets import Dataset
+from sklearn.model_selection import KFold
+from trl import SFTConfig, SFTTrainer
+
+rows = Dataset.from_json("a.json")
+for fold, (train, _) in enumerate(KFold(n_splits=5).split(range(len(rows)))):
+    settings = SFTConfig(output_dir="out", max_length=640)
+    SFTTrainer("Qwen/Qwen2.5-0.5B", settings, train_dataset=rows.select(train)).train()
+"""
+
+
+def test_a_training_for_each_fold_is_reached_without_scikit_learn() -> None:
+    assert look(FOLDS).raw["max_length"] == 640
+
+
+def test_a_script_that_shards_by_fsdp_itself() -> None:
+    source = sft().replace(
+        "max_length=1536", "max_length=1536, fsdp='full_shard auto_wrap offload'"
+    )
+    settings = predicted(source).job.task.workload.held_values
+    assert settings["sharding"] == "fsdp1"
+    assert settings["fsdp_offload_params"] is True
+
+
+ENDS_WITHOUT_ROWS = """
+    import os, sys
+    if not os.path.exists("rows/absent.json"):
+        print("Error: data file not found: rows/absent.json")
+        raise SystemExit(0)
+"""
+
+
+def test_a_script_that_ends_because_it_finds_no_rows() -> None:
+    assert look(sft(ENDS_WITHOUT_ROWS)).raw["max_length"] == 1536
+
+
+FORMER_PLACE = """
+from dataclasses import dataclass
+from datasets import Dataset
+from transformers import TrainingArguments
+from trl import SFTTrainer
+from trl.commands.cli_utils import TrlParser
+
+parser = TrlParser((TrainingArguments,))
+(settings,) = parser.parse_args_and_config(args=["--per_device_train_batch_size", "3"])
+SFTTrainer(
+    "Qwen/Qwen2.5-0.5B", args=settings, train_dataset=Dataset.from_json("a.json")
+).train()
+"""
+
+
+def test_a_part_of_trl_at_its_former_place_is_the_real_one() -> None:
+    assert look(FORMER_PLACE).raw["per_device_train_batch_size"] == 3
+
+
+def test_a_configuration_from_an_absent_package_is_not_read_as_defaults() -> None:
+    source = sft("from absent_package import settings\n")
+    config = 'SFTConfig(output_dir="out", per_device_train_batch_size=3, max_length=1536)'
+    with pytest.raises(BadInput, match="takes the configuration of its SFTTrainer from a package"):
+        look(source.replace(config, "settings"))
+    inspection = look(source.replace("1536", "settings.length"))
+    assert inspection.absent["setting"] == ["max_length"]
+    assert "max_length" not in inspection.raw
+
+
+def test_the_name_of_a_model_may_be_an_option() -> None:
+    head = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        AutoTokenizer.from_pretrained(pretrained_model_name_or_path="Qwen/Qwen2.5-0.5B")
+        model = AutoModelForCausalLM.from_pretrained(
+            pretrained_model_name_or_path="Qwen/Qwen2.5-0.5B"
+        )
+    """
+    inspection = look(sft(head).replace('model="Qwen/Qwen2.5-0.5B",', "model=model,"))
+    assert inspection.model.name == "Qwen/Qwen2.5-0.5B"
+
+
 BY_TOKENIZER = """
 from datasets import Dataset
 from transformers import AutoTokenizer

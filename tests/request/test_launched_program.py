@@ -144,6 +144,14 @@ def test_a_script_named_like_an_entry_point_of_a_framework_is_ones_own(
     assert program_of(framework) is None
 
 
+def test_the_output_of_a_command_in_a_launch_of_a_framework_is_the_frameworks_to_read() -> None:
+    """A copy of verl beside the script trains too, and its number of GPUs is that of --gpus."""
+    Path("verl/trainer").mkdir(parents=True)
+    Path("verl/trainer/main_ppo.py").write_text("RayPPOTrainer(config)\n")
+    text = "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi | wc -l)\n"
+    assert program(text) is None
+
+
 def test_the_output_of_a_command_may_be_a_part_of_a_name_and_no_setting() -> None:
     launched = program(
         'accelerate launch train.py --output_dir "out-$(date)" --run_name $(hostname)'

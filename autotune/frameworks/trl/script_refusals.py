@@ -194,6 +194,14 @@ def _no_model(path: str, trainer: str) -> BadInput:
     )
 
 
+def _absent_config(path: str, trainer: str) -> BadInput:
+    return BadInput(
+        f"{path} takes the configuration of its {trainer} from a package that is not installed"
+        " here, so that its settings are unknown.",
+        way_out="Name an interpreter that has the package with --python.",
+    )
+
+
 def _no_model_argument(path: str, argument: str) -> BadInput:
     return BadInput(
         f"{path} was given no model: its --{argument} is not stated.",
@@ -225,6 +233,7 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "no_model": _no_model,
     "unknown_model": _unknown_model,
     "other_adapter": _other_adapter,
+    "absent_config": _absent_config,
 }
 
 

@@ -54,6 +54,7 @@ class LaunchedProgram:
     # What the reading rests on, in sentences
     assumed: tuple[str, ...] = ()
     is_example: bool = False  # of a document: the GPUs are those of the request
+    arguments_from: int = 0  # place of its first argument among the words of the command
 
 
 def program_of(choice: FileChoice) -> LaunchedProgram | None:
@@ -97,6 +98,7 @@ def programs_in(
     for command in commands:
         cut = tuple(cut_by_comment(choice.path, text, command))
         for program in _program_of_command(command, choice):
+            _refuse_outputs(choice.path, command.words[program.arguments_from :])
             programs.append(replace(program, assumed=(*cut, *program.assumed)))
     return programs
 
@@ -119,7 +121,6 @@ def _program_of_command(
         if not _trains(file, launcher):
             return
         arguments = command.words[index + 1 :]
-        _refuse_outputs(choice.path, arguments, texts[index + 1 :])
         script = FileChoice(
             flag="--script",
             path=str(file),
@@ -139,6 +140,7 @@ def _program_of_command(
             line=command.line,
             launcher=launcher,
             folder=command.folder,
+            arguments_from=index + 1,
             assumed=tuple(assumed),
         )
         return
@@ -206,14 +208,14 @@ OF_RUN = re.compile(
 """Words of options whose value decides nothing about memory."""
 
 
-def _refuse_outputs(path: str, arguments: Sequence[Word], texts: Sequence[str]) -> None:
+def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
     """Refuse an argument that is the output of a command, and may decide memory."""
     for index, word in enumerate(arguments):
         if UNKNOWN not in word.text:
             continue
         option, equals, value = word.text.partition("=")
         if not equals:
-            option = texts[index - 1] if index else ""
+            option = arguments[index - 1].text if index else ""
             value = word.text
         is_name = value.replace(UNKNOWN, "").strip() != "" or OF_RUN.search(option.lower())
         if not is_name:

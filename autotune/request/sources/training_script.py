@@ -28,7 +28,12 @@ from autotune.frameworks.trl.script_refusals import SUPPORTED_TRAINERS
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig
-from autotune.frameworks.trl.user_launch_files import read_deepspeed
+from autotune.frameworks.trl.user_launch_files import (
+    LaunchFile,
+    read_deepspeed,
+    read_fsdp,
+    sharding_by_name,
+)
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.project_model import model_of_project
 from autotune.request.sources.unsloth_script import unsloth_settings
@@ -171,7 +176,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     settings: dict[str, KnobValue] = {}
     passed_on: dict[str, object] = {}
     for name, value in stated.items():
-        if name not in fields or name == "deepspeed":
+        if name not in fields or name in ("deepspeed", "fsdp", "fsdp_config"):
             continue
         if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
             settings[name] = value
@@ -194,11 +199,13 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         else:
             passed_on[name] = value  # the list of adapted modules
 
-    # 3. The sharding of a DeepSpeed configuration, which replaces the launcher's.
-    source = inspection.raw.get("deepspeed")
-    if source:
-        content = source if isinstance(source, Mapping) else Path(str(source))
-        settings.update(read_deepspeed(content).settings)
+    # 3. The sharding of a DeepSpeed configuration or of FSDP, which replaces the launcher's.
+    deepspeed = _deepspeed(inspection.raw.get("deepspeed"))
+    settings.update(deepspeed.settings)
+    options = inspection.raw.get("fsdp_config")
+    if not isinstance(options, Mapping):
+        options = {}
+    settings.update(read_fsdp(inspection.raw.get("fsdp"), options).settings)
 
     # 4. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
@@ -208,8 +215,19 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         settings=settings,
         rest=passed_on,
         notes=tuple(_notes(script)),
-        assumed=tuple(_assumed(inspection)),
+        assumed=(*deepspeed.assumed, *_assumed(inspection)),
     )
+
+
+def _deepspeed(stated: object) -> LaunchFile:
+    """Return the sharding of a DeepSpeed configuration; by its name where it is not here."""
+    if not stated:
+        return LaunchFile(settings={})
+    if isinstance(stated, Mapping):
+        return read_deepspeed(stated)
+    path = Path(str(stated))
+    by_name = None if path.is_file() else sharding_by_name(path)
+    return by_name or read_deepspeed(path)
 
 
 def _longest_prompt(inspection: ScriptInspection) -> int:
@@ -305,6 +323,11 @@ def _replaced(inspection: ScriptInspection) -> Iterator[str]:
     searched = inspection.absent.get("searched", ())
     if searched:
         yield f"the largest values of the script's own search: {', '.join(searched)}"
+    for name in inspection.absent.get("setting", ()):
+        yield (
+            f"{name} is TRL's default, because the script takes it from a part that is not here:"
+            f" --set {name}=VALUE gives its own"
+        )
     for name in inspection.absent.get("trained adapter", ()):
         yield (
             f"the adapter {name}, which is trained further and is not here, is one of the usual"
