@@ -249,7 +249,7 @@ def test_a_configuration_from_an_absent_package_is_not_read_as_defaults() -> Non
     with pytest.raises(BadInput, match="takes the configuration of its SFTTrainer from a package"):
         look(source.replace(config, "settings"))
     inspection = look(source.replace("1536", "settings.length"))
-    assert inspection.absent["setting"] == ["max_length"]
+    assert list(inspection.absent["setting"]) == ["max_length"]
     assert "max_length" not in inspection.raw
 
 

@@ -120,7 +120,7 @@ def _program_of_command(
         launcher = tuple(texts[start:index])
         if not _trains(file, launcher):
             return
-        arguments = command.words[index + 1 :]
+        arguments, without_value = _with_values(command.words[index + 1 :])
         script = FileChoice(
             flag="--script",
             path=str(file),
@@ -128,7 +128,7 @@ def _program_of_command(
             environment=tuple(sorted(command.environment.items())),
             model=choice.model,
         )
-        assumed = []
+        assumed = without_value
         stated = texts[index]
         is_moved = stated.startswith("/") and not file.is_absolute()
         if is_moved:
@@ -144,6 +144,29 @@ def _program_of_command(
             assumed=tuple(assumed),
         )
         return
+
+
+def _with_values(words: Sequence[Word]) -> tuple[list[Word], list[str]]:
+    """Return the words without options that an unset variable leaves without a value, and what is
+    assumed instead.
+    """
+    kept: list[Word] = []
+    assumed: list[str] = []
+    for place, word in enumerate(words):
+        following = words[place + 1].text if place + 1 < len(words) else "--"
+        lacks_value = word.missing and word.text.startswith("--") and following.startswith("--")
+        if not lacks_value or "=" in word.text:
+            kept.append(word)
+            continue
+        (name, *_) = word.missing
+        needed, way = f"${name}", f"{name}=VALUE autotune ... gives it"
+        if name.isdecimal():
+            needed, way = f"argument {name}", "the script's arguments behind -- give it"
+        assumed.append(
+            f"the default of {word.text} by the script that is started: line {word.line} needs"
+            f" {needed}, which is not set; {way}"
+        )
+    return kept, assumed
 
 
 def _arguments_here(
