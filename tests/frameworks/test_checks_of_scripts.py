@@ -224,6 +224,31 @@ def test_a_script_that_ends_because_it_finds_no_rows() -> None:
     assert look(sft(ENDS_WITHOUT_ROWS)).raw["max_length"] == 1536
 
 
+FIRST_ON_MAIN = """
+from dataclasses import dataclass, field
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer, TrlParser
+import os
+
+@dataclass
+class Script:
+    model_id: str = field(default=None)
+    dataset_path: str = field(default=None)
+
+script, settings = TrlParser((Script, SFTConfig)).parse_args_and_config()
+rows = load_dataset("json", data_files=os.path.join(script.dataset_path, "train.json"))
+with settings.main_process_first(desc="tokenize"):
+    rows = rows.map(lambda row: row)
+SFTTrainer(script.model_id, args=settings, train_dataset=rows).train()
+"""
+
+
+def test_a_folder_that_is_not_given_beside_a_model_and_ranks_that_are_not_there() -> None:
+    """The folder stops the script, and not its model, for which the usual one stands."""
+    request = predicted(FIRST_ON_MAIN)
+    assert request.job.task.workload.model.is_guess
+
+
 FORMER_PLACE = """
 from dataclasses import dataclass
 from datasets import Dataset

@@ -119,7 +119,8 @@ def _answer_of_several(
     """Return the answer of the last of several runs: each replaces what stopped the one before."""
     # 1. As it is; then with placeholders for values that were not given.
     answer, log = ask(request)
-    if _needs_an_argument(answer) or _ended_without_rows(answer, log):
+    has_model = request["model"] is not None or request["stand_in"] is not None
+    if _needs_an_argument(answer, has_model) or _ended_without_rows(answer, log):
         request["fills"] = True
         answer, log = ask(request)
 
@@ -180,14 +181,16 @@ def _fingerprint(files: Iterable[str]) -> str:
 # 1. The run up to the trainer.
 
 
-def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
-    """Return True if the script stopped at a value that was not given."""
+def _needs_an_argument(answer: Mapping[str, Any], has_model: bool) -> bool:
+    """Return True if the script stopped at a value that was not given. `has_model`: a model stands
+    for its argument, so that it is not the model.
+    """
     error = answer.get("error", {})
     text = error.get("text", "")
     signs = ("None", "not found", "does not exist", "doesn't exist", "FileNotFoundError")
     lacks_value = any(sign in text for sign in signs)
-    is_first = "model argument" not in answer.get("absent", {})
-    return error.get("kind") == "crashed" and lacks_value and is_first
+    is_other = has_model or "model argument" not in answer.get("absent", {})
+    return error.get("kind") == "crashed" and lacks_value and is_other
 
 
 def _ended_without_rows(answer: Mapping[str, Any], log: str) -> bool:

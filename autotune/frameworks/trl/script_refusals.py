@@ -31,7 +31,8 @@ REQUIRED_MODEL = re.compile(
 
 OF_MACHINE = re.compile(
     r"exist|is_?file|is_?dir|not found|missing|path|folder|directory|environ|getenv|token|api_?key"
-    r"|login|cuda|gpu|device_count|dataset|\bdata\b|sample|example|\brows?\b|columns?\b|split"
+    r"|login|cuda|gpu|device_count|dataset|\bdata(?![a-z])|daten|dados|datos|donn[ée]es|数据"
+    r"|sample|example|\brows?\b|columns?\b|split"
     r"|template|tokenizer|vocab|package|installed|version|epochs?|max_steps",
     re.IGNORECASE,
 )

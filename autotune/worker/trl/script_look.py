@@ -51,7 +51,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
@@ -228,14 +228,19 @@ def _accepted_as_on(device: str | None, ranks: int | None) -> Iterator[None]:
             stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
         if ranks is not None:
             world_size = property(lambda _: ranks)
-            stack.enter_context(
-                attribute(training_args.TrainingArguments, "world_size", world_size)
-            )
+            owner = training_args.TrainingArguments
+            stack.enter_context(attribute(owner, "world_size", world_size))
+            # The other ranks, for which this one would wait, are not there.
+            stack.enter_context(attribute(owner, "main_process_first", _no_wait))
         yield
 
 
 def _supported(*_: Any, **__: Any) -> bool:
     return True
+
+
+def _no_wait(*_: Any, **__: Any) -> nullcontext[None]:
+    return nullcontext()
 
 
 class AbsentParts:
