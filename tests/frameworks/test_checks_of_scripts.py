@@ -212,6 +212,19 @@ def test_a_script_that_shards_by_fsdp_itself() -> None:
     assert settings["fsdp_offload_params"] is True
 
 
+OF_PANDAS = """
+    from datasets import load_dataset
+    frame = load_dataset("nobody/rows", split="cot").to_pandas()[["problem", "answer"]]
+    frame = frame.iloc[[0, 1]].copy()
+    frame["text"] = frame["problem"].apply(len)
+    rows = frame.loc[frame["text"] <= 5]["problem"].values.tolist()
+"""
+
+
+def test_rows_are_a_frame_of_pandas_too() -> None:
+    assert look(sft(OF_PANDAS)).raw["max_length"] == 1536
+
+
 ENDS_WITHOUT_ROWS = """
     import os, sys
     if not os.path.exists("rows/absent.json"):
