@@ -81,6 +81,11 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
+ONE_PROCESS = ScriptGpus(
+    count=1, stated="NPROC_PER_NODE is not set: one process, with the model's layers on all of them"
+)
+
+
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
@@ -94,6 +99,10 @@ class Swift(TransformersTrainer):
         return with_named_stage(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
+        if "," in launch.environment.get("CUDA_VISIBLE_DEVICES", ""):
+            variables = launch.environment.keys()
+            if not {"NPROC_PER_NODE", "NNODES"} & variables:
+                return ONE_PROCESS
         return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})
 
     def ranks(self, settings: Settings, gpus: int) -> int:

@@ -148,6 +148,21 @@ def test_a_script_that_asks_is_not_waited_for() -> None:
     assert look(sft(asks)).raw["max_length"] == 1536
 
 
+ASKS_AGAIN = """
+    while True:
+        choice = input("Which rows (a/b)? ")
+        if choice in ("a", "b"):
+            break
+    LENGTH = {"a": 640, "b": 1280}[choice]
+"""
+
+
+def test_a_script_that_asks_until_it_likes_the_answer() -> None:
+    inspection = look(sft(ASKS_AGAIN).replace("1536", "LENGTH"))
+    assert inspection.raw["max_length"] == 640
+    assert list(inspection.absent["argument"]) == ["a to Which rows (a/b)?"]
+
+
 FURTHER = """
 from datasets import Dataset
 from peft import PeftModel
