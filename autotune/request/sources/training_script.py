@@ -138,7 +138,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=(*assumed, *_replaced(inspection)),
+        assumed=(*assumed, *_replaced(inspection), *_others(inspection)),
     )
     return UserFile(
         framework="unsloth",
@@ -303,6 +303,11 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             " them: --set max_length=N gives the longest"
         )
     yield from _replaced(inspection)
+    yield from _others(inspection)
+
+
+def _others(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield the sentence about a script with more trainings than the one that is read."""
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
     if trainings > 1:
