@@ -22,7 +22,7 @@ from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.script_calls import called_names, most_calls
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_refusals import SUPPORTED_TRAINERS
 from autotune.frameworks.trl.script_trainer import script_trainer
@@ -310,7 +310,8 @@ def _others(inspection: ScriptInspection) -> Iterator[str]:
     """Yield the sentence about a script with more trainings than the one that is read."""
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
-    if trainings > 1:
+    others = called_names(place.file, *SUPPORTED_TRAINERS) - {inspection.trainer}
+    if trainings > 1 or others:
         yield (
             f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
             " others: --method names another, but for grpo"
