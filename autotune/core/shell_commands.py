@@ -32,11 +32,12 @@ def _words_behind(redirects: Sequence[Node]) -> list[Node]:
     """Return the words of a command behind its redirections: `run --a 1 > file --b 2`. The parser
     takes all of them for names of files, of which a redirection has one.
     """
-    words: list[Node] = []
+    nodes: list[Node] = []
     for redirect in redirects:
         if redirect.type == "file_redirect":
-            words += redirect.children_by_field_name("destination")[1:]
-    return words
+            destinations = redirect.children_by_field_name("destination")
+            nodes += destinations[1:]
+    return nodes
 
 
 class CommandRunner(ShellState):

@@ -146,17 +146,19 @@ def _program_of_command(
         return
 
 
-def _with_values(words: Sequence[Word]) -> tuple[list[Word], list[str]]:
+def _with_values(arguments: Sequence[Word]) -> tuple[list[Word], list[str]]:
     """Return the words without options that an unset variable leaves without a value, and what is
     assumed instead.
     """
-    kept: list[Word] = []
+    with_value: list[Word] = []
     assumed: list[str] = []
-    for place, word in enumerate(words):
-        following = words[place + 1].text if place + 1 < len(words) else "--"
+    for place, word in enumerate(arguments):
+        following = "--"
+        if place + 1 < len(arguments):
+            following = arguments[place + 1].text
         lacks_value = word.missing and word.text.startswith("--") and following.startswith("--")
         if not lacks_value or "=" in word.text:
-            kept.append(word)
+            with_value.append(word)
             continue
         (name, *_) = word.missing
         needed, way = f"${name}", f"{name}=VALUE autotune ... gives it"
@@ -166,7 +168,7 @@ def _with_values(words: Sequence[Word]) -> tuple[list[Word], list[str]]:
             f"the default of {word.text} by the script that is started: line {word.line} needs"
             f" {needed}, which is not set; {way}"
         )
-    return kept, assumed
+    return with_value, assumed
 
 
 def _arguments_here(

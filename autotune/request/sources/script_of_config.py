@@ -42,7 +42,7 @@ METHOD_WORD = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|rloo|reward)(?=[^a-z]|$
 TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*Trainer\b")
 OF_TESTS = re.compile(r"(?:^|[/_])tests?(?:[/_.]|$)")
 
-SIZES = (
+SIZE_SETTINGS = (
     "per_device_train_batch_size",
     "gradient_accumulation_steps",
     "max_length",
@@ -98,9 +98,15 @@ def _is_read(document: Document, file: UserFile) -> bool:
     """Return False if the script trains with none of the sizes that the file states: it reads
     another file, or could not be followed to where it reads this one.
     """
-    stated = {name: document.content[name] for name in SIZES if name in document.content}
-    is_same = [file.config.settings.get(name) == size for name, size in stated.items()]
-    return not stated or any(is_same)
+    states_sizes = False
+    for name in SIZE_SETTINGS:
+        if name not in document.content:
+            continue
+        states_sizes = True
+        size = document.content[name]
+        if file.config.settings.get(name) == size:
+            return True
+    return not states_sizes
 
 
 def _origin(program: LaunchedProgram) -> str:
@@ -181,8 +187,10 @@ def _method_of(choice: FileChoice) -> str | None:
     if by_settings is not None:
         method, _ = by_settings
         return method
-    words = METHOD_WORD.findall(choice.path.lower())
-    return words[-1] if words else None
+    methods = METHOD_WORD.findall(choice.path.lower())
+    if not methods:
+        return None
+    return str(methods[-1])
 
 
 def _option_of(script: Path, method: str | None) -> str | None:

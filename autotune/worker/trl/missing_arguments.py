@@ -238,7 +238,13 @@ CHOICES = re.compile(r"[(\[]([^()\[\]]*/[^()\[\]]*)[)\]]")
 
 def _choices_of(question: str) -> list[str]:
     choices = CHOICES.search(question)
-    return [] if choices is None else [choice.strip() for choice in choices[1].split("/")]
+    if choices is None:
+        return []
+    answers = []
+    for choice in choices[1].split("/"):
+        answer = choice.strip()
+        answers.append(answer)
+    return answers
 
 
 @contextmanager
@@ -257,13 +263,14 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
             report("secret", name)
             return "absent"
 
-    asked: dict[str, int] = {}
+    questions: dict[str, int] = {}
 
     def typed(question: Any = "", *_: Any, **__: Any) -> str:
         """Return what somebody would type: nobody is asked, and stdin is the worker's own."""
         text = str(question)
         report("secret", "what the script asks for")
-        place = asked[text] = asked.get(text, 0) + 1
+        place = questions.get(text, 0) + 1
+        questions[text] = place
         answers = ("absent", *_choices_of(text), *USUAL_ANSWERS)
         if place > len(answers):
             raise EOFError(f"the script asks {text!r} until it likes the answer")

@@ -100,7 +100,7 @@ RANKS = {"LORA": "r", "ADALORA": "init_r"}
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
 GENERATING = ("grpo", "rloo", "async-grpo")  # methods whose prompts are measured
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
-DECIDING = frozenset(
+SIZES_OF_A_STEP = frozenset(
     {
         "per_device_train_batch_size",
         "gradient_accumulation_steps",
@@ -377,16 +377,16 @@ def _configuration(captured: CapturedTrainer) -> _Configuration:
 
 def _without_placeholders(configuration: _Configuration, absent: AbsentParts) -> _Configuration:
     """Return the configuration without values that come from a part which is not here."""
-    kept = []
+    cleaned = []
     for values in (configuration.settings, configuration.raw):
-        known: Settings = {}
+        without_placeholders: Settings = {}
         for name, value in values.items():
             if not isinstance(value, absent_packages.Anything):
-                known[name] = value
-            elif name in DECIDING:
+                without_placeholders[name] = value
+            elif name in SIZES_OF_A_STEP:
                 absent.report("setting", name)
-        kept.append(known)
-    settings, raw = kept
+        cleaned.append(without_placeholders)
+    settings, raw = cleaned
     return configuration._replace(settings=settings, raw=raw)
 
 
