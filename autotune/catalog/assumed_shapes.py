@@ -235,7 +235,8 @@ def _words_of(model: KnownModel) -> list[str]:
 
 def _words(name: str) -> list[str]:
     """Return the words of a short name, a family apart from its number: `qwen2.5-7b` has three."""
-    text = _POINT.sub(r"\1.\2", name.lower())
+    text = name.lower()
+    text = _POINT.sub(r"\1.\2", text)
     text = _KIND.sub(r"-\1", text)
     text = re.sub(r"(?<![a-z])([a-z]{3,})(?=\d)", r"\1-", text)
     return [word for word in re.split(r"[-_\s]+", text) if word]

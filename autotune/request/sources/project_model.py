@@ -76,8 +76,11 @@ def _documents(launch: Path) -> Iterator[Path]:
 
 def _about_training(document: Path) -> str:
     """Return the lines of a document, those about teachers and judges excepted."""
-    lines = _text_of(document).splitlines()
-    return "\n".join(line for line in lines if not OF_ANOTHER.search(line))
+    lines = []
+    for line in _text_of(document).splitlines():
+        if not OF_ANOTHER.search(line):
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _text_of(document: Path) -> str:

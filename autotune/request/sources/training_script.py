@@ -226,8 +226,9 @@ def _deepspeed(stated: object) -> LaunchFile:
     if isinstance(stated, Mapping):
         return read_deepspeed(stated)
     path = Path(str(stated))
-    by_name = None if path.is_file() else sharding_by_name(path)
-    return by_name or read_deepspeed(path)
+    if path.is_file():
+        return read_deepspeed(path)
+    return sharding_by_name(path) or read_deepspeed(path)
 
 
 def _longest_prompt(inspection: ScriptInspection) -> int:
@@ -310,8 +311,9 @@ def _others(inspection: ScriptInspection) -> Iterator[str]:
     """Yield the sentence about a script with more trainings than the one that is read."""
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
-    others = called_names(place.file, *SUPPORTED_TRAINERS) - {inspection.trainer}
-    if trainings > 1 or others:
+    trainers = called_names(place.file, *SUPPORTED_TRAINERS)
+    has_other_trainer = trainers - {inspection.trainer}
+    if trainings > 1 or has_other_trainer:
         yield (
             f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
             " others: --method names another, but for grpo"
