@@ -44,9 +44,9 @@ from autotune.frameworks.launched_run import (
     synthetic_texts,
 )
 from autotune.frameworks.liger import liger_loss
-from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
-from autotune.frameworks.swift_launches import all_names, with_named_stage
+from autotune.frameworks.swift_launches import all_names, gpus_of_launch, with_named_stage
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_SERVER = (
@@ -81,11 +81,6 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
-ONE_PROCESS = ScriptGpus(
-    count=1, stated="NPROC_PER_NODE is not set: one process, with the model's layers on all of them"
-)
-
-
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
@@ -99,11 +94,7 @@ class Swift(TransformersTrainer):
         return with_named_stage(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
-        if "," in launch.environment.get("CUDA_VISIBLE_DEVICES", ""):
-            variables = launch.environment.keys()
-            if not {"NPROC_PER_NODE", "NNODES"} & variables:
-                return ONE_PROCESS
-        return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})
+        return gpus_of_launch(launch)
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""
