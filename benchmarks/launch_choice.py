@@ -3,7 +3,8 @@
 `RULE` is a file such as results/launches/third-rule.yaml, whose head has the rule in words.
 `CLONES` is a folder with git repositories (see launch_files.py). `OUT` becomes one JSON line for
 each chosen launch, in the order of their hashes: those at even places are for development, the
-others are held back. Nothing of the launches' text goes into the result.
+others are held back. A rule with `groups` puts each launch into the first group that it fits, and
+takes the first `quota` of each. Nothing of the launches' text goes into the result.
 """
 
 from __future__ import annotations
@@ -53,6 +54,7 @@ class Chosen:
     kind: str
     license: str
     held_back: bool = False
+    group: str = ""
 
 
 class Clone:
@@ -103,23 +105,44 @@ def clone_of(clones: Path, repository: str) -> Clone | None:
 
 
 def launches_in(clone: Clone, rule: Rule) -> dict[str, list[tuple[str, str]]]:
-    """Return kind -> path and text of each launch, by path."""
+    """Return group, which may be the kind -> path and text of each launch, by path."""
     suffixes = tuple(suffix for group in SUFFIXES.values() for suffix in group)
     paths = [path for path in clone.paths() if path.endswith(suffixes) and "\n" not in path]
     launches: dict[str, list[tuple[str, str]]] = {}
     for path, text in sorted(clone.texts(paths).items()):
-        for kind in SUFFIXES:
-            if path.endswith(SUFFIXES[kind]) and _is_launch(kind, text, rule):
-                launches.setdefault(kind, []).append((path, text))
+        group = _group_of(path, text, rule)
+        if group is not None:
+            launches.setdefault(group, []).append((path, text))
     return launches
 
 
-def _is_launch(kind: str, text: str, rule: Rule) -> bool:
-    if kind not in rule or len(text) >= MOST_CHARACTERS:
+def _group_of(path: str, text: str, rule: Rule) -> str | None:
+    for name, group in _groups(rule).items():
+        if path.endswith(SUFFIXES[group["kind"]]) and _is_launch(text, group):
+            return name
+    return None
+
+
+def _groups(rule: Rule) -> dict[str, Rule]:
+    """Return the groups of a rule. Without any, each kind of file is one."""
+    if "groups" in rule:
+        return dict(rule["groups"])
+    groups: dict[str, Rule] = {}
+    for kind in SUFFIXES:
+        if kind in rule:
+            without = rule.get("python_without") if kind == "python" else None
+            groups[kind] = {"kind": kind, "patterns": rule[kind], "without": without}
+    return groups
+
+
+def _is_launch(text: str, group: Rule) -> bool:
+    if len(text) >= MOST_CHARACTERS:
         return False
-    patterns = rule[kind] if isinstance(rule[kind], list) else [rule[kind]]
-    without = rule.get("python_without")
-    if kind == "python" and without and without in text:
+    patterns = group["patterns"]
+    if isinstance(patterns, str):
+        patterns = [patterns]
+    without = group.get("without")
+    if without and without in text:
         return False
     return all(re.search(pattern, text) for pattern in patterns)
 
@@ -146,7 +169,8 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
             clone = clone_of(clones, repository)
             if clone is None:
                 continue
-            for kind, launches in launches_in(clone, rule).items():
+            for group, launches in launches_in(clone, rule).items():
+                kind = _groups(rule)[group]["kind"]
                 launches_of_kind = []
                 for path, text in launches:
                     is_left_out = any(part in path.lower() for part in rule["without"])
@@ -161,7 +185,12 @@ def chosen_launches(clones: Path, rule: Rule, former: set[str]) -> Iterator[Chos
                         continue
                     chosen_texts.add(launches_of_kind[place][1])
                     yield Chosen(
-                        repository, clone.commit, launches_of_kind[place][0], kind, clone.license()
+                        repository,
+                        clone.commit,
+                        launches_of_kind[place][0],
+                        kind,
+                        clone.license(),
+                        group=group,
                     )
 
 
@@ -182,10 +211,24 @@ def halves(launches: list[Chosen], rule: Rule) -> list[Chosen]:
         name = f"{rule.get('order_prefix', '')}{launch.repository}/{launch.path}"
         return hashlib.sha256(name.encode()).hexdigest()
 
-    ordered = sorted(launches, key=order)[: rule["at_most"]]
+    ordered = _within_quotas(sorted(launches, key=order), rule)[: rule["at_most"]]
+    development = rule.get("development_of_five")
     for place, launch in enumerate(ordered):
         launch.held_back = bool(place % 2) or rule.get("all_held_back", False)
+        if development is not None:
+            launch.held_back = place % 5 not in development
     return ordered
+
+
+def _within_quotas(launches: list[Chosen], rule: Rule) -> list[Chosen]:
+    counts: Counter[str] = Counter()
+    chosen = []
+    for launch in launches:
+        quota = _groups(rule)[launch.group].get("quota", len(launches))
+        if counts[launch.group] < quota:
+            counts[launch.group] += 1
+            chosen.append(launch)
+    return chosen
 
 
 def former_texts(clones: Path, folder: Path, names: Sequence[str]) -> set[str]:
@@ -211,7 +254,7 @@ def main() -> None:
     launches = halves(list(chosen_launches(options.clones, rule, former)), rule)
     lines = [json.dumps(asdict(launch), ensure_ascii=False) for launch in launches]
     options.out.write_text("\n".join([*lines, ""]))
-    print(Counter((launch.kind, launch.held_back) for launch in launches))
+    print(Counter((launch.group, launch.held_back) for launch in launches))
 
 
 if __name__ == "__main__":

@@ -222,8 +222,11 @@ def _release(name: list[str], family: str) -> str | None:
 
 _NUMBER = re.compile(r"\d+(?:\.\d+)?")
 _SIZE = re.compile(r"\d+(?:\.\d+)?b")
-_POINT = re.compile(r"([a-z]{3,}\d)_(\d)(?=[-_]|$)")
+_POINT = re.compile(r"([a-z]{3,}\d)_(\d)(?=[-_]|vl|$)")
 """Number of a release with an underscore for its point: `qwen2_5`."""
+
+_KIND = re.compile(r"(?<=\d)(vl|omni)(?=[-_]|$)")
+"""Kind of a model behind its number: `qwen2.5vl-7b`."""
 
 
 def _words_of(model: KnownModel) -> list[str]:
@@ -232,7 +235,9 @@ def _words_of(model: KnownModel) -> list[str]:
 
 def _words(name: str) -> list[str]:
     """Return the words of a short name, a family apart from its number: `qwen2.5-7b` has three."""
-    text = _POINT.sub(r"\1.\2", name.lower())
+    text = name.lower()
+    text = _POINT.sub(r"\1.\2", text)
+    text = _KIND.sub(r"-\1", text)
     text = re.sub(r"(?<![a-z])([a-z]{3,})(?=\d)", r"\1-", text)
     return [word for word in re.split(r"[-_\s]+", text) if word]
 

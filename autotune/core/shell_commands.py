@@ -28,6 +28,18 @@ SHELL_PROGRAMS = ("bash", "sh", "zsh")
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")
 
 
+def _words_behind(redirects: Sequence[Node]) -> list[Node]:
+    """Return the words of a command behind its redirections: `run --a 1 > file --b 2`. The parser
+    takes all of them for names of files, of which a redirection has one.
+    """
+    nodes: list[Node] = []
+    for redirect in redirects:
+        if redirect.type == "file_redirect":
+            destinations = redirect.children_by_field_name("destination")
+            nodes += destinations[1:]
+    return nodes
+
+
 class CommandRunner(ShellState):
     """Runs simple commands and functions; statements around them are the interpreter's."""
 
@@ -114,6 +126,7 @@ class CommandRunner(ShellState):
         settings: dict[str, str] = {}
         command_words: list[Word] = []
         nodes = [child for child in node.named_children if not child.type.endswith("_redirect")]
+        nodes += _words_behind(redirects)
         for child in nodes:
             if child.type == "variable_assignment":
                 before = dict(self.variables)

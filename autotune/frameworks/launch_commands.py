@@ -91,7 +91,7 @@ def find_launch(
         end=command.end,
         dotted=kind.dotted,
         stated=stated,
-        environment=command.environment,
+        environment={**command.environment, **_set_by_env(command)},
         entry_point=training.launcher[-1].text,
         folder=command.folder,
         in_files=kind.files is not None,
@@ -101,6 +101,24 @@ def find_launch(
         config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=(*cut_by_comment(path, text, command), *_taken_for_granted(training, stated)),
     )
+
+
+PROCESS_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+def _set_by_env(command: SimpleCommand) -> dict[str, str]:
+    """Return the variables of `env NAME=VALUE program`."""
+    variables: dict[str, str] = {}
+    if not command.words or command.words[0].text != "env":
+        return variables
+    for word in command.words[1:]:
+        assignment = ASSIGNMENT.fullmatch(word.text)
+        if assignment is None:
+            break
+        variables[assignment[1]] = assignment[2]
+    return variables
 
 
 def _refuse_other_steps(
@@ -306,8 +324,28 @@ def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
                 error = _near_miss(path, word, kind)
                 if error is not None:
                     return error
+    for command in commands:
+        absent = _absent_script(command)
+        if absent is not None:
+            return BadInput(
+                f"{path}, line {command.line}: {absent.text} is started, which is not here.",
+                way_out=(
+                    "Its name may need the launch's own arguments: give them behind --. Or name"
+                    " the script: --script train.py -- ARGUMENTS."
+                ),
+            )
     frameworks = ", ".join(dict.fromkeys(kind.framework for kind in kinds))
     return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
+
+
+def _absent_script(command: SimpleCommand) -> Word | None:
+    """Return the word of a script behind a launcher of several processes."""
+    is_launched = False
+    for word in command.words:
+        is_launched = is_launched or Path(word.text).name in PROCESS_LAUNCHERS
+        if is_launched and word.text.endswith(".py"):
+            return word
+    return None
 
 
 def _near_miss(
@@ -347,7 +385,7 @@ def _method(
         return kind.methods[name]
     if name and kind.method_otherwise and name not in kind.not_modelled:
         return kind.method_otherwise
-    if setting is not None and not name and setting.unset:
+    if setting is not None and not name:
         raise without_value(path, str(kind.chosen_by), setting)
 
     place = path

@@ -44,9 +44,9 @@ from autotune.frameworks.launched_run import (
     synthetic_texts,
 )
 from autotune.frameworks.liger import liger_loss
-from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
-from autotune.frameworks.swift_launches import all_names, with_named_stage
+from autotune.frameworks.swift_launches import all_names, gpus_of_launch, with_named_stage
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_SERVER = (
@@ -94,7 +94,7 @@ class Swift(TransformersTrainer):
         return with_named_stage(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
-        return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})
+        return gpus_of_launch(launch)
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""

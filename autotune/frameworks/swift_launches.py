@@ -1,4 +1,4 @@
-"""Launches of ms-swift: names of all settings, and a DeepSpeed file in place of a stage."""
+"""Launches of ms-swift: names of all settings, GPUs, and a DeepSpeed file in place of a stage."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import msgspec
 
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
 from autotune.frameworks.trl.user_launch_files import read_deepspeed
 
 STAGE_NAMES = {  # (ZeRO stage, number of offloaded parts) -> ms-swift's own name
@@ -65,3 +66,17 @@ def _stage_of(settings: Settings) -> str | None:
     """Return ms-swift's name of a ZeRO stage; None: it has none."""
     offloaded = [name for name in settings if name.startswith("offload_")]
     return STAGE_NAMES.get((str(settings.get("sharding")), len(offloaded)))
+
+
+ONE_PROCESS = ScriptGpus(
+    count=1, stated="NPROC_PER_NODE is not set: one process, with the model's layers on all of them"
+)
+
+
+def gpus_of_launch(launch: LaunchScript) -> ScriptGpus | None:
+    """Return the processes of a launch, one for each GPU; without their number there is one."""
+    is_stated = not {"NPROC_PER_NODE", "NNODES"}.isdisjoint(launch.environment)
+    sees_several = "," in launch.environment.get("CUDA_VISIBLE_DEVICES", "")
+    if sees_several and not is_stated:
+        return ONE_PROCESS
+    return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})

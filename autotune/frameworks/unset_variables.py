@@ -28,8 +28,9 @@ def without_value(
     stated: StatedSetting,
 ) -> BadInput:
     """Return the error about a setting that needs a variable."""
+    not_set = f" Not set: {variables(stated)}." if stated.unset else ""
     return BadInput(
-        f"{path}, line {stated.line}: {name} has no value. Not set: {variables(stated)}.",
+        f"{path}, line {stated.line}: {name} has no value.{not_set}",
         way_out=f"Give it: {ways_to_give(name, stated)}.",
     )
 

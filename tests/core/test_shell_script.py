@@ -28,6 +28,7 @@ SCRIPTS = {
         'N=4\nif [ $N -eq 4 ]; then X=yes; else X=no; fi\n[ -z "$Y" ] && Y=unset\n'
         'if [[ $X == no ]]; then\nlaunch wrong\nelif [ "$N" -gt 2 ]; then\nlaunch $X $Y\nfi\n'
     ),
+    "words behind redirections": "launch --a 1 < /dev/null --b 2 2> /dev/null --c 3\n",
     "arguments": 'TP=${1:-4}\nlaunch $TP "${@:2}" "$#"\n',
     "expr": 'N=4\nlaunch $(expr 16 / $N) `expr $N \\* 2 + 1` "$(expr 32 / $N / 2)"\n',
     "folder": 'D="$(pwd)"\ncd bin\nlaunch "$D/x" `pwd` $PWD/y\n',

@@ -63,6 +63,28 @@ def test_a_typing_error_is_no_key_of_the_author(
     assert f"'{meant}'" in refusal.value.way_out
 
 
+@pytest.mark.parametrize(
+    ("stated", "sharding"),
+    [
+        ("{sharding_strategy: FULL_SHARD, cpu_offload: false}", "fsdp1"),
+        ("[full_shard, auto_wrap]", "fsdp1"),
+        ("true", "fsdp1"),
+        ("[]", None),
+        ('""', None),
+    ],
+)
+def test_every_form_of_fsdp(stated: str, sharding: str | None, tmp_path: Path) -> None:
+    config = read(tmp_path, f"beta: 0.1\nfsdp: {stated}\n")
+    assert config.settings.get("sharding") == sharding
+
+
+def test_deepspeed_by_the_name_of_a_file_that_is_not_here(tmp_path: Path) -> None:
+    config = read(tmp_path, "beta: 0.1\ndeepspeed: /path/to/zero3.json\n")
+    assert config.settings["sharding"] == "zero3"
+    (sentence,) = config.assumed
+    assert "by the name of /path/to/zero3.json, which is not here" in sentence
+
+
 @pytest.mark.parametrize("name", ["dataset", "eval_step", "log_step"])
 def test_a_key_near_one_of_the_data_or_the_outputs_is_listed(name: str, tmp_path: Path) -> None:
     config = read(tmp_path, f"beta: 0.1\n{name}: 2\n")

@@ -148,6 +148,21 @@ def test_a_script_that_asks_is_not_waited_for() -> None:
     assert look(sft(asks)).raw["max_length"] == 1536
 
 
+ASKS_AGAIN = """
+    while True:
+        choice = input("Which rows (a/b)? ")
+        if choice in ("a", "b"):
+            break
+    LENGTH = {"a": 640, "b": 1280}[choice]
+"""
+
+
+def test_a_script_that_asks_until_it_likes_the_answer() -> None:
+    inspection = look(sft(ASKS_AGAIN).replace("1536", "LENGTH"))
+    assert inspection.raw["max_length"] == 640
+    assert list(inspection.absent["argument"]) == ["a to Which rows (a/b)?"]
+
+
 FURTHER = """
 from datasets import Dataset
 from peft import PeftModel
@@ -167,6 +182,140 @@ def test_an_adapter_that_trains_on_has_the_usual_rank_which_is_said() -> None:
     (sentence,) = [text for text in request.assumed_of_file if "runs/first" in text]
     assert "rank 16" in sentence and "--lora-rank N" in sentence
     assert predicted(FURTHER, lora_rank=64).job.task.workload.held_values["lora_r"] == 64
+
+
+OF_ADAPTER = """
+from datasets import Dataset
+from peft import PeftConfig
+from transformers import AutoModelForCausalLM
+from trl import SFTConfig, SFTTrainer
+
+config = PeftConfig.from_pretrained("runs/first")
+model = AutoModelForCausalLM.from_pretrained(config.base_model_name_or_path)
+SFTTrainer(model, SFTConfig(output_dir="out"), train_dataset=Dataset.from_json("a.json")).train()
+"""
+
+
+def test_the_base_of_an_adapter_that_is_not_here_is_a_guess() -> None:
+    Path("README.md").write_text("Trains Qwen/Qwen3-8B further.\n")
+    model = predicted(OF_ADAPTER).job.task.workload.model
+    assert model.name == "Qwen/Qwen3-8B" and model.is_guess
+
+
+FOLDS = """
+from datasets import Dataset
+from sklearn.model_selection import KFold
+from trl import SFTConfig, SFTTrainer
+
+rows = Dataset.from_json("a.json")
+for fold, (train, _) in enumerate(KFold(n_splits=5).split(range(len(rows)))):
+    settings = SFTConfig(output_dir="out", max_length=640)
+    SFTTrainer("Qwen/Qwen2.5-0.5B", settings, train_dataset=rows.select(train)).train()
+"""
+
+
+def test_a_training_for_each_fold_is_reached_without_scikit_learn() -> None:
+    assert look(FOLDS).raw["max_length"] == 640
+
+
+def test_a_script_that_shards_by_fsdp_itself() -> None:
+    source = sft().replace(
+        "max_length=1536", "max_length=1536, fsdp='full_shard auto_wrap offload'"
+    )
+    settings = predicted(source).job.task.workload.held_values
+    assert settings["sharding"] == "fsdp1"
+    assert settings["fsdp_offload_params"] is True
+
+
+OF_PANDAS = """
+    from datasets import load_dataset
+    frame = load_dataset("nobody/rows", split="cot").to_pandas()[["problem", "answer"]]
+    frame = frame.iloc[[0, 1]].copy()
+    frame["text"] = frame["problem"].apply(len)
+    rows = frame.loc[frame["text"] <= 5]["problem"].values.tolist()
+"""
+
+
+def test_rows_are_a_frame_of_pandas_too() -> None:
+    assert look(sft(OF_PANDAS)).raw["max_length"] == 1536
+
+
+ENDS_WITHOUT_ROWS = """
+    import os, sys
+    if not os.path.exists("rows/absent.json"):
+        print("Error: data file not found: rows/absent.json")
+        raise SystemExit(0)
+"""
+
+
+def test_a_script_that_ends_because_it_finds_no_rows() -> None:
+    assert look(sft(ENDS_WITHOUT_ROWS)).raw["max_length"] == 1536
+
+
+FIRST_ON_MAIN = """
+from dataclasses import dataclass, field
+from datasets import load_dataset
+from trl import SFTConfig, SFTTrainer, TrlParser
+import os
+
+@dataclass
+class Script:
+    model_id: str = field(default=None)
+    dataset_path: str = field(default=None)
+
+script, settings = TrlParser((Script, SFTConfig)).parse_args_and_config()
+rows = load_dataset("json", data_files=os.path.join(script.dataset_path, "train.json"))
+with settings.main_process_first(desc="tokenize"):
+    rows = rows.map(lambda row: row)
+SFTTrainer(script.model_id, args=settings, train_dataset=rows).train()
+"""
+
+
+def test_a_folder_that_is_not_given_beside_a_model_and_ranks_that_are_not_there() -> None:
+    """The folder stops the script, and not its model, for which the usual one stands."""
+    request = predicted(FIRST_ON_MAIN)
+    assert request.job.task.workload.model.is_guess
+
+
+FORMER_PLACE = """
+from dataclasses import dataclass
+from datasets import Dataset
+from transformers import TrainingArguments
+from trl import SFTTrainer
+from trl.commands.cli_utils import TrlParser
+
+parser = TrlParser((TrainingArguments,))
+(settings,) = parser.parse_args_and_config(args=["--per_device_train_batch_size", "3"])
+SFTTrainer(
+    "Qwen/Qwen2.5-0.5B", args=settings, train_dataset=Dataset.from_json("a.json")
+).train()
+"""
+
+
+def test_a_part_of_trl_at_its_former_place_is_the_real_one() -> None:
+    assert look(FORMER_PLACE).raw["per_device_train_batch_size"] == 3
+
+
+def test_a_configuration_from_an_absent_package_is_not_read_as_defaults() -> None:
+    source = sft("from absent_package import settings\n")
+    config = 'SFTConfig(output_dir="out", per_device_train_batch_size=3, max_length=1536)'
+    with pytest.raises(BadInput, match="takes the configuration of its SFTTrainer from a package"):
+        look(source.replace(config, "settings"))
+    inspection = look(source.replace("1536", "settings.length"))
+    assert list(inspection.absent["setting"]) == ["max_length"]
+    assert "max_length" not in inspection.raw
+
+
+def test_the_name_of_a_model_may_be_an_option() -> None:
+    head = """
+        from transformers import AutoModelForCausalLM, AutoTokenizer
+        AutoTokenizer.from_pretrained(pretrained_model_name_or_path="Qwen/Qwen2.5-0.5B")
+        model = AutoModelForCausalLM.from_pretrained(
+            pretrained_model_name_or_path="Qwen/Qwen2.5-0.5B"
+        )
+    """
+    inspection = look(sft(head).replace('model="Qwen/Qwen2.5-0.5B",', "model=model,"))
+    assert inspection.model.name == "Qwen/Qwen2.5-0.5B"
 
 
 BY_TOKENIZER = """

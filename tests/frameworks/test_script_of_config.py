@@ -25,7 +25,11 @@ parser.add_argument("--recipe", default="configs/first.yaml")
 settings = yaml.safe_load(open(parser.parse_args().recipe))
 SFTTrainer(
     settings["base_model"],
-    SFTConfig(output_dir="out", max_length=settings["window"] * 2),
+    SFTConfig(
+        output_dir="out",
+        max_length=settings["window"] * 2,
+        per_device_train_batch_size=settings["per_device_train_batch_size"],
+    ),
     train_dataset=Dataset.from_json("absent.json"),
     peft_config=LoraConfig(r=settings["adapter"]["size"]),
 ).train()
@@ -120,3 +124,29 @@ def test_a_script_that_cannot_be_followed_is_named() -> None:
     request = parse_request(Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict", method="sft"))
     assert "mine/train.py, which reads it, could not be followed" in request.assumed_of_file[0]
     assert request.job.task.workload.tuning == "lora"
+
+
+@pytest.mark.parametrize("method", ["sft", "grpo"])
+def test_a_script_of_another_method_does_not_read_a_file(method: str) -> None:
+    """The folder names the method; both scripts take such a file by their option."""
+    path = Path("recipes") / method / "config.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(RECIPE)
+    Path("mine/grpo.py").write_text(SCRIPT.replace("SFTTrainer", "GRPOTrainer"))
+    names = [Path(script).name for script, _ in programs(str(path))]
+    assert names == [{"sft": "train.py", "grpo": "grpo.py"}[method]]
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("empty_hub_cache")
+def test_a_script_that_trains_with_other_sizes_did_not_read_the_file() -> None:
+    """It takes such an option, and reads its own file for all that."""
+    pytest.importorskip("trl")
+    Path("own.yaml").write_text(RECIPE.replace("batch_size: 2", "batch_size: 5"))
+    reads_own = SCRIPT.replace("open(parser.parse_args().recipe)", "open('own.yaml')")
+    Path("mine/train.py").write_text(
+        reads_own.replace("settings = ", "parser.parse_args()\nsettings = ")
+    )
+    request = parse_request(Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict", method="sft"))
+    assert "mine/train.py, which may read it, trains with other sizes" in request.assumed_of_file[0]
+    assert request.job.task.workload.held_values["per_device_train_batch_size"] == 2

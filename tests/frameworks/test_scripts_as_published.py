@@ -272,6 +272,28 @@ def test_of_several_trainings_the_first_or_the_named_one_is_read() -> None:
     assert candidate_of_job(second_request).settings["max_length"] == 200
 
 
+IN_FUNCTIONS = """
+    from datasets import load_dataset
+    from trl import GRPOTrainer, SFTConfig, SFTTrainer
+
+    def warm_up(rows):
+        SFTTrainer(
+            "Qwen/Qwen2.5-0.5B", args=SFTConfig(output_dir="a"), train_dataset=rows
+        ).train()
+
+    def reinforce(rows):
+        GRPOTrainer("Qwen/Qwen2.5-0.5B", reward_funcs=[], train_dataset=rows).train()
+
+    rows = load_dataset("nobody/rows", split="train")
+    warm_up(rows)
+    reinforce(rows)
+"""
+
+
+def test_a_second_training_in_a_function_of_its_own_is_said() -> None:
+    assert any("the training by SFTTrainer" in line for line in predicted(IN_FUNCTIONS).assumed)
+
+
 # Packages that decide the settings.
 
 HYDRA = """

@@ -144,6 +144,24 @@ def test_a_script_named_like_an_entry_point_of_a_framework_is_ones_own(
     assert program_of(framework) is None
 
 
+def test_the_output_of_a_command_in_a_launch_of_a_framework_is_the_frameworks_to_read() -> None:
+    """A copy of verl beside the script trains too, and its number of GPUs is that of --gpus."""
+    Path("verl/trainer").mkdir(parents=True)
+    Path("verl/trainer/main_ppo.py").write_text("RayPPOTrainer(config)\n")
+    text = "python3 -m verl.trainer.main_ppo trainer.n_gpus_per_node=$(nvidia-smi | wc -l)\n"
+    assert program(text) is None
+
+
+def test_an_option_whose_variable_is_not_set_has_the_default_of_the_script() -> None:
+    """bash leaves the option without a value, at which the parser of the script stops."""
+    launched = program("torchrun train.py --lambda $1 --bf16 --size $SIZE\n")
+    assert launched is not None
+    assert launched.choice.arguments == ("--bf16",)
+    first, second = launched.assumed
+    assert "--lambda" in first and "argument 1" in first and "behind --" in first
+    assert "--size" in second and "SIZE=VALUE autotune" in second
+
+
 def test_the_output_of_a_command_may_be_a_part_of_a_name_and_no_setting() -> None:
     launched = program(
         'accelerate launch train.py --output_dir "out-$(date)" --run_name $(hostname)'

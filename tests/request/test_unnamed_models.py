@@ -62,6 +62,12 @@ def test_a_model_of_which_the_nearest_document_speaks_most_often() -> None:
     assert "because README.md speaks of it most often" in model.origin
 
 
+def test_a_teacher_of_which_a_document_speaks_is_not_trained() -> None:
+    lines = ("Distillation teacher: Qwen3-32B", "Judge: Qwen3-32B", "Trains Qwen2.5-3B.")
+    Path("README.md").write_text("\n".join(lines))
+    assert model_of("$BASE_MODEL").name == "Qwen/Qwen2.5-3B"
+
+
 def test_comments_of_the_launch_come_before_documents() -> None:
     Path("README.md").write_text("Qwen2.5-3B\n")
     Path("run.sh").write_text("")

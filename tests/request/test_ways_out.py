@@ -159,3 +159,10 @@ def test_gpus_of_a_skyrl_script_train_where_others_cannot(tmp_path: Path) -> Non
     request = predicted(tmp_path, text)
     assert request.job.task.hardware.count == 3
     assert any("as the script says" in line for line in request.assumed)
+
+
+def test_a_script_that_only_the_launchs_arguments_name(tmp_path: Path) -> None:
+    """`accelerate launch run_$1.py`: it starts a training, of which the name is not whole."""
+    with pytest.raises(BadInput, match=r"line 1: scripts/run_.py is started") as refusal:
+        predicted(tmp_path, "accelerate launch scripts/run_$1.py --config c.yaml")
+    assert "behind --" in refusal.value.way_out

@@ -14,6 +14,7 @@ from autotune.frameworks.trl.user_launch_files import (
     read_accelerate,
     read_deepspeed,
     read_fsdp,
+    sharding_by_name,
 )
 
 READY_MADE: Mapping[str, str] = {
@@ -50,12 +51,15 @@ def _read_launch_file(
         options = document.content.get("fsdp_config")
         if not isinstance(options, Mapping):
             options = {}
-        return read_fsdp(str(value), options)
+        return read_fsdp(value, options)
     if isinstance(value, Mapping):
         return read_deepspeed(value)
     path = Path(str(value)).expanduser()
     if not path.is_absolute() and not path.is_file():
         path = document.path.parent / path
+    by_name = None if path.is_file() else sharding_by_name(path)
+    if by_name is not None:
+        return by_name
     if not path.is_file():
         choices = "a file"
         if name == "accelerate_config":

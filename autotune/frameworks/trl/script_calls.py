@@ -39,6 +39,20 @@ def most_calls(file: str, line: int | None, *names: str) -> int:
     return max(1, counter.most(blocks))
 
 
+def called_names(file: str, *names: str) -> frozenset[str]:
+    """Return those of the names that the source calls anywhere; none of an unreadable source."""
+    try:
+        tree = ast.parse(Path(file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return frozenset()
+    called = set()
+    for call in _calls(tree):
+        name = getattr(call.func, "attr", getattr(call.func, "id", None))
+        if name in names:
+            called.add(name)
+    return frozenset(called)
+
+
 def _is_at(call: ast.Call, line: int) -> bool:
     last_line = call.end_lineno or call.lineno
     return call.lineno <= line <= last_line

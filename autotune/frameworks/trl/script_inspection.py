@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,14 @@ from autotune.frameworks.trl.script_refusals import (
 from autotune.machine import hardware_detection
 
 MOST_CHECKS = 4  # statements of a script that are passed over: each takes a run of it
+
+ROWS_MISSING = re.compile(
+    r"(?:data|file|rows|jsonl?|dataset)\b.*(?:not found|missing|does not exist|no such)"
+    r"|(?:not found|missing|no such)\b.*(?:data|file|rows|jsonl?|dataset)\b"
+    r"|FileNotFoundError|dataset.* n[ãa]o encontrado",
+    re.IGNORECASE,
+)
+"""Last words of a script that ends without its rows."""
 
 
 def look_at(
@@ -110,7 +119,8 @@ def _answer_of_several(
     """Return the answer of the last of several runs: each replaces what stopped the one before."""
     # 1. As it is; then with placeholders for values that were not given.
     answer, log = ask(request)
-    if _needs_an_argument(answer):
+    has_model = request["model"] is not None or request["stand_in"] is not None
+    if _needs_an_argument(answer, has_model) or _ended_without_rows(answer, log):
         request["fills"] = True
         answer, log = ask(request)
 
@@ -171,14 +181,22 @@ def _fingerprint(files: Iterable[str]) -> str:
 # 1. The run up to the trainer.
 
 
-def _needs_an_argument(answer: Mapping[str, Any]) -> bool:
-    """Return True if the script stopped at a value that was not given."""
+def _needs_an_argument(answer: Mapping[str, Any], has_model: bool) -> bool:
+    """Return True if the script stopped at a value that was not given. `has_model`: a model stands
+    for its argument, so that it is not the model.
+    """
     error = answer.get("error", {})
     text = error.get("text", "")
     signs = ("None", "not found", "does not exist", "doesn't exist", "FileNotFoundError")
     lacks_value = any(sign in text for sign in signs)
-    is_first = "model argument" not in answer.get("absent", {})
-    return error.get("kind") == "crashed" and lacks_value and is_first
+    is_other = has_model or "model argument" not in answer.get("absent", {})
+    return error.get("kind") == "crashed" and lacks_value and is_other
+
+
+def _ended_without_rows(answer: Mapping[str, Any], log: str) -> bool:
+    """Return True if the script found its rows missing, said so, and ended."""
+    is_ended = answer.get("error", {}).get("kind") in ("no_trainer", "ended")
+    return is_ended and ROWS_MISSING.search(log) is not None
 
 
 def _config_of(
@@ -229,8 +247,8 @@ def _refuse_unsupported(script: UserScript, *, is_predicted: bool) -> None:
             " model and cannot be rebuilt.",
             way_out="Name it with optim= in the configuration, and leave optimizers= out.",
         )
-    # A prediction reads DeepSpeed's configuration; a probe could not launch it.
-    for name in ("fsdp",) if is_predicted else ("deepspeed", "fsdp"):
+    # A prediction reads the configuration of DeepSpeed and FSDP; a probe could not launch it.
+    for name in () if is_predicted else ("deepspeed", "fsdp"):
         if look.raw.get(name) or name in look.left:
             raise BadInput(
                 f"{script.path} sets {name} in its configuration, and autotune shards models"

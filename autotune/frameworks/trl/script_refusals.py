@@ -31,7 +31,8 @@ REQUIRED_MODEL = re.compile(
 
 OF_MACHINE = re.compile(
     r"exist|is_?file|is_?dir|not found|missing|path|folder|directory|environ|getenv|token|api_?key"
-    r"|login|cuda|gpu|device_count|dataset|\bdata\b|sample|example|\brows?\b|columns?\b|split"
+    r"|login|cuda|gpu|device_count|dataset|\bdata(?![a-z])|daten|dados|datos|donn[ée]es|数据"
+    r"|sample|example|\brows?\b|columns?\b|split"
     r"|template|tokenizer|vocab|package|installed|version|epochs?|max_steps",
     re.IGNORECASE,
 )
@@ -194,6 +195,14 @@ def _no_model(path: str, trainer: str) -> BadInput:
     )
 
 
+def _absent_config(path: str, trainer: str) -> BadInput:
+    return BadInput(
+        f"{path} takes the configuration of its {trainer} from a package that is not installed"
+        " here, so that its settings are unknown.",
+        way_out="Name an interpreter that has the package with --python.",
+    )
+
+
 def _no_model_argument(path: str, argument: str) -> BadInput:
     return BadInput(
         f"{path} was given no model: its --{argument} is not stated.",
@@ -225,6 +234,7 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "no_model": _no_model,
     "unknown_model": _unknown_model,
     "other_adapter": _other_adapter,
+    "absent_config": _absent_config,
 }
 
 

@@ -161,6 +161,7 @@ class _SplitKeys:
         self._moved: dict[str, object] = {}
         self._processes: int | None = None
         self._launch_notes: list[str] = []
+        self._launch_assumed: list[str] = []
         self._renamed: list[str] = []
         self._left_out: dict[str, list[str]] = {}  # reason -> keys
         self._of_author: list[str] = []
@@ -243,6 +244,7 @@ class _SplitKeys:
         refuse_conflicts(self._document, name, launch.fixed, self._accepted)
         self._settings |= launch.settings
         self._launch_notes += launch.notes
+        self._launch_assumed += launch.assumed
         self._processes = launch.processes or self._processes
         consumer = self._rest if name in ("accelerate_config", "config_file") else self._moved
         consumer[name] = value
@@ -325,6 +327,6 @@ class _SplitKeys:
             rest={**author.modules, **self._rest},
             moved=self._moved,
             notes=tuple(notes),
-            assumed=(*self._document.repeated, *self._assumed(author)),
+            assumed=(*self._document.repeated, *self._launch_assumed, *self._assumed(author)),
             processes=self._processes,
         )

@@ -203,16 +203,35 @@ def _zero_settings(
     return settings
 
 
-def read_fsdp(strategy: str, options: Mapping[str, object]) -> LaunchFile:
+def read_fsdp(stated: object, options: Mapping[str, object]) -> LaunchFile:
     """Read the settings `fsdp` and `fsdp_config` of transformers."""
-    choices = strategy.replace(",", " ").split()
+    if isinstance(stated, Mapping):
+        options = {**stated, **options}
+    choices = _fsdp_choices(stated)
+    if not choices:
+        return LaunchFile(settings={})
     if "full_shard" not in choices:
         raise BadInput(
-            f"fsdp {strategy!r}: only full_shard is measured.",
+            f"fsdp {stated!r}: only full_shard is measured.",
             way_out="Use fsdp: full_shard auto_wrap.",
         )
     is_second = options.get("version") == 2 or options.get("fsdp_version") == 2
     return LaunchFile(settings=_fsdp_settings(is_second, offloads="offload" in choices))
+
+
+def _fsdp_choices(stated: object) -> list[str]:
+    """Return the words of `fsdp`. A mapping is an author's own, with accelerate's names."""
+    if isinstance(stated, Mapping):
+        choices = [str(stated.get("sharding_strategy", "full_shard")).lower()]
+        for name in ("cpu_offload", "offload_params"):
+            if str(stated.get(name)).lower() == "true":
+                choices.append("offload")
+        return choices
+    if isinstance(stated, list):
+        return [str(choice) for choice in stated]
+    if isinstance(stated, bool):
+        return ["full_shard"] if stated else []
+    return str(stated or "").replace(",", " ").split()
 
 
 def _accelerate_fsdp(options: Mapping[str, object], path: Path) -> dict[str, KnobValue]:

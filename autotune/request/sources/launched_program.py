@@ -54,6 +54,7 @@ class LaunchedProgram:
     # What the reading rests on, in sentences
     assumed: tuple[str, ...] = ()
     is_example: bool = False  # of a document: the GPUs are those of the request
+    arguments_from: int = 0  # place of its first argument among the words of the command
 
 
 def program_of(choice: FileChoice) -> LaunchedProgram | None:
@@ -97,6 +98,7 @@ def programs_in(
     for command in commands:
         cut = tuple(cut_by_comment(choice.path, text, command))
         for program in _program_of_command(command, choice):
+            _refuse_outputs(choice.path, command.words[program.arguments_from :])
             programs.append(replace(program, assumed=(*cut, *program.assumed)))
     return programs
 
@@ -118,8 +120,7 @@ def _program_of_command(
         launcher = tuple(texts[start:index])
         if not _trains(file, launcher):
             return
-        arguments = command.words[index + 1 :]
-        _refuse_outputs(choice.path, arguments, texts[index + 1 :])
+        arguments, without_value = _with_values(command.words[index + 1 :])
         script = FileChoice(
             flag="--script",
             path=str(file),
@@ -127,7 +128,7 @@ def _program_of_command(
             environment=tuple(sorted(command.environment.items())),
             model=choice.model,
         )
-        assumed = []
+        assumed = without_value
         stated = texts[index]
         is_moved = stated.startswith("/") and not file.is_absolute()
         if is_moved:
@@ -139,9 +140,35 @@ def _program_of_command(
             line=command.line,
             launcher=launcher,
             folder=command.folder,
+            arguments_from=index + 1,
             assumed=tuple(assumed),
         )
         return
+
+
+def _with_values(arguments: Sequence[Word]) -> tuple[list[Word], list[str]]:
+    """Return the words without options that an unset variable leaves without a value, and what is
+    assumed instead.
+    """
+    with_value: list[Word] = []
+    assumed: list[str] = []
+    for place, word in enumerate(arguments):
+        following = "--"
+        if place + 1 < len(arguments):
+            following = arguments[place + 1].text
+        lacks_value = word.missing and word.text.startswith("--") and following.startswith("--")
+        if not lacks_value or "=" in word.text:
+            with_value.append(word)
+            continue
+        (name, *_) = word.missing
+        needed, way = f"${name}", f"{name}=VALUE autotune ... gives it"
+        if name.isdecimal():
+            needed, way = f"argument {name}", "the script's arguments behind -- give it"
+        assumed.append(
+            f"the default of {word.text} by the script that is started: line {word.line} needs"
+            f" {needed}, which is not set; {way}"
+        )
+    return with_value, assumed
 
 
 def _arguments_here(
@@ -206,14 +233,14 @@ OF_RUN = re.compile(
 """Words of options whose value decides nothing about memory."""
 
 
-def _refuse_outputs(path: str, arguments: Sequence[Word], texts: Sequence[str]) -> None:
+def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
     """Refuse an argument that is the output of a command, and may decide memory."""
     for index, word in enumerate(arguments):
         if UNKNOWN not in word.text:
             continue
         option, equals, value = word.text.partition("=")
         if not equals:
-            option = texts[index - 1] if index else ""
+            option = arguments[index - 1].text if index else ""
             value = word.text
         is_name = value.replace(UNKNOWN, "").strip() != "" or OF_RUN.search(option.lower())
         if not is_name:

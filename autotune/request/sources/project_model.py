@@ -26,6 +26,9 @@ ABOUT_IMAGES = re.compile(
 )
 """Words of a launch that trains a model with images."""
 
+OF_ANOTHER = re.compile(r"(?i)teacher|judge|distill(?!-)|verifier|embedding|grader|annotat|蒸馏")
+"""Words of a line about a model beside the trained one. `R1-Distill-Qwen` is a name."""
+
 MOST_BYTES_READ = 512 * KIB
 DOCUMENTS = ("README.md", "readme.md", "README.rst", "README.txt")
 DOCUMENTED_FOLDERS = 6  # folders above the launch whose documents speak of it
@@ -50,7 +53,7 @@ def model_of_project(
     if hub_id is not None:
         return model_taken(hub_id, f"because {path} speaks of it")
     for document in _documents(Path(path)):
-        hub_id = most_mentioned_model(_text_of(document), sees_images=sees_images)
+        hub_id = most_mentioned_model(_about_training(document), sees_images=sees_images)
         if hub_id is not None:
             place = os.path.relpath(document)
             return model_taken(hub_id, f"because {place} speaks of it most often")
@@ -69,6 +72,15 @@ def _documents(launch: Path) -> Iterator[Path]:
                 break
         if place == top:
             return
+
+
+def _about_training(document: Path) -> str:
+    """Return the lines of a document, those about teachers and judges excepted."""
+    lines = []
+    for line in _text_of(document).splitlines():
+        if not OF_ANOTHER.search(line):
+            lines.append(line)
+    return "\n".join(lines)
 
 
 def _text_of(document: Path) -> str:

@@ -18,6 +18,7 @@ from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
+from autotune.request.sources.config_file import method_of_file
 from autotune.request.sources.documented_launch import launches_in, project_documents
 from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
 from autotune.request.sources.launched_program import (
@@ -34,6 +35,21 @@ FILE_OPTION = re.compile(r"""["'](--?[\w-]*(?:config|cfg|recipe|yaml)[\w-]*)["']
 YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|HfArgumentParser")
 TAKES_FLAG = re.compile(r"TrlParser")
 """Parser of TRL, which has the option `--config` itself."""
+
+METHOD_WORD = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|rloo|reward)(?=[^a-z]|$)")
+"""Method in the path of a file: `recipes/Qwen2.5-7B/sft/config.yaml`."""
+
+TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*Trainer\b")
+OF_TESTS = re.compile(r"(?:^|[/_])tests?(?:[/_.]|$)")
+
+SIZE_SETTINGS = (
+    "per_device_train_batch_size",
+    "gradient_accumulation_steps",
+    "max_length",
+    "max_completion_length",
+    "num_generations",
+)
+"""Settings that a script takes from its file as they are, if it reads the file."""
 
 MOST_SCRIPTS = 2  # that are tried: each is run up to its trainer
 
@@ -63,6 +79,12 @@ def read_by_its_script(
                 f" followed ({sentence.rstrip('.')})"
             )
             continue
+        if not program.line and not _is_read(document, file):
+            failure = failure or (
+                f"TRL's meaning of its keys: {program.choice.path}, which may read it, trains with"
+                " other sizes"
+            )
+            continue
         sentence = (
             f"{choice.path} as {program.choice.path} reads it ({_origin(program)});"
             f" --script {program.choice.path} -- ARGUMENTS gives others"
@@ -70,6 +92,21 @@ def read_by_its_script(
         config = replace(file.config, assumed=(sentence, *file.config.assumed))
         return replace(file, config=config), ""
     return None, failure
+
+
+def _is_read(document: Document, file: UserFile) -> bool:
+    """Return False if the script trains with none of the sizes that the file states: it reads
+    another file, or could not be followed to where it reads this one.
+    """
+    states_sizes = False
+    for name in SIZE_SETTINGS:
+        if name not in document.content:
+            continue
+        states_sizes = True
+        size = document.content[name]
+        if file.config.settings.get(name) == size:
+            return True
+    return not states_sizes
 
 
 def _origin(program: LaunchedProgram) -> str:
@@ -106,9 +143,10 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
                     tried.add(started.choice.path)
                     yield started
 
-    # 2. A script of the project takes such a file.
+    # 2. A script of the project takes such a file, and trains by its method.
+    method = _method_of(choice)
     for script in project_documents(file, (".py",)):
-        option = _option_of(script)
+        option = _option_of(script, method)
         if option is not None and str(script) not in tried:
             yield LaunchedProgram(
                 choice=FileChoice(
@@ -143,13 +181,32 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
     return None
 
 
-def _option_of(script: Path) -> str | None:
-    """Return the option by which a training script takes a file of settings; None: it has none."""
+def _method_of(choice: FileChoice) -> str | None:
+    """Return the method of which the file has settings, or which its path names."""
+    by_settings = method_of_file(choice)
+    if by_settings is not None:
+        method, _ = by_settings
+        return method
+    methods = METHOD_WORD.findall(choice.path.lower())
+    if not methods:
+        return None
+    return str(methods[-1])
+
+
+def _option_of(script: Path, method: str | None) -> str | None:
+    """Return the option by which a script that trains by the method, if one is known, takes a file
+    of settings; None: it has none.
+    """
+    if OF_TESTS.search(str(script)):
+        return None
     try:
         text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
     except AutotuneError:
         return None
     if not TRAINER.search(text) or not YAML_READER.search(text):
+        return None
+    methods = {name.lower() for name in TRAINER_OF_METHOD.findall(text)}
+    if method is not None and methods and method not in methods:
         return None
     option = FILE_OPTION.search(text)
     if option is not None:

@@ -22,13 +22,18 @@ from autotune.frameworks.trl import async_grpo
 from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
-from autotune.frameworks.trl.script_calls import most_calls
+from autotune.frameworks.trl.script_calls import called_names, most_calls
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.frameworks.trl.script_refusals import SUPPORTED_TRAINERS
 from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import ALWAYS_STATED, DEFAULT_PROMPT_LENGTH, VLLM_SETTINGS
 from autotune.frameworks.trl.user_config import UserConfig
-from autotune.frameworks.trl.user_launch_files import read_deepspeed
+from autotune.frameworks.trl.user_launch_files import (
+    LaunchFile,
+    read_deepspeed,
+    read_fsdp,
+    sharding_by_name,
+)
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.project_model import model_of_project
 from autotune.request.sources.unsloth_script import unsloth_settings
@@ -133,7 +138,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=(*assumed, *_replaced(inspection)),
+        assumed=(*assumed, *_replaced(inspection), *_others(inspection)),
     )
     return UserFile(
         framework="unsloth",
@@ -171,7 +176,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     settings: dict[str, KnobValue] = {}
     passed_on: dict[str, object] = {}
     for name, value in stated.items():
-        if name not in fields or name == "deepspeed":
+        if name not in fields or name in ("deepspeed", "fsdp", "fsdp_config"):
             continue
         if _is_plain(value) and not name.startswith(SIDE_EFFECTS):
             settings[name] = value
@@ -194,11 +199,13 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         else:
             passed_on[name] = value  # the list of adapted modules
 
-    # 3. The sharding of a DeepSpeed configuration, which replaces the launcher's.
-    source = inspection.raw.get("deepspeed")
-    if source:
-        content = source if isinstance(source, Mapping) else Path(str(source))
-        settings.update(read_deepspeed(content).settings)
+    # 3. The sharding of a DeepSpeed configuration or of FSDP, which replaces the launcher's.
+    deepspeed = _deepspeed(inspection.raw.get("deepspeed"))
+    settings.update(deepspeed.settings)
+    options = inspection.raw.get("fsdp_config")
+    if not isinstance(options, Mapping):
+        options = {}
+    settings.update(read_fsdp(inspection.raw.get("fsdp"), options).settings)
 
     # 4. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
@@ -208,8 +215,20 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         settings=settings,
         rest=passed_on,
         notes=tuple(_notes(script)),
-        assumed=tuple(_assumed(inspection)),
+        assumed=(*deepspeed.assumed, *_assumed(inspection)),
     )
+
+
+def _deepspeed(stated: object) -> LaunchFile:
+    """Return the sharding of a DeepSpeed configuration; by its name where it is not here."""
+    if not stated:
+        return LaunchFile(settings={})
+    if isinstance(stated, Mapping):
+        return read_deepspeed(stated)
+    path = Path(str(stated))
+    if path.is_file():
+        return read_deepspeed(path)
+    return sharding_by_name(path) or read_deepspeed(path)
 
 
 def _longest_prompt(inspection: ScriptInspection) -> int:
@@ -285,9 +304,16 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             " them: --set max_length=N gives the longest"
         )
     yield from _replaced(inspection)
+    yield from _others(inspection)
+
+
+def _others(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield the sentence about a script with more trainings than the one that is read."""
     place = inspection.trainer_place
     trainings = most_calls(place.file, None, *SUPPORTED_TRAINERS)
-    if trainings > 1:
+    trainers = called_names(place.file, *SUPPORTED_TRAINERS)
+    has_other_trainer = trainers - {inspection.trainer}
+    if trainings > 1 or has_other_trainer:
         yield (
             f"the training by {inspection.trainer} in line {place.line}; the script may go on with"
             " others: --method names another, but for grpo"
@@ -305,6 +331,11 @@ def _replaced(inspection: ScriptInspection) -> Iterator[str]:
     searched = inspection.absent.get("searched", ())
     if searched:
         yield f"the largest values of the script's own search: {', '.join(searched)}"
+    for name in inspection.absent.get("setting", ()):
+        yield (
+            f"{name} is TRL's default, because the script takes it from a part that is not here:"
+            f" --set {name}=VALUE gives its own"
+        )
     for name in inspection.absent.get("trained adapter", ()):
         yield (
             f"the adapter {name}, which is trained further and is not here, is one of the usual"

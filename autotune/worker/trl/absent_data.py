@@ -147,6 +147,10 @@ class _Columns(list[str]):
         return True
 
 
+PARTS_OF_FRAME = frozenset({"iloc", "loc", "at", "iat", "values", "str", "dt"})
+"""Attributes of pandas that are no methods: places of rows, and their content."""
+
+
 class PlaceholderRows:
     """Dataset, or mapping of splits, with every column: each change of it returns the same."""
 
@@ -178,7 +182,7 @@ class PlaceholderRows:
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
-        return self._same
+        return self if name in PARTS_OF_FRAME else self._same
 
     def _same(self, *_: Any, **__: Any) -> PlaceholderRows:
         return self
@@ -186,6 +190,7 @@ class PlaceholderRows:
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _same  # type: ignore[assignment]
     __and__ = __or__ = __invert__ = __add__ = __radd__ = _same
     __hash__ = object.__hash__
+    __call__ = _same  # `rows.values` of pandas, and `splits.values()`
 
     def iterrows(self) -> Iterator[tuple[int, Any]]:
         return enumerate(self)

@@ -28,6 +28,7 @@ LOADERS = {
 """Class of transformers -> what it loads."""
 
 USUAL_RANK = 16  # of an adapter that is trained further and is not here
+UNNAMED = "None"  # base model of such an adapter: the project or --model says which
 QUANTISED = ("load_in_4bit", "load_in_8bit")
 
 
@@ -58,7 +59,8 @@ class AbsentModels:
     def loaded(self, load: Callable[..., Any], kind: str) -> Callable[..., Any]:
         """Return a `from_pretrained` that takes what is known instead of what cannot be read."""
 
-        def loaded(name: Any, *args: Any, **options: Any) -> Any:
+        def loaded(*names: Any, **options: Any) -> Any:
+            name, args = _named(names, options)
             try:
                 # Without its files, a tokenizer of some classes is built empty.
                 if name is not None and str(name) not in self._folders:
@@ -81,9 +83,9 @@ class AbsentModels:
         """Replace `from_pretrained` of the classes below this one."""
         load = vars(owner)["from_pretrained"].__func__
 
-        def from_pretrained(own_class: Any, name: Any, *args: Any, **options: Any) -> Any:
+        def from_pretrained(own_class: Any, *args: Any, **options: Any) -> Any:
             loaded = self.loaded(functools.partial(load, own_class), "tokenizer")
-            return loaded(name, *args, **options)
+            return loaded(*args, **options)
 
         return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
@@ -107,6 +109,23 @@ class AbsentModels:
             return model
 
         return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
+
+    def adapter_configs(self) -> AbstractContextManager[None]:
+        """Take the configuration of an adapter that is not here for that of a usual one."""
+        import peft
+
+        owner = peft.config.PeftConfigMixin
+        load = vars(owner)["from_pretrained"].__func__
+
+        def from_pretrained(own_class: Any, name: Any, **options: Any) -> Any:
+            try:
+                return load(own_class, name, **options)
+            except (OSError, ValueError):
+                usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
+                usual.base_model_name_or_path = UNNAMED
+                return usual
+
+        return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
     def built(self, model_class: Any, name: Any, **options: Any) -> Any:
         """Build the model on the device `meta`."""
@@ -142,6 +161,16 @@ def _with_processors(tokenizer: Any) -> Any:
         if not hasattr(tokenizer, name):
             setattr(tokenizer, name, Anything())
     return tokenizer
+
+
+def _named(
+    names: tuple[Any, ...],
+    options: dict[str, Any],
+) -> tuple[Any, tuple[Any, ...]]:
+    """Return the model's name, which may be an option, and the other positional arguments."""
+    if names:
+        return names[0], names[1:]
+    return options.pop("pretrained_model_name_or_path", None), ()
 
 
 def _plain(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,9 +234,11 @@ def without_weights(
         for owner in (transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin):
             stack.enter_context(absent.loaded_by_class(owner))
         stack.enter_context(absent.adapters())
+        stack.enter_context(absent.adapter_configs())
 
-        def from_pretrained(cls: Any, name: Any, *_: Any, **options: Any) -> Any:
-            return absent.built(cls, name, **options)
+        def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+            name = options.pop("pretrained_model_name_or_path", None)
+            return absent.built(cls, next(iter(args), name), **options)
 
         auto_classes = _with_subclasses(_BaseAutoModelClass)
         for owner in (transformers.PreTrainedModel, *auto_classes):
@@ -230,7 +261,8 @@ def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
     """Return the loader of a tokenizer that looks for the model's config first."""
     from transformers import AutoConfig
 
-    def loaded(name: Any, *args: Any, **options: Any) -> Any:
+    def loaded(*names: Any, **options: Any) -> Any:
+        name, args = _named(names, options)
         trusts_code = options.get("trust_remote_code")
         with suppress(OSError, ValueError, ImportError, ScriptFailed):
             AutoConfig.from_pretrained(name, trust_remote_code=trusts_code)

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
-from . import absent_fire, absent_hydra, absent_unsloth
+from . import absent_fire, absent_hydra, absent_sklearn, absent_unsloth
 from .missing_arguments import IsLibrary, Report
 from .own_trainers import absent_trainer
 
@@ -141,6 +141,10 @@ class _AbsentModule(types.ModuleType):
             return absent_trainer(name)
         if name.endswith(OF_CONFIGURATIONS) and hasattr(importlib.import_module("trl"), name):
             return getattr(importlib.import_module("trl"), name)
+        # A former place in a library that is here: `trl.commands.cli_utils.TrlParser`.
+        root, _, _ = self.__name__.partition(".")
+        if root in REQUIRED and root in sys.modules:
+            return getattr(sys.modules[root], name, Anything())
         return Anything()
 
 
@@ -201,6 +205,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         absent_hydra.fill(module)
         absent_unsloth.fill(module)
         absent_fire.fill(module)
+        absent_sklearn.fill(module)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:

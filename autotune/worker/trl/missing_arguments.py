@@ -231,6 +231,22 @@ def _report_unknown(
         report("key", key)
 
 
+USUAL_ANSWERS = ("1", "y", "yes", "0")
+CHOICES = re.compile(r"[(\[]([^()\[\]]*/[^()\[\]]*)[)\]]")
+"""Answers in a question: `Which one (1/2/3)?`."""
+
+
+def _choices_of(question: str) -> list[str]:
+    choices = CHOICES.search(question)
+    if choices is None:
+        return []
+    answers = []
+    for choice in choices[1].split("/"):
+        answer = choice.strip()
+        answers.append(answer)
+    return answers
+
+
 @contextmanager
 def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
     """Give a script a placeholder for a secret of the environment that it can't do without."""
@@ -247,10 +263,21 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
             report("secret", name)
             return "absent"
 
-    def typed(*_: Any, **__: Any) -> str:
+    questions: dict[str, int] = {}
+
+    def typed(question: Any = "", *_: Any, **__: Any) -> str:
         """Return what somebody would type: nobody is asked, and stdin is the worker's own."""
+        text = str(question)
         report("secret", "what the script asks for")
-        return "absent"
+        place = questions.get(text, 0) + 1
+        questions[text] = place
+        answers = ("absent", *_choices_of(text), *USUAL_ANSWERS)
+        if place > len(answers):
+            raise EOFError(f"the script asks {text!r} until it likes the answer")
+        answer = answers[place - 1]
+        if place > 1:
+            report("argument", f"{answer} to {text.strip()}")
+        return answer
 
     with (
         attribute(environment_class, "__getitem__", looked_up),

@@ -34,7 +34,7 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model" | "other_adapter",
+               | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
@@ -51,7 +51,7 @@ import os
 import sys
 import traceback
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
@@ -100,6 +100,17 @@ RANKS = {"LORA": "r", "ADALORA": "init_r"}
 SECRETS = frozenset({"hub_token", "push_to_hub_token"})
 GENERATING = ("grpo", "rloo", "async-grpo")  # methods whose prompts are measured
 MAX_TOKENISED_ROWS = 2000  # rows that are tokenised to estimate the length of prompts
+SIZES_OF_A_STEP = frozenset(
+    {
+        "per_device_train_batch_size",
+        "gradient_accumulation_steps",
+        "num_generations",
+        "max_completion_length",
+        "max_length",
+    }
+)
+"""Settings that are reported where a placeholder stands for them."""
+
 MAX_LOG_CHARACTERS = 4000
 LIBRARIES = ("site-packages", "dist-packages")
 
@@ -217,14 +228,19 @@ def _accepted_as_on(device: str | None, ranks: int | None) -> Iterator[None]:
             stack.enter_context(attribute(torch.cuda, "is_bf16_supported", _supported))
         if ranks is not None:
             world_size = property(lambda _: ranks)
-            stack.enter_context(
-                attribute(training_args.TrainingArguments, "world_size", world_size)
-            )
+            owner = training_args.TrainingArguments
+            stack.enter_context(attribute(owner, "world_size", world_size))
+            # The other ranks, for which this one would wait, are not there.
+            stack.enter_context(attribute(owner, "main_process_first", _no_wait))
         yield
 
 
 def _supported(*_: Any, **__: Any) -> bool:
     return True
+
+
+def _no_wait(*_: Any, **__: Any) -> nullcontext[None]:
+    return nullcontext()
 
 
 class AbsentParts:
@@ -290,7 +306,9 @@ def _describe_failure(failure: ScriptFailed) -> Result:
 
 def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
     arguments = captured.arguments
-    configuration = _configuration(captured)
+    if isinstance(arguments.get("args"), absent_packages.Anything):
+        raise ScriptFailed("absent_config", captured.trainer_class.__name__)
+    configuration = _without_placeholders(_configuration(captured), absent)
     if arguments.get("model") is None:
         raise ScriptFailed("no_model", captured.trainer_class.__name__)
     settings = configuration.settings
@@ -355,6 +373,21 @@ def _configuration(captured: CapturedTrainer) -> _Configuration:
         expanded=list(configured.expanded),
         place=configured.place,
     )
+
+
+def _without_placeholders(configuration: _Configuration, absent: AbsentParts) -> _Configuration:
+    """Return the configuration without values that come from a part which is not here."""
+    cleaned = []
+    for values in (configuration.settings, configuration.raw):
+        without_placeholders: Settings = {}
+        for name, value in values.items():
+            if not isinstance(value, absent_packages.Anything):
+                without_placeholders[name] = value
+            elif name in SIZES_OF_A_STEP:
+                absent.report("setting", name)
+        cleaned.append(without_placeholders)
+    settings, raw = cleaned
+    return configuration._replace(settings=settings, raw=raw)
 
 
 def _place(call: CapturedCall | None) -> Result | None:
