@@ -71,12 +71,13 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from step_model_exceptions import explanation_of
 from step_model_families import CHOSEN, Family, drawn_families
 
 from autotune.core.errors import CannotPredict
 from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, KnobValue
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.prediction.tracer import TracerPool
@@ -136,6 +137,11 @@ class Comparison:
         row = compared(candidate, modelled, self._tracing.predict(candidate))
         return {"family": self.label, **row, "cpu_seconds": round(seconds, 3)}
 
+    def candidate_with(self, knobs: Mapping[str, KnobValue]) -> Candidate:
+        """Return the candidate of an earlier row."""
+        task, trainer = self._request.job.task, self._request.trainer
+        return trainer.complete(self._request.whole_space.with_remedies(knobs), task)
+
     def _drawn_candidate(self) -> Candidate | None:
         """Draw a point of the family; None if it is illegal."""
         task, trainer = self._request.job.task, self._request.trainer
@@ -192,13 +198,55 @@ def difference(modelled: Estimate | None, traced: Estimate | None) -> float:
 
 
 def is_exception(row: Mapping[str, Any]) -> bool:
+    return bool(missed_bars(row))
+
+
+def missed_bars(row: Mapping[str, Any]) -> list[str]:
+    """Return the figures of a row that miss their bar, with "verdict" if the verdicts differ."""
+    missed = [name for name, bar in BARS.items() if abs(row[name]) > bar]
     modelled, traced = row["fits"]
-    return modelled != traced or any(abs(row[name]) > bar for name, bar in BARS.items())
+    if modelled != traced:
+        missed.append("verdict")
+    return missed
+
+
+def explained_exceptions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the exceptions among the rows, each with its explanation."""
+    exceptions = []
+    for row in rows:
+        missed = missed_bars(row)
+        if missed:
+            explanation = explanation_of(row, missed)
+            exceptions.append({**row, "explanation": explanation})
+    return exceptions
 
 
 def label_of(family: Family) -> dict[str, Any]:
     model, gpus, flags, change = family
     return {"model": model, "gpus": gpus, **flags, **change}
+
+
+def family_of(label: Mapping[str, Any]) -> Family:
+    """Return the family of a label."""
+    change = dict(label)
+    model = change.pop("model")
+    gpus = change.pop("gpus")
+    flags = {}
+    for name in ("tuning", "method"):
+        if name in change:
+            flags[name] = change.pop(name)
+    return model, gpus, flags, change
+
+
+def measured_again(rows: Sequence[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows, exceptions as they are today."""
+    for row in rows:
+        if not is_exception(row):
+            yield row
+            continue
+        comparison = Comparison(family_of(row["family"]), None, seed)
+        with contextlib.closing(comparison.tracers):
+            yield comparison.row_of(comparison.candidate_with(row["knobs"]))
 
 
 def rows_of(
@@ -228,9 +276,13 @@ def _is_among(
     return any(row["family"] == comparison.label and row["knobs"] == knobs for row in rows)
 
 
-def comparisons_of(count: int, seed: int) -> list[Comparison]:
+def comparisons_of(
+    count: int,
+    seed: int,
+    method: str | None,
+) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
-    Another seed than the first: drawn ones only.
+    Another seed than the first: drawn ones only. `method`: of all of them; None: any.
     """
     chosen: Sequence[Family] = ()
     if seed == SEED:
@@ -241,7 +293,9 @@ def comparisons_of(count: int, seed: int) -> list[Comparison]:
     for family in itertools.chain(chosen, drawn_families(seed)):
         if len(comparisons) == count:
             break
-        if label_of(family) in labels:
+        label = label_of(family)
+        is_of_method = method in (None, label.get("method"))
+        if label in labels or not is_of_method:
             continue
         comparison = Comparison(family, tracers, seed)
         tracers = comparison.tracers
@@ -267,7 +321,7 @@ def earlier_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def write_document(rows: Sequence[Mapping[str, Any]], seed: int) -> None:
-    exceptions = [row for row in rows if is_exception(row)]
+    exceptions = explained_exceptions(rows)
     largest = {name: max(abs(row[name]) for row in rows) for name in BARS}
     document = {
         "bars": BARS,
@@ -298,16 +352,19 @@ def main() -> None:
         help="no row begins after them",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="another one: a sample of its own")
+    parser.add_argument("--method", help="of training, of all families: dpo, sft")
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     rows = [] if options.fresh else earlier_rows(result_file(options.seed))
-    if options.exceptions:
-        rows = [row for row in rows if not is_exception(row)]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # models of the user's cache are not compared
-        comparisons = comparisons_of(options.families, options.seed)
+        if options.exceptions:
+            rows = list(measured_again(rows, options.seed))
+            write_document(rows, options.seed)
+            return
+        comparisons = comparisons_of(options.families, options.seed, options.method)
         with contextlib.closing(comparisons[0].tracers):
             for row in rows_of(comparisons, options.points, list(rows)):
                 rows.append(row)
