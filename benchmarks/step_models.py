@@ -279,10 +279,12 @@ def _is_among(
 def comparisons_of(
     count: int,
     seed: int,
-    method: str | None,
+    values: Mapping[str, str],
+    models: Sequence[str],
 ) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
-    Another seed than the first: drawn ones only. `method`: of all of them; None: any.
+    Another seed than the first: drawn ones only. `values`: of the labels of all of them.
+    `models`: theirs; empty: any.
     """
     chosen: Sequence[Family] = ()
     if seed == SEED:
@@ -294,8 +296,8 @@ def comparisons_of(
         if len(comparisons) == count:
             break
         label = label_of(family)
-        is_of_method = method in (None, label.get("method"))
-        if label in labels or not is_of_method:
+        is_wanted = values.items() <= label.items()
+        if label in labels or not is_wanted or (models and label["model"] not in models):
             continue
         comparison = Comparison(family, tracers, seed)
         tracers = comparison.tracers
@@ -352,7 +354,13 @@ def main() -> None:
         help="no row begins after them",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="another one: a sample of its own")
-    parser.add_argument("--method", help="of training, of all families: dpo, sft")
+    parser.add_argument("--models", nargs="*", default=[], help="of all families")
+    parser.add_argument(
+        "--values",
+        nargs="*",
+        default=[],
+        help="of all families: method=dpo tuning=full",
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()
@@ -364,7 +372,8 @@ def main() -> None:
             rows = list(measured_again(rows, options.seed))
             write_document(rows, options.seed)
             return
-        comparisons = comparisons_of(options.families, options.seed, options.method)
+        values = dict(value.split("=") for value in options.values)
+        comparisons = comparisons_of(options.families, options.seed, values, options.models)
         with contextlib.closing(comparisons[0].tracers):
             for row in rows_of(comparisons, options.points, list(rows)):
                 rows.append(row)
