@@ -132,7 +132,7 @@ class Comparison:
         missed = 0
         while missed < MAX_MISSED:
             candidate = self._drawn_candidate()
-            if candidate is not None and self._is_shipped(candidate):
+            if candidate is not None and self.is_shipped(candidate):
                 missed = 0
                 yield candidate
             else:
@@ -174,7 +174,7 @@ class Comparison:
             return None
         return candidate
 
-    def _is_shipped(self, candidate: Candidate) -> bool:
+    def is_shipped(self, candidate: Candidate) -> bool:
         with contextlib.suppress(CannotPredict):
             self._modelling.predict(candidate)
             return True
@@ -248,14 +248,18 @@ def family_of(label: Mapping[str, Any]) -> Family:
 
 
 def measured_again(rows: Sequence[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
-    """Yield the rows, exceptions as they are today."""
+    """Yield the rows; exceptions as they are today, as far as their models are shipped."""
     for row in rows:
         if not is_exception(row):
             yield row
             continue
         comparison = Comparison(family_of(row["family"]), None, seed)
+        candidate = comparison.candidate_with(row["knobs"])
         with contextlib.closing(comparison.tracers):
-            yield comparison.row_of(comparison.candidate_with(row["knobs"]))
+            if comparison.is_shipped(candidate):
+                yield comparison.row_of(candidate)
+            else:
+                yield row
 
 
 def rows_of(

@@ -57,15 +57,15 @@ def joined(point: Point) -> Trace:
     writer.enter("load", 0)
     writer.make(100_000, "weights")
     writer.enter("score", 0)
-    kept = []
+    joined_rows = []
     for length in (point.prompt, point.completion):
         rows = []
         for _ in range(2 * point.micro_batch):
             rows.append(writer.make(8 * length, "activations"))
-        kept.append(writer.make(2 * point.micro_batch * 8 * length, "inputs"))
+        joined_rows.append(writer.make(2 * point.micro_batch * 8 * length, "inputs"))
         writer.drop(*rows)
     writer.enter("optimizer", 0)
-    writer.drop(*kept)
+    writer.drop(*joined_rows)
     return writer.trace(1)
 
 

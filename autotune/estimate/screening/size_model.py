@@ -149,10 +149,10 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
                 uniform.append(first.numbers[first.allocates])
                 uniform_rows.append(rows)
                 continue
-            kept = _kept_alike(sections, have_formulas)
-            uniform.append(kept.allocations)
-            uniform_rows.append(examples.add(kept.sizes))
-            scaled += _kept_and_freed(sections, examples, kept)
+            alike = _kept_alike(sections, have_formulas)
+            uniform.append(alike.allocations)
+            uniform_rows.append(examples.add(alike.sizes))
+            scaled += _kept_and_freed(sections, examples, alike)
 
     # 2. The formula of each distinct row of examples.
     distinct, formulas = examples.distinct()
@@ -314,14 +314,14 @@ def _kept_alike(
     allocations = [integers([])]
     sizes = [np.zeros((0, len(blocks)), dtype=np.int64)]
     for part in range(len(PARTS)):
-        kept = [_kept_of_part(block, part) for block in blocks]
-        counts = set(map(len, kept))
+        of_part = [_kept_of_part(block, part) for block in blocks]
+        counts = set(map(len, of_part))
         if len(counts) > 1 or counts == {0}:
             continue
-        rows = np.stack([block.deltas for block in kept], axis=1)
+        rows = np.stack([block.deltas for block in of_part], axis=1)
         if have_formulas(rows).all():
             parts.append(part)
-            allocations.append(kept[0].numbers)
+            allocations.append(of_part[0].numbers)
             sizes.append(rows)
     return KeptAlike(
         parts=integers(parts),
