@@ -3,7 +3,8 @@
 Each family of `FAMILIES` is surveyed for its models and for each GPU, with the installed releases.
 A survey is kept in build/step-models: a call goes on where the last one ended; delete the folder to
 renew all. At the end the models are packed into `autotune/prediction/step_models/`. Names of
-models as arguments restrict the surveys to them; `--missing` to families that are not shipped yet.
+models as arguments restrict the surveys to them; `--missing` to families that are not shipped yet;
+`tuning=full method=dpo beta=0.04` to families with these flags and changes.
 
 A family costs 2 to 3 CPU seconds; the import of the framework 15, once, since one pool of tracing
 processes serves all families.
@@ -16,7 +17,7 @@ import itertools
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from autotune.core.errors import AutotuneError
@@ -410,12 +411,26 @@ def _surveyed_documents(folder: Path) -> dict[str, bytes]:
 MISSING = "--missing"
 
 
+def with_values(group: FamilyGroup, values: Mapping[str, str]) -> FamilyGroup:
+    """Return the group with the changes that have these values, in flags or in the change."""
+    changes = []
+    for change in group.changes:
+        stated = {**group.flags, **change}
+        if all(str(stated.get(name)) == value for name, value in values.items()):
+            changes.append(change)
+    return replace(group, changes=changes)
+
+
 def main(arguments: Sequence[str]) -> None:
-    names = [argument for argument in arguments if argument != MISSING]
+    values = dict(argument.split("=") for argument in arguments if "=" in argument)
+    names = [name for name in arguments if name != MISSING and "=" not in name]
     only_missing = MISSING in arguments
     tracers: TracerPool | None = None
     with contextlib.ExitStack() as stack:
-        for group in FAMILIES:
+        for every_change in FAMILIES:
+            group = with_values(every_change, values)
+            if not group.changes:
+                continue
             for model in group.models:
                 if names and model not in names:
                     continue

@@ -52,7 +52,18 @@ Seven exceptions are left. Verdicts are equal in all points, and so is speed:
 
 Of 40 points drawn with seed 12, read once, 4 were exceptions: the three of full DPO (device 0.3 to
 2.3 %, one of them allocated by 0.54 %) and one of full GRPO in single rows with an engine (device
-0.8 % low). They are not explained yet.
+0.8 % low), whose model was older. In full DPO the layers of the reference were not marked. Its pass
+was one block between layers, in which what a longer model adds has a constant size and no layer:
+the outputs of all further layers had the sizes of the first traced point, and were freed together
+at the end of the pass. They are marked now, and families of four small models surveyed again: 8
+points of full DPO drawn with seed 13, read once, are equal, and so are 5 of any family drawn with
+seed 14.
+
+The two of full GRPO of the 0.5B had another cause than was written above: between two loops over
+rows lies the tensor into which the first one's are joined. Joined prompts and completions grew by
+one factor, where each has a formula. Measured again
+after both changes, 3 of the 7 exceptions and 1 of the 4 are left; of the 3, the families of two are
+no longer shipped. Each has its cause in `step_model_exceptions.py`.
 """
 
 from __future__ import annotations
@@ -71,12 +82,13 @@ from pathlib import Path
 from typing import Any
 
 import machine
+from step_model_exceptions import explanation_of
 from step_model_families import CHOSEN, Family, drawn_families
 
 from autotune.core.errors import CannotPredict
 from autotune.core.files import write_atomically
 from autotune.core.prediction import Estimate, Prediction
-from autotune.core.space import Candidate
+from autotune.core.space import Candidate, KnobValue
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.prediction.tracer import TracerPool
@@ -122,7 +134,7 @@ class Comparison:
         missed = 0
         while missed < MAX_MISSED:
             candidate = self._drawn_candidate()
-            if candidate is not None and self._is_shipped(candidate):
+            if candidate is not None and self.is_shipped(candidate):
                 missed = 0
                 yield candidate
             else:
@@ -135,6 +147,11 @@ class Comparison:
         seconds = time.process_time() - began
         row = compared(candidate, modelled, self._tracing.predict(candidate))
         return {"family": self.label, **row, "cpu_seconds": round(seconds, 3)}
+
+    def candidate_with(self, knobs: Mapping[str, KnobValue]) -> Candidate:
+        """Return the candidate of an earlier row."""
+        task, trainer = self._request.job.task, self._request.trainer
+        return trainer.complete(self._request.whole_space.with_remedies(knobs), task)
 
     def _drawn_candidate(self) -> Candidate | None:
         """Draw a point of the family; None if it is illegal."""
@@ -159,7 +176,7 @@ class Comparison:
             return None
         return candidate
 
-    def _is_shipped(self, candidate: Candidate) -> bool:
+    def is_shipped(self, candidate: Candidate) -> bool:
         with contextlib.suppress(CannotPredict):
             self._modelling.predict(candidate)
             return True
@@ -192,13 +209,59 @@ def difference(modelled: Estimate | None, traced: Estimate | None) -> float:
 
 
 def is_exception(row: Mapping[str, Any]) -> bool:
+    return bool(missed_bars(row))
+
+
+def missed_bars(row: Mapping[str, Any]) -> list[str]:
+    """Return the figures of a row that miss their bar, with "verdict" if the verdicts differ."""
+    missed = [name for name, bar in BARS.items() if abs(row[name]) > bar]
     modelled, traced = row["fits"]
-    return modelled != traced or any(abs(row[name]) > bar for name, bar in BARS.items())
+    if modelled != traced:
+        missed.append("verdict")
+    return missed
+
+
+def explained_exceptions(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the exceptions among the rows, each with its explanation."""
+    exceptions = []
+    for row in rows:
+        missed = missed_bars(row)
+        if missed:
+            explanation = explanation_of(row, missed)
+            exceptions.append({**row, "explanation": explanation})
+    return exceptions
 
 
 def label_of(family: Family) -> dict[str, Any]:
     model, gpus, flags, change = family
     return {"model": model, "gpus": gpus, **flags, **change}
+
+
+def family_of(label: Mapping[str, Any]) -> Family:
+    """Return the family of a label."""
+    change = dict(label)
+    model = change.pop("model")
+    gpus = change.pop("gpus")
+    flags = {}
+    for name in ("tuning", "method"):
+        if name in change:
+            flags[name] = change.pop(name)
+    return model, gpus, flags, change
+
+
+def measured_again(rows: Sequence[dict[str, Any]], seed: int) -> Iterator[dict[str, Any]]:
+    """Yield the rows; exceptions as they are today, as far as their models are shipped."""
+    for row in rows:
+        if not is_exception(row):
+            yield row
+            continue
+        comparison = Comparison(family_of(row["family"]), None, seed)
+        candidate = comparison.candidate_with(row["knobs"])
+        with contextlib.closing(comparison.tracers):
+            if comparison.is_shipped(candidate):
+                yield comparison.row_of(candidate)
+            else:
+                yield row
 
 
 def rows_of(
@@ -228,9 +291,15 @@ def _is_among(
     return any(row["family"] == comparison.label and row["knobs"] == knobs for row in rows)
 
 
-def comparisons_of(count: int, seed: int) -> list[Comparison]:
+def comparisons_of(
+    count: int,
+    seed: int,
+    values: Mapping[str, str],
+    models: Sequence[str],
+) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
-    Another seed than the first: drawn ones only.
+    Another seed than the first: drawn ones only. `values`: of the labels of all of them.
+    `models`: theirs; empty: any.
     """
     chosen: Sequence[Family] = ()
     if seed == SEED:
@@ -241,7 +310,9 @@ def comparisons_of(count: int, seed: int) -> list[Comparison]:
     for family in itertools.chain(chosen, drawn_families(seed)):
         if len(comparisons) == count:
             break
-        if label_of(family) in labels:
+        label = label_of(family)
+        is_wanted = values.items() <= label.items()
+        if label in labels or not is_wanted or (models and label["model"] not in models):
             continue
         comparison = Comparison(family, tracers, seed)
         tracers = comparison.tracers
@@ -267,7 +338,7 @@ def earlier_rows(file: Path) -> list[dict[str, Any]]:
 
 
 def write_document(rows: Sequence[Mapping[str, Any]], seed: int) -> None:
-    exceptions = [row for row in rows if is_exception(row)]
+    exceptions = explained_exceptions(rows)
     largest = {name: max(abs(row[name]) for row in rows) for name in BARS}
     document = {
         "bars": BARS,
@@ -298,16 +369,26 @@ def main() -> None:
         help="no row begins after them",
     )
     parser.add_argument("--seed", type=int, default=SEED, help="another one: a sample of its own")
+    parser.add_argument("--models", nargs="*", default=[], help="of all families")
+    parser.add_argument(
+        "--values",
+        nargs="*",
+        default=[],
+        help="of all families: method=dpo tuning=full",
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()
     deadline = time.monotonic() + options.seconds
     rows = [] if options.fresh else earlier_rows(result_file(options.seed))
-    if options.exceptions:
-        rows = [row for row in rows if not is_exception(row)]
     with tempfile.TemporaryDirectory() as folder:
         os.environ["XDG_CACHE_HOME"] = folder  # models of the user's cache are not compared
-        comparisons = comparisons_of(options.families, options.seed)
+        if options.exceptions:
+            rows = list(measured_again(rows, options.seed))
+            write_document(rows, options.seed)
+            return
+        values = dict(value.split("=") for value in options.values)
+        comparisons = comparisons_of(options.families, options.seed, values, options.models)
         with contextlib.closing(comparisons[0].tracers):
             for row in rows_of(comparisons, options.points, list(rows)):
                 rows.append(row)

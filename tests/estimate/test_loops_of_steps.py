@@ -51,6 +51,40 @@ def test_what_surrounds_a_loop_keeps_its_size() -> None:
             assert size in sizes
 
 
+def joined(point: Point) -> Trace:
+    """A step that joins its prompts, row by row, then its completions, and keeps both."""
+    writer = TraceWriter()
+    writer.enter("load", 0)
+    writer.make(100_000, "weights")
+    writer.enter("score", 0)
+    joined_rows = []
+    for length in (point.prompt, point.completion):
+        rows = []
+        for _ in range(2 * point.micro_batch):
+            rows.append(writer.make(8 * length, "activations"))
+        joined_rows.append(writer.make(2 * point.micro_batch * 8 * length, "inputs"))
+        writer.drop(*rows)
+    writer.enter("optimizer", 0)
+    writer.drop(*joined_rows)
+    return writer.trace(1)
+
+
+def test_tensors_into_which_rows_are_joined_have_their_own_sizes() -> None:
+    """They lie between and behind two loops. With one factor for both, 64 prompts of 2,056 tokens
+    and as many completions of 1,968 were below 1 MiB each, where the longer one is above.
+    """
+    model = survey(lambda point, _: joined(point), SPACE, None)
+    uneven = Point(
+        micro_batch=7,
+        prompt=2056,
+        completion=264,
+        micro_steps=4,
+    )
+    sizes = sizes_at(model, uneven).tolist()
+    assert 2 * 7 * 8 * 2056 in sizes
+    assert 2 * 7 * 8 * 264 in sizes
+
+
 def test_rows_of_a_loop_stay_in_the_pool_of_small_blocks() -> None:
     """Sixteen rows of 200 kB are small blocks, in two segments of 2 MiB. Two rows scaled up to as
     many bytes would be large ones, in a segment of 20 MiB.

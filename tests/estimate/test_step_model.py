@@ -25,7 +25,7 @@ from autotune.estimate.screening.surveying import error_at
 from autotune.estimate.track import Track
 from tests.estimate.synthetic import replay
 
-NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer")
+NAMES: tuple[Part, ...] = ("weights", "activations", "logits", "optimizer", "inputs")
 
 SPACE = [
     Point(

@@ -82,6 +82,15 @@ class TraceBlock:
             parts=self.parts[start:stop],
         )
 
+    def only(self, is_member: Booleans) -> TraceBlock:
+        """Return the block with the marked events alone."""
+        return TraceBlock(
+            key=self.key,
+            numbers=self.numbers[is_member],
+            deltas=self.deltas[is_member],
+            parts=self.parts[is_member],
+        )
+
     def reversed(self) -> TraceBlock:
         """Return the block with its events in reverse order."""
         return TraceBlock(

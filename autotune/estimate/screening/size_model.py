@@ -7,9 +7,10 @@ are the examples of its formula (`formulas`).
 The others contain a loop whose length depends on the point. One over pieces of rows, of which
 nothing is kept, has as many pieces as the point (`loops`). Around any other loop, events in front
 of it and behind it are uniform as well, with as many of its iterations as every point has, if
-their sizes have formulas. The allocations between are those of the first point, of two kinds: those
-that the block keeps, and those that it frees again. The allocations of a kind that belong to the
-same part of memory (weights, activations, ...) grow by one factor:
+their sizes have formulas. Of the allocations between, the block keeps some and frees others. Of a
+part of memory (weights, activations, ...) of which it keeps as many at every point, those kept are
+the same tensors, each with a formula. All others are those of the first point. Of a part, those
+that are kept grow by one factor, and so do those that are freed:
 
     size at x = size at x_1 * G(x) / G(x_1)
 
@@ -31,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -146,8 +148,11 @@ def fit_sizes(samples: Sequence[Sample], known_formulas: KnownFormulas | None) -
                 rows = examples.add(np.stack(sizes, axis=1))
                 uniform.append(first.numbers[first.allocates])
                 uniform_rows.append(rows)
-            else:
-                scaled += _kept_and_freed(sections, examples)
+                continue
+            alike = _kept_alike(sections, have_formulas)
+            uniform.append(alike.allocations)
+            uniform_rows.append(examples.add(alike.sizes))
+            scaled += _kept_and_freed(sections, examples, alike)
 
     # 2. The formula of each distinct row of examples.
     distinct, formulas = examples.distinct()
@@ -291,16 +296,63 @@ class _Examples:
         return distinct, places.reshape(-1)
 
 
-def _kept_and_freed(blocks: Sequence[TraceBlock], examples: _Examples) -> list[ScaledAllocations]:
-    """Return what the first of these blocks keeps, and what it frees again."""
+class KeptAlike(NamedTuple):
+    """What a block keeps, of parts of which it keeps as many allocations at every point: the same
+    tensors, as one into which a loop's rows are joined.
+    """
+
+    parts: Integers
+    allocations: Integers  # the first sample's
+    sizes: Integers  # a row for each, a column for each sample
+
+
+def _kept_alike(
+    blocks: Sequence[TraceBlock],
+    have_formulas: Callable[[Integers], Booleans],
+) -> KeptAlike:
+    parts = []
+    allocations = [integers([])]
+    sizes = [np.zeros((0, len(blocks)), dtype=np.int64)]
+    for part in range(len(PARTS)):
+        of_part = [_kept_of_part(block, part) for block in blocks]
+        counts = set(map(len, of_part))
+        if len(counts) > 1 or counts == {0}:
+            continue
+        rows = np.stack([block.deltas for block in of_part], axis=1)
+        if have_formulas(rows).all():
+            parts.append(part)
+            allocations.append(of_part[0].numbers)
+            sizes.append(rows)
+    return KeptAlike(
+        parts=integers(parts),
+        allocations=np.concatenate(allocations),
+        sizes=np.concatenate(sizes),
+    )
+
+
+def _kept_of_part(block: TraceBlock, part: int) -> TraceBlock:
+    """Return the events that make what the block keeps of a part."""
+    is_kept = block.allocates & ~_is_transient(block)
+    return block.only(is_kept & (block.parts == part))
+
+
+def _kept_and_freed(
+    blocks: Sequence[TraceBlock],
+    examples: _Examples,
+    alike: KeptAlike,
+) -> list[ScaledAllocations]:
+    """Return what the first of these blocks keeps, and what it frees again. `alike`: what has
+    formulas of its own.
+    """
     first = blocks[0]
     if len(first) == 0:
         return []  # there is nothing to scale
     is_transient = _is_transient(first)
+    is_alike = np.isin(first.parts, alike.parts)
     kept_bytes = _by_block(blocks, _kept_bytes)
     freed_bytes = _by_block(blocks, _freed_bytes)
     return [
-        _scaled_together(first, first.allocates & ~is_transient, kept_bytes, examples),
+        _scaled_together(first, first.allocates & ~is_transient & ~is_alike, kept_bytes, examples),
         _scaled_together(first, first.allocates & is_transient, freed_bytes, examples),
     ]
 

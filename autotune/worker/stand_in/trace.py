@@ -182,9 +182,8 @@ def _run_on_fake_tensors(
         annotator.mark_model(trained)
         for model in reversed(models):
             fsdp2.shard(model, spec, tracker, scores=model is not trained)
-        annotator.mark_layers(trained)
-        for model in other_models:
-            annotator.count_layers(model)
+        for model in models:
+            annotator.mark_layers(model)
 
         # 2. Uses of parameters. Under ZeRO-3 each model is partitioned by an engine of its own.
         log = parameter_uses.ParameterUses(annotator.ledger, own_nodes=is_zero3)

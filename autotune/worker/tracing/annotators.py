@@ -136,23 +136,11 @@ class StepAnnotator(NullAnnotator):
         return frozenset(widths - {0})
 
     def mark_layers(self, model: Any) -> None:
-        """Record which layer runs, from now on. Call it after sharding, which wraps modules."""
+        """Record which layer runs, from now on, of the trained model or a reference. Call it after
+        sharding, which wraps modules.
+        """
         for index, layer in enumerate(layers_of(model)):
             self._mark_layer(index, layer)
-
-    def count_layers(self, model: Any) -> None:
-        """Count the work in the layers of a model that is not trained, from now on."""
-        ledger = self.ledger
-
-        def begins(*_: Any) -> None:
-            ledger.in_other_layer = True
-
-        def ends(*_: Any) -> None:
-            ledger.in_other_layer = False
-
-        for layer in layers_of(model):
-            layer.register_forward_pre_hook(begins)
-            layer.register_forward_hook(ends)
 
     def _mark_layer(self, index: int, layer: Any) -> None:
         ledger = self.ledger

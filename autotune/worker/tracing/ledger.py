@@ -59,7 +59,6 @@ class Ledger:
         self.phase = "load"
         self.step = 0
         self.layer: int | None = None
-        self.in_other_layer = False  # of a model that is not trained: its work counts, unmarked
         self.closed = False
         self.enter("load")
 
@@ -134,7 +133,7 @@ class Ledger:
         self.kernels[phase] += 1
         if dtype:
             self.flops[phase, dtype] += flops
-        if self.layer is not None or self.in_other_layer:
+        if self.layer is not None:
             self.in_layers[phase, "moved_bytes"] += moved_bytes
             self.in_layers[phase, "kernels"] += 1
             if dtype:
