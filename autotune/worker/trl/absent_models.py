@@ -117,7 +117,7 @@ class AbsentModels:
         owner = peft.config.PeftConfigMixin
         load = vars(owner)["from_pretrained"].__func__
 
-        def from_pretrained(own_class: Any, name: Any, **options: Any) -> Any:
+        def from_pretrained(own_class: Any, name: Any, /, **options: Any) -> Any:
             try:
                 return load(own_class, name, **options)
             except (OSError, ValueError):

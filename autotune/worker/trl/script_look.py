@@ -379,7 +379,7 @@ def _without_placeholders(configuration: _Configuration, absent: AbsentParts) ->
     """Return the configuration without values that come from a part which is not here."""
     cleaned = []
     for values in (configuration.settings, configuration.raw):
-        without_placeholders: Settings = {}
+        without_placeholders: dict[str, Any] = {}
         for name, value in values.items():
             if not isinstance(value, absent_packages.Anything):
                 without_placeholders[name] = value
