@@ -242,7 +242,7 @@ def family_of(label: Mapping[str, Any]) -> Family:
     change = dict(label)
     model = change.pop("model")
     gpus = change.pop("gpus")
-    flags = {}
+    flags: dict[str, str] = {}
     for name in ("tuning", "method"):
         if name in change:
             flags[name] = change.pop(name)
