@@ -155,6 +155,8 @@ def test_a_folder_with_an_adapter_is_its_base_model(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["qwen2_5vl-7b", "qwen2.5vl-7b", "Qwen2.5-VL-7B"])
-def test_a_kind_behind_a_number_is_another_shape(name: str) -> None:
+def test_a_kind_behind_a_number_is_another_shape(
+    name: str,
+) -> None:
     """Without it a 7B with images is read as Qwen2-7B, whose vocabulary and heads are others."""
     assert "Qwen2.5-VL-7B-Instruct" in find_model(f"/models/{name}/full/sft").origin

@@ -73,12 +73,18 @@ def test_a_typing_error_is_no_key_of_the_author(
         ('""', None),
     ],
 )
-def test_every_form_of_fsdp(stated: str, sharding: str | None, tmp_path: Path) -> None:
+def test_every_form_of_fsdp(
+    stated: str,
+    sharding: str | None,
+    tmp_path: Path,
+) -> None:
     config = read(tmp_path, f"beta: 0.1\nfsdp: {stated}\n")
     assert config.settings.get("sharding") == sharding
 
 
-def test_deepspeed_by_the_name_of_a_file_that_is_not_here(tmp_path: Path) -> None:
+def test_deepspeed_by_the_name_of_a_file_that_is_not_here(
+    tmp_path: Path,
+) -> None:
     config = read(tmp_path, "beta: 0.1\ndeepspeed: /path/to/zero3.json\n")
     assert config.settings["sharding"] == "zero3"
     (sentence,) = config.assumed

@@ -147,6 +147,12 @@ def test_a_script_that_trains_with_other_sizes_did_not_read_the_file() -> None:
     Path("mine/train.py").write_text(
         reads_own.replace("settings = ", "parser.parse_args()\nsettings = ")
     )
-    request = parse_request(Flags(config=RECIPE_PATH, gpus="8xH100", mode="predict", method="sft"))
+    flags = Flags(
+        config=RECIPE_PATH,
+        gpus="8xH100",
+        mode="predict",
+        method="sft",
+    )
+    request = parse_request(flags)
     assert "mine/train.py, which may read it, trains with other sizes" in request.assumed_of_file[0]
     assert request.job.task.workload.held_values["per_device_train_batch_size"] == 2

@@ -44,7 +44,9 @@ def test_a_batch_of_each_gpu_stays(tmp_path: Path) -> None:
     assert "NPROC_PER_NODE=4 x NNODES=1" in line and "all of them make 2 times as much" in line
 
 
-def test_one_process_for_all_gpus_is_said(tmp_path: Path) -> None:
+def test_one_process_for_all_gpus_is_said(
+    tmp_path: Path,
+) -> None:
     """Without NPROC_PER_NODE ms-swift starts one, with its layers on all the GPUs that it sees."""
     text = f"CUDA_VISIBLE_DEVICES=0,1 {SWIFT} --num_generations 8\n"
     (line,) = lines_about_gpus(tmp_path, text)
@@ -52,7 +54,9 @@ def test_one_process_for_all_gpus_is_said(tmp_path: Path) -> None:
     assert not lines_about_gpus(tmp_path, f"{SWIFT} --num_generations 8\n")
 
 
-def test_variables_that_env_sets(tmp_path: Path) -> None:
+def test_variables_that_env_sets(
+    tmp_path: Path,
+) -> None:
     text = f"env NPROC_PER_NODE=4 {SWIFT} --num_generations 8\n"
     (line,) = lines_about_gpus(tmp_path, text)
     assert "the script has 4 (NPROC_PER_NODE=4 x NNODES=1)" in line

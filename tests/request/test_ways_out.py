@@ -161,7 +161,9 @@ def test_gpus_of_a_skyrl_script_train_where_others_cannot(tmp_path: Path) -> Non
     assert any("as the script says" in line for line in request.assumed)
 
 
-def test_a_script_that_only_the_launchs_arguments_name(tmp_path: Path) -> None:
+def test_a_script_that_only_the_launchs_arguments_name(
+    tmp_path: Path,
+) -> None:
     """`accelerate launch run_$1.py`: it starts a training, of which the name is not whole."""
     with pytest.raises(BadInput, match=r"line 1: scripts/run_.py is started") as refusal:
         predicted(tmp_path, "accelerate launch scripts/run_$1.py --config c.yaml")

@@ -156,14 +156,18 @@ def _with_values(arguments: Sequence[Word]) -> tuple[list[Word], list[str]]:
         following = "--"
         if place + 1 < len(arguments):
             following = arguments[place + 1].text
-        lacks_value = word.missing and word.text.startswith("--") and following.startswith("--")
-        if not lacks_value or "=" in word.text:
+        is_option = word.text.startswith("--")
+        is_option &= "=" not in word.text
+        lacks_value = word.missing and is_option
+        if not lacks_value or not following.startswith("--"):
             with_value.append(word)
             continue
         (name, *_) = word.missing
-        needed, way = f"${name}", f"{name}=VALUE autotune ... gives it"
+        needed = f"${name}"
+        way = f"{name}=VALUE autotune ... gives it"
         if name.isdecimal():
-            needed, way = f"argument {name}", "the script's arguments behind -- give it"
+            needed = f"argument {name}"
+            way = "the script's arguments behind -- give it"
         assumed.append(
             f"the default of {word.text} by the script that is started: line {word.line} needs"
             f" {needed}, which is not set; {way}"
