@@ -198,8 +198,10 @@ SFTTrainer(model, SFTConfig(output_dir="out"), train_dataset=Dataset.from_json("
 
 def test_the_base_of_an_adapter_that_is_not_here_is_a_guess() -> None:
     Path("README.md").write_text("Trains Qwen/Qwen3-8B further.\n")
-    model = predicted(OF_ADAPTER).job.task.workload.model
-    assert model.name == "Qwen/Qwen3-8B" and model.is_guess
+    request = predicted(OF_ADAPTER)
+    model = request.job.task.workload.model
+    assert model.name == "Qwen/Qwen3-8B"
+    assert model.is_guess
 
 
 FOLDS = """
