@@ -1,0 +1,236 @@
+"""Launched frameworks' own steps, recorded on emulated cards by torch's memory history.
+
+make bench-recorded-steps
+
+1. Does a record, replayed by autotune's own allocator, have the peaks that torch counted? Rows of
+   results/emulated_lengths.json and results/emulated_frameworks.json, beside the generic step's
+   prediction there.
+2. Do the formulas of a survey find, from a few recorded points of one family, the peak at a point
+   that they have not seen?
+
+Records of earlier runs in `--keep` are not made again. Writes results/recorded_steps.json. Its
+figures are emulated and predicted, not measured.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import machine
+from emulated_frameworks import (
+    ENVIRONMENT,
+    MODEL,
+    PACKAGES,
+    Setup,
+    command,
+    plan,
+    request_of,
+    rows_of_processes,
+)
+from emulated_frameworks import RESULT as FRAMEWORK_ROWS
+from emulated_frameworks import SETUPS as FRAMEWORKS
+from emulated_lengths import RESULT as LENGTH_ROWS
+from emulated_lengths import SETUPS as LENGTHS
+from emulated_lengths import swift_sft
+from empty_model import write_empty_model
+from recorded_trace import read_records, trace_of
+
+from autotune.catalog.model_lookup import find_model
+from autotune.core.trace import Trace
+from autotune.emulator.cards import emulated_machine
+from autotune.emulator.launch import rehearse
+from autotune.estimate.replay import Track
+from autotune.estimate.screening.points import NotUniform, Point, Sample
+from autotune.estimate.screening.size_model import SizeModel, fit_sizes
+from autotune.machine import environment
+from autotune.request.job_builder import candidate_of_job
+
+HERE = Path(__file__).resolve().parent
+RESULT = HERE / "results" / "recorded_steps.json"
+RECORDED = ("swift", "verl")
+"""Setups of `emulated_frameworks.py` whose environments are small enough to be here."""
+
+POINTS = ((2, 512), (5, 384), (8, 256), (3, 768), (8, 1_000))
+"""Micro-batches and tokens of ms-swift's full SFT: one family."""
+
+SURVEYS = (2, 3, 4)
+"""Numbers of points, the first ones, from which the others are found."""
+
+AGREES = 0.01
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--environments", type=Path, required=True, help="folder with cuda-swift and cuda-verl"
+    )
+    parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument("--keep", type=Path, help="folder of records, read and extended")
+    options = parser.parse_args()
+    os.environ.update(ENVIRONMENT)
+    with tempfile.TemporaryDirectory(prefix="recorded-steps-") as folder:
+        records = Records(options.keep or Path(folder), options.environments)
+        document = {
+            "schema": 1,
+            "rows": list(_rows(records)),
+            "survey": _survey(records),
+        }
+    options.out.write_text(json.dumps(document, indent=1) + "\n")
+    print(json.dumps(document, indent=1))
+
+
+# 1. Records.
+
+
+class Records:
+    """Records of setups, each in a folder of its name."""
+
+    def __init__(self, folder: Path, environments: Path) -> None:
+        self.folder = folder
+        self.environments = environments
+
+    def of(self, setup: Setup) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the row of a rehearsal, and the record of a process that trained."""
+        folder = self.folder / setup.name
+        if not (folder / "row.json").is_file():
+            self._record(setup, folder)
+        row = json.loads((folder / "row.json").read_text())
+        return row, next(filter(_has_trained, read_records(folder)))
+
+    def trace(self, setup: Setup) -> Trace:
+        _, record = self.of(setup)
+        return trace_of(record)
+
+    def _record(self, setup: Setup, folder: Path) -> None:
+        began = time.monotonic()
+        folder.mkdir(parents=True, exist_ok=True)
+        python = self.environments.absolute() / f"cuda-{setup.framework}" / "bin" / "python"
+        os.environ["AUTOTUNE_RECORDING"] = str(folder.absolute())
+        os.environ["PYTHONPATH"] = str(HERE / "recording")
+        with tempfile.TemporaryDirectory(prefix="recorded-step-") as name:
+            files = Path(name)
+            write_empty_model(files / "model", find_model(MODEL).config)
+            request = request_of(setup, str(files / "model"), python)
+            candidate = candidate_of_job(request)
+            launch = request.trainer.launch(candidate, request.job.task, plan())  # type: ignore[attr-defined]
+            rehearsal = rehearse(
+                command(launch, setup, files),
+                emulated_machine(setup.gpus),
+                python,
+                sys.stderr.write,
+            )
+        versions = environment.versions(python, PACKAGES)
+        row = {
+            "setup": {key: asdict(setup)[key] for key in ("name", "framework", "gpus", "tuning")},
+            "ran_on": machine.facts({name: text for name, text in versions.items() if text}),
+            "seconds": round(time.monotonic() - began),
+            "exit_code": rehearsal.code,
+            "emulated": rows_of_processes(rehearsal),
+        }
+        (folder / "row.json").write_text(json.dumps(row, indent=1))
+
+
+def _has_trained(record: Mapping[str, Any]) -> bool:
+    return any(event[-1] == "optimizer" for event in record["events"])
+
+
+# 2. Rows of the emulated tables.
+
+
+def _rows(records: Records) -> Iterator[dict[str, Any]]:
+    predicted = {}
+    for path in (LENGTH_ROWS, FRAMEWORK_ROWS):
+        predicted.update(json.loads(path.read_text())["rows"])
+    frameworks = [setup for setup in FRAMEWORKS if setup.name in RECORDED]
+    for setup in (*LENGTHS, *frameworks):
+        row, record = records.of(setup)
+        emulated = {"allocated": record["allocated_bytes"], "reserved": record["reserved_bytes"]}
+        replayed = peaks_of(trace_of(record, steps=99))
+        yield {
+            "name": setup.name,
+            "ran_on": row["ran_on"],
+            "seconds": row["seconds"],
+            "events": len(record["events"]),
+            "emulated": emulated,
+            "replayed": replayed,
+            "agrees": _agree(replayed, emulated),
+            "predicted": predicted[setup.name]["predicted"]["torch_peak_allocated_bytes"],
+        }
+
+
+def peaks_of(trace: Trace, sizes: Any = None) -> dict[str, int]:
+    """Return the peaks of a replay by autotune's allocator."""
+    emptied = frozenset(trace.events.index(number + 1) for number in trace.emptied)
+    replay = Track(trace, empty_cache_before=emptied).replay(sizes)
+    return {
+        "allocated": max(use.allocated_bytes for use in replay.phases),
+        "reserved": replay.reserved_bytes,
+    }
+
+
+def _agree(peaks: Mapping[str, int], emulated: Mapping[str, int]) -> bool:
+    return all(abs(peaks[name] / emulated[name] - 1) <= AGREES for name in emulated)
+
+
+# 3. A survey of recorded points.
+
+
+def _survey(records: Records) -> list[dict[str, Any]]:
+    traces = {}
+    for micro_batch, tokens in POINTS:
+        setup = swift_sft(tokens, micro_batch, tuning="full", checkpointing=True)
+        traces[micro_batch, tokens] = records.trace(setup)
+    return [_from_points(POINTS[:count], traces) for count in SURVEYS]
+
+
+def _from_points(
+    used: Sequence[tuple[int, int]],
+    traces: Mapping[tuple[int, int], Trace],
+) -> dict[str, Any]:
+    """Return the peaks at the points that are not used, by formulas and as recorded."""
+    samples = [Sample(point=_point(place), trace=traces[place]) for place in used]
+    try:
+        sizes = fit_sizes(samples, None)
+    except NotUniform as refusal:
+        return {"points": used, "refused": str(refusal)}
+    unseen = []
+    for place, trace in traces.items():
+        if place not in used:
+            unseen.append(_unseen(place, trace, sizes, samples[0].trace))
+    return {"points": used, "exact_formulas": bool(sizes.is_exact), "unseen": unseen}
+
+
+def _unseen(
+    place: tuple[int, int],
+    recorded: Trace,
+    sizes: SizeModel,
+    first: Trace,
+) -> dict[str, Any]:
+    found = peaks_of(first, sizes.sizes_at(_point(place)))
+    expected = peaks_of(recorded)
+    return {
+        "point": place,
+        "by_formulas": found,
+        "recorded": expected,
+        "agrees": abs(found["allocated"] / expected["allocated"] - 1) <= AGREES,
+    }
+
+
+def _point(place: tuple[int, int]) -> Point:
+    micro_batch, tokens = place
+    return Point(micro_batch, tokens - 1, 1, 1)
+
+
+if __name__ == "__main__":
+    main()

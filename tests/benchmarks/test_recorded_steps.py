@@ -1,0 +1,74 @@
+"""A record of torch's memory history becomes a trace; the page states what records have shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results" / "recorded_steps.json"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from recorded_trace import trace_of  # noqa: E402
+
+MAIN, SIDE = 0, 77  # streams, as torch numbers them
+
+
+def event(
+    action: str,
+    address: int,
+    size: int,
+    phase: str,
+    stream: int = MAIN,
+) -> list[Any]:
+    return [action, address, size, stream, phase]
+
+
+def test_a_record_becomes_a_trace() -> None:
+    """Two steps of a weight, an activation, a gradient, a state and a buffer of another stream,
+    whose block returns after the state is made; the cache is emptied before the second step.
+    """
+    first_step = [
+        event("alloc", 1, 100, "load"),
+        event("alloc", 2, 40, "forward"),
+        event("alloc", 3, 100, ""),  # autograd's thread
+        event("free_requested", 2, 40, ""),
+        event("free_completed", 2, 40, ""),
+        event("alloc", 4, 10, "optimizer", SIDE),
+        event("free_requested", 4, 10, "optimizer"),
+        event("alloc", 5, 200, "optimizer"),
+        event("free_completed", 4, 10, "optimizer"),
+        event("free_requested", 3, 100, "optimizer"),
+        event("free_completed", 3, 100, "optimizer"),
+    ]
+    second_step = [
+        event("segment_free", 2, 2**21, "forward"),
+        event("alloc", 2, 40, "forward"),
+        event("free_requested", 2, 40, ""),
+        event("free_completed", 2, 40, ""),
+        event("alloc", 6, 8, "optimizer"),
+    ]
+    third_step = [event("alloc", 7, 40, "forward")]
+    trace = trace_of({"torch": "2.11.0", "events": first_step + second_step + third_step})
+
+    assert trace.sizes == (100, 40, 100, 10, 200, 40, 8)  # nothing of the third step
+    assert trace.events == (1, 2, 3, -2, 4, -4, 5, -3, 6, -6, 7)
+    stays = [(mark.event, mark.phase, mark.step) for mark in trace.marks]
+    assert stays == [
+        (0, "load", 0),
+        (1, "forward", 0),
+        (2, "backward", 0),
+        (4, "optimizer", 0),
+        (8, "forward", 1),
+        (9, "backward", 1),
+        (10, "optimizer", 1),
+    ]
+    assert trace.streams == {3: 1}
+    assert trace.returns == {3: 5}  # the next allocation after the state
+    assert trace.emptied == (5,)
+    parts = [trace.part_names[part] for part in trace.parts]
+    assert parts[:3] == ["weights", "activations", "gradients"]
+    assert parts[4] == "optimizer"
+    assert trace.peak_bytes == 100 + 100 + 200  # the gradient is there while the state is made
