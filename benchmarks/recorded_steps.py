@@ -7,6 +7,8 @@ make bench-recorded-steps
    prediction there.
 2. Do the formulas of a survey find, from a few recorded points of one family, the peak at a point
    that they have not seen?
+3. How many combinations of settings that a record is bound to do the public launches have that
+   were read?
 
 Records of earlier runs in `--keep` are not made again. Writes results/recorded_steps.json. Its
 figures are emulated and predicted, not measured.
@@ -17,15 +19,18 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import machine
+from empty_model import write_empty_model
 from emulated_frameworks import (
     ENVIRONMENT,
     MODEL,
@@ -41,7 +46,6 @@ from emulated_frameworks import SETUPS as FRAMEWORKS
 from emulated_lengths import RESULT as LENGTH_ROWS
 from emulated_lengths import SETUPS as LENGTHS
 from emulated_lengths import swift_sft
-from empty_model import write_empty_model
 from recorded_trace import read_records, trace_of
 
 from autotune.catalog.model_lookup import find_model
@@ -62,10 +66,19 @@ RECORDED = ("swift", "verl")
 POINTS = ((2, 512), (5, 384), (8, 256), (3, 768), (8, 1_000))
 """Micro-batches and tokens of ms-swift's full SFT: one family."""
 
+PROMPT = 102
+"""Tokens of a synthetic row's prompt in ms-swift's template, for which it makes no logits."""
+
 SURVEYS = (2, 3, 4)
 """Numbers of points, the first ones, from which the others are found."""
 
 AGREES = 0.01
+LAUNCHES = HERE / "results" / "launches"
+LAUNCHED = ("verl", "swift", "openrlhf", "skyrl", "open-reasoner-zero")
+OF_ONE_FAMILY = re.compile(
+    r"batch|length|_len|num_gen|tokens|max_num|\.n$|n_samples|utilization|epochs"
+)
+"""Settings in which the steps of one family differ, or that concern the engine alone."""
 
 
 def main() -> None:
@@ -77,14 +90,24 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--keep", type=Path, help="folder of records, read and extended")
+    parser.add_argument(
+        "names", nargs="*", help="only these rows; the others stay as they are"
+    )
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
+    rows: dict[str, Any] = {}
+    if options.out.is_file():
+        rows = json.loads(options.out.read_text())["rows"]
     with tempfile.TemporaryDirectory(prefix="recorded-steps-") as folder:
         records = Records(options.keep or Path(folder), options.environments)
+        for setup, predicted in _setups():
+            if not options.names or setup.name in options.names:
+                rows[setup.name] = _row(setup, predicted, records)
         document = {
             "schema": 1,
-            "rows": list(_rows(records)),
+            "rows": rows,
             "survey": _survey(records),
+            "families": _families(),
         }
     options.out.write_text(json.dumps(document, indent=1) + "\n")
     print(json.dumps(document, indent=1))
@@ -148,25 +171,34 @@ def _has_trained(record: Mapping[str, Any]) -> bool:
 # 2. Rows of the emulated tables.
 
 
-def _rows(records: Records) -> Iterator[dict[str, Any]]:
-    predicted = {}
+def _setups() -> Iterator[tuple[Setup, dict[str, int]]]:
+    """Yield the setups with the predicted peak that torch allocates."""
+    emulated = {}
     for path in (LENGTH_ROWS, FRAMEWORK_ROWS):
-        predicted.update(json.loads(path.read_text())["rows"])
+        emulated.update(json.loads(path.read_text())["rows"])
     frameworks = [setup for setup in FRAMEWORKS if setup.name in RECORDED]
     for setup in (*LENGTHS, *frameworks):
-        row, record = records.of(setup)
-        emulated = {"allocated": record["allocated_bytes"], "reserved": record["reserved_bytes"]}
-        replayed = peaks_of(trace_of(record, steps=99))
-        yield {
-            "name": setup.name,
-            "ran_on": row["ran_on"],
-            "seconds": row["seconds"],
-            "events": len(record["events"]),
-            "emulated": emulated,
-            "replayed": replayed,
-            "agrees": _agree(replayed, emulated),
-            "predicted": predicted[setup.name]["predicted"]["torch_peak_allocated_bytes"],
-        }
+        yield setup, emulated[setup.name]["predicted"]["torch_peak_allocated_bytes"]
+
+
+def _row(
+    setup: Setup,
+    predicted: Mapping[str, int],
+    records: Records,
+) -> dict[str, Any]:
+    row, record = records.of(setup)
+    emulated = {"allocated": record["allocated_bytes"], "reserved": record["reserved_bytes"]}
+    replayed = peaks_of(trace_of(record, steps=99))
+    return {
+        "ran_on": row["ran_on"],
+        "seconds": row["seconds"],
+        "exit_code": row["exit_code"],
+        "events": len(record["events"]),
+        "emulated": emulated,
+        "replayed": replayed,
+        "agrees": {name: _agree(replayed[name], emulated[name]) for name in emulated},
+        "predicted": predicted,
+    }
 
 
 def peaks_of(trace: Trace, sizes: Any = None) -> dict[str, int]:
@@ -179,8 +211,8 @@ def peaks_of(trace: Trace, sizes: Any = None) -> dict[str, int]:
     }
 
 
-def _agree(peaks: Mapping[str, int], emulated: Mapping[str, int]) -> bool:
-    return all(abs(peaks[name] / emulated[name] - 1) <= AGREES for name in emulated)
+def _agree(size: int, expected: int) -> bool:
+    return abs(size / expected - 1) <= AGREES
 
 
 # 3. A survey of recorded points.
@@ -223,13 +255,39 @@ def _unseen(
         "point": place,
         "by_formulas": found,
         "recorded": expected,
-        "agrees": abs(found["allocated"] / expected["allocated"] - 1) <= AGREES,
+        "agrees": _agree(found["allocated"], expected["allocated"]),
     }
 
 
 def _point(place: tuple[int, int]) -> Point:
     micro_batch, tokens = place
-    return Point(micro_batch, tokens - 1, 1, 1)
+    return Point(micro_batch, PROMPT, tokens - PROMPT, 1)
+
+
+# 4. Families of public launches.
+
+
+def _families() -> dict[str, int]:
+    """Count the combinations of framework, GPUs, model and settings in public launches."""
+    readings = {}
+    for path in sorted(LAUNCHES.glob("*.jsonl")):
+        for line in path.read_text().splitlines():
+            launch = json.loads(line)
+            if str(launch.get("read_as")).startswith(LAUNCHED):
+                readings[launch["repository"], launch["path"]] = launch
+    launches: Counter[str] = Counter()
+    for launch in readings.values():
+        settings = {}
+        for name, value in launch["reading"].items():
+            if not OF_ONE_FAMILY.search(name):
+                settings[name] = value
+        model = launch["model"].partition(" /")[0]
+        launches[json.dumps([launch["read_as"], model, settings], sort_keys=True)] += 1
+    return {
+        "launches": len(readings),
+        "combinations": len(launches),
+        "occurring_once": sum(count == 1 for count in launches.values()),
+    }
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@
     phase           the metadata that `recording/sitecustomize.py` sets
     part            by lifetime, since no frames are recorded (`_part`)
 
+A step ends where the optimizer allocates; later steps, in which it does not, are one.
+
 A record has no work in FLOPs, no layers and one number of ranks: those of its run.
 """
 
@@ -33,7 +35,9 @@ PHASES: Mapping[str, Phase] = {
 """Phase of the emulator's hooks -> phase of a trace."""
 
 AUTOGRAD = "backward"
-"""Phase of events without metadata, which belongs to a thread: autograd's own thread has none."""
+"""Phase of events without metadata after loading. It belongs to a thread: autograd's own thread has
+none, nor have those that load weights.
+"""
 
 PART_NAMES: tuple[Part, ...] = get_args(Part)
 NEVER = (10**9, "end")  # when an allocation that stays is freed
@@ -56,6 +60,7 @@ class _Step:
 def trace_of(record: Mapping[str, Any], steps: int = 2) -> Trace:
     """Return the loading and the first optimizer steps of a record."""
     step = _read(record["events"], steps)
+    _order_weights(step)
     parts = [_part(step, number) for number in range(len(step.sizes))]
     return Trace(
         basis="traced",
@@ -93,7 +98,9 @@ def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
     phase: Phase = "load"
     for action, address, size, stream, label in events:
         # 1. The phase. An optimizer step ends with the next phase.
-        next_phase = PHASES.get(label or AUTOGRAD, phase)
+        if not label and phase != "load":
+            label = AUTOGRAD
+        next_phase = PHASES.get(label, phase)
         if phase == "optimizer" and next_phase != "optimizer":
             optimizer_steps += 1
         if optimizer_steps == steps:
@@ -128,6 +135,17 @@ def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
             if step.events[-1] != -(number + 1):
                 step.returns[number] = len(step.sizes)
     return step
+
+
+def _order_weights(step: _Step) -> None:
+    """Sort the sizes of what stays from loading on: threads load weights in any order."""
+    weights = []
+    for number, (_, phase) in enumerate(step.made):
+        if phase == "load" and number not in step.freed:
+            weights.append(number)
+    sizes = sorted(step.sizes[number] for number in weights)
+    for number, size in zip(weights, sizes, strict=True):
+        step.sizes[number] = size
 
 
 def _mark(step: _Step, phase: Phase, optimizer_step: int) -> None:

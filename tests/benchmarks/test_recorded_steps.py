@@ -13,6 +13,8 @@ sys.path.insert(0, str(ROOT / "benchmarks"))
 
 from recorded_trace import trace_of  # noqa: E402
 
+from autotune.core.units import GIB  # noqa: E402
+
 MAIN, SIDE = 0, 77  # streams, as torch numbers them
 
 
@@ -72,3 +74,30 @@ def test_a_record_becomes_a_trace() -> None:
     assert parts[:3] == ["weights", "activations", "gradients"]
     assert parts[4] == "optimizer"
     assert trace.peak_bytes == 100 + 100 + 200  # the gradient is there while the state is made
+
+
+def test_the_page_states_the_committed_figures() -> None:
+    page = " ".join((ROOT / "docs" / "emulated-gpus.md").read_text().split())
+    document = json.loads(RESULTS.read_text())
+    for name, row in document["rows"].items():
+        cells = [name, pair(row["emulated"]), pair(row["replayed"]), f"{row['events']:,}"]
+        assert "| " + " | ".join(cells) in page
+        assert row["agrees"]["allocated"]
+    families = document["families"]
+    assert f"The {families['launches']} launches" in page
+    assert f"in {families['combinations']} combinations" in page
+    assert f"{families['occurring_once']} of these combinations occurred once" in page
+
+
+def pair(peaks: dict[str, int]) -> str:
+    """Allocated and reserved GiB."""
+    return f"{peaks['allocated'] / GIB:.2f}, {peaks['reserved'] / GIB:.2f}"
+
+
+def test_three_recorded_points_give_the_others_of_their_family() -> None:
+    surveys = json.loads(RESULTS.read_text())["survey"]
+    (survey,) = (survey for survey in surveys if len(survey["points"]) == 3)
+    assert survey["exact_formulas"] and len(survey["unseen"]) == 2
+    for point in survey["unseen"]:
+        for figure, recorded in point["recorded"].items():
+            assert abs(point["by_formulas"][figure] / recorded - 1) < 0.001
