@@ -27,7 +27,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import machine
 from empty_model import write_empty_model
@@ -55,6 +55,7 @@ from autotune.emulator.launch import rehearse
 from autotune.estimate.replay import Track
 from autotune.estimate.screening.points import NotUniform, Point, Sample
 from autotune.estimate.screening.size_model import SizeModel, fit_sizes
+from autotune.frameworks.launched_run import Launched
 from autotune.machine import environment
 from autotune.request.job_builder import candidate_of_job
 
@@ -90,9 +91,7 @@ def main() -> None:
     )
     parser.add_argument("--out", type=Path, default=RESULT)
     parser.add_argument("--keep", type=Path, help="folder of records, read and extended")
-    parser.add_argument(
-        "names", nargs="*", help="only these rows; the others stay as they are"
-    )
+    parser.add_argument("names", nargs="*", help="only these rows; the others stay as they are")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
     rows: dict[str, Any] = {}
@@ -119,11 +118,18 @@ def main() -> None:
 class Records:
     """Records of setups, each in a folder of its name."""
 
-    def __init__(self, folder: Path, environments: Path) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        environments: Path,
+    ) -> None:
         self.folder = folder
         self.environments = environments
 
-    def of(self, setup: Setup) -> tuple[dict[str, Any], dict[str, Any]]:
+    def of(
+        self,
+        setup: Setup,
+    ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the row of a rehearsal, and the record of a process that trained."""
         folder = self.folder / setup.name
         if not (folder / "row.json").is_file():
@@ -131,11 +137,18 @@ class Records:
         row = json.loads((folder / "row.json").read_text())
         return row, next(filter(_has_trained, read_records(folder)))
 
-    def trace(self, setup: Setup) -> Trace:
+    def trace(
+        self,
+        setup: Setup,
+    ) -> Trace:
         _, record = self.of(setup)
         return trace_of(record)
 
-    def _record(self, setup: Setup, folder: Path) -> None:
+    def _record(
+        self,
+        setup: Setup,
+        folder: Path,
+    ) -> None:
         began = time.monotonic()
         folder.mkdir(parents=True, exist_ok=True)
         python = self.environments.absolute() / f"cuda-{setup.framework}" / "bin" / "python"
@@ -146,7 +159,8 @@ class Records:
             write_empty_model(files / "model", find_model(MODEL).config)
             request = request_of(setup, str(files / "model"), python)
             candidate = candidate_of_job(request)
-            launch = request.trainer.launch(candidate, request.job.task, plan())  # type: ignore[attr-defined]
+            trainer = cast(Launched, request.trainer)
+            launch = trainer.launch(candidate, request.job.task, plan())
             rehearsal = rehearse(
                 command(launch, setup, files),
                 emulated_machine(setup.gpus),
@@ -164,7 +178,9 @@ class Records:
         (folder / "row.json").write_text(json.dumps(row, indent=1))
 
 
-def _has_trained(record: Mapping[str, Any]) -> bool:
+def _has_trained(
+    record: Mapping[str, Any],
+) -> bool:
     return any(event[-1] == "optimizer" for event in record["events"])
 
 
@@ -187,7 +203,10 @@ def _row(
     records: Records,
 ) -> dict[str, Any]:
     row, record = records.of(setup)
-    emulated = {"allocated": record["allocated_bytes"], "reserved": record["reserved_bytes"]}
+    emulated = {
+        "allocated": record["allocated_bytes"],
+        "reserved": record["reserved_bytes"],
+    }
     replayed = peaks_of(trace_of(record, steps=99))
     return {
         "ran_on": row["ran_on"],
@@ -201,7 +220,10 @@ def _row(
     }
 
 
-def peaks_of(trace: Trace, sizes: Any = None) -> dict[str, int]:
+def peaks_of(
+    trace: Trace,
+    sizes: Any = None,
+) -> dict[str, int]:
     """Return the peaks of a replay by autotune's allocator."""
     emptied = frozenset(trace.events.index(number + 1) for number in trace.emptied)
     replay = Track(trace, empty_cache_before=emptied).replay(sizes)
@@ -211,7 +233,10 @@ def peaks_of(trace: Trace, sizes: Any = None) -> dict[str, int]:
     }
 
 
-def _agree(size: int, expected: int) -> bool:
+def _agree(
+    size: int,
+    expected: int,
+) -> bool:
     return abs(size / expected - 1) <= AGREES
 
 
@@ -221,7 +246,12 @@ def _agree(size: int, expected: int) -> bool:
 def _survey(records: Records) -> list[dict[str, Any]]:
     traces = {}
     for micro_batch, tokens in POINTS:
-        setup = swift_sft(tokens, micro_batch, tuning="full", checkpointing=True)
+        setup = swift_sft(
+            tokens,
+            micro_batch,
+            tuning="full",
+            checkpointing=True,
+        )
         traces[micro_batch, tokens] = records.trace(setup)
     return [_from_points(POINTS[:count], traces) for count in SURVEYS]
 
@@ -235,12 +265,19 @@ def _from_points(
     try:
         sizes = fit_sizes(samples, None)
     except NotUniform as refusal:
-        return {"points": used, "refused": str(refusal)}
+        return {
+            "points": used,
+            "refused": str(refusal),
+        }
     unseen = []
     for place, trace in traces.items():
         if place not in used:
             unseen.append(_unseen(place, trace, sizes, samples[0].trace))
-    return {"points": used, "exact_formulas": bool(sizes.is_exact), "unseen": unseen}
+    return {
+        "points": used,
+        "exact_formulas": bool(sizes.is_exact),
+        "unseen": unseen,
+    }
 
 
 def _unseen(
@@ -249,19 +286,26 @@ def _unseen(
     sizes: SizeModel,
     first: Trace,
 ) -> dict[str, Any]:
-    found = peaks_of(first, sizes.sizes_at(_point(place)))
-    expected = peaks_of(recorded)
+    by_formulas = peaks_of(first, sizes.sizes_at(_point(place)))
+    by_record = peaks_of(recorded)
     return {
         "point": place,
-        "by_formulas": found,
-        "recorded": expected,
-        "agrees": _agree(found["allocated"], expected["allocated"]),
+        "by_formulas": by_formulas,
+        "recorded": by_record,
+        "agrees": _agree(by_formulas["allocated"], by_record["allocated"]),
     }
 
 
-def _point(place: tuple[int, int]) -> Point:
+def _point(
+    place: tuple[int, int],
+) -> Point:
     micro_batch, tokens = place
-    return Point(micro_batch, PROMPT, tokens - PROMPT, 1)
+    return Point(
+        micro_batch=micro_batch,
+        prompt=PROMPT,
+        completion=tokens - PROMPT,
+        micro_steps=1,
+    )
 
 
 # 4. Families of public launches.

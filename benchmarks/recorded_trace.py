@@ -53,11 +53,14 @@ class _Step:
     streams: dict[int, int] = field(default_factory=dict)
     returns: dict[int, int] = field(default_factory=dict)
     emptied: list[int] = field(default_factory=list)
-    made: list[tuple[int, str]] = field(default_factory=list)  # step and phase by allocation
-    freed: dict[int, tuple[int, str]] = field(default_factory=dict)
+    born_in: list[tuple[int, str]] = field(default_factory=list)  # step and phase by allocation
+    freed_in: dict[int, tuple[int, str]] = field(default_factory=dict)
 
 
-def trace_of(record: Mapping[str, Any], steps: int = 2) -> Trace:
+def trace_of(
+    record: Mapping[str, Any],
+    steps: int = 2,
+) -> Trace:
     """Return the loading and the first optimizer steps of a record."""
     step = _read(record["events"], steps)
     _order_weights(step)
@@ -88,7 +91,10 @@ def read_records(folder: Path) -> list[dict[str, Any]]:
     return sorted(records, key=lambda record: -len(record["events"]))
 
 
-def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
+def _read(
+    events: Sequence[Sequence[Any]],
+    steps: int,
+) -> _Step:
     step = _Step()
     number_at: dict[int, int] = {}  # address -> live allocation
     waiting: dict[int, int] = {}  # address -> allocation freed while another stream reads it
@@ -120,7 +126,7 @@ def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
                 _mark(step, phase, optimizer_steps)
             number_at[address] = number
             step.sizes.append(size)
-            step.made.append((optimizer_steps, phase))
+            step.born_in.append((optimizer_steps, phase))
             step.events.append(number + 1)
             stream_number = stream_numbers.setdefault(stream, len(stream_numbers))
             if stream_number:
@@ -128,7 +134,7 @@ def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
         elif action == "free_requested" and address in number_at:
             number = number_at.pop(address)
             waiting[address] = number
-            step.freed[number] = (optimizer_steps, phase)
+            step.freed_in[number] = (optimizer_steps, phase)
             step.events.append(-(number + 1))
         elif action == "free_completed" and address in waiting:
             number = waiting.pop(address)
@@ -140,37 +146,54 @@ def _read(events: Sequence[Sequence[Any]], steps: int) -> _Step:
 def _order_weights(step: _Step) -> None:
     """Sort the sizes of what stays from loading on: threads load weights in any order."""
     weights = []
-    for number, (_, phase) in enumerate(step.made):
-        if phase == "load" and number not in step.freed:
+    for number, (_, phase) in enumerate(step.born_in):
+        if phase == "load" and number not in step.freed_in:
             weights.append(number)
     sizes = sorted(step.sizes[number] for number in weights)
     for number, size in zip(weights, sizes, strict=True):
         step.sizes[number] = size
 
 
-def _mark(step: _Step, phase: Phase, optimizer_step: int) -> None:
+def _mark(
+    step: _Step,
+    phase: Phase,
+    optimizer_step: int,
+) -> None:
     """Begin a stretch; one without events is replaced."""
     if step.marks and step.marks[-1].event == len(step.events):
         step.marks.pop()
-    step.marks.append(Mark(event=len(step.events), phase=phase, step=optimizer_step))
+    step.marks.append(
+        Mark(
+            event=len(step.events),
+            phase=phase,
+            step=optimizer_step,
+        )
+    )
 
 
-def _part(step: _Step, number: int) -> Part:
+def _part(
+    step: _Step,
+    number: int,
+) -> Part:
     """Return the part by lifetime: weights stay from loading on, the optimizer's state from its
     step on; gradients are made in the backward pass and outlive it.
     """
-    made = step.made[number]
-    freed = step.freed.get(number, NEVER)
-    if made[1] == "load":
-        return "workspaces" if freed[1] == "load" else "weights"
-    if made[1] == "optimizer" and freed[0] > made[0] + 1:
+    first_step, first_phase = step.born_in[number]
+    last_step, last_phase = step.freed_in.get(number, NEVER)
+    if first_phase == "load":
+        return "workspaces" if last_phase == "load" else "weights"
+    if first_phase == "optimizer" and last_step > first_step + 1:
         return "optimizer"
-    if made[1] == "backward" and (freed[1] == "optimizer" or freed[0] > made[0]):
+    outlives_pass = last_phase == "optimizer" or last_step > first_step
+    if first_phase == "backward" and outlives_pass:
         return "gradients"
     return "activations"
 
 
-def _inventory(step: _Step, parts: Sequence[Part]) -> Inventory:
+def _inventory(
+    step: _Step,
+    parts: Sequence[Part],
+) -> Inventory:
     weights = [size for size, part in zip(step.sizes, parts, strict=True) if part == "weights"]
     weight_bytes = sum(weights)
     return Inventory(

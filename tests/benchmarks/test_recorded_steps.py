@@ -15,46 +15,42 @@ from recorded_trace import trace_of  # noqa: E402
 
 from autotune.core.units import GIB  # noqa: E402
 
-MAIN, SIDE = 0, 77  # streams, as torch numbers them
+RECORD = """
+alloc          1 100 0 load
+alloc          2 40 0 forward
+alloc          3 100 0 of-autograd
+free_requested 2 40 0 of-autograd
+free_completed 2 40 0 of-autograd
+alloc          4 10 77 optimizer
+free_requested 4 10 77 optimizer
+alloc          5 200 0 optimizer
+free_completed 4 10 77 optimizer
+free_requested 3 100 0 optimizer
+free_completed 3 100 0 optimizer
+segment_free   2 2097152 0 forward
+alloc          2 40 0 forward
+free_requested 2 40 0 of-autograd
+free_completed 2 40 0 of-autograd
+alloc          6 8 0 optimizer
+alloc          7 40 0 forward
+"""
+"""Action, address, bytes, stream and phase of each event."""
 
 
-def event(
-    action: str,
-    address: int,
-    size: int,
-    phase: str,
-    stream: int = MAIN,
-) -> list[Any]:
-    return [action, address, size, stream, phase]
+def events_of(record: str) -> list[list[Any]]:
+    events: list[list[Any]] = []
+    for line in record.strip().splitlines():
+        action, address, size, stream, phase = line.split()
+        label = "" if phase == "of-autograd" else phase
+        events.append([action, int(address), int(size), int(stream), label])
+    return events
 
 
 def test_a_record_becomes_a_trace() -> None:
     """Two steps of a weight, an activation, a gradient, a state and a buffer of another stream,
     whose block returns after the state is made; the cache is emptied before the second step.
     """
-    first_step = [
-        event("alloc", 1, 100, "load"),
-        event("alloc", 2, 40, "forward"),
-        event("alloc", 3, 100, ""),  # autograd's thread
-        event("free_requested", 2, 40, ""),
-        event("free_completed", 2, 40, ""),
-        event("alloc", 4, 10, "optimizer", SIDE),
-        event("free_requested", 4, 10, "optimizer"),
-        event("alloc", 5, 200, "optimizer"),
-        event("free_completed", 4, 10, "optimizer"),
-        event("free_requested", 3, 100, "optimizer"),
-        event("free_completed", 3, 100, "optimizer"),
-    ]
-    second_step = [
-        event("segment_free", 2, 2**21, "forward"),
-        event("alloc", 2, 40, "forward"),
-        event("free_requested", 2, 40, ""),
-        event("free_completed", 2, 40, ""),
-        event("alloc", 6, 8, "optimizer"),
-    ]
-    third_step = [event("alloc", 7, 40, "forward")]
-    trace = trace_of({"torch": "2.11.0", "events": first_step + second_step + third_step})
-
+    trace = trace_of({"torch": "2.11.0", "events": events_of(RECORD)})
     assert trace.sizes == (100, 40, 100, 10, 200, 40, 8)  # nothing of the third step
     assert trace.events == (1, 2, 3, -2, 4, -4, 5, -3, 6, -6, 7)
     stays = [(mark.event, mark.phase, mark.step) for mark in trace.marks]
@@ -89,7 +85,9 @@ def test_the_page_states_the_committed_figures() -> None:
     assert f"{families['occurring_once']} of these combinations occurred once" in page
 
 
-def pair(peaks: dict[str, int]) -> str:
+def pair(
+    peaks: dict[str, int],
+) -> str:
     """Allocated and reserved GiB."""
     return f"{peaks['allocated'] / GIB:.2f}, {peaks['reserved'] / GIB:.2f}"
 
