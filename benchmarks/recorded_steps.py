@@ -52,9 +52,9 @@ from autotune.catalog.model_lookup import find_model
 from autotune.core.trace import Trace
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import rehearse
-from autotune.estimate.replay import Track
 from autotune.estimate.screening.points import NotUniform, Point, Sample
 from autotune.estimate.screening.size_model import SizeModel, fit_sizes
+from autotune.estimate.track import Track
 from autotune.frameworks.launched_run import Launched
 from autotune.machine import environment
 from autotune.request.job_builder import candidate_of_job

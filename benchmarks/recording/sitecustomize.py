@@ -21,8 +21,8 @@ KEPT = ("action", "addr", "size", "stream", "user_metadata")
 
 def begin() -> None:
     """Hook torch's import and the reports of phases."""
-    start = importlib.import_module("emulator_start")
-    hooks = importlib.import_module("emulator_hooks")
+    start: Any = importlib.import_module("emulator_start")
+    hooks: Any = importlib.import_module("emulator_hooks")
     report_phase = hooks._report_phase
 
     def report(name: str) -> None:
