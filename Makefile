@@ -46,7 +46,7 @@ DEMO_OUT ?= demo-out
 FORESIGHT_OVERLAYS := tf-4.48 tf-4.45 liger
 
 .PHONY: help demo pictures mutants test test-all test-long test-release test-cuda test-cuda-quick test-gpu sweep-demo bench-foresight bench-fakegpu bench-speed bench-rollout bench-intervals bench-screening bench-step-models bench-demo bench-search bench-search-budgets search-pages bench-rig bench-diagnose first-light first-light-predictions first-light-emulated bench-cards bench-verl-logs \
-  bench-scale bench-preflight bench-emulated bench-emulated-frameworks bench-emulated-lengths cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
+  bench-scale bench-preflight bench-emulated bench-emulated-frameworks bench-emulated-lengths bench-recorded-steps cuda cuda-frameworks cuda-reports fuzz test-faults trl-overlays field-lists step-models frameworks format clean test-guard-faults bench-guard
 
 help:
 	@echo "make demo          set up, then tune a tiny made-up model on this machine's CPU: real TRL, real vLLM"
@@ -83,6 +83,7 @@ help:
 	@echo "make bench-emulated  predicted memory against that of emulated cards, in the environment of test-cuda (hours)"
 	@echo "make bench-emulated-frameworks  GRPO of ms-swift, verl, OpenRLHF and SkyRL with vLLM on emulated cards, beside what is predicted"
 	@echo "make bench-emulated-lengths  ms-swift with rows of 1,000 to 30,000 tokens on emulated cards, and what is predicted"
+	@echo "make bench-recorded-steps  torch's own record of ms-swift's and verl's steps, replayed, and what formulas make of a few"
 	@echo "make bench-preflight  how long preflight takes, measured and from the record"
 	@echo "make bench-guard   what watching a training costs it"
 	@echo "make test-faults   every fault at every place, many times over (long)"
@@ -281,6 +282,9 @@ bench-emulated-frameworks: $(READY) cuda-frameworks
 
 bench-emulated-lengths: $(READY) $(CUDA_VENV)-swift/.ready
 	$(BIN)/python benchmarks/emulated_lengths.py --environments $(OVERLAYS)
+
+bench-recorded-steps: $(READY) cuda-frameworks
+	$(BIN)/python benchmarks/recorded_steps.py --environments $(OVERLAYS)
 
 # Two of examples/ were reported with torch 2.5.1: whole environments, with flash-attn, again without its kernels, after torch,
 # which its build imports. Open-Reasoner-Zero is on no package index: its test needs a clone in .venvs/frameworks/orz/repo.

@@ -55,6 +55,13 @@ PACKAGES = (
     "openrlhf",
     "skyrl",
 )
+PREDICTED = (
+    "peak_memory_bytes",
+    "torch_peak_allocated_bytes",
+    "torch_peak_reserved_bytes",
+    "fits",
+    "phases",
+)
 GPUS, MODEL, STEPS = "2xA100-40G", "Qwen2.5-0.5B", 3
 ENVIRONMENT = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 PADDING_ALONE = {"FLASH_ATTENTION_TRITON_AMD_ENABLE": "TRUE"}
@@ -196,7 +203,7 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="emulated-framework-") as name:
         folder = Path(name)
         write_empty_model(folder / "model", find_model(MODEL).config)
-        request = _request(setup, str(folder / "model"), python)
+        request = request_of(setup, str(folder / "model"), python)
         launch = cast(Launched, request.trainer).launch(
             candidate_of_job(request), request.job.task, plan()
         )
@@ -221,21 +228,20 @@ def run(setup: Setup, python: Path) -> dict[str, Any]:
         "exit_code": rehearsal.code,
         "error": rehearsal.failure and rehearsal.failure.message,
         "steps": steps,
-        "emulated": _emulated(rehearsal),
-        "predicted": {
-            name: prediction[name]
-            for name in (
-                "peak_memory_bytes",
-                "torch_peak_allocated_bytes",
-                "torch_peak_reserved_bytes",
-                "fits",
-                "phases",
-            )
-        },
+        "emulated": rows_of_processes(rehearsal),
+        "predicted": prediction,
     }
 
 
-def _request(
+def predicted_anew(setup: Setup, python: Path) -> Mapping[str, Any]:
+    """Predict one setup alone."""
+    with tempfile.TemporaryDirectory(prefix="emulated-framework-") as name:
+        folder = Path(name)
+        write_empty_model(folder / "model", find_model(MODEL).config)
+        return _predicted(request_of(setup, str(folder / "model"), python))
+
+
+def request_of(
     setup: Setup,
     model: str,
     python: Path,
@@ -289,7 +295,7 @@ def records(figures: Mapping[str, Any], lines: Sequence[str]) -> int:
     return reader.records
 
 
-def _emulated(rehearsal: Rehearsed) -> dict[str, Any]:
+def rows_of_processes(rehearsal: Rehearsed) -> dict[str, Any]:
     processes = []
     for process in rehearsal.report.processes:
         for card, peak in process.peak_bytes.items():
@@ -325,7 +331,7 @@ def _predicted(request: ParsedRequest) -> Mapping[str, Any]:
             tracer=tracers,
         )
         predicted: dict[str, Any] = plain(service.predict(candidate_of_job(request)))
-    return predicted
+    return {name: predicted[name] for name in PREDICTED}
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """ms-swift with long rows on emulated cards, next to the generic step's prediction.
 
-python benchmarks/emulated_lengths.py --environments .venvs [NAMES]
+python benchmarks/emulated_lengths.py --environments .venvs [--predictions] [NAMES]
 
 How far is torch's peak of a training process from the predicted one, where rows are 1,000 to 30,000
 tokens long? Writes results/emulated_lengths.json. Its figures are emulated and predicted, not
@@ -15,7 +15,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-from emulated_frameworks import ENVIRONMENT, Setup, run
+from emulated_frameworks import ENVIRONMENT, Setup, predicted_anew, run
 
 RESULT = Path(__file__).resolve().parent / "results" / "emulated_lengths.json"
 GPUS = "2xA100-80G"
@@ -59,6 +59,9 @@ def main() -> None:
         "--environments", type=Path, required=True, help="folder with cuda-swift and the others"
     )
     parser.add_argument("--out", type=Path, default=RESULT)
+    parser.add_argument(
+        "--predictions", action="store_true", help="predict anew, and keep what was emulated"
+    )
     parser.add_argument("names", nargs="*", help="only setups whose names begin so")
     options = parser.parse_args()
     os.environ.update(ENVIRONMENT)
@@ -69,7 +72,10 @@ def main() -> None:
         if options.names and not setup.name.startswith(tuple(options.names)):
             continue
         python = options.environments / f"cuda-{setup.framework}" / "bin" / "python"
-        rows[setup.name] = run(setup, python)
+        if options.predictions:
+            rows[setup.name]["predicted"] = predicted_anew(setup, python)
+        else:
+            rows[setup.name] = run(setup, python)
         options.out.write_text(json.dumps({"schema": 1, "rows": rows}, indent=1) + "\n")
         print(setup.name, json.dumps(_summary(rows[setup.name])), flush=True)
 

@@ -155,6 +155,8 @@ class StepShape:
     token_budget: bool = False  # micro-batches are filled up to a number of tokens
     # An optimizer step is a number of full micro-batches, however many completions they hold
     steps_by_rows: bool = False
+    # Parts of a generic step that the framework computes by the same code
+    same_code_parts: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()  # assumptions about the framework's step, for the reader
 
 

@@ -52,7 +52,7 @@ def predicted_on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
 
     total = highest(phase.peak_bytes for phase in phases)
     fits = timeline.verdict(total, Estimate.exactly(inputs.limit_bytes))
-    requested = _requested_on_cpu(usage, other_models, trace)
+    requested = _requested_on_cpu(usage, other_models, trace, composition)
     uncertain = ("memory of the processes and the C library's heap beside the tensors",)
     return Prediction(
         candidate_id=inputs.candidate_id,
@@ -80,6 +80,7 @@ def _requested_on_cpu(
     usage: TraceUsage,
     other_models: Mapping[Phase, Mapping[str, int]],
     trace: Trace,
+    composition: Composition,
 ) -> Estimate:
     """Return one rank's peak, without a caching allocator: requested = allocated = reserved."""
     other_bytes = {}
@@ -87,7 +88,7 @@ def _requested_on_cpu(
         parts = other_models.get(use.phase, {})
         other_bytes[use.phase] = timeline.other_models(parts, trace.basis)
     top = max(usage.phases, key=lambda use: use.requested_bytes + other_bytes[use.phase].value)
-    error = timeline.error_bytes(top, trace.basis)
+    error = timeline.error_bytes(top, trace.basis, composition)
     policy = timeline.around(top.requested_bytes, error, trace.possible_extra_bytes)
     return whole_bytes(policy + other_bytes[top.phase])
 

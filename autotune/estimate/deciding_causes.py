@@ -49,7 +49,8 @@ def _widths_by_cause(
             break
     generic = 0.0
     if scene.trace.basis == "generic":
-        generic = _width(timeline.error_bytes(use, scene.trace.basis))
+        error = timeline.error_bytes(use, scene.trace.basis, scene.composition)
+        generic = _width(error)
     fused = scene.composition.fused_parts
     saved = sum(size for part, size in use.parts.items() if part in fused)
     engine = 0.0

@@ -227,7 +227,7 @@ def _torch_allocated(scene: Scene) -> Estimate:
     extra_bytes = scene.trace.possible_extra_bytes
     allocated = []
     for use in scene.usage.phases:
-        error = timeline.error_bytes(use, basis)
+        error = timeline.error_bytes(use, basis, scene.composition)
         policy = timeline.around(use.allocated_bytes, error, extra_bytes)
         other_models = timeline.other_models(scene.outside_models.get(use.phase, {}), basis)
         allocated.append(policy + other_models)

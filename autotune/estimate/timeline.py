@@ -63,16 +63,35 @@ TRAINING_PHASES = ("score", "forward", "backward", "optimizer")
 # Intervals.
 
 
-def error_bytes(use: PhaseUse, basis: TraceBasis) -> Estimate:
-    """Error of the trace itself in this phase, around 0."""
-    error = percent("trace_error_percent").scaled(use.requested_bytes)
+def error_bytes(
+    use: PhaseUse,
+    basis: TraceBasis,
+    composition: Composition,
+) -> Estimate:
+    """Error of the trace itself in this phase, around 0.
+
+    A generic step adds a small error for each part that the framework computes by the same code,
+    and a large one for each that its own code computes.
+    """
+    of_trace = percent("trace_error_percent").scaled(use.requested_bytes)
     if basis == "traced":
-        return error
+        return of_trace
+    same_code = percent("same_code_error_percent")
+    own_code = percent("generic_error_percent")
     counted = STATE
     if use.phase == "sync":  # whole weights and a buffer: counted, not a step's
         counted = STATE | {"communication"}
-    moving = sum(size for part, size in use.parts.items() if part not in counted)
-    return error + percent("generic_error_percent").scaled(moving)
+
+    low = high = 0.0
+    for part, size in use.parts.items():
+        if part in counted:
+            continue
+        error = same_code if part in composition.same_code_parts else own_code
+        high += error.high * size
+        if part == "logits":  # a prompt may have none, whoever computes the others
+            error = own_code
+        low += error.low * size
+    return of_trace + Estimate(value=0, low=low, high=high)
 
 
 def other_models(parts: Mapping[str, int], basis: TraceBasis) -> Estimate:
@@ -405,7 +424,7 @@ def _point(
     passing = 0
     if engine is not None:
         passing = max(0, engine.passes(phase) - free_in_cache)
-    error = error_bytes(use, trace.basis)
+    error = error_bytes(use, trace.basis, scene.composition)
     trainer = Estimate(
         value=use.reserved_bytes,
         low=max(0, min(use.reserved_bytes, use.allocated_bytes + error.low)),
@@ -472,8 +491,9 @@ def certain_capacity(
     """Return the memory for the steps with all else at its highest and the room at its lowest;
     None if there is none, or an engine may not wake.
     """
-    errors = [error_bytes(use, scene.trace.basis).high for use in scene.usage.phases]
-    error = max(errors) + scene.trace.possible_extra_bytes
+    error = scene.trace.possible_extra_bytes + max(
+        error_bytes(use, scene.trace.basis, scene.composition).high for use in scene.usage.phases
+    )
     room_left = room.low - scene.outside.high - scene.engine_while_training.high
     capacity = int(room_left - scene.other_models_bytes - error)
     if capacity <= 0 or not _engine_certainly_fits(scene, points, room):

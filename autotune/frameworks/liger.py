@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from autotune.core.job import Task
 from autotune.frameworks.base import MICRO_BATCH, Settings, ceil_divided, count_of
-from autotune.frameworks.stand_in_step import SpecFields
+from autotune.frameworks.stand_in_step import LAYER_PARTS, SpecFields
 
 
 def liger_loss(
@@ -30,4 +30,8 @@ def liger_loss(
     tokens = count_of(settings, MICRO_BATCH) * longest
     chunk_tokens = ceil_divided(tokens, ceil_divided(vocabulary, hidden))
     chunk = 1 << max(0, chunk_tokens - 1).bit_length()
-    return {"loss": "logprobs_fused", "loss_options": {"head": "tokens", "chunk": chunk}}
+    return {
+        "loss": "logprobs_fused",
+        "loss_options": {"head": "tokens", "chunk": chunk},
+        "same_code_parts": LAYER_PARTS,
+    }

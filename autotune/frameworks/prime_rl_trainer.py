@@ -73,6 +73,7 @@ class PrimeRlTrainer(StandIn):
                 "reduce_bytes": 4,
             },
             "held_dtype": dtype,
+            "same_code_parts": (),  # its models are of its own
             "attention": self._attention(values, task),
             "activations_in_flight": IN_FLIGHT if offloads else None,
             "compiles_layers": values.is_on(self.of_model("compile")),

@@ -45,6 +45,9 @@ TRACED_AS = {
 }
 """Kernels that take and return the same tensors, so that no package of theirs is needed."""
 
+LAYER_PARTS = ("activations", "workspaces", "communication")
+"""Parts of a step that transformers' layers and torch's or DeepSpeed's sharding make."""
+
 TRACED_MICRO_STEPS = 2
 """The first micro-step allocates the gradients, later ones repeat the second."""
 
@@ -75,6 +78,8 @@ class StandInSpec(StepShape):
     """
 
     checkpointing: bool = True
+    # Without changes most frameworks train transformers' layers, and compute a loss of their own
+    same_code_parts: tuple[str, ...] = LAYER_PARTS
     optimizer: str = "adamw_torch"
     generation: CompletionSource = "engine"
     attention: str | None = "flash_attention_2"

@@ -27,7 +27,7 @@ from autotune.frameworks.base import (
 from autotune.frameworks.framework_facts import TrainerFacts
 from autotune.frameworks.launched_run import OF_TRANSFORMERS, OUT, Figures, Launched
 from autotune.frameworks.rules import StatedRule, holds, refuse_untraced, texts_that_apply
-from autotune.frameworks.stand_in_step import SpecFields, StandInSpec
+from autotune.frameworks.stand_in_step import LAYER_PARTS, SpecFields, StandInSpec
 
 N_SYNTHETIC_ROWS = 512
 
@@ -186,5 +186,6 @@ class TransformersTrainer(Launched):
         else:
             spec["generation_batch"] = 0
             spec["loss"] = "causal_lm"
+            spec["same_code_parts"] = (*LAYER_PARTS, "logits")
         spec |= self.composition(settings, task)
         return StandInSpec(**spec)

@@ -176,6 +176,7 @@ class Unsloth(TransformersTrainer):
             "generation": "none",
             "syncs_adapter_only": True,
             "fused_parts": FUSED_PARTS,
+            "same_code_parts": (),
         }
         if not settings.get("full_finetuning"):
             rank = count_of(settings, "lora_rank")

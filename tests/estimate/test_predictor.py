@@ -405,6 +405,25 @@ def test_a_generic_step_has_a_wider_interval_except_for_weights() -> None:
     assert "a generic step replaces" in notes_of(generic)
 
 
+def test_code_that_the_framework_shares_has_a_narrower_interval() -> None:
+    """10 % of 120 MiB of activations and 16.25 of workspaces, 40 % of 50 MiB of logits. Of shared
+    logits the interval is narrower above alone: a prompt may have none.
+    """
+    layers = ("activations", "workspaces")
+    traced = predicted().torch_peak_allocated_bytes
+
+    def widths(*parts: str) -> tuple[float, float]:
+        """MiB below and above the interval of a traced step."""
+        shared = dataclasses.replace(composition(), same_code_parts=parts)
+        trace = training(basis="generic")
+        generic = predicted(trace=trace, composition=shared).torch_peak_allocated_bytes
+        below = (traced.low - generic.low) / MIB
+        return below, (generic.high - traced.high) / MIB
+
+    assert widths(*layers) == pytest.approx((13.6 + 12.5, 13.6 + 20), rel=0.02)
+    assert widths(*layers, "logits") == pytest.approx((13.6 + 12.5, 13.6 + 5), rel=0.02)
+
+
 def test_models_outside_a_generic_step_are_counted() -> None:
     reference = Resident(
         role="reference",
