@@ -25,9 +25,14 @@ import numpy as np
 
 from autotune.catalog import complexity
 from autotune.core.answer import Trial
-from autotune.core.space import Candidate
 from autotune.search.predicted_order import LIKELY_CHANCE
-from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray, IndexArray
+from autotune.search.surrogate.candidate_table import (
+    CandidateTable,
+    FloatArray,
+    IndexArray,
+    LoadSetting,
+    settings_of_load,
+)
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
@@ -174,25 +179,27 @@ def _load_seconds(
     """Median seconds of the measured loads that share the most settings with the candidate's
     load.
     """
-    loading = [trial for trial in trials if trial.measurement.cost.load_seconds > 0]
+    loads = []
+    for trial in trials:
+        load_seconds = trial.measurement.cost.load_seconds
+        if load_seconds > 0:
+            loads.append((settings_of_load(trial.candidate), load_seconds))
     assumed_seconds = DEFAULT_LOAD_PROBES * probe_seconds
-    by_load = np.full(len(table.load_examples), assumed_seconds)
-    if loading:
-        for number, example in table.load_examples.items():
-            by_load[number] = _most_similar_seconds(example, loading)
+    by_load = np.full(len(table.load_settings), assumed_seconds)
+    if loads:
+        for number, settings in enumerate(table.load_settings):
+            by_load[number] = _most_similar_seconds(settings, loads)
     return by_load[table.loads]
 
 
-def _most_similar_seconds(candidate: Candidate, loading: Sequence[Trial]) -> float:
+def _most_similar_seconds(
+    settings: frozenset[LoadSetting], loads: Sequence[tuple[frozenset[LoadSetting], float]]
+) -> float:
     """Return the median seconds of the loads with the most equal settings."""
     seconds_by_equality: dict[int, list[float]] = {}
-    for trial in loading:
-        equal_settings = 0
-        for name, value in candidate.load.items():
-            setting = trial.candidate.load.get(name)
-            equal_settings += setting == value
+    for loaded, load_seconds in loads:
+        equal_settings = len(settings & loaded)
         seconds = seconds_by_equality.setdefault(equal_settings, [])
-        load_seconds = trial.measurement.cost.load_seconds
         seconds.append(load_seconds)
     most_equal = max(seconds_by_equality)
     return statistics.median(seconds_by_equality[most_equal])

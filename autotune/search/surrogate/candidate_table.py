@@ -35,6 +35,7 @@ from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace
 BoolArray = NDArray[np.bool_]
 FloatArray = NDArray[np.float64]
 IndexArray = NDArray[np.int64]
+LoadSetting = tuple[str, KnobValue]
 
 MIN_SCALE_VALUES = 3  # Distinct numbers from which a knob is a scale; fewer are categories
 SWITCH_DOUBLINGS = 2.0  # Doublings of memory that count for a switch
@@ -67,6 +68,8 @@ class CandidateTable:
             number = self.load_number[candidate.load_key]
             loads.append(number)
         self.loads: IndexArray = np.array(loads, dtype=np.int64)
+        examples = self.load_examples.values()
+        self.load_settings = tuple(settings_of_load(example) for example in examples)
 
     def __len__(self) -> int:
         return len(self.candidates)
@@ -218,6 +221,11 @@ class CandidateTable:
                 doublings -= _doublings(values)
         centred = doublings - doublings.mean()
         return np.asarray(centred)
+
+
+def settings_of_load(candidate: Candidate) -> frozenset[LoadSetting]:
+    """Return the settings that the candidate's load decides."""
+    return frozenset(candidate.load.items())
 
 
 def in_all_columns(flags: BoolArray) -> BoolArray:
