@@ -105,7 +105,11 @@ class ToyTrainer:
     reads_config = False
     completions_each = 1
 
-    def ranks(self, settings: Mapping[str, object], gpus: int) -> int:
+    def ranks(
+        self,
+        settings: Mapping[str, object],
+        gpus: int,
+    ) -> int:
         return gpus
 
     def trained_defaults(
@@ -120,7 +124,11 @@ class ToyTrainer:
     def fields(self) -> Mapping[str, Field]:
         return {}
 
-    def complete(self, knobs: Knobs, task: Task) -> Candidate:
+    def complete(
+        self,
+        knobs: Knobs,
+        task: Task,
+    ) -> Candidate:
         load = {name: knobs.get(name) for name in ("use_vllm", "share")}
         return Candidate(
             knobs=knobs,
@@ -128,10 +136,18 @@ class ToyTrainer:
             load=load,
         )
 
-    def why_illegal(self, candidate: Candidate, task: Task) -> str | None:
+    def why_illegal(
+        self,
+        candidate: Candidate,
+        task: Task,
+    ) -> str | None:
         return None
 
-    def baseline(self, space: SearchSpace, task: Task) -> Knobs:
+    def baseline(
+        self,
+        space: SearchSpace,
+        task: Task,
+    ) -> Knobs:
         return {
             "batch": 8,
             "checkpointing": True,
@@ -140,13 +156,21 @@ class ToyTrainer:
             "max_completion_length": space["max_completion_length"].choices[0],
         }
 
-    def prompt_lengths(self, task: Task, limit: int | None = None) -> PromptLengths | None:
+    def prompt_lengths(
+        self,
+        task: Task,
+        limit: int | None = None,
+    ) -> PromptLengths | None:
         return None
 
     def row_lengths(self, task: Task) -> None:
         """It has no data."""
 
-    def load_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+    def load_request(
+        self,
+        candidate: Candidate,
+        task: Task,
+    ) -> Mapping[str, object]:
         return dict(candidate.load)
 
     def probe_request(
@@ -157,13 +181,25 @@ class ToyTrainer:
     ) -> Mapping[str, object]:
         return dict(candidate.settings)
 
-    def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
+    def trace_request(
+        self,
+        candidate: Candidate,
+        task: Task,
+    ) -> Mapping[str, object]:
         raise NotImplementedError("this machine is predicted by formula")
 
-    def lower_bound_candidate(self, candidate: Candidate, task: Task) -> None:
+    def lower_bound_candidate(
+        self,
+        candidate: Candidate,
+        task: Task,
+    ) -> None:
         """Its steps do not depend on the data."""
 
-    def compose(self, candidate: Candidate, task: Task) -> Composition:
+    def compose(
+        self,
+        candidate: Candidate,
+        task: Task,
+    ) -> Composition:
         raise NotImplementedError("this machine is predicted by formula")
 
     def write_files(
@@ -209,7 +245,11 @@ class Machine:
             * (2.0 if knobs["use_vllm"] else 1.0)
         )
 
-    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+    def measure(
+        self,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> Measurement:
         self.asked.append((candidate, plan))
         need = self.need(candidate)
         outcome = self.outcomes.get(
@@ -311,7 +351,12 @@ def toy_request(job: Job, trainer: ToyTrainer) -> ParsedRequest:
     )  # type: ignore[arg-type]
 
 
-def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
+def toy_job(
+    tmp_path: Path,
+    space: SearchSpace,
+    limit_bytes: int,
+    **changes: object,
+) -> Job:
     workload = Workload(
         model=Model(
             name="toy",
@@ -343,7 +388,12 @@ def toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: obj
     return Job(**{**settled, **changes})  # type: ignore[arg-type]
 
 
-def stored_toy_job(tmp_path: Path, space: SearchSpace, limit_bytes: int, **changes: object) -> Job:
+def stored_toy_job(
+    tmp_path: Path,
+    space: SearchSpace,
+    limit_bytes: int,
+    **changes: object,
+) -> Job:
     """Return a toy job whose study outlives the search that made it."""
     storage = f"sqlite:///{tmp_path}/study.db"
     return toy_job(tmp_path, space, limit_bytes, storage=storage, **changes)

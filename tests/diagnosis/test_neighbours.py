@@ -88,7 +88,11 @@ def test_ranks_that_all_compute_on_the_first_gpu() -> None:
         ("2", 0, "9.1"),
     ],
 )
-def test_other_processes_may_be_strangers(rank: str, gpu: int, third_gib: str) -> None:
+def test_other_processes_may_be_strangers(
+    rank: str,
+    gpu: int,
+    third_gib: str,
+) -> None:
     """Rank 0 belongs there, another GPU is its own, and ranks hold as much as each other."""
     message = ON_GPU_0.format(gpu=gpu, third_gib=third_gib)
     diagnosis = diagnose(prefixed(f"[rank{rank}]: ", message))

@@ -63,7 +63,11 @@ class Book:
         self.events: list[int] = []
         self.marks: list[Mark] = []
 
-    def enter(self, phase: Phase, step: int = 0) -> None:
+    def enter(
+        self,
+        phase: Phase,
+        step: int = 0,
+    ) -> None:
         self.marks.append(
             Mark(
                 event=len(self.events),
@@ -72,7 +76,11 @@ class Book:
             )
         )
 
-    def make(self, size: int, part: Part) -> int:
+    def make(
+        self,
+        size: int,
+        part: Part,
+    ) -> int:
         self.sizes.append(size)
         self.parts.append(PARTS.index(part))
         self.events.append(len(self.sizes))
@@ -81,7 +89,12 @@ class Book:
     def drop(self, number: int) -> None:
         self.events.append(-number)
 
-    def trace(self, *, basis: TraceBasis = "traced", high_extra_bytes: int = 0) -> Trace:
+    def trace(
+        self,
+        *,
+        basis: TraceBasis = "traced",
+        high_extra_bytes: int = 0,
+    ) -> Trace:
         return Trace(
             basis=basis,
             versions={"torch": "2.13.0"},

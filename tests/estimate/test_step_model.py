@@ -64,7 +64,11 @@ class TraceWriter:
             )
         )  # type: ignore[arg-type]
 
-    def make(self, size: int, part: Part) -> int:
+    def make(
+        self,
+        size: int,
+        part: Part,
+    ) -> int:
         self.sizes.append(size)
         self.parts.append(NAMES.index(part))
         self.events.append(len(self.sizes))

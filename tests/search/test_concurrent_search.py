@@ -32,7 +32,12 @@ SECONDS = 0.2
 class Crowd:
     """Machine with short probes that counts concurrent ones."""
 
-    def __init__(self, machine: Machine, *, slowdown: float = 0.0) -> None:
+    def __init__(
+        self,
+        machine: Machine,
+        *,
+        slowdown: float = 0.0,
+    ) -> None:
         self.machine, self.slowdown = machine, slowdown
         self.most, self.beside_a_finalist = 0, 0
         self._met: dict[int, int] = {}
@@ -41,7 +46,11 @@ class Crowd:
         self.short: Counter[str] = Counter()
         self._lock = threading.Lock()
 
-    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+    def measure(
+        self,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> Measurement:
         me = threading.get_ident()
         with self._lock:
             self._met = {probe: max(met, len(self._met)) for probe, met in self._met.items()} | {

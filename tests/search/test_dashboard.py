@@ -34,7 +34,11 @@ from tests.simulated import MIB, Machine, ToyTrainer, stored_toy_job, toy_space
 class Telling(Machine):
     """Machine with printed output and a memory timeline."""
 
-    def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+    def measure(
+        self,
+        candidate: Candidate,
+        plan: ProbePlan,
+    ) -> Measurement:
         measured = super().measure(candidate, plan)
         course = (
             MemorySample(
@@ -165,7 +169,12 @@ def _dump(job: Any) -> list[Any]:
     ]
 
 
-def _status(url: str, method: str = "GET", body: Any = None, **headers: str) -> int:
+def _status(
+    url: str,
+    method: str = "GET",
+    body: Any = None,
+    **headers: str,
+) -> int:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(
         url,
@@ -259,7 +268,11 @@ def test_a_long_failure_is_an_excerpt_in_the_note_and_whole_in_its_artifact(tmp_
     )
 
     class Deep(Machine):
-        def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
+        def measure(
+            self,
+            candidate: Candidate,
+            plan: ProbePlan,
+        ) -> Measurement:
             measured = super().measure(candidate, plan)
             return (
                 measured
