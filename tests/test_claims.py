@@ -157,6 +157,16 @@ def _own_cards() -> Iterator[tuple[str, str]]:
     yield speed, f"up to {1 + figures['first, smaller']['worst']:.1f} times"
 
 
+def _loop_of_transformers() -> Iterator[tuple[str, str]]:
+    """Yield what is said of the rows that are predicted worst."""
+    row = "training speed, other"
+    document = _read("transformers-loop")
+    ratios = [line["ratio"] for line in document["rows"]]
+    assert document["figures"]["all"]["inside"] == 0
+    yield row, f"{len(ratios)} rows were read"
+    yield row, f"{min(ratios):.2f} to {max(ratios):.2f} of the measured seconds, none inside"
+
+
 def _memory_errors(
     points: Mapping[str, tuple[str, Mapping[str, float]]],
 ) -> tuple[list[float], list[float]]:
@@ -275,7 +285,14 @@ def _first_reading(name: str) -> str:
     )
 
 
-CLAIMS = [*_own_cards(), *_memory(), *_speed(), *_search_and_diagnosis(), *_launches()]
+CLAIMS = [
+    *_own_cards(),
+    *_memory(),
+    *_speed(),
+    *_loop_of_transformers(),
+    *_search_and_diagnosis(),
+    *_launches(),
+]
 
 
 @pytest.mark.parametrize(("row", "figure"), CLAIMS)
