@@ -28,8 +28,9 @@ export TOKENIZERS_PARALLELISM ?= false
 # Hundreds of processes import the package: none compiles what another one has compiled.
 unexport PYTHONDONTWRITEBYTECODE
 
-# Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together).
-TEST_JOBS ?= 2
+# Tests run in so many processes, a file's in one of them (tests/conftest.py says which belong together): one more than
+# CI has processors, since many of them wait for a server, a deadline or a cluster.
+TEST_JOBS ?= 3
 PYTEST := $(BIN)/python -m pytest -q --durations=30 -n $(TEST_JOBS) --dist loadfile
 # Tests start servers, clusters and ranks, which a busy machine delays. What failed runs once more, one test at a time, and
 # must pass then; both runs are printed. Exit code 1 is pytest's "some tests failed": after any other, some did not run.
