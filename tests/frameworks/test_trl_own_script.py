@@ -179,6 +179,16 @@ def looks(
     return dict(zip(files, zip(files.values(), answers, strict=True), strict=True))
 
 
+class Answered:
+    """A worker that has answered already."""
+
+    def __init__(self, answer: Any) -> None:
+        self._answer = answer
+
+    def ask(self, *_: object) -> tuple[Any, str]:
+        return self._answer, ""
+
+
 def looked(
     looks: dict[str, tuple[Path, Any]],
     name: str,
@@ -186,7 +196,7 @@ def looked(
 ) -> Any:
     """Everything behind the look itself, on what the real one answered."""
     file, answer = looks[name]
-    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.setattr(script_inspection, "worker_for", lambda *_: Answered(answer))
     return script_inspection.look_at(
         str(file),
         (),
@@ -220,7 +230,7 @@ def test_defaults_of_a_script_without_a_configuration_are_held(
     installed release.
     """
     file, answer = looks["quickstart"]
-    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.setattr(script_inspection, "worker_for", lambda *_: Answered(answer))
     monkeypatch.chdir(file.parent)
     flags = Flags(
         script=str(file),
@@ -242,7 +252,7 @@ def test_trainers_of_rated_answers_are_taken(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     file, answer = looks[method]
-    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.setattr(script_inspection, "worker_for", lambda *_: Answered(answer))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
         parse_request(
@@ -261,7 +271,7 @@ def test_the_asynchronous_trainer_keeps_its_precision_and_its_rows(
     looks: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file, answer = looks["async-grpo"]
-    monkeypatch.setattr(script_inspection, "_run", lambda *_: (answer, ""))
+    monkeypatch.setattr(script_inspection, "worker_for", lambda *_: Answered(answer))
     monkeypatch.chdir(file.parent)
     settings = candidate_of_job(
         parse_request(
