@@ -12,8 +12,6 @@ from tests.diagnosis.test_corpus import BY_NAME
 
 IN_EVERY_RUN = (
     "engine-share-too-high",
-    "engine-cache-too-small",
-    "engine-positions",
     "ranks-memory-error",
     "ranks-timeout",
     "ranks-one-leaves",
@@ -23,6 +21,8 @@ IN_EVERY_RUN = (
     "clean-ranks",
 )
 OF_A_NEW_RELEASE = (
+    "engine-cache-too-small",
+    "engine-positions",
     "engine-share-too-low",
     "engine-tensor-parallel-heads",
     "engine-quantization-unknown",
@@ -64,6 +64,11 @@ def test_the_engines_own_numbers_come_along() -> None:
         too_much["asked_bytes"] <= too_much["total_bytes"]
         and too_much["free_bytes"] < too_much["total_bytes"]
     )
+
+
+@pytest.mark.slow
+@pytest.mark.long
+def test_the_engines_lengths_come_along() -> None:
     too_small = diagnosed("engine-cache-too-small").numbers
     assert too_small["asked_length"] == 4096 and 0 < too_small["longest_length"] < 4096
     too_long = diagnosed("engine-positions").numbers

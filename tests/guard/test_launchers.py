@@ -85,9 +85,8 @@ def _attempts(folder: Path) -> list[dict[str, Any]]:
 
 
 # The other test starts torchrun in every run.
-@pytest.mark.parametrize(
-    "launcher", ["accelerate", pytest.param("torchrun", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("launcher", ["accelerate", "torchrun"])
 def test_a_rank_that_runs_out_of_memory_is_restarted_smaller(tmp_path: Path, launcher: str) -> None:
     _project(tmp_path, RUNS_OUT)
     done = _guarded(tmp_path, launcher)

@@ -86,6 +86,7 @@ def _log(folder: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_a_guarded_run_learns_what_an_uninterrupted_one_learns(tmp_path: Path) -> None:
     # 1. Without a limit, and with one under the guard.

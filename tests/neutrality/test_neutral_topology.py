@@ -132,7 +132,7 @@ def check_same_step(
     [
         ("fsdp2", "FSDP"),
         pytest.param("zero1", "DeepSpeedEngine", marks=[needs_deepspeed, pytest.mark.long]),
-        pytest.param("zero2", "DeepSpeedEngine", marks=needs_deepspeed),
+        pytest.param("zero2", "DeepSpeedEngine", marks=[needs_deepspeed, pytest.mark.long]),
         pytest.param("zero3", "DeepSpeedEngine", marks=needs_deepspeed),
     ],
 )
@@ -161,12 +161,14 @@ def test_gathering_for_generation_is_neutral(step: Step) -> None:
     )
 
 
+@pytest.mark.long
 def test_the_attention_kernel_is_neutral(step: Step) -> None:
     sdpa = step("ddp", model={"attn_implementation": "sdpa"})
     eager = step("ddp", model={"attn_implementation": "eager"})
     check_same_step(sdpa, eager, "DistributedDataParallel")
 
 
+@pytest.mark.long
 def test_reentrant_checkpointing_is_neutral(step: Step) -> None:
     ways = []
     for way in (False, True):
