@@ -69,7 +69,7 @@ from autotune.estimate.throughput.uncompared_cards import widened
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 
 HERE = Path(__file__).resolve().parent
@@ -198,6 +198,12 @@ def predicted(row: Row) -> tuple[Prediction, int]:
         set=tuple(settings),
     )
     request = parse_request(flags)
+    parameters = shape(request.job.task.workload.model.config).parameters
+    return prediction_of(request), parameters
+
+
+def prediction_of(request: ParsedRequest) -> Prediction:
+    """Predict the request's own configuration."""
     job = request.job
     service = PredictionService(
         task=job.task,
@@ -206,8 +212,7 @@ def predicted(row: Row) -> tuple[Prediction, int]:
         tracer=open_tracers(job.task, request.trainer),
     )
     with contextlib.closing(service):
-        prediction = service.predict(candidate_of_job(request))
-    return prediction, shape(job.task.workload.model.config).parameters
+        return service.predict(candidate_of_job(request))
 
 
 def predicted_without_rows(row: Row, prediction: Prediction) -> Prediction:

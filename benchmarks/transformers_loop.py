@@ -11,7 +11,6 @@ automatic mixed precision, AdamW. A step of full tuning has one micro-step, one 
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import tempfile
 from collections.abc import Mapping
@@ -20,16 +19,13 @@ from pathlib import Path
 from typing import Any
 
 import machine
-from cards import order, readable_line, summary
+from cards import order, prediction_of, readable_line, summary
 from stored_rows import stored
 
 from autotune.catalog.model_lookup import find_model
 from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Estimate, Prediction
-from autotune.prediction.opening import open_tracers
-from autotune.prediction.service import PredictionService
 from autotune.request.flags import Flags
-from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 
 HERE = Path(__file__).resolve().parent
@@ -112,16 +108,7 @@ def predicted(row: Row, shapes: Mapping[str, Row]) -> Prediction:
             mode="predict",
             set=tuple(f"{name}={json.dumps(value)}" for name, value in settings.items()),
         )
-        request = parse_request(flags)
-        job = request.job
-        service = PredictionService(
-            task=job.task,
-            trainer=request.trainer,
-            limit_bytes=job.memory_limit_bytes,
-            tracer=open_tracers(job.task, request.trainer),
-        )
-        with contextlib.closing(service):
-            return service.predict(candidate_of_job(request))
+        return prediction_of(parse_request(flags))
 
 
 def model_of(row: Row, shapes: Mapping[str, Row], folder: Path) -> str:
