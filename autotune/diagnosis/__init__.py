@@ -3,7 +3,9 @@
 log_files.py    file or stream -> lines
 log_reader.py   lines -> exceptions, known messages and echoes -> the decisive failure
     failure_candidates.py   exceptions and messages, with their weight as evidence
-    log_facts.py    endings without a failure message, and the processes that held the memory
+    log_endings.py          endings without a failure message
+    gpu_neighbours.py       the processes that held the memory of the failing GPU
+    host_memory_users.py    those that held host memory
 excerpt.py      short texts without a whole traceback: every line may be the message
 remedies.py     remedies, with their predicted effect
     log_framework.py   the framework that a log names, and remedies under its own names

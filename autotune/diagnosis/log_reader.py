@@ -27,7 +27,9 @@ from autotune.diagnosis.failure_candidates import (
     judged,
     message_of,
 )
-from autotune.diagnosis.log_facts import GpuNeighbours, HostMemoryUsers, LogEndings
+from autotune.diagnosis.gpu_neighbours import GpuNeighbours
+from autotune.diagnosis.host_memory_users import HostMemoryUsers
+from autotune.diagnosis.log_endings import LogEndings
 from autotune.failures.classify import classify_line
 from autotune.failures.findings import Finding
 from autotune.failures.log_lines import LogLine, read_line

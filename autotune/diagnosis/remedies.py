@@ -15,7 +15,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, Knob, KnobValue, SearchSpace, is_number
 from autotune.diagnosis.diagnosis import Advice, Diagnosis
-from autotune.diagnosis.log_facts import are_ranks_of_one_job
+from autotune.diagnosis.gpu_neighbours import are_ranks_of_one_job
 from autotune.diagnosis.log_framework import LogFramework
 from autotune.failures.remedy_table import Remedy, remedies_for, shared_remedy
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH

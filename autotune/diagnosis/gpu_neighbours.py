@@ -1,128 +1,14 @@
-"""Facts of a log beside its failures: how it ends, and which processes held the memory.
-
-Each collector receives lines and does not grow with the log. Endings: finished, no number any more,
-or given up after several tries. Processes: those on the failing GPU, foreign ones or other roles of
-the same job; and on the host the one that was ended and the one that held most. The kernel and Ray
-choose a victim by rules of their own. Its death is the symptom; the largest holder of memory is the
-cause.
-"""
+"""Processes on the failing GPU: foreign ones, or other roles of the same job."""
 
 from __future__ import annotations
 
 import re
-from collections import deque
 from collections.abc import Mapping, Sequence
 
 from autotune.core.units import GIB, KIB, MIB, format_bytes
+from autotune.diagnosis.log_endings import MOST_PROCESSES
 from autotune.failures.findings import Finding
-from autotune.failures.log_lines import read_line
 from autotune.failures.numbers import NEIGHBOUR, Numbers
-from autotune.failures.table import LINES, expand
-
-# Consecutive steps without a finite loss or gradient after which training does not recover.
-STEPS_OF_NO_NUMBERS = 3
-
-# Caught out-of-memory errors in the last lines from which on they are the reason for the end.
-TIMES_CAUGHT = 3
-_LAST_LINES = 12
-
-_STEP = re.compile(expand(LINES.step))
-_FINISHED = re.compile(expand(LINES.finished), re.IGNORECASE)
-_ENDED = re.compile(expand(LINES.ended), re.IGNORECASE)
-_SPAWNED = re.compile(r"process (\d{1,10}) spawned with command")
-_EXITED = re.compile(r"Process (\d{1,10}) exits successfully")
-_MOST_PROCESSES = 4096
-_ENDED_BADLY = re.compile(r"\bexit code:? [1-9]")
-_CAUGHT = re.compile(r"\b(?:CUDA|HIP) out of memory\.?(?: Tried to allocate .{0,2000})?\s*\Z")
-_NO_NUMBER = re.compile(expand(LINES.no_number), re.IGNORECASE)
-_UPDATE_LEFT_OUT = re.compile(expand(LINES.update_left_out), re.IGNORECASE)
-
-
-class LogEndings:
-    """Collector of endings. It receives the lines that contain one of WORDS.of_endings."""
-
-    def __init__(self) -> None:
-        self.finished = ""
-        """Line that reports the end of training, whatever was printed before it."""
-
-        self.finished_last = False
-        """True where the last line that counted was such a one, not a step."""
-
-        self._ended = ""
-        self._no_numbers: list[str] = []
-        self._update_left_out = False
-        self._caught: deque[tuple[int, str]] = deque(maxlen=TIMES_CAUGHT)
-        self._spawned: set[str] = set()
-        self._launched = False
-
-    @property
-    def without_failure(self) -> str:
-        """Return the line that reports a normal end, empty where something failed."""
-        return self.finished or self._ended
-
-    @property
-    def without_numbers(self) -> str:
-        """Return the first of the final steps without a finite number."""
-        needed = STEPS_OF_NO_NUMBERS - self._update_left_out
-        if len(self._no_numbers) < needed:
-            return ""
-        return self._no_numbers[0]
-
-    def caught_before(self, position: int) -> str:
-        """Return the last caught out-of-memory message if several are directly before this line."""
-        if len(self._caught) < TIMES_CAUGHT:
-            return ""
-        first_position, _ = self._caught[0]
-        _, last_message = self._caught[-1]
-        if first_position < position - _LAST_LINES:
-            return ""
-        return last_message
-
-    def feed(self, raw: str, position: int) -> bool:
-        """Return True for the line of a step, or one that reports the end of training."""
-        if _STEP.search(raw) is not None:
-            if _NO_NUMBER.search(raw) is None:
-                self._no_numbers = []
-                self._update_left_out = False
-            elif len(self._no_numbers) < STEPS_OF_NO_NUMBERS:
-                self._no_numbers.append(raw)
-            self._ended = ""
-            self.finished_last = False
-            self._caught.clear()
-            return True
-        text = read_line(raw).text
-        is_left_out = _UPDATE_LEFT_OUT.search(text) is not None
-        self._update_left_out |= is_left_out
-        if _FINISHED.match(text) is not None:
-            self.finished = raw
-            self.finished_last = True
-            return True
-        has_ended = _ENDED.match(text) is not None
-        if has_ended or self._all_exited(text):
-            self._ended = raw
-        elif _ENDED_BADLY.search(text) is not None:
-            self._ended = ""
-        elif _CAUGHT.search(text) is not None:
-            self._caught.append((position, raw))
-        return False
-
-    def _all_exited(self, text: str) -> bool:
-        """Return True once all processes that a launcher started have exited successfully."""
-        spawned = _SPAWNED.search(text)
-        has_room = len(self._spawned) < _MOST_PROCESSES
-        if spawned is not None and has_room:
-            self._launched = True
-            self._spawned.add(spawned[1])
-        exited = _EXITED.search(text)
-        if exited is None:
-            return False
-        if not self._launched:
-            # A log that begins later than its launcher: a process without another message has
-            # exited normally.
-            return True
-        self._spawned.discard(exited[1])
-        return not self._spawned
-
 
 _PID = re.compile(r"(?:\x1b\[\d+m)?\(\w[^()]{0,80}\bpid=(\d{1,10})")
 
@@ -180,7 +66,7 @@ class GpuNeighbours:
         self._begun = False
 
     def feed(self, raw: str, lowered: str) -> None:
-        has_room = len(self._own) < _MOST_PROCESSES
+        has_room = len(self._own) < MOST_PROCESSES
         if "pid=" in raw and has_room:
             prefix = _PID.match(raw)
             if prefix is not None:
@@ -188,7 +74,7 @@ class GpuNeighbours:
         if self._begun:
             return
         listed = _LISTED.match(raw)
-        has_room = len(self._earlier) < _MOST_PROCESSES
+        has_room = len(self._earlier) < MOST_PROCESSES
         if listed is not None and has_room:
             pid, name, mib = listed.groups()
             self._earlier[pid] = int(mib) * MIB
@@ -313,79 +199,6 @@ class GpuNeighbours:
         return foreign
 
 
-_PAGE_BYTES = 4 * KIB
-
-# Kernel: the victim, with its memory.
-_KILLED = re.compile(
-    r"Killed process (?P<pid>\d{1,10})"
-    r" \((?P<name>[^)]{1,64})\).{0,120}?anon-rss:(?P<kib>\d{1,15})kB"
-)
-
-# Kernel: row of its table of tasks, `[pid] uid tgid total_vm rss ... name`.
-_TASK = re.compile(
-    r"\[\s*(?P<pid>\d{1,10})\]\s+\d{1,10}\s+\d{1,10}\s+\d{1,15}\s+(?P<pages>\d{1,15})\s+"
-    r"(?:\d{1,15}\s+){0,4}\d{1,15}\s+-?\d{1,5}\s+(?P<name>\S.{0,80})"
-)
-
-# Ray's memory monitor: the header of its ten largest users, and one of them.
-_RAY_TABLE = re.compile(r"PID\s+MEM\(GB\)\s+COMMAND")
-_RAY_USER = re.compile(r"^(?P<pid>\d{1,10})\s+(?P<gib>\d{1,6}\.\d{1,3})\s+(?P<name>\S.{0,120})$")
-
-
-class HostMemoryUsers:
-    """Collector of processes. It receives every line; its size does not grow with the log."""
-
-    def __init__(self) -> None:
-        self._victim: tuple[str, int] | None = None  # process, bytes
-        self._held_bytes: dict[str, int] = {}
-        self._in_rays_table = False
-
-    def feed(self, text: str) -> None:
-        if self._in_rays_table:
-            user = _RAY_USER.match(text.strip())
-            if user is not None:
-                user_bytes = round(float(user["gib"]) * GIB)
-                self._note(user["pid"], user["name"], user_bytes)
-                return
-        self._in_rays_table = "MEM(GB)" in text and bool(_RAY_TABLE.search(text))
-        if self._victim is None and "anon-rss:" in text:
-            killed = _KILLED.search(text)
-            if killed is not None:
-                victim = _process(killed["pid"], killed["name"])
-                self._victim = victim, int(killed["kib"]) * KIB
-                return
-        if "]" in text:
-            task = _TASK.search(text)
-            if task is not None:
-                task_bytes = int(task["pages"]) * _PAGE_BYTES
-                self._note(task["pid"], task["name"], task_bytes)
-
-    def remarks(self) -> tuple[str, ...]:
-        """Return one sentence about the victim and one about the largest holder, as far as the
-        log has them.
-        """
-        sentences = []
-        victim = None
-        if self._victim is not None:
-            victim, victim_bytes = self._victim
-            sentences.append(f"The kernel ended {victim}, which held {format_bytes(victim_bytes)}.")
-        largest = max(self._held_bytes, key=self._held_bytes.__getitem__, default=None)
-        if largest is not None and largest != victim:
-            size = format_bytes(self._held_bytes[largest])
-            sentences.append(f"The most host memory was held by {largest}: {size}.")
-        return tuple(sentences)
-
-    def _note(
-        self,
-        pid: str,
-        name: str,
-        held_bytes: int,
-    ) -> None:
-        if len(self._held_bytes) < _MOST_PROCESSES:
-            process = _process(pid, name.strip())
-            self._held_bytes[process] = held_bytes
-
-
 def _process_bytes(numbers: Numbers) -> int | float | None:
     """Return the device memory of the failing process.
 
@@ -401,7 +214,3 @@ def _process_bytes(numbers: Numbers) -> int | float | None:
     if reserved <= by_driver <= total:
         return by_driver
     return reserved
-
-
-def _process(pid: str, name: str) -> str:
-    return f"process {pid} ({name})"
