@@ -9,6 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 
 import click
 
@@ -26,6 +27,15 @@ UNDECIDED = 5
 INTERRUPTED = 130
 
 
+@dataclass(frozen=True)
+class CommandFailure:
+    """What ends the command: its exit code, what happened, and the way out."""
+
+    exit_code: int
+    what: str
+    way_out: str = ""
+
+
 def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
     """Print the error on stderr and return its exit code. Tracebacks go to a file."""
     match error:
@@ -33,56 +43,53 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
             return error.code if isinstance(error.code, int) else FAULT
         case click.exceptions.Exit():
             return int(error.exit_code)
+    failure = _failure_of_user(error) or _failure_of_program(error)
+    _report(failure, as_json)
+    return failure.exit_code
+
+
+def _failure_of_user(error: BaseException) -> CommandFailure | None:
+    """Return what the user can change, or None."""
+    match error:
         case KeyboardInterrupt() | click.Abort():
-            return _report(INTERRUPTED, "Interrupted.", "", as_json)
+            return CommandFailure(INTERRUPTED, "Interrupted.")
         case click.ClickException():
-            context = getattr(error, "ctx", None)
-            command = context.command_path if context is not None else "autotune"
-            return _report(
-                BAD_INPUT,
-                error.format_message(),
-                f"`{command} --help` shows what it takes.",
-                as_json,
-            )
+            return CommandFailure(BAD_INPUT, error.format_message(), _help_of(error))
         case BadInput():
-            return _report(BAD_INPUT, error.what, error.way_out, as_json)
+            return CommandFailure(BAD_INPUT, error.what, error.way_out)
         case RecursionError():
-            return _report(
-                BAD_INPUT,
-                "A given file or stored study is nested too deeply.",
-                "Give the original one.",
-                as_json,
-            )
+            what = "A given file or stored study is nested too deeply."
+            return CommandFailure(BAD_INPUT, what, "Give the original one.")
         case TrainingEnvironmentError():
-            return _report(NO_ENVIRONMENT, str(error), "", as_json)
-        case AutotuneError():
-            sentence = _sentence(str(error))
-            return _report(
-                FAULT, sentence, f"The details are in {_write_traceback(error)}.", as_json
-            )
-        case OSError() if (full := describe_full_disk(error)) is not None:
-            return _report(FAULT, full, "", as_json)
-        case _:
-            lines = str(error).strip().splitlines() or ["no message"]
-            sentence = (
-                f"internal error of autotune: {type(error).__name__}: {lines[0].rstrip('.')}."
-            )
-            return _report(
-                FAULT, sentence, f"The traceback is in {_write_traceback(error)}.", as_json
-            )
+            return CommandFailure(NO_ENVIRONMENT, str(error))
+    return None
 
 
-def _report(
-    code: int,
-    sentence: str,
-    way_out: str,
-    as_json: bool,
-) -> int:
-    say(f"Error: {sentence} {way_out}".rstrip(), sys.stderr)
+def _failure_of_program(error: BaseException) -> CommandFailure:
+    """Return what the user can't change: a failure of the environment, or a fault of ours."""
+    if isinstance(error, AutotuneError):
+        details = f"The details are in {_write_traceback(error)}."
+        return CommandFailure(FAULT, _sentence(str(error)), details)
+    full_disk = describe_full_disk(error) if isinstance(error, OSError) else None
+    if full_disk is not None:
+        return CommandFailure(FAULT, full_disk)
+    lines = str(error).strip().splitlines() or ["no message"]
+    message = lines[0].rstrip(".")
+    what = f"internal error of autotune: {type(error).__name__}: {message}."
+    return CommandFailure(FAULT, what, f"The traceback is in {_write_traceback(error)}.")
+
+
+def _help_of(error: click.ClickException) -> str:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context is not None else "autotune"
+    return f"`{command} --help` shows what it takes."
+
+
+def _report(failure: CommandFailure, as_json: bool) -> None:
+    say(f"Error: {failure.what} {failure.way_out}".rstrip(), sys.stderr)
     if as_json:
-        error = {"exit_code": code, "what": sentence, "way_out": way_out}
+        error = asdict(failure)
         print(json.dumps({"schema": 1, "status": "error", "error": error}))
-    return code
 
 
 def _sentence(text: str) -> str:

@@ -37,19 +37,16 @@ def predicted_on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
     """
     composition = inputs.composition
     trace = inputs.trace
+
+    # 1. Memory of each phase.
     usage = stage.usage()
     engine = None
-    uses = {use.phase: use for use in usage.phases}
     if composition.engine is not None:
         engine = fitted_engine(inputs, usage.loaded_bytes)
-        uses.setdefault("rollout", usage.resting)
     other_models = other_model_bytes(trace, composition, usage, inputs.config)
-    phases = []
-    for phase in PHASES:
-        if phase in uses:
-            use = dataclasses.replace(uses[phase], phase=phase)
-            phases.append(_phase_on_cpu(inputs, use, engine, other_models.get(phase, {})))
+    phases = _phases_on_cpu(inputs, usage, engine, other_models)
 
+    # 2. Verdict by the highest.
     total = highest(phase.peak_bytes for phase in phases)
     fits = timeline.verdict(total, Estimate.exactly(inputs.limit_bytes))
     requested = _requested_on_cpu(usage, other_models, trace, composition)
@@ -64,7 +61,7 @@ def predicted_on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
         torch_peak_allocated_bytes=requested,
         torch_peak_reserved_bytes=requested,
         host_memory_bytes=total,
-        phases=tuple(phases),
+        phases=phases,
         breakdown=max(phases, key=lambda phase: phase.peak_bytes.value).parts,
         engine=None if engine is None else engine.kv,
         effective=trace.effective,
@@ -74,6 +71,24 @@ def predicted_on_cpu(inputs: PredictionInput, stage: StepStage) -> Prediction:
         ),
         versions=trace.versions,
     )
+
+
+def _phases_on_cpu(
+    inputs: PredictionInput,
+    usage: TraceUsage,
+    engine: EngineUse | None,
+    other_models: Mapping[Phase, Mapping[str, int]],
+) -> tuple[PhasePrediction, ...]:
+    """Return the phases in their order. An engine generates while the trainer rests."""
+    uses = {use.phase: use for use in usage.phases}
+    if engine is not None:
+        uses.setdefault("rollout", usage.resting)
+    phases = []
+    for phase in PHASES:
+        if phase in uses:
+            use = dataclasses.replace(uses[phase], phase=phase)
+            phases.append(_phase_on_cpu(inputs, use, engine, other_models.get(phase, {})))
+    return tuple(phases)
 
 
 def _requested_on_cpu(

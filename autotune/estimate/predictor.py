@@ -242,9 +242,29 @@ def _assumed(
     retried: bool,
 ) -> Iterator[str]:
     """Yield what the prediction assumes, for the reader."""
+    yield from _assumed_of_device(inputs, peak, retried=retried)
     composition = inputs.composition
-    gpu = inputs.gpu
+    if startup is not None:
+        yield f"the engine may refuse to start: {startup}"
+    if composition.generation == "server" and composition.split is None:
+        yield "the engine runs on other devices, which are not included"
     trace = inputs.trace
+    if trace.basis == "generic":
+        yield "a generic step replaces the framework's own"
+    if trace.high_extra_bytes:
+        yield (
+            f"up to {format_bytes(trace.high_extra_bytes)} more if tokens concentrate on few"
+            " experts"
+        )
+
+
+def _assumed_of_device(
+    inputs: PredictionInput,
+    peak: Estimate,
+    *,
+    retried: bool,
+) -> Iterator[str]:
+    gpu = inputs.gpu
     device_bytes = inputs.hardware.memory_bytes
     if gpu is None:
         yield (
@@ -260,16 +280,5 @@ def _assumed(
             f"the peak is above {CROWDED:.0%} of the device, where torch empties its cache and"
             " retries: uncertain"
         )
-    if composition.ranks > 1 and (gpu is None or gpu.link is None):
+    if inputs.composition.ranks > 1 and (gpu is None or gpu.link is None):
         yield "the GPU interconnect, which decides NCCL's buffers, is unknown"
-    if startup is not None:
-        yield f"the engine may refuse to start: {startup}"
-    if composition.generation == "server" and composition.split is None:
-        yield "the engine runs on other devices, which are not included"
-    if trace.basis == "generic":
-        yield "a generic step replaces the framework's own"
-    if trace.high_extra_bytes:
-        yield (
-            f"up to {format_bytes(trace.high_extra_bytes)} more if tokens concentrate on few"
-            " experts"
-        )

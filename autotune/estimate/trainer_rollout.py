@@ -91,9 +91,7 @@ def trainer_rollout(
     prompt = composition.prompt_length
     completion = composition.completion_length
 
-    unpacks_weights = composition["policy"].quantised_bits == 4
-    adapter_rank = composition["policy"].adapter_rank or 0
-
+    # 1. The highest of the cache and of what is computed next to it.
     peak = transformers_generation(
         shape,
         dtype=dtype,
@@ -103,7 +101,11 @@ def trainer_rollout(
     )
     longest_cache = cache_bytes(shape, size, batch, prompt + completion - 1)
     peaks_in_prefill = peak["kv_cache"] < longest_cache
+
+    # 2. What the passes hold: weights of other ranks, unpacked weights.
     gathered, layer_by_layer = _gathered(composition, trace)
+    unpacks_weights = composition["policy"].quantised_bits == 4
+    adapter_rank = composition["policy"].adapter_rank or 0
     return Generation(
         kv_cache_bytes=longest_cache,
         logits_bytes=batch * shape.vocabulary * size,

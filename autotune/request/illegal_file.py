@@ -14,6 +14,8 @@ from autotune.request.origins import HeldSettings, values_of
 MOST_NODES = 8
 """Nodes as large as the given hardware on which a file is tried that can't be trained on one."""
 
+CHANGE_IT = "change it with --set"
+
 
 class IllegalFile(IllegalConfiguration):
     """Refusal of the user's file on these GPUs. `other_gpus`: those on which it can be trained, and
@@ -56,34 +58,54 @@ def refuse_illegal_file(
     with contextlib.suppress(CannotPredict):  # flags replace what is not modelled
         candidate = trainer.complete({}, file_task)
         reason = trainer.why_illegal(candidate, file_task)
-    if reason is not None:
-        differences = ""
-        for line in of_script:
-            setting, equals, _ = line.partition("=")
-            if not equals or " " in setting or setting in reason:
-                differences += f" {line}."
-        way_out = "Correct it, or change it with --set, and run again."
-        other_gpus = None
-        why_other = ""
-        if gpus_of_script is not None and gpus_of_script.count != task.hardware.count:
-            other_gpus = replace(task.hardware, count=gpus_of_script.count)
-            way_out = (
-                f"Give the GPUs that it is made for, --gpus {other_gpus}, or change it with --set."
-            )
-            why_other = "as the script says"
-        else:
-            other_gpus = _other_gpus(trainer, file_task, reason)
-            if other_gpus is not None:
-                way_out = (
-                    f"Give GPUs on which it can, --gpus {other_gpus}, or change it with --set."
-                )
-                why_other = "on which it can't be trained"
-        raise IllegalFile(
-            f"{task.workload.config_file} can't be trained as it is: {reason}{differences}",
-            way_out=way_out,
-            other_gpus=other_gpus,
-            why_other=why_other,
+    if reason is None:
+        return
+    what = f"{task.workload.config_file} can't be trained as it is: {reason}"
+    what += _differences(reason, of_script)
+    raise _refusal(what, trainer, file_task, reason, gpus_of_script)
+
+
+def _differences(reason: str, of_script: tuple[str, ...]) -> str:
+    """Return the lines about the script that may explain the reason, as further sentences."""
+    differences = ""
+    for line in of_script:
+        setting, equals, _ = line.partition("=")
+        if not equals or " " in setting or setting in reason:
+            differences += f" {line}."
+    return differences
+
+
+def _refusal(
+    what: str,
+    trainer: Trainer,
+    file_task: Task,
+    reason: str,
+    gpus_of_script: ScriptGpus | None,
+) -> IllegalFile:
+    """Return the refusal with the GPUs on which the file can be trained, if there are any."""
+    hardware = file_task.hardware
+    if gpus_of_script is not None and gpus_of_script.count != hardware.count:
+        made_for = replace(hardware, count=gpus_of_script.count)
+        return IllegalFile(
+            what,
+            way_out=f"Give the GPUs that it is made for, --gpus {made_for}, or {CHANGE_IT}.",
+            other_gpus=made_for,
+            why_other="as the script says",
         )
+    other_gpus = _other_gpus(trainer, file_task, reason)
+    if other_gpus is not None:
+        return IllegalFile(
+            what,
+            way_out=f"Give GPUs on which it can, --gpus {other_gpus}, or {CHANGE_IT}.",
+            other_gpus=other_gpus,
+            why_other="on which it can't be trained",
+        )
+    return IllegalFile(
+        what,
+        way_out=f"Correct it, or {CHANGE_IT}, and run again.",
+        other_gpus=None,
+        why_other="",
+    )
 
 
 def _other_gpus(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from autotune.catalog import model_lookup
@@ -96,11 +96,11 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
             if refusal is not None or error.other_gpus is None or states_batch:
                 raise refusal or error from None
             refusal = error
-            gpus = str(error.other_gpus)
+            given = flags.hardware.gpus
             sentences.append(
-                f"training on {gpus} instead of {flags.hardware.gpus}, {error.why_other}"
+                f"training on {error.other_gpus} instead of {given}, {error.why_other}"
             )
-            hardware = replace(flags.hardware, gpus=gpus)
+            hardware = replace(flags.hardware, gpus=str(error.other_gpus))
             flags = replace(flags, hardware=hardware)
         except NotModelled as error:
             if not error.effect or error.setting in flags.settings.stated_by_flags:
@@ -111,15 +111,19 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
                 f" not modelled: {error.effect}"
             )
         else:
-            return replace(
-                request,
-                assumed=(*sentences, *request.assumed),
-                assumed_of_file=(*sentences, *request.assumed_of_file),
-            )
+            return _with_assumptions(request, sentences)
     return _build_request(flags, reader)
 
 
 MOST_ASSUMPTIONS = 6  # of other GPUs, and of settings that are not modelled
+
+
+def _with_assumptions(request: ParsedRequest, sentences: Sequence[str]) -> ParsedRequest:
+    return replace(
+        request,
+        assumed=(*sentences, *request.assumed),
+        assumed_of_file=(*sentences, *request.assumed_of_file),
+    )
 
 
 def _with_modelled(choice: SettingChoice, error: NotModelled) -> SettingChoice:

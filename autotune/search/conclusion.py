@@ -42,6 +42,7 @@ def conclude(
     elapsed_seconds: float,
 ) -> Recommendation:
     """Return the winner with its evidence; `proven` is None after an interruption."""
+    # 1. The winner, and what it is compared with.
     winner, advantage = choose(view, finished=proven is not None)
     tier = view.tier_of_choice()
     certificate: Trial | None = None
@@ -55,11 +56,7 @@ def conclude(
         if view.baseline is not None:
             changes = changes_between(job, view.baseline, winner.candidate)
 
-    refuted = []
-    for confirmation in view.confirmations.values():
-        verdict = view.verdict_on(confirmation)
-        if not verdict.fits:
-            refuted.append(replace(confirmation, verdict=verdict))
+    # 2. All trials, with the verdicts that hold at the end.
     trials = view.all
     if winner is None:  # also for those that fit and leave too little free, the reason is given
         trials = tuple(replace(trial, verdict=view.verdict_on(trial)) for trial in view.all)
@@ -73,7 +70,7 @@ def conclude(
         trade_offs=tuple(_best_of_other_tiers(view, tier)),
         changes=changes,
         relaxed=relaxed,
-        refuted=tuple(refuted),
+        refuted=_refuted(view),
         counts=_counts(view, loads),
         proven=_what_is_proven(view, winner, proven),
         interrupted=proven is None,
@@ -83,6 +80,16 @@ def conclude(
         advantage=advantage,
         run_spread=view.run_spread,
     )
+
+
+def _refuted(view: TrialView) -> tuple[Trial, ...]:
+    """Return the confirmations that did not fit."""
+    refuted = []
+    for confirmation in view.confirmations.values():
+        verdict = view.verdict_on(confirmation)
+        if not verdict.fits:
+            refuted.append(replace(confirmation, verdict=verdict))
+    return tuple(refuted)
 
 
 def _what_is_proven(
@@ -149,12 +156,27 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
         evidence = "predicted not to fit, so it was not measured"
     else:
         return None
+    return _unmeasured_baseline(
+        baseline,
+        job.memory_limit_bytes,
+        outcome=outcome,
+        evidence=evidence,
+    )
+
+
+def _unmeasured_baseline(
+    baseline: Candidate,
+    limit_bytes: int,
+    *,
+    outcome: Outcome,
+    evidence: str,
+) -> Trial:
     memory = Memory(
         peak_bytes=None,
-        limit_bytes=job.memory_limit_bytes,
+        limit_bytes=limit_bytes,
         bound_by="nothing: it was not run",
     )
-    unmeasured = Measurement(
+    measurement = Measurement(
         candidate_id=baseline.id,
         outcome=outcome,
         memory=memory,
@@ -165,8 +187,8 @@ def _baseline(view: TrialView, job: Job) -> Trial | None:
         number=-1,
         purpose="baseline",
         candidate=baseline,
-        measurement=unmeasured,
-        verdict=judge(unmeasured),
+        measurement=measurement,
+        verdict=judge(measurement),
     )
 
 

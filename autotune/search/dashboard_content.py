@@ -15,7 +15,7 @@ import yaml
 from optuna.trial import FrozenTrial, TrialState
 
 from autotune.core.answer import Trial, plain
-from autotune.core.measurement import Memory
+from autotune.core.measurement import Failure, Memory
 from autotune.core.units import GIB, format_bytes, format_seconds
 from autotune.search.trial_storage import CANDIDATE, PREDICTED, WHY, read_trial
 
@@ -73,10 +73,9 @@ def note_of(frozen: FrozenTrial) -> str:
 
 def _paragraphs(trial: Trial) -> list[str]:
     measurement = trial.measurement
-    speed = trial.measurement.ranking_speed
+    speed = measurement.ranking_speed
     memory = measurement.memory
     cost = measurement.cost
-    failure = measurement.failure
     paragraphs = [f"**{measurement.outcome}** ({trial.purpose}): {trial.verdict.why}"]
     if speed is not None:
         end = ", stopped early: slower than the best" if speed.cut_short else ""
@@ -93,16 +92,18 @@ def _paragraphs(trial: Trial) -> list[str]:
         f"took {format_seconds(cost.total_seconds)}, of that loading"
         f" {format_seconds(cost.load_seconds)}"
     )
-    if failure is not None:
-        paragraphs.append(
-            f"cause: {failure.cause or 'unknown'}; phase: {failure.phase or 'unknown'}"
-        )
-        reported = failure.excerpt or failure.evidence
-        lines = reported.strip().splitlines()
-        last_lines = [_shortened(line) for line in lines[-MAX_LINES:]]
-        excerpt = "\n".join(last_lines)
-        paragraphs.append(_fenced(excerpt))
+    if measurement.failure is not None:
+        paragraphs += _paragraphs_of_failure(measurement.failure)
     return paragraphs
+
+
+def _paragraphs_of_failure(failure: Failure) -> list[str]:
+    cause = f"cause: {failure.cause or 'unknown'}; phase: {failure.phase or 'unknown'}"
+    reported = failure.excerpt or failure.evidence
+    lines = reported.strip().splitlines()
+    last_lines = [_shortened(line) for line in lines[-MAX_LINES:]]
+    excerpt = "\n".join(last_lines)
+    return [cause, _fenced(excerpt)]
 
 
 def _shortened(text: str) -> str:

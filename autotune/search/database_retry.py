@@ -89,41 +89,53 @@ class RetryPolicy:
         began = time.monotonic()
         pause = FIRST_PAUSE_SECONDS
         notified = False
-        database = without_password(self.url)
         while True:
             if self._is_deleted():
-                if time.monotonic() - began > MAX_MISSING_SECONDS:
-                    lost = f"The study's database {database} was {DELETED}."
-                    raise StorageLost(f"{lost} {_way_out(DELETED)}")
-                time.sleep(pause)
+                self._wait_for_file(time.monotonic() - began, pause)
                 continue
             try:
                 with uninterrupted():
                     return call()
             except (StorageInternalError, DBAPIError, PendingRollbackError) as error:
-                reason = self._reason(error)
-                if any(message in reason.lower() for message in FOREIGN_TABLE_MESSAGES):
-                    raise StudyMismatch(
-                        f"The database {database} has tables of another program ({reason}).",
-                        way_out=ANOTHER_DATABASE,
-                    ) from error
                 waited = time.monotonic() - began
-                is_temporary = _is_temporary(error, reason)
-                if not is_temporary or waited > self._patience:
-                    lost = f"The study's database {database} can't be used any more ({reason})."
-                    raise StorageLost(f"{lost} {_way_out(reason)}") from error
+                reason = self._temporary_reason(error, waited)
                 if waited > NOTIFY_AFTER_SECONDS and not notified:
                     self.notify(
-                        f"The database {database} does not answer ({reason}); waiting for it."
+                        f"The database {self._shown} does not answer ({reason}); waiting for it."
                     )
                     notified = True
             except JSONDecodeError as error:
                 raise StudyMismatch(
-                    f"The study's database {database} holds a value that autotune did not write.",
+                    f"The study's database {self._shown} holds a value that autotune did not"
+                    " write.",
                     way_out=ANOTHER_VERSION,
                 ) from error
             time.sleep(pause)
             pause = min(2 * pause, MAX_PAUSE_SECONDS)
+
+    @property
+    def _shown(self) -> str:
+        return without_password(self.url)
+
+    def _wait_for_file(self, waited: float, pause: float) -> None:
+        """Wait until SQLite's file is there again; StorageLost if that takes too long."""
+        if waited > MAX_MISSING_SECONDS:
+            lost = f"The study's database {self._shown} was {DELETED}."
+            raise StorageLost(f"{lost} {_way_out(DELETED)}")
+        time.sleep(pause)
+
+    def _temporary_reason(self, error: Exception, waited: float) -> str:
+        """Return why the call failed if another attempt may succeed; else raise what ends it."""
+        reason = self._reason(error)
+        if any(message in reason.lower() for message in FOREIGN_TABLE_MESSAGES):
+            raise StudyMismatch(
+                f"The database {self._shown} has tables of another program ({reason}).",
+                way_out=ANOTHER_DATABASE,
+            ) from error
+        if not _is_temporary(error, reason) or waited > self._patience:
+            lost = f"The study's database {self._shown} can't be used any more ({reason})."
+            raise StorageLost(f"{lost} {_way_out(reason)}") from error
+        return reason
 
     @property
     def _patience(self) -> float:

@@ -80,34 +80,23 @@ def _summed_cost(costs: Sequence[Cost]) -> Cost:
 
 def _all_cycles(speeds: Sequence[Speed | None]) -> Speed | None:
     """Return the cycles of all runs as those of one; None if no run was timed."""
+    timed = [speed for speed in speeds if speed is not None]
+    if not timed:
+        return None
     cycle_seconds: list[float] = []
     cycle_loss_tokens: list[int] = []
     phase_seconds: Counter[str] = Counter()
-    prompt_tokens = 0
-    runs = 0
-    user_reward_seconds: float = 0
-    cut_short = False
-    last: Speed | None = None
-    for speed in speeds:
-        if speed is None:
-            continue
+    for speed in timed:
         cycle_seconds += speed.cycle_seconds
         cycle_loss_tokens += speed.cycle_loss_tokens
         phase_seconds.update(speed.phase_seconds)
-        prompt_tokens += speed.prompt_tokens
-        runs += speed.runs
-        user_reward_seconds += speed.user_reward_seconds
-        cut_short = cut_short or speed.cut_short
-        last = speed
-    if last is None:
-        return None
     return replace(
-        last,
+        timed[-1],
         cycle_seconds=tuple(cycle_seconds),
         cycle_loss_tokens=tuple(cycle_loss_tokens),
         phase_seconds=dict(phase_seconds),
-        prompt_tokens=prompt_tokens,
-        user_reward_seconds=user_reward_seconds,
-        cut_short=cut_short,
-        runs=runs,
+        prompt_tokens=sum(speed.prompt_tokens for speed in timed),
+        user_reward_seconds=sum(speed.user_reward_seconds for speed in timed),
+        cut_short=any(speed.cut_short for speed in timed),
+        runs=sum(speed.runs for speed in timed),
     )

@@ -348,15 +348,8 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
     """Return the conditions that determine a probe's figures here, and the rest that determines
     the answer.
     """
+    # 1. Model, machine and inputs, on which every figure depends.
     workload = job.task.workload
-    hardware = job.task.hardware
-    device = {
-        "kind": hardware.kind,
-        "name": hardware.name,
-        "count": hardware.count,
-        "memory_bytes": hardware.memory_bytes,
-        "driver": _drivers(hardware),
-    }
     real_weights = str(workload.model.folder) if workload.weights == "real" else None
     inputs = {}
     for name, setting in workload.user_settings.items():
@@ -370,11 +363,13 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "framework": workload.framework,
         "tuning": workload.tuning,
         "versions": dict(versions),
-        "device": device,
+        "device": _device(job.task.hardware),
         "memory_limit_bytes": job.memory_limit_bytes,
         "environment": _environment(),
         "files": files_named(workload.dataset, *strings_in(inputs)),
     }
+
+    # 2. What was asked of the search.
     question = {
         **job.identity,
         "seed": workload.seed,
@@ -382,6 +377,16 @@ def circumstances(job: Job, versions: Mapping[str, str]) -> Circumstances:
         "headroom": plain(job.headroom),
     }
     return Circumstances(facts=facts, job=question)
+
+
+def _device(hardware: Hardware) -> dict[str, object]:
+    return {
+        "kind": hardware.kind,
+        "name": hardware.name,
+        "count": hardware.count,
+        "memory_bytes": hardware.memory_bytes,
+        "driver": _drivers(hardware),
+    }
 
 
 def _environment() -> dict[str, str]:

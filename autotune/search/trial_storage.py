@@ -235,35 +235,33 @@ def rebuilt_trial(
     limit_bytes: int,
 ) -> Trial | None:
     """Return the trial of a user's own objective; None if it has no result."""
+    # 1. What the objective reported.
     speed = _rebuilt_speed(frozen)
-    excess = frozen.constraints.get(MEMORY, 0.0)
-    outcome = Outcome.OK
-    if excess > 0:
-        outcome = Outcome.OOM_UNKNOWN
-    elif any(amount > 0 for amount in frozen.constraints.values()):
-        outcome = Outcome.CRASH
+    outcome = _rebuilt_outcome(frozen)
     is_finished = frozen.state in (TrialState.COMPLETE, TrialState.PRUNED)
     has_result = speed is not None or outcome is not Outcome.OK
     if not is_finished or not has_result:
         return None
+
+    # 2. The same as a measurement.
     peak_bytes = 0  # not stated, but it fits
     if MEMORY in frozen.constraints:
+        excess = frozen.constraints[MEMORY]
         peak_bytes = round((1 + excess) * limit_bytes)
     seconds = 0.0
     if frozen.duration is not None:
         seconds = frozen.duration.total_seconds()
-    if outcome is not Outcome.OK:
-        speed = None
+    memory = Memory(
+        peak_bytes=peak_bytes,
+        limit_bytes=limit_bytes,
+        bound_by="objective",
+    )
     measurement = Measurement(
         candidate_id=candidate.id,
         outcome=outcome,
-        memory=Memory(
-            peak_bytes=peak_bytes,
-            limit_bytes=limit_bytes,
-            bound_by="objective",
-        ),
+        memory=memory,
         cost=Cost(total_seconds=seconds, load_seconds=0.0),
-        worst=speed,
+        worst=speed if outcome is Outcome.OK else None,
     )
     return Trial(
         number=frozen.number,
@@ -272,6 +270,15 @@ def rebuilt_trial(
         measurement=measurement,
         verdict=judge(measurement),
     )
+
+
+def _rebuilt_outcome(frozen: FrozenTrial) -> Outcome:
+    """Return what the constraints say: an amount above 0 violates one."""
+    if frozen.constraints.get(MEMORY, 0.0) > 0:
+        return Outcome.OOM_UNKNOWN
+    if any(amount > 0 for amount in frozen.constraints.values()):
+        return Outcome.CRASH
+    return Outcome.OK
 
 
 def _rebuilt_speed(frozen: FrozenTrial) -> Speed | None:

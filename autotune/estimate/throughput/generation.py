@@ -100,9 +100,16 @@ def load_of(
         of_batch=composition.generation_batch,
         launches=launches,
     )
-    if split is None:
-        return load
-    sequences = max(1, -(-composition.generation_batch // split.engines))
+    return load if split is None else _load_of_split(load, split, engine)
+
+
+def _load_of_split(
+    load: GenerationLoad,
+    split: SplitEngines,
+    engine: EngineFit | None,
+) -> GenerationLoad:
+    """Return what one of the engines generates that have GPUs of their own."""
+    sequences = max(1, -(-load.of_batch // split.engines))
     batch = split.engine.max_num_seqs
     if engine is not None:
         batch = min(batch, max(1, int(engine.concurrency or batch)))

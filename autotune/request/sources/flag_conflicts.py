@@ -100,17 +100,8 @@ def _refuse_two_definitions(
 
 
 def refuse_for_command(flags: Flags) -> None:
-    if flags.mode == "emulate":
-        raise BadInput(
-            "The speed of a command of your own can't be predicted, so it is not searched on"
-            " emulated GPUs.",
-            way_out="`autotune rehearse` runs it once on them, with its peaks.",
-        )
-    if flags.mode == "predict":
-        raise BadInput(
-            "A command of your own can be measured, but not predicted.",
-            way_out=f"Where its GPUs are: {EXAMPLE}",
-        )
+    """Refuse what does not belong to a command of the user's own."""
+    _refuse_unmeasured_command(flags.mode)
     if not flags.arguments:
         raise BadInput(
             "--framework command needs a command.", way_out=f"Write it behind two dashes: {EXAMPLE}"
@@ -122,6 +113,25 @@ def refuse_for_command(flags: Flags) -> None:
                 way_out="Write the value into the command itself.",
             )
     _refuse_resume_and_fresh(flags)
+    _refuse_speed_of_command(flags)
+
+
+def _refuse_unmeasured_command(mode: str) -> None:
+    if mode == "emulate":
+        raise BadInput(
+            "The speed of a command of your own can't be predicted, so it is not searched on"
+            " emulated GPUs.",
+            way_out="`autotune rehearse` runs it once on them, with its peaks.",
+        )
+    if mode == "predict":
+        raise BadInput(
+            "A command of your own can be measured, but not predicted.",
+            way_out=f"Where its GPUs are: {EXAMPLE}",
+        )
+
+
+def _refuse_speed_of_command(flags: Flags) -> None:
+    """Refuse a command whose speed has no source, or two."""
     if (flags.metrics is None) == (flags.speed_pattern is None):
         raise BadInput(
             "The source of the command's speed must be given once.",

@@ -44,12 +44,7 @@ def framework_launch_config(
     _refuse_unread_files(launch, kind, fields)
     copied = _copied(launch, kind, fields, stated_by_flags)
     split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
-    if split.outputs:
-        names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
-        raise BadInput(
-            f"{launch.path}: {'; '.join(split.outputs.values())}.",
-            way_out=f"Write its value, or give it: {names}.",
-        )
+    _refuse_outputs_of_commands(launch, split)
     former = _former_defaults(launch, kind, stated_by_flags)
     config = UserConfig(
         path=Path(launch.path),
@@ -60,12 +55,35 @@ def framework_launch_config(
             *_assumed(launch, split, trainer, stated_by_flags),
             *_without_value(launch, copied),
             *_about_copy(launch, kind, trainer, copied),
-            *(
-                f"{name}={setting_text(former[name])}, as in most releases with these names"
-                for name in former
-            ),
+            *_about_former(former),
         ),
     )
+    return config, _origins(launch, split, former, copied)
+
+
+def _refuse_outputs_of_commands(launch: LaunchScript, split: _StatedSplit) -> None:
+    """Refuse settings whose values are the output of other programs, which never run."""
+    if not split.outputs:
+        return
+    names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
+    raise BadInput(
+        f"{launch.path}: {'; '.join(split.outputs.values())}.",
+        way_out=f"Write its value, or give it: {names}.",
+    )
+
+
+def _about_former(former: Mapping[str, KnobValue]) -> Iterator[str]:
+    for name, value in former.items():
+        yield f"{name}={setting_text(value)}, as in most releases with these names"
+
+
+def _origins(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    former: Mapping[str, KnobValue],
+    copied: Mapping[str, CopiedDefault],
+) -> dict[str, Origin]:
+    """Return where each setting stands: in the command, or in a file of the framework's copy."""
     origins = {name: origin_of(launch, launch.stated[name]) for name in split.settings}
     for name in former:
         origins[name] = Origin(
@@ -80,7 +98,7 @@ def framework_launch_config(
             place=place,
             line=default.line,
         )
-    return config, origins
+    return origins
 
 
 def _former_defaults(

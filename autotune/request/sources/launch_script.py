@@ -35,6 +35,7 @@ def read_launch_script(
     `stated_by_flags`: settings under autotune's or the framework's names, whose values in the
     script are not needed.
     """
+    # 1. The command, in the terms of the framework that it starts.
     text = launch_text(choice)
     commands = launch_commands(choice, text)
     launch = find_launch(choice.path, text, commands)
@@ -44,16 +45,17 @@ def read_launch_script(
     trainer = frameworks.trainer(launch.framework, launch.method)
     if kind.config_files is not None:
         launch = replace(launch, in_copy=copied_file(launch, kind.config_files) is not None)
+
+    # 2. The settings that it states.
     stated_by_flags |= {
         trainer.canonical[name] for name in stated_by_flags if name in trainer.canonical
     }
     if launch.framework == "trl":
         fields = trainer.fields()
         config, origins = trl_launch_config(launch, fields, stated_by_flags)
+        tuning = None  # TRL's settings say it
     else:
         config, origins = framework_launch_config(launch, kind, trainer, stated_by_flags)
-    tuning = None
-    if launch.framework != "trl":
         tuning = _tuning(launch, kind)
     return UserFile(
         framework=launch.framework,

@@ -117,33 +117,41 @@ def _program_of_command(
         file = _file_of(texts[index], before, choice.path, command.folder)
         if file is None:
             continue
-        launcher = tuple(texts[start:index])
-        if not _trains(file, launcher):
-            return
-        arguments, without_value = _with_values(command.words[index + 1 :])
-        script = FileChoice(
-            flag="--script",
-            path=str(file),
-            arguments=tuple(_arguments_here(arguments, choice.path, command.folder)),
-            environment=tuple(sorted(command.environment.items())),
-            model=choice.model,
-        )
-        assumed = without_value
-        stated = texts[index]
-        is_moved = stated.startswith("/") and not file.is_absolute()
-        if is_moved:
-            sentence = f"{file} here is {stated}, which line {command.line} starts"
-            assumed.append(sentence)
-        yield LaunchedProgram(
-            choice=script,
-            launch_path=choice.path,
-            line=command.line,
-            launcher=launcher,
-            folder=command.folder,
-            arguments_from=index + 1,
-            assumed=tuple(assumed),
-        )
+        if _trains(file, tuple(texts[start:index])):
+            yield _launched(command, choice, file, start, index)
         return
+
+
+def _launched(
+    command: SimpleCommand,
+    choice: FileChoice,
+    file: Path,
+    start: int,
+    index: int,
+) -> LaunchedProgram:
+    """Return the program whose launcher begins at the word `start`, and whose file at `index`."""
+    texts = [word.text for word in command.words]
+    arguments, assumed = _with_values(command.words[index + 1 :])
+    script = FileChoice(
+        flag="--script",
+        path=str(file),
+        arguments=tuple(_arguments_here(arguments, choice.path, command.folder)),
+        environment=tuple(sorted(command.environment.items())),
+        model=choice.model,
+    )
+    stated = texts[index]
+    is_moved = stated.startswith("/") and not file.is_absolute()
+    if is_moved:
+        assumed.append(f"{file} here is {stated}, which line {command.line} starts")
+    return LaunchedProgram(
+        choice=script,
+        launch_path=choice.path,
+        line=command.line,
+        launcher=tuple(texts[start:index]),
+        folder=command.folder,
+        arguments_from=index + 1,
+        assumed=tuple(assumed),
+    )
 
 
 def _with_values(arguments: Sequence[Word]) -> tuple[list[Word], list[str]]:

@@ -66,10 +66,8 @@ def read_training_script(
 
     `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
     """
-    stand_in = None
-    if is_predicted and choice.model is None and Path(choice.path).is_file():
-        text = Path(choice.path).read_text("utf-8", "replace")
-        stand_in = model_of_project(choice.path, text, {"the script's name": choice.path})
+    # 1. Inspection of the script, with the model that its tokenizer names if no other is known.
+    stand_in = _model_of_text(choice) if is_predicted else None
     look = functools.partial(
         look_at,
         choice.path,
@@ -92,6 +90,8 @@ def read_training_script(
     inspection = script.look
     if inspection.unsloth:
         return _unsloth_file(script, model)
+
+    # 2. Settings of its trainer.
     trainer = frameworks.trainer("trl", inspection.method)
     config = _config(script, trainer)
     origin = _configuration_place(script)
@@ -107,6 +107,14 @@ def read_training_script(
         script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
         unstated=_unstated(inspection),
     )
+
+
+def _model_of_text(choice: FileChoice) -> Model | None:
+    """Return the model that the text of the script or of its project names, if no flag does."""
+    if choice.model is not None or not Path(choice.path).is_file():
+        return None
+    text = Path(choice.path).read_text("utf-8", "replace")
+    return model_of_project(choice.path, text, {"the script's name": choice.path})
 
 
 def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | None:
@@ -366,6 +374,11 @@ def _notes(script: UserScript) -> Iterator[str]:
         )
     yield from _former_notes(inspection)
     yield from _absent_notes(inspection)
+    yield from _length_notes(inspection)
+
+
+def _length_notes(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield what is assumed of the lengths of prompts and completions."""
     is_limited = _former_limit(inspection) is not None
     if inspection.prompts is None and inspection.method in PROMPTED and not is_limited:
         reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""

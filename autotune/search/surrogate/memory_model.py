@@ -105,6 +105,8 @@ class MemoryModel:
     ) -> None:
         self._table = table
         self._limit_bytes = limit_bytes
+
+        # 1. What was predicted, and whether it tells the phases apart.
         self._training_devices: list[int | None] = [None] * len(predictions)
         predicted = np.zeros(len(predictions), dtype=bool)
         by_phase = True
@@ -114,6 +116,8 @@ class MemoryModel:
                 predicted[row] = True
                 by_phase = by_phase and bool(prediction.phases)
         by_phase = by_phase and bool(predicted.any())
+
+        # 2. A regression for each stretch.
         doublings = NEED_PER_DOUBLING * table.steps
         guess = np.where(predicted, 0.0, doublings)
         phases_by_stretch = STRETCHES if by_phase else WHOLE_CYCLE

@@ -115,6 +115,7 @@ class Kernels:
         load = np.ones(shape)
         joint = np.ones(shape)
         identity = np.ones(shape)
+        # 1. Knobs that are numbers, then those that are names.
         for effect in self._numeric:
             near = _mixed(_squared_exponential, effect, rows)
             line = _mixed(_linear, effect, rows)
@@ -134,6 +135,8 @@ class Kernels:
             identity *= 1 - difference
             if effect.of_load:
                 load *= 1 - difference
+
+        # 2. Candidates themselves, and the sources of their figures.
         if self._own_errors:
             identity = np.equal.outer(rows, np.arange(self.size)).astype(float)
         composition = SOURCE_SHARE * self._sources[rows]
