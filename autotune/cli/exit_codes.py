@@ -9,7 +9,7 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import click
 
@@ -28,11 +28,11 @@ INTERRUPTED = 130
 
 
 @dataclass(frozen=True)
-class CommandFailure:
+class ExitReport:
     """What ends the command: its exit code, what happened, and the way out."""
 
     exit_code: int
-    what: str
+    sentence: str
     way_out: str = ""
 
 
@@ -43,40 +43,53 @@ def report_and_exit_code(error: BaseException, *, as_json: bool) -> int:
             return error.code if isinstance(error.code, int) else FAULT
         case click.exceptions.Exit():
             return int(error.exit_code)
-    failure = _failure_of_user(error) or _failure_of_program(error)
-    _report(failure, as_json)
-    return failure.exit_code
+    report = _report_of_user(error) or _report_of_program(error)
+    _print_report(report, as_json)
+    return report.exit_code
 
 
-def _failure_of_user(error: BaseException) -> CommandFailure | None:
+def _report_of_user(error: BaseException) -> ExitReport | None:
     """Return what the user can change, or None."""
     match error:
         case KeyboardInterrupt() | click.Abort():
-            return CommandFailure(INTERRUPTED, "Interrupted.")
+            return ExitReport(INTERRUPTED, "Interrupted.")
         case click.ClickException():
-            return CommandFailure(BAD_INPUT, error.format_message(), _help_of(error))
+            return ExitReport(
+                BAD_INPUT,
+                error.format_message(),
+                _help_of(error),
+            )
         case BadInput():
-            return CommandFailure(BAD_INPUT, error.what, error.way_out)
+            return ExitReport(BAD_INPUT, error.what, error.way_out)
         case RecursionError():
-            what = "A given file or stored study is nested too deeply."
-            return CommandFailure(BAD_INPUT, what, "Give the original one.")
+            sentence = "A given file or stored study is nested too deeply."
+            return ExitReport(BAD_INPUT, sentence, "Give the original one.")
         case TrainingEnvironmentError():
-            return CommandFailure(NO_ENVIRONMENT, str(error))
+            return ExitReport(NO_ENVIRONMENT, str(error))
     return None
 
 
-def _failure_of_program(error: BaseException) -> CommandFailure:
+def _report_of_program(error: BaseException) -> ExitReport:
     """Return what the user can't change: a failure of the environment, or a fault of ours."""
     if isinstance(error, AutotuneError):
-        details = f"The details are in {_write_traceback(error)}."
-        return CommandFailure(FAULT, _sentence(str(error)), details)
-    full_disk = describe_full_disk(error) if isinstance(error, OSError) else None
-    if full_disk is not None:
-        return CommandFailure(FAULT, full_disk)
+        file = _write_traceback(error)
+        return ExitReport(
+            FAULT,
+            _sentence(str(error)),
+            f"The details are in {file}.",
+        )
+    if isinstance(error, OSError):
+        full_disk = describe_full_disk(error)
+        if full_disk is not None:
+            return ExitReport(FAULT, full_disk)
     lines = str(error).strip().splitlines() or ["no message"]
     message = lines[0].rstrip(".")
-    what = f"internal error of autotune: {type(error).__name__}: {message}."
-    return CommandFailure(FAULT, what, f"The traceback is in {_write_traceback(error)}.")
+    file = _write_traceback(error)
+    return ExitReport(
+        FAULT,
+        f"internal error of autotune: {type(error).__name__}: {message}.",
+        f"The traceback is in {file}.",
+    )
 
 
 def _help_of(error: click.ClickException) -> str:
@@ -85,10 +98,14 @@ def _help_of(error: click.ClickException) -> str:
     return f"`{command} --help` shows what it takes."
 
 
-def _report(failure: CommandFailure, as_json: bool) -> None:
-    say(f"Error: {failure.what} {failure.way_out}".rstrip(), sys.stderr)
+def _print_report(report: ExitReport, as_json: bool) -> None:
+    say(f"Error: {report.sentence} {report.way_out}".rstrip(), sys.stderr)
     if as_json:
-        error = asdict(failure)
+        error = {
+            "exit_code": report.exit_code,
+            "what": report.sentence,
+            "way_out": report.way_out,
+        }
         print(json.dumps({"schema": 1, "status": "error", "error": error}))
 
 

@@ -60,12 +60,15 @@ def refuse_illegal_file(
         reason = trainer.why_illegal(candidate, file_task)
     if reason is None:
         return
-    what = f"{task.workload.config_file} can't be trained as it is: {reason}"
-    what += _differences(reason, of_script)
-    raise _refusal(what, trainer, file_task, reason, gpus_of_script)
+    sentence = f"{task.workload.config_file} can't be trained as it is: {reason}"
+    sentence += _differences(reason, of_script)
+    raise _refusal(sentence, trainer, file_task, reason, gpus_of_script)
 
 
-def _differences(reason: str, of_script: tuple[str, ...]) -> str:
+def _differences(
+    reason: str,
+    of_script: tuple[str, ...],
+) -> str:
     """Return the lines about the script that may explain the reason, as further sentences."""
     differences = ""
     for line in of_script:
@@ -76,7 +79,7 @@ def _differences(reason: str, of_script: tuple[str, ...]) -> str:
 
 
 def _refusal(
-    what: str,
+    sentence: str,
     trainer: Trainer,
     file_task: Task,
     reason: str,
@@ -87,7 +90,7 @@ def _refusal(
     if gpus_of_script is not None and gpus_of_script.count != hardware.count:
         made_for = replace(hardware, count=gpus_of_script.count)
         return IllegalFile(
-            what,
+            sentence,
             way_out=f"Give the GPUs that it is made for, --gpus {made_for}, or {CHANGE_IT}.",
             other_gpus=made_for,
             why_other="as the script says",
@@ -95,13 +98,13 @@ def _refusal(
     other_gpus = _other_gpus(trainer, file_task, reason)
     if other_gpus is not None:
         return IllegalFile(
-            what,
+            sentence,
             way_out=f"Give GPUs on which it can, --gpus {other_gpus}, or {CHANGE_IT}.",
             other_gpus=other_gpus,
             why_other="on which it can't be trained",
         )
     return IllegalFile(
-        what,
+        sentence,
         way_out=f"Correct it, or {CHANGE_IT}, and run again.",
         other_gpus=None,
         why_other="",

@@ -96,11 +96,11 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
             if refusal is not None or error.other_gpus is None or states_batch:
                 raise refusal or error from None
             refusal = error
-            given = flags.hardware.gpus
-            sentences.append(
-                f"training on {error.other_gpus} instead of {given}, {error.why_other}"
-            )
-            hardware = replace(flags.hardware, gpus=str(error.other_gpus))
+            gpus = str(error.other_gpus)
+            stated_gpus = flags.hardware.gpus
+            sentence = f"training on {gpus} instead of {stated_gpus}, {error.why_other}"
+            sentences.append(sentence)
+            hardware = replace(flags.hardware, gpus=gpus)
             flags = replace(flags, hardware=hardware)
         except NotModelled as error:
             if not error.effect or error.setting in flags.settings.stated_by_flags:
@@ -118,7 +118,10 @@ def build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
 MOST_ASSUMPTIONS = 6  # of other GPUs, and of settings that are not modelled
 
 
-def _with_assumptions(request: ParsedRequest, sentences: Sequence[str]) -> ParsedRequest:
+def _with_assumptions(
+    request: ParsedRequest,
+    sentences: Sequence[str],
+) -> ParsedRequest:
     return replace(
         request,
         assumed=(*sentences, *request.assumed),

@@ -61,7 +61,10 @@ def framework_launch_config(
     return config, _origins(launch, split, former, copied)
 
 
-def _refuse_outputs_of_commands(launch: LaunchScript, split: _StatedSplit) -> None:
+def _refuse_outputs_of_commands(
+    launch: LaunchScript,
+    split: _StatedSplit,
+) -> None:
     """Refuse settings whose values are the output of other programs, which never run."""
     if not split.outputs:
         return
