@@ -114,7 +114,11 @@ def _model_of_text(choice: FileChoice) -> Model | None:
     if choice.model is not None or not Path(choice.path).is_file():
         return None
     text = Path(choice.path).read_text("utf-8", "replace")
-    return model_of_project(choice.path, text, {"the script's name": choice.path})
+    return model_of_project(
+        choice.path,
+        text,
+        names={"the script's name": choice.path},
+    )
 
 
 def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | None:
