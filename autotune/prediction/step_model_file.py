@@ -50,6 +50,7 @@ EVENT = 0  # field of a use
 NO_NUMBER = -1  # a missing layer or allocation
 FILTERS = [{"id": lzma.FILTER_LZMA2, "preset": 9 | lzma.PRESET_EXTREME}]
 
+SCALED_COLUMNS = ("allocations", "parts", "bytes_at_first", "formulas")
 LOOP_COLUMNS = ("allocations", "pieces", "full_sizes", "follows_rows")
 
 
@@ -105,7 +106,29 @@ def encoded(surveyed: SurveyedModel) -> bytes:
     model = surveyed.model
     sizes = model.sizes
     work = model.work
-    trace = model.trace
+    document = _Document(
+        format=FORMAT,
+        points=surveyed.points,
+        versions=surveyed.versions,
+        trace=_without_columns(model.trace),
+        residual=model.residual,
+        is_exact=sizes.is_exact,
+        extra_formula=sizes.extra_formula,
+        scaled_groups=len(sizes.scaled),
+        size_basis=sizes.basis,
+        known_basis=sizes.known_formulas.basis,
+        work_basis=work.basis,
+        counts=work.counts,
+        short_shares=work.short_shares,
+        columns=_columns_of_sizes(model) | _trace_columns(model.trace),
+        loops=len(sizes.loops),
+    )
+    return msgspec.msgpack.encode(document)
+
+
+def _columns_of_sizes(model: StepModel) -> PackedColumns:
+    sizes = model.sizes
+    work = model.work
     columns: PackedColumns = {
         "origin": column_of(model.stretched.origin),
         "growth": column_of(model.stretched.growth),
@@ -118,31 +141,13 @@ def encoded(surveyed: SurveyedModel) -> bytes:
         "short_work": matrix_of(work.short_coefficients),
     }
     for place, group in enumerate(sizes.scaled):
-        for name in ("allocations", "parts", "bytes_at_first", "formulas"):
+        for name in SCALED_COLUMNS:
             columns[f"scaled {place} {name}"] = column_of(getattr(group, name))
     for place, loop in enumerate(sizes.loops):
         for name in LOOP_COLUMNS:
             columns[f"loop {place} {name}"] = column_of(getattr(loop, name))
         columns[f"loop {place}"] = column_of([loop.full_bytes, loop.formula])
-    columns |= _trace_columns(trace)
-    document = _Document(
-        format=FORMAT,
-        points=surveyed.points,
-        versions=surveyed.versions,
-        trace=_without_columns(trace),
-        residual=model.residual,
-        is_exact=sizes.is_exact,
-        extra_formula=sizes.extra_formula,
-        scaled_groups=len(sizes.scaled),
-        size_basis=sizes.basis,
-        known_basis=sizes.known_formulas.basis,
-        work_basis=work.basis,
-        counts=work.counts,
-        short_shares=work.short_shares,
-        columns=columns,
-        loops=len(sizes.loops),
-    )
-    return msgspec.msgpack.encode(document)
+    return columns
 
 
 def decoded(content: bytes) -> SurveyedModel:
@@ -194,15 +199,8 @@ def _size_model(document: _Document) -> SizeModel:
     columns = document.columns
     scaled = []
     for place in range(document.scaled_groups):
-        prefix = f"scaled {place}"
-        scaled.append(
-            ScaledAllocations(
-                allocations=numbers_of(columns[f"{prefix} allocations"]),
-                parts=numbers_of(columns[f"{prefix} parts"]),
-                bytes_at_first=numbers_of(columns[f"{prefix} bytes_at_first"]),
-                formulas=numbers_of(columns[f"{prefix} formulas"]),
-            )
-        )
+        by_part = {name: numbers_of(columns[f"scaled {place} {name}"]) for name in SCALED_COLUMNS}
+        scaled.append(ScaledAllocations(**by_part))
     loops = []
     for place in range(document.loops):
         full_bytes, formula = numbers_of(columns[f"loop {place}"]).tolist()
