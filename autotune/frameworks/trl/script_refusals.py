@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -92,55 +92,97 @@ def refusal(
     error = answer["error"]
     absent = answer.get("absent", {})
     packages = absent.get("package", ())
+    model_argument = _missing_model_argument(error, absent, log)
+    if model_argument is not None:
+        return _no_model_argument(path, model_argument)
+    program = _training_program(packages)
+    if program is not None:
+        return _other_program(path, program)
+
     kind = str(error["kind"])
-    text = str(error["text"])
-    lacks_value = kind in ("no_model", "unknown_model") or "None" in text
-    model_arguments = absent.get("model argument", ())
-    if model_arguments and lacks_value:
-        return _no_model_argument(path, model_arguments[0])
-    required = REQUIRED_MODEL.search(log) if kind == "ended" else None
-    if required is not None:
-        return _no_model_argument(path, required[1])
-    for package in packages:
-        root, _, _ = package.partition(".")
-        if root in TRAINING_PROGRAMS:
-            return _other_program(path, TRAINING_PROGRAMS[root])
-    text, _, _ = text.partition("\n")
-    place = f" in line {error['line']}" if error.get("line") else ""
-    separator = f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
-    if kind == "crashed" and text.startswith("ModuleNotFoundError"):
-        return TrainingEnvironmentError(
-            f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
-            " --python."
-        )
-    if kind == "crashed" and text.startswith("SyntaxError"):
-        return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-            way_out=f"Check that `python {path}` trains, and name a later Python with --python.",
-        )
-    if kind == "crashed" and packages and not text.startswith("ValueError"):
-        return TrainingEnvironmentError(
-            f"{path} stops{place}: {text}. {python} lacks packages that it imports"
-            f" ({', '.join(packages)}): name another interpreter with --python. {separator}"
-        )
-    if kind == "crashed" and "divisible" in text:
-        return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-            way_out="Batches are those of one process for each GPU: --gpus names another number.",
-        )
+    text = _first_line_of(error)
     if kind == "crashed":
-        return BadInput(
-            f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-            way_out=f"Check that `python {path}` trains. {separator}",
-        )
+        return _crash(path, python, error, packages)
     if kind == "ended":
         return BadInput(
             f"{path} exits with status {text} before it builds a trainer{last_line(log)}",
-            way_out=separator,
+            way_out=_own_arguments(path),
         )
     if kind == "no_trainer":
         return _no_trainer(path, text)
     return _WRONG_TRAINERS[kind](path, text)
+
+
+def _missing_model_argument(
+    error: Mapping[str, Any],
+    absent: Mapping[str, Any],
+    log: str,
+) -> str | None:
+    """Return the name of the model's argument, if the script stopped for lack of it."""
+    kind = str(error["kind"])
+    names = absent.get("model argument", ())
+    lacks_value = kind in ("no_model", "unknown_model") or "None" in str(error["text"])
+    if names and lacks_value:
+        return str(names[0])
+    if kind == "ended":
+        required = REQUIRED_MODEL.search(log)
+        if required is not None:
+            return required[1]
+    return None
+
+
+def _training_program(packages: Iterable[str]) -> str | None:
+    """Return the name of the program that trains instead of the script, by an absent package."""
+    for package in packages:
+        root, _, _ = package.partition(".")
+        if root in TRAINING_PROGRAMS:
+            return TRAINING_PROGRAMS[root]
+    return None
+
+
+def _first_line_of(error: Mapping[str, Any]) -> str:
+    line, _, _ = str(error["text"]).partition("\n")
+    return line
+
+
+def _crash(
+    path: str,
+    python: Path,
+    error: Mapping[str, Any],
+    packages: Sequence[str],
+) -> Exception:
+    """Return the refusal of a script that raises an error before it builds a trainer."""
+    text = _first_line_of(error)
+    place = f" in line {error['line']}" if error.get("line") else ""
+    if text.startswith("ModuleNotFoundError"):
+        return TrainingEnvironmentError(
+            f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
+            " --python."
+        )
+    is_of_script = text.startswith(("SyntaxError", "ValueError"))
+    if packages and not is_of_script:
+        return TrainingEnvironmentError(
+            f"{path} stops{place}: {text}. {python} lacks packages that it imports"
+            f" ({', '.join(packages)}): name another interpreter with --python."
+            f" {_own_arguments(path)}"
+        )
+    return BadInput(
+        f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
+        way_out=_way_out_of_crash(path, text),
+    )
+
+
+def _way_out_of_crash(path: str, text: str) -> str:
+    if text.startswith("SyntaxError"):
+        return f"Check that `python {path}` trains, and name a later Python with --python."
+    if "divisible" in text:
+        return "Batches are those of one process for each GPU: --gpus names another number."
+    return f"Check that `python {path}` trains. {_own_arguments(path)}"
+
+
+def _own_arguments(path: str) -> str:
+    """Return the way out of a script that stops without the arguments of its launch."""
+    return f"Pass its own arguments after two dashes: --script {path} -- ARGUMENTS."
 
 
 def _other_program(path: str, program: str) -> BadInput:
