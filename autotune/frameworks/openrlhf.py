@@ -22,6 +22,15 @@ from autotune.core.job import Task
 from autotune.core.space import KnobValue
 from autotune.estimate import model_shape
 from autotune.frameworks.base import Settings, Values, ceil_divided, count_of
+from autotune.frameworks.openrlhf_batches import (
+    HAS_TOKEN_BUDGET,
+    MICRO_BATCH,
+    RING,
+    ROLLOUT_MICRO_BATCH,
+    TOKEN_BUDGET,
+    TRAINING_BATCH,
+    micro_batch_of,
+)
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import MASTER_AND_MOMENTS, OtherModel, SpecFields
 
@@ -30,8 +39,6 @@ ENGINES = "vllm.num_engines"
 TENSOR_PARALLEL = "vllm.tensor_parallel_size"
 LONGEST_ROW = "data.max_len"
 LONGEST_COMPLETION = "rollout.max_new_tokens"
-TOKEN_BUDGET = "train.max_tokens_per_gpu"
-HAS_TOKEN_BUDGET = "train.dynamic_batch_enable"
 
 
 class OpenRlhf(StandIn):
@@ -44,17 +51,8 @@ class OpenRlhf(StandIn):
         return f"--{name} {shlex.quote(str(value))}"
 
     def derived(self, values: Values, task: Task) -> Settings:
-        gpus = task.hardware.count
-        parallel = max(1, values.count(TENSOR_PARALLEL))
-        training_gpus = gpus
-        engines = gpus // parallel
         sections = self._sections_apart(values)
-        if not _shares_gpus(values):
-            engines = values.count(ENGINES) or max(1, gpus // 2 // parallel)
-            training_gpus = _share(values, ["actor", *sections], gpus - engines * parallel)
-            if training_gpus >= gpus:
-                engines = gpus // parallel
-
+        training_gpus, engines = _division_of_gpus(values, sections, task.hardware.count)
         derived: dict[str, KnobValue] = {
             "algo.advantage.estimator": ESTIMATORS[self.method],
             ENGINES: engines,
@@ -82,50 +80,31 @@ class OpenRlhf(StandIn):
         return self.parts_of_row(values, longest)
 
     def sizes(self, values: Values, task: Task) -> dict[str, int]:
-        longest = sum(self.lengths(values))
-        policy_gpus = _policy_gpus(values)
-        ranks = max(1, policy_gpus)
-        if _shares_gpus(values):
-            ranks = task.hardware.count
-        ring = max(1, values.count("ds.ring_attn_size"))
+        ranks = _policy_ranks(values, task)
+        ring = max(1, values.count(RING))
         groups = max(1, ranks // ring)
-        batch = values.count("train.batch_size")
-        completions = values.count("rollout.batch_size") * values.count(
-            "rollout.n_samples_per_prompt"
-        )
-
-        # Tokens of a micro-batch on one GPU, of which ring attention divides each row.
-        stated_rows = values.count("train.micro_batch_size")
-        score_rows = values.count("rollout.micro_batch_size")
-        if values.is_on(HAS_TOKEN_BUDGET):
-            # A row over the budget is a micro-batch of its own.
-            row_tokens = ceil_divided(longest, ring)
-            batch_tokens = ceil_divided(batch, groups) * longest // ring
-            tokens = max(row_tokens, min(values.count(TOKEN_BUDGET), batch_tokens))
-            score_budget = values.count("rollout.max_tokens_per_gpu") or tokens
-            score_tokens = max(row_tokens, score_budget)
-            rows = max(1, tokens * ring // max(1, longest))
-        else:
-            rows = stated_rows
-            tokens = ceil_divided(rows * longest, ring)
-            score_tokens = ceil_divided(score_rows * longest, ring)
+        longest = sum(self.lengths(values))
+        micro_batch = micro_batch_of(values, longest, groups)
+        batch = values.count(TRAINING_BATCH)
+        prompts = values.count("rollout.batch_size")
+        completions = prompts * values.count("rollout.n_samples_per_prompt")
 
         serves = values.count(ENGINES) * values.count(TENSOR_PARALLEL)
         gpus_apart = sum(_gpus_of(values, section) for section in self._sections_apart(values))
         stated_prompt = count_of(values.settings, "max_prompt_length")
         return {
-            "tokens": tokens,
-            "score_tokens": score_tokens,
-            "micro_batch": rows,
-            "accumulation": max(1, batch // max(1, rows * ranks)),
+            "tokens": micro_batch.tokens,
+            "score_tokens": micro_batch.score_tokens,
+            "micro_batch": micro_batch.rows,
+            "accumulation": max(1, batch // max(1, micro_batch.rows * ranks)),
             "generation_batch": completions,
             "ranks": ranks,
             "groups": groups,
-            "per_pass": stated_rows * groups,
-            "score_passes": completions // max(1, score_rows),
+            "per_pass": values.count(MICRO_BATCH) * groups,
+            "score_passes": completions // max(1, values.count(ROLLOUT_MICRO_BATCH)),
             "row_tokens": ceil_divided(values.count(LONGEST_ROW), ring),
             "longest_row": stated_prompt + values.count(LONGEST_COMPLETION),
-            "policy": policy_gpus,
+            "policy": _policy_gpus(values),
             "serves": serves,
             "apart": gpus_apart,
             "uses": ranks + gpus_apart + serves,
@@ -149,24 +128,17 @@ class OpenRlhf(StandIn):
 
     def composition(self, values: Values, task: Task) -> SpecFields:
         stage = values.count("ds.zero_stage")
-        offloads_optimizer = values.is_on("ds.adam_offload")
-        options: dict[str, object] = {}
-        if offloads_optimizer:
-            options["offload_optimizer"] = {"device": "cpu"}
-        if values.is_on("ds.overlap_comm"):
-            options["overlap_comm"] = True
-
         other_models = self._other_models(values, task)
         trains_entropy = values.value("actor.entropy_coef") is not None
         composition: dict[str, Any] = {
             "sharded_by": f"zero{stage}",
-            "options": options,
+            "options": _deepspeed_options(values),
             "loss_options": {"widened": True, "entropy": "softmax" if trains_entropy else None},
             "score_options": {"entropy": None},
             "other_models": tuple(other_models),
             "processes": 1 + len(other_models),
         }
-        if values.is_on("ds.enable_sleep") and not offloads_optimizer:
+        if values.is_on("ds.enable_sleep") and not values.is_on("ds.adam_offload"):
             composition["offloaded_in_rollout"] = ("optimizer", "gradients")
         if _shares_gpus(values):
             composition["generation"] = "engine"
@@ -229,6 +201,25 @@ def _shares_gpus(values: Values) -> bool:
     return values.is_on("train.colocate_all") and not values.is_on("train.async_enable")
 
 
+def _division_of_gpus(
+    values: Values,
+    sections: Sequence[str],
+    gpus: int,
+) -> tuple[int, int]:
+    """Return the GPUs of each model, and the number of vLLM's engines. `sections`: the models with
+    GPUs of their own.
+    """
+    parallel = max(1, values.count(TENSOR_PARALLEL))
+    engines = gpus // parallel
+    if _shares_gpus(values):
+        return gpus, engines
+    engines_apart = values.count(ENGINES) or max(1, gpus // 2 // parallel)
+    training_gpus = _share(values, ["actor", *sections], gpus - engines_apart * parallel)
+    if training_gpus >= gpus:
+        return training_gpus, engines
+    return training_gpus, engines_apart
+
+
 def _share(
     values: Values,
     sections: Sequence[str],
@@ -244,6 +235,13 @@ def _share(
     return max(1, gpus // max(1, unstated))
 
 
+def _policy_ranks(values: Values, task: Task) -> int:
+    """Return the processes that train the policy."""
+    if _shares_gpus(values):
+        return task.hardware.count
+    return max(1, _policy_gpus(values))
+
+
 def _policy_gpus(values: Values) -> int:
     return _gpus_of(values, "actor")
 
@@ -255,6 +253,15 @@ def _critic_gpus(values: Values) -> int:
 def _gpus_of(values: Values, section: str) -> int:
     nodes = values.count(f"{section}.num_nodes") or 1
     return nodes * values.count(f"{section}.num_gpus_per_node")
+
+
+def _deepspeed_options(values: Values) -> dict[str, object]:
+    options: dict[str, object] = {}
+    if values.is_on("ds.adam_offload"):
+        options["offload_optimizer"] = {"device": "cpu"}
+    if values.is_on("ds.overlap_comm"):
+        options["overlap_comm"] = True
+    return options
 
 
 def _refuse_larger_critic(values: Values, task: Task) -> None:

@@ -30,7 +30,7 @@ from autotune.frameworks.hydra_strings import without_references
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.skyrl_turns import with_rows_of_turns
 from autotune.frameworks.stand_in import StandIn
-from autotune.frameworks.stand_in_step import OtherModel, SpecFields
+from autotune.frameworks.stand_in_step import MicroBatch, OtherModel, SpecFields
 
 POLICY = "trainer.policy"
 ENGINE = "generator.inference_engine"
@@ -100,25 +100,20 @@ class SkyRl(StandIn):
         generations = values.count("generator.n_samples_per_prompt")
         mini_batch = values.count("trainer.policy_mini_batch_size") * generations
 
-        # Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
         budget = values.count(TOKEN_BUDGET)
         if budget > 0:
-            rows = max(1, budget // max(1, longest))
-            # A row over the budget is a micro-batch of its own.
-            tokens = score_tokens = ceil_divided(max(budget, longest), sequence)
+            micro_batch = _micro_batch_of_tokens(budget, longest, sequence)
         else:
-            rows = values.count(MICRO_BATCH)
-            tokens = ceil_divided(rows * longest, sequence)
-            score_rows = values.count(SCORE_MICRO_BATCH)
-            score_tokens = ceil_divided(score_rows * longest, sequence)
+            micro_batch = _micro_batch_of_rows(values, longest, sequence)
+        rows = micro_batch.rows
 
         serves = math.prod(values.count(name) for name in ENGINE_SIZES)
         uses_reference = values.is_on("trainer.algorithm.use_kl_loss") or values.is_on(
             "trainer.algorithm.use_kl_in_reward"
         )
         return {
-            "tokens": tokens,
-            "score_tokens": score_tokens,
+            "tokens": micro_batch.tokens,
+            "score_tokens": micro_batch.score_tokens,
             "micro_batch": rows,
             "accumulation": max(1, mini_batch * sequence // ranks // max(1, rows)),
             "generation_batch": values.count("trainer.train_batch_size") * generations,
@@ -136,12 +131,7 @@ class SkyRl(StandIn):
         composition: dict[str, Any] = {
             "options": {**STORED, "reshard_after_forward": reshards},
             "shard_ranks": max(0, values.count(f"{POLICY}.fsdp_config.fsdp_size")),
-            "loss_options": {
-                "in_place": True,
-                "entropy": "log_softmax",
-                "entropy_chunk": values.count("trainer.logprobs_chunk_size"),
-                "entropy_frozen": not values.is_on("trainer.algorithm.use_entropy_loss"),
-            },
+            "loss_options": _loss_options(values),
             "score_options": {"entropy": None},
             "attention": "flash_attention_2" if values.is_on("trainer.flash_attn") else "sdpa",
             "token_budget": values.count(TOKEN_BUDGET) > 0,
@@ -158,22 +148,67 @@ class SkyRl(StandIn):
             composition["other_models"] = (reference,)
             composition["processes"] += 1
         if values.is_on(COLOCATED):
-            composition["generation"] = "engine"
-            composition["engine"] = self.engine_settings(values)
+            composition |= self._colocated_engine(values)
             composition["processes"] += 1
-            composition["offloaded_in_rollout"] = _offloaded(values)
-            composition["empties_rollout_cache"] = True
         else:
             # Training waits for their completions.
             composition["generation"] = "server"
             composition["split"] = self.engines_apart(values, sizes["serves"])
         return composition
 
+    def _colocated_engine(self, values: Values) -> SpecFields:
+        return {
+            "generation": "engine",
+            "engine": self.engine_settings(values),
+            "offloaded_in_rollout": _offloaded(values),
+            "empties_rollout_cache": True,
+        }
+
     def trace_request(self, candidate: Candidate, task: Task) -> Mapping[str, object]:
         """Return the request with an output layer of its own, as on the meta device."""
         request: Mapping[str, Any] = super().trace_request(candidate, task)
         untied = {**request["model"]["config"], "tie_word_embeddings": False}
         return {**request, "model": {**request["model"], "config": untied}}
+
+
+def _micro_batch_of_tokens(
+    budget: int,
+    longest: int,
+    sequence: int,
+) -> MicroBatch:
+    """Return the micro-batch of a budget; a row over it is a micro-batch of its own. `sequence`:
+    ranks to which Ulysses divides each row.
+    """
+    tokens = ceil_divided(max(budget, longest), sequence)
+    return MicroBatch(
+        rows=max(1, budget // max(1, longest)),
+        tokens=tokens,
+        score_tokens=tokens,
+    )
+
+
+def _micro_batch_of_rows(
+    values: Values,
+    longest: int,
+    sequence: int,
+) -> MicroBatch:
+    """Return the micro-batch of as many rows as stated, each divided by Ulysses."""
+    rows = values.count(MICRO_BATCH)
+    score_rows = values.count(SCORE_MICRO_BATCH)
+    return MicroBatch(
+        rows=rows,
+        tokens=ceil_divided(rows * longest, sequence),
+        score_tokens=ceil_divided(score_rows * longest, sequence),
+    )
+
+
+def _loss_options(values: Values) -> dict[str, object]:
+    return {
+        "in_place": True,
+        "entropy": "log_softmax",
+        "entropy_chunk": values.count("trainer.logprobs_chunk_size"),
+        "entropy_frozen": not values.is_on("trainer.algorithm.use_entropy_loss"),
+    }
 
 
 def _offloaded(values: Values) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 from autotune.core.composition import (
     CompletionSource,
@@ -109,6 +109,14 @@ class StandInSpec(StepShape):
     def longest(self) -> int:
         """Tokens of the longest row."""
         return self.prompt_length + self.completion_length
+
+
+class MicroBatch(NamedTuple):
+    """Rows of a micro-batch, and its tokens on one GPU: of rows that are divided, its part."""
+
+    rows: int
+    tokens: int
+    score_tokens: int  # of one forward pass for log-probabilities
 
 
 def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
