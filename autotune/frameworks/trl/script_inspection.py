@@ -64,11 +64,7 @@ def look_at(
     that is taken for the script's own where that is not here. `stand_in`: one that is taken where
     the script names none that is known here.
     """
-    if not Path(path).is_file():
-        raise BadInput(
-            f"--script {path} is no file.",
-            way_out="Give the path of the Python script that you train with.",
-        )
+    _refuse_absent_file(path)
     request: dict[str, Any] = {
         "parent": os.getpid(),
         "script": path,
@@ -94,16 +90,17 @@ def look_at(
             answer, log = ask(request)
     if "error" in answer:
         raise refusal(path, python, answer, log)
-    look = msgspec.convert(answer, ScriptInspection, strict=False)
-    script = UserScript(
-        path=path,
-        arguments=arguments,
-        rewards=rewards,
-        look=look,
-        fingerprint=_fingerprint(look.modules),
-    )
+    script = _script_of_answer(path, arguments, rewards, answer)
     _refuse_unsupported(script, is_predicted=replaces_absent)
     return script
+
+
+def _refuse_absent_file(path: str) -> None:
+    if not Path(path).is_file():
+        raise BadInput(
+            f"--script {path} is no file.",
+            way_out="Give the path of the Python script that you train with.",
+        )
 
 
 Ask = Callable[[Mapping[str, Any]], "tuple[Any, str]"]
@@ -166,6 +163,22 @@ PASSED_OVER = {
 def _told(check: Mapping[str, Any]) -> str:
     place = f"{Path(check['file']).name}, line {check['line']}"
     return f"{PASSED_OVER[check['kind']]}: {place}: {check['text']}"
+
+
+def _script_of_answer(
+    path: str,
+    arguments: tuple[str, ...],
+    rewards: Rewards,
+    answer: Mapping[str, Any],
+) -> UserScript:
+    look = msgspec.convert(answer, ScriptInspection, strict=False)
+    return UserScript(
+        path=path,
+        arguments=arguments,
+        rewards=rewards,
+        look=look,
+        fingerprint=_fingerprint(look.modules),
+    )
 
 
 def _fingerprint(files: Iterable[str]) -> str:
