@@ -72,35 +72,46 @@ def _options(
         name = flag.replace("-", "_")
         name = kind.former.get(name, name)
         if equals:
-            setting = StatedSetting(
-                text=value,
-                line=option.line,
-                span=None,
-                option=option.span,
-                unset=option.unset,
-            )
-            yield name, setting
-            continue
+            yield name, _with_value_inside(option, value)
+        else:
+            values = _values_at_front(remaining, most_values)
+            yield name, _with_values_behind(option, values)
 
-        values: list[Word] = []
-        while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
-            values.append(remaining.popleft())
-        text = None
-        span = None
-        if values:
-            text = " ".join(word.text for word in values)
-        if len(values) == 1:
-            span = values[0].span
-        yield (
-            name,
-            StatedSetting(
-                text=text,
-                line=option.line,
-                span=span,
-                option=option.span,
-                unset=_unset_of(option, values),
-            ),
-        )
+
+def _with_value_inside(option: Word, value: str) -> StatedSetting:
+    """Return the setting of `--name=value`."""
+    return StatedSetting(
+        text=value,
+        line=option.line,
+        span=None,
+        option=option.span,
+        unset=option.unset,
+    )
+
+
+def _values_at_front(remaining: collections.deque[Word], most_values: int) -> list[Word]:
+    """Take the words up to the next option from the front."""
+    values: list[Word] = []
+    while remaining and len(values) < most_values and not remaining[0].text.startswith("--"):
+        values.append(remaining.popleft())
+    return values
+
+
+def _with_values_behind(option: Word, values: Sequence[Word]) -> StatedSetting:
+    """Return the setting of `--name value value`."""
+    text = None
+    span = None
+    if values:
+        text = " ".join(word.text for word in values)
+    if len(values) == 1:
+        span = values[0].span
+    return StatedSetting(
+        text=text,
+        line=option.line,
+        span=span,
+        option=option.span,
+        unset=_unset_of(option, values),
+    )
 
 
 def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:
