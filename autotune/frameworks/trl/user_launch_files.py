@@ -90,31 +90,20 @@ def read_accelerate(path: Path) -> LaunchFile:
     processes = content.get("num_processes")
     if not isinstance(processes, int):
         processes = None
-    launch = LaunchFile(settings={}, processes=processes)
     kind = str(content.get("distributed_type") or "NO").upper()  # YAML reads `NO` as false
     if kind == "DEEPSPEED":
         options = _mapping(content.get("deepspeed_config"))
-        if options.get("deepspeed_config_file"):
-            file = Path(str(options["deepspeed_config_file"]))
-            if not file.is_absolute() and not file.is_file():
-                file = path.parent / file
-            return replace(read_deepspeed(file), processes=launch.processes)
-        settings = _zero_settings(
-            options.get("zero_stage", 2),
-            options.get("offload_optimizer_device"),
-            options.get("offload_param_device"),
-        )
-        return replace(launch, settings=settings)
+        return replace(_accelerate_deepspeed(options, path), processes=processes)
     if kind == "FSDP":
         options = _mapping(content.get("fsdp_config"))
-        return replace(launch, settings=_accelerate_fsdp(options, path))
+        return LaunchFile(settings=_accelerate_fsdp(options, path), processes=processes)
     if kind not in ("NO", "MULTI_GPU", "MULTI_CPU"):
         raise document.error(
             ("distributed_type",),
             f"distributed_type {kind}: not measured.",
             way_out="Use DEEPSPEED, FSDP, MULTI_GPU or NO.",
         )
-    return launch
+    return LaunchFile(settings={}, processes=processes)
 
 
 def _mapping(value: object) -> Mapping[str, object]:
@@ -134,6 +123,21 @@ def shared_rows(options: object) -> tuple[str, str] | None:
                 )
                 return problem, _WITHOUT_SHARED_ROWS
     return None
+
+
+def _accelerate_deepspeed(options: Mapping[str, object], path: Path) -> LaunchFile:
+    """Read accelerate's `deepspeed_config`, which may name a file of DeepSpeed's own."""
+    if options.get("deepspeed_config_file"):
+        file = Path(str(options["deepspeed_config_file"]))
+        if not file.is_absolute() and not file.is_file():
+            file = path.parent / file
+        return read_deepspeed(file)
+    settings = _zero_settings(
+        options.get("zero_stage", 2),
+        options.get("offload_optimizer_device"),
+        options.get("offload_param_device"),
+    )
+    return LaunchFile(settings=settings)
 
 
 def read_deepspeed(source: Path | Mapping[str, object]) -> LaunchFile:
