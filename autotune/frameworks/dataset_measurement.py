@@ -104,27 +104,13 @@ def _measure(
     timeout_seconds: float = ROWS_TIMEOUT_S,
 ) -> str:
     """Return the answer of the worker's script as JSON; `unit`: prompt, row or image."""
-    workload = task.workload
-    request = {
-        "model": model_path(task),
-        "dataset": dict(dataset),
-        "trust_remote_code": workload.trust_remote_code,
-        "model_revision": workload.held_values.get("model_revision"),
-        "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
-        **(parameters or {}),
-    }
+    request = {**_dataset_request(task, dataset), **(parameters or {})}
     dataset_name = repr(dataset.get("dataset_name") or "the datasets of the configuration")
+    python = task.workload.python
     try:
-        result = subprocess.run(
-            [str(workload.python), str(WORKER), f"{unit}s"],
-            input=json.dumps(request),
-            capture_output=True,
-            text=True,
-            timeout=timeout_seconds,
-            check=False,
-        )
+        result = _run_worker(python, f"{unit}s", request, timeout_seconds)
     except OSError as error:
-        raise TrainingEnvironmentError(f"{workload.python} cannot be started: {error}.") from error
+        raise TrainingEnvironmentError(f"{python} cannot be started: {error}.") from error
     except subprocess.TimeoutExpired as error:
         raise BadInput(
             f"Measuring the {unit}s of {dataset_name} took more than {timeout_seconds:.0f} s.",
@@ -138,6 +124,34 @@ def _measure(
             way_out="Both must be readable in the training environment.",
         )
     return result.stdout
+
+
+def _dataset_request(task: Task, dataset: Dataset) -> dict[str, object]:
+    """Return the dataset with the tokenizer of its texts, as the worker's script takes both."""
+    workload = task.workload
+    return {
+        "model": model_path(task),
+        "dataset": dict(dataset),
+        "trust_remote_code": workload.trust_remote_code,
+        "model_revision": workload.held_values.get("model_revision"),
+        "chat_template_kwargs": workload.user_settings.get("chat_template_kwargs"),
+    }
+
+
+def _run_worker(
+    python: Path,
+    command: str,
+    request: Mapping[str, object],
+    timeout_seconds: float,
+) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(python), str(WORKER), command],
+        input=json.dumps(request),
+        capture_output=True,
+        text=True,
+        timeout=timeout_seconds,
+        check=False,
+    )
 
 
 def _state(
