@@ -9,31 +9,35 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 from autotune.core.errors import BadInput
 from autotune.core.shell_comments import cut_by_comment
 from autotune.core.shell_script import SimpleCommand, Word
-from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.core.user_script import LaunchScript, SharedSetting, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
 from autotune.frameworks.copied_defaults import named_config
 from autotune.frameworks.launch_arguments import stated_settings
 from autotune.frameworks.launch_kinds import (
     LaunchKind,
-    NotRead,
     first_names,
     kind_of,
     last_part,
     launch_kinds,
 )
+from autotune.frameworks.nearest_miss import entry_point_not_read, is_program, nothing_known
 from autotune.frameworks.unset_variables import without_value
 
-MODULE = re.compile(r"[\w./-]+")  # a module or a file after `python -m`, `python` and the like
 ANY = "any"  # a module that runs several methods
-OTHER_PROGRAMS = (
-    "For your own trainer: --script train.py; for any other program: --framework command --"
-    " COMMAND."
-)
 MEASURED_INSTEAD = "The command itself is measured: --framework command -- COMMAND."
+
+
+class _LaunchSettings(NamedTuple):
+    """Settings of a launch under today's names."""
+
+    stated: dict[str, StatedSetting]
+    shared: tuple[SharedSetting, ...] = ()
+    is_former_file: bool = False  # True: files of an earlier release
 
 
 @dataclass(frozen=True)
@@ -68,20 +72,10 @@ def find_launch(
     kind = training.kind
     command = training.command
     _refuse_sharding_of_the_launcher(path, training)
-    if kind.files is not None:
-        by_own_name, shared = settings_of(path, kind.files, training.arguments)
-        stated = {kind.former.get(name, name): value for name, value in by_own_name.items()}
-        is_former_file = not kind.former.keys().isdisjoint(by_own_name)
-    else:
-        stated = dict(stated_settings(kind, training.launcher, training.arguments))
-        shared = ()
-        is_former_file = False
+    settings = _settings_of(path, training)
+    stated = settings.stated
     _refuse_other_steps(path, kind, stated)
-
-    # With a name of an earlier release among these, added ones must be of that release too.
-    former_flags: dict[str, str] = {}
-    if any(_name_in_script(word, kind) in kind.former for word in training.arguments):
-        former_flags = kind.former_flags
+    former_flags = _former_flags(training)
     return LaunchScript(
         path=path,
         text=text,
@@ -95,30 +89,26 @@ def find_launch(
         entry_point=training.launcher[-1].text,
         folder=command.folder,
         in_files=kind.files is not None,
-        shared=shared,
+        shared=settings.shared,
         former=former_flags,
-        is_former=bool(former_flags) or is_former_file,
+        is_former=bool(former_flags) or settings.is_former_file,
         config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=(*cut_by_comment(path, text, command), *_taken_for_granted(training, stated)),
     )
 
 
-PROCESS_LAUNCHERS = ("accelerate", "torchrun", "deepspeed")
-
-ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
-
-
-def _set_by_env(command: SimpleCommand) -> dict[str, str]:
-    """Return the variables of `env NAME=VALUE program`."""
-    variables: dict[str, str] = {}
-    if not command.words or command.words[0].text != "env":
-        return variables
-    for word in command.words[1:]:
-        assignment = ASSIGNMENT.fullmatch(word.text)
-        if assignment is None:
-            break
-        variables[assignment[1]] = assignment[2]
-    return variables
+def _settings_of(path: str, training: _Training) -> _LaunchSettings:
+    """Return the settings of the launch's files, for a framework that has them, or its words."""
+    kind = training.kind
+    if kind.files is None:
+        by_name = stated_settings(kind, training.launcher, training.arguments)
+        return _LaunchSettings(dict(by_name))
+    by_own_name, shared = settings_of(path, kind.files, training.arguments)
+    return _LaunchSettings(
+        stated={kind.former.get(name, name): value for name, value in by_own_name.items()},
+        shared=shared,
+        is_former_file=not kind.former.keys().isdisjoint(by_own_name),
+    )
 
 
 def _refuse_other_steps(
@@ -136,6 +126,17 @@ def _refuse_other_steps(
             )
 
 
+def _former_flags(training: _Training) -> Mapping[str, str]:
+    """Return the former names of flags, if the command states one: added flags must be of the same
+    release.
+    """
+    kind = training.kind
+    for word in training.arguments:
+        if _name_in_script(word, kind) in kind.former:
+            return kind.former_flags
+    return {}
+
+
 def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
     """Return the setting that a word names, as it is spelled in the script."""
     name, equals, _ = word.text.partition("=")
@@ -144,6 +145,22 @@ def _name_in_script(word: Word, kind: LaunchKind) -> str | None:
     if not kind.dotted and name.startswith("--"):
         return name[2:].replace("-", "_")
     return None
+
+
+ASSIGNMENT = re.compile(r"([A-Za-z_]\w*)=(.*)", re.DOTALL)
+
+
+def _set_by_env(command: SimpleCommand) -> dict[str, str]:
+    """Return the variables of `env NAME=VALUE program`."""
+    variables: dict[str, str] = {}
+    if not command.words or command.words[0].text != "env":
+        return variables
+    for word in command.words[1:]:
+        assignment = ASSIGNMENT.fullmatch(word.text)
+        if assignment is None:
+            break
+        variables[assignment[1]] = assignment[2]
+    return variables
 
 
 def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
@@ -156,7 +173,7 @@ def _the_training(path: str, commands: Sequence[SimpleCommand]) -> _Training:
         if training is not None:
             trainings.append(training)
     if not trainings:
-        raise _nothing_known(path, commands)
+        raise nothing_known(path, commands)
     lines_of_all = tuple(training.command.line for training in trainings)
     if len(set(lines_of_all)) == 1:
         return replace(trainings[0], repeats=len(trainings))
@@ -211,7 +228,7 @@ def starts_framework(command: SimpleCommand) -> bool:
     texts = [word.text for word in command.words]
     for kind in launch_kinds():
         for index in range(1, len(texts)):
-            if _is_program(texts, index) and _entry_point_not_read(kind, texts[index]):
+            if is_program(texts, index) and entry_point_not_read(kind, texts[index]):
                 return True
     return False
 
@@ -234,7 +251,7 @@ def _experiment(texts: Sequence[str], command: SimpleCommand) -> _Training | Non
         for index in range(1, len(texts)):
             module = texts[index].removesuffix(".py").replace("/", ".")
             is_experiment = kind.experiment and module.startswith(kind.packages)
-            if is_experiment and _is_program(texts, index):
+            if is_experiment and is_program(texts, index):
                 return _Training(command, kind, next(iter(kind.modules)), index + 1)
     return None
 
@@ -244,30 +261,14 @@ def _copied_training(texts: Sequence[str], command: SimpleCommand) -> _Training 
     own, such as `python -m recipe.dapo.main_dapo`.
     """
     for index in range(1, len(texts)):
-        if not _is_program(texts, index):
+        if not is_program(texts, index):
             continue
         arguments = [text.lstrip("+") for text in texts[index + 1 :]]
         for kind in launch_kinds():
-            is_known = _entry_point_not_read(kind, texts[index]) is None
+            is_known = entry_point_not_read(kind, texts[index]) is None
             if is_known and any(text.startswith(kind.marks) for text in arguments):
                 return _Training(command, kind, ANY, index + 1, is_copy=True)
         return None
-    return None
-
-
-def _is_program(texts: Sequence[str], index: int) -> bool:
-    """Return True for a file of Python, and for a module behind `-m`."""
-    return texts[index].endswith(".py") or texts[index - 1] == "-m"
-
-
-def _entry_point_not_read(kind: LaunchKind, name: str) -> NotRead | None:
-    """Return the framework's entry point of this name; `train_sft.py` is anybody's own."""
-    dotted = name.replace("/", ".")
-    if not any(package in dotted for package in kind.packages):
-        return None
-    for entry_point in kind.not_read:
-        if any(part in name for part in entry_point.parts):
-            return entry_point
     return None
 
 
@@ -310,63 +311,6 @@ def _refuse_sharding_of_the_launcher(path: str, training: _Training) -> None:
             )
 
 
-def _nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
-    """Return the error about a script without a training that can be read: the nearest miss in
-    it, if any.
-    """
-    kinds = [kind for kind in launch_kinds() if kind.entry_points]
-    for command in commands:
-        texts = [word.text for word in command.words]
-        for index, word in enumerate(command.words):
-            if "/" in word.text and not _is_program(texts, index):
-                continue  # a file of the framework that is not run
-            for kind in kinds:
-                error = _near_miss(path, word, kind)
-                if error is not None:
-                    return error
-    for command in commands:
-        absent = _absent_script(command)
-        if absent is not None:
-            return BadInput(
-                f"{path}, line {command.line}: {absent.text} is started, which is not here.",
-                way_out=(
-                    "Its name may need the launch's own arguments: give them behind --. Or name"
-                    " the script: --script train.py -- ARGUMENTS."
-                ),
-            )
-    frameworks = ", ".join(dict.fromkeys(kind.framework for kind in kinds))
-    return BadInput(f"{path} starts no training of {frameworks}.", way_out=OTHER_PROGRAMS)
-
-
-def _absent_script(command: SimpleCommand) -> Word | None:
-    """Return the word of a script behind a launcher of several processes."""
-    is_launched = False
-    for word in command.words:
-        is_launched = is_launched or Path(word.text).name in PROCESS_LAUNCHERS
-        if is_launched and word.text.endswith(".py"):
-            return word
-    return None
-
-
-def _near_miss(
-    path: str,
-    word: Word,
-    kind: LaunchKind,
-) -> BadInput | None:
-    """Return the error about a word that names the framework without starting a training."""
-    place = f"{path}, line {word.line}"
-    is_of_framework = word.text.replace("/", ".").startswith(kind.packages)
-    if not is_of_framework or not MODULE.fullmatch(word.text):
-        return None
-    entry_point = _entry_point_not_read(kind, word.text)
-    if entry_point is not None:
-        return BadInput(f"{place}: {word.text} {entry_point.because}.", way_out=entry_point.instead)
-    return BadInput(
-        f"{place}: {word.text} is no training of {kind.framework} that can be read.",
-        way_out=f"Known are {', '.join(kind.entry_points)}. {OTHER_PROGRAMS}",
-    )
-
-
 def _method(
     path: str,
     training: _Training,
@@ -387,7 +331,16 @@ def _method(
         return kind.method_otherwise
     if setting is not None and not name:
         raise without_value(path, str(kind.chosen_by), setting)
+    raise _not_modelled(path, kind, name, setting)
 
+
+def _not_modelled(
+    path: str,
+    kind: LaunchKind,
+    name: str,
+    setting: StatedSetting | None,
+) -> BadInput:
+    """Return the refusal of a method, which a setting names or no setting."""
     place = path
     if setting is not None:
         place = f"{path}, line {setting.line}"
@@ -397,7 +350,7 @@ def _method(
         way_out += (
             f"The same training as TRL's is predicted: --method {name_in_trl} --model MODEL. "
         )
-    raise BadInput(
+    return BadInput(
         f"{place}: {kind.chosen_by}={name or 'not given'} of {kind.framework} is not modelled.",
         way_out=way_out + MEASURED_INSTEAD,
     )
