@@ -46,32 +46,43 @@ def check_sizes(config: Mapping[str, object], path: Path) -> None:
     for name, value in config.items():
         if isinstance(value, dict):
             check_sizes(value, path)
-        elif name in LARGEST_SIZES and isinstance(value, int | float | str):
-            if not isinstance(value, int) or not 1 <= value <= LARGEST_SIZES[name]:
-                raise BadInput(
-                    f"{path}: {name} is no whole number from 1 to {LARGEST_SIZES[name]}.",
-                    way_out=REAL_CONFIG,
-                )
-        elif name in ("dtype", "torch_dtype") and not isinstance(value, str | None):
-            raise BadInput(f"{path}: {name} is {value}, not a name.", way_out=REAL_CONFIG)
-        elif name == "weight_block_size" and not _is_block_size(value):
+            continue
+        problem = _problem_of(name, value)
+        if problem is not None:
             raise BadInput(
-                f"{path}: {name} is {value}, not two whole numbers from 1.", way_out=REAL_CONFIG
-            )
-        elif isinstance(value, float) and name.endswith("factor"):
-            if not abs(value) <= LARGEST_FACTOR:  # true for NaN
-                raise BadInput(f"{path}: {name} is {value}.", way_out=REAL_CONFIG)
-        elif isinstance(value, int) and abs(value) > LARGEST_INTEGER:
-            raise BadInput(
-                f"{path}: {name} is an integer of more than 64 bits.",
+                f"{path}: {name} is {problem}.",
                 way_out=REAL_CONFIG,
             )
+    _check_lists_per_layer(config, path)
+
+
+def _problem_of(name: str, value: object) -> str | None:
+    """Return what a value is instead of its field's; None: it may be of a model."""
+    if name in LARGEST_SIZES and isinstance(value, int | float | str):
+        largest = LARGEST_SIZES[name]
+        if isinstance(value, int) and 1 <= value <= largest:
+            return None
+        return f"no whole number from 1 to {largest}"
+    if name in ("dtype", "torch_dtype") and not isinstance(value, str | None):
+        return f"{value}, not a name"
+    if name == "weight_block_size" and not _is_block_size(value):
+        return f"{value}, not two whole numbers from 1"
+    if isinstance(value, float):
+        is_too_large = not abs(value) <= LARGEST_FACTOR  # true for NaN
+        if is_too_large and name.endswith("factor"):
+            return str(value)
+    if isinstance(value, int) and abs(value) > LARGEST_INTEGER:
+        return "an integer of more than 64 bits"
+    return None
+
+
+def _check_lists_per_layer(config: Mapping[str, object], path: Path) -> None:
     layers = config.get("num_hidden_layers")
+    if not isinstance(layers, int):
+        return
     for name in LISTS_PER_LAYER:
         entries = config.get(name)
-        if not isinstance(entries, list) or not isinstance(layers, int):
-            continue
-        if len(entries) != layers:
+        if isinstance(entries, list) and len(entries) != layers:
             raise BadInput(
                 f"{path}: {name} has {len(entries)} entries for {layers} layers.",
                 way_out=REAL_CONFIG,
