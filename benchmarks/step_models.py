@@ -91,7 +91,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, KnobValue
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService, open_prediction_service
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources

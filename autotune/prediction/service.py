@@ -51,7 +51,7 @@ from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.step_rows import StepRows
 from autotune.prediction.surveys import Surveys, points_of
-from autotune.prediction.tracer import OutOfTime, TracerPool
+from autotune.prediction.tracer_pool import OutOfTime, TracerPool
 
 Request = Mapping[str, Any]
 
