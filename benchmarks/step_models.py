@@ -83,7 +83,7 @@ from typing import Any
 
 import machine
 from step_model_exceptions import explanation_of
-from step_model_families import CHOSEN, Family, drawn_families
+from step_model_families import CHANGES, CHOSEN, WITH_REFERENCE, Family, drawn_families
 
 from autotune.core.errors import CannotPredict
 from autotune.core.files import write_atomically
@@ -296,10 +296,11 @@ def comparisons_of(
     seed: int,
     values: Mapping[str, str],
     models: Sequence[str],
+    changes: Sequence[Mapping[str, KnobValue]],
 ) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
     Another seed than the first: drawn ones only. `values`: of the labels of all of them.
-    `models`: theirs; empty: any.
+    `models`: theirs; empty: any. `changes`: of the drawn ones.
     """
     chosen: Sequence[Family] = ()
     if seed == SEED:
@@ -307,11 +308,11 @@ def comparisons_of(
     comparisons: list[Comparison] = []
     labels = []
     tracers: TracerPool | None = None
-    for family in itertools.chain(chosen, drawn_families(seed)):
+    for family in itertools.chain(chosen, drawn_families(seed, changes)):
         if len(comparisons) == count:
             break
         label = label_of(family)
-        is_wanted = values.items() <= label.items()
+        is_wanted = values.items() <= {"method": "grpo", **label}.items()
         if label in labels or not is_wanted or (models and label["model"] not in models):
             continue
         comparison = Comparison(family, tracers, seed)
@@ -376,6 +377,9 @@ def main() -> None:
         default=[],
         help="of all families: method=dpo tuning=full",
     )
+    parser.add_argument(
+        "--reference", action="store_true", help="draw families with a reference model"
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()
@@ -388,7 +392,10 @@ def main() -> None:
             write_document(rows, options.seed)
             return
         values = dict(value.split("=") for value in options.values)
-        comparisons = comparisons_of(options.families, options.seed, values, options.models)
+        changes = WITH_REFERENCE if options.reference else CHANGES
+        comparisons = comparisons_of(
+            options.families, options.seed, values, options.models, changes
+        )
         with contextlib.closing(comparisons[0].tracers):
             for row in rows_of(comparisons, options.points, list(rows)):
                 rows.append(row)

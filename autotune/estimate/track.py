@@ -144,9 +144,35 @@ class Track:
 
     def requested_bytes(self, sizes: Integers) -> int:
         """Return the peak of requested bytes, without a replay."""
+        return int(self._levels(sizes).max(initial=0))
+
+    def requests(self, sizes: Integers) -> ReplayPeaks:
+        """Return the peaks of every row in an allocator whose blocks are as large as the requests,
+        and which caches none: without a replay.
+        """
+        rows = len(self._rows)
+        peaks = np.zeros((rows + 1, PEAK_COLUMNS), dtype=np.int64)
+        peaks[:, AT_EVENT] = NONE
+        reached = np.zeros(rows + 1, dtype=np.int64)
+        levels = self._levels(sizes)
+        starts = self.arrays.starts.tolist()
+        for stretch, row in enumerate(self.arrays.rows.tolist()):
+            reached[row] = 1
+            first = max(0, starts[stretch] - 1)  # what is there when it begins
+            last = max(first + 1, starts[stretch + 1])
+            event = first + int(levels[first:last].argmax())
+            if levels[event] > peaks[row, PEAK_REQUESTED]:
+                peaks[row] = _peak_at(event, levels)
+        snapshot = self.arrays.snapshot
+        if snapshot != NONE:
+            peaks[rows] = _peak_at(max(0, starts[snapshot] - 1), levels)
+        return ReplayPeaks(peaks, reached, 0, None)
+
+    def _levels(self, sizes: Integers) -> Integers:
+        """Return the requested bytes after each event."""
         numbers = np.abs(self.arrays.events) - 1
-        changes = np.sign(self.arrays.events) * sizes[numbers]
-        return int(np.cumsum(changes).max(initial=0))
+        levels: Integers = np.cumsum(np.sign(self.arrays.events) * sizes[numbers])
+        return levels
 
     def run(
         self,
@@ -302,6 +328,13 @@ def _by_allocation(
         if number < count:
             by_allocation[number] = value
     return by_allocation
+
+
+def _peak_at(event: int, levels: Integers) -> Integers:
+    """Return the peak's row where requested, allocated and reserved bytes are the same."""
+    peak = np.full(PEAK_COLUMNS, levels[event], dtype=np.int64)
+    peak[AT_EVENT] = event
+    return peak
 
 
 def _note(
