@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
+from autotune.estimate import plain_replay
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.phase_use import PhaseUse, Replay, TraceUsage
 from autotune.estimate.replay_arrays import (
@@ -59,6 +60,7 @@ class Track:
             waits=_by_allocation(trace.returns, len(trace.sizes), NONE),
         )
         _require_sound(self.arrays, len(self._rows))
+        self._is_plain = plain_replay.is_plain(self.arrays)
         self._made_at, self._freed_at = _lifetimes(self.arrays.events, len(self.sizes))
 
     def replay(
@@ -184,9 +186,11 @@ class Track:
         rows = len(self._rows)
         if settings in (None, AllocatorSettings()):
             replay_events = _compiled_replay()
+            if replay_events is None and self._is_plain:
+                replay_events = plain_replay.replay_events
             if replay_events is not None:
                 return replay_events(self.arrays, sizes, rows, capacity_bytes)
-        # Without numba, with settings that the compiled form lacks, and for the first replays.
+        # With settings that the others lack, and with several streams where numba is not loaded.
         allocator = CachingAllocator(
             settings,
             capacity_bytes=capacity_bytes,
