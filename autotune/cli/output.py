@@ -154,11 +154,19 @@ class PlainConsole:
         self.soft_wrap = columns is None
         self.width = columns or COLUMNS_OF_PIPE
 
-    def print(self, text: str = "", /, *, soft_wrap: bool | None = None) -> None:
+    def print(
+        self,
+        text: str = "",
+        /,
+        *,
+        soft_wrap: bool | None = None,
+    ) -> None:
         """Print a text; with `soft_wrap`, and in a pipe, without breaks of its lines."""
-        if not (self.soft_wrap or soft_wrap):
+        stream = _stream(to_stderr=self._to_stderr)
+        is_wrapped = not (self.soft_wrap or soft_wrap)
+        if is_wrapped:
             text = wrapped(text, self.width)
-        print(text, file=_stream(to_stderr=self._to_stderr))
+        print(text, file=stream)
 
 
 def _stream(*, to_stderr: bool) -> TextIO:

@@ -32,7 +32,7 @@ from autotune.estimate.replay_arrays import (
     ReplayPeaks,
 )
 
-Pool: TypeAlias = list[tuple[int, int, int]]
+FreeBlocks: TypeAlias = list[tuple[int, int, int]]
 
 ROUNDED_DOWN = -MIN_BLOCK  # as a mask
 ENDLESS = 1 << 62
@@ -61,9 +61,9 @@ def replay_events(
     before: list[int] = []
     after: list[int] = []
     is_free: list[bool] = []
-    small: Pool = []
-    large: Pool = []
-    pool_of: list[Pool] = []
+    small: FreeBlocks = []
+    large: FreeBlocks = []
+    pool_of: list[FreeBlocks] = []
     block_of = [NONE] * len(requests)
     lowest_address = ADDRESS_SPACE_BYTES
     requested = allocated = reserved = retries = 0
@@ -150,13 +150,13 @@ def replay_events(
                 is_free.append(False)
                 pool_of.append(pool)
 
-            # 5. The rest of the block is split off, if it is large enough.
-            rest = size - rounded
-            if rest > LEAST_LARGE_REMAINDER or (rest and pool is small):
+            # 5. What the block has beyond it is split off, if that is large enough.
+            surplus = size - rounded
+            if surplus > LEAST_LARGE_REMAINDER or (surplus and pool is small):
                 remainder = len(size_of)
                 address = address_of[block] + rounded
                 outer = after[block]
-                size_of.append(rest)
+                size_of.append(surplus)
                 address_of.append(address)
                 before.append(block)
                 after.append(outer)
@@ -165,7 +165,7 @@ def replay_events(
                 if outer != NONE:
                     before[outer] = remainder
                 after[block] = remainder
-                insort(pool, (rest, address, remainder))
+                insort(pool, (surplus, address, remainder))
                 size_of[block] = size = rounded
             is_free[block] = False
             block_of[number] = block
@@ -187,20 +187,20 @@ def replay_events(
 
 
 def _released_bytes(
-    pools: tuple[Pool, Pool],
+    pools: tuple[FreeBlocks, FreeBlocks],
     before: Sequence[int],
     after: Sequence[int],
 ) -> int:
     """Return the free blocks that are whole segments to the driver; return their size."""
     released = 0
     for pool in pools:
-        kept = []
+        remaining = []
         for size, address, block in pool:
             if before[block] == NONE and after[block] == NONE:
                 released += size
             else:
-                kept.append((size, address, block))
-        pool[:] = kept
+                remaining.append((size, address, block))
+        pool[:] = remaining
     return released
 
 
