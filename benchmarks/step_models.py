@@ -57,7 +57,9 @@ was one block between layers, in which what a longer model adds has a constant s
 the outputs of all further layers had the sizes of the first traced point, and were freed together
 at the end of the pass. They are marked now, and families of four small models surveyed again: 8
 points of full DPO drawn with seed 13, read once, are equal, and so are 5 of any family drawn with
-seed 14.
+seed 14. All other models of full DPO, and those of full GRPO with a reference, were surveyed again
+after that: 8 points of the first drawn with seed 15 and 5 of the second with seed 16
+(`--reference`), read once, are equal.
 
 The two of full GRPO of the 0.5B had another cause than was written above: between two loops over
 rows lies the tensor into which the first one's are joined. Joined prompts and completions grew by
