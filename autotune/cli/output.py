@@ -166,7 +166,8 @@ class PlainConsole:
         is_wrapped = not (self.soft_wrap or soft_wrap)
         if is_wrapped:
             text = wrapped(text, self.width)
-        print(text, file=stream)
+        # At once, in a pipe as well: advice after the verdict may take longer.
+        print(text, file=stream, flush=True)
 
 
 def _stream(*, to_stderr: bool) -> TextIO:
