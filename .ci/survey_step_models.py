@@ -181,14 +181,7 @@ ADVISED = [
     *LOWER_RANKS,
     *SMALLER_STATES,
 ]
-ADVISED_MODELS = (
-    "Qwen2.5-0.5B",
-    "Qwen2.5-1.5B",
-    "Qwen2.5-7B",
-    "Qwen3-4B",
-    "Llama-3.1-8B",
-    "Qwen3-8B",
-)
+ADVISED_MODELS = ("Qwen2.5-0.5B", "Qwen2.5-1.5B", "Qwen2.5-7B")
 
 SLOWLY_TRACED = (
     "Qwen3-30B-A3B",
