@@ -3,8 +3,9 @@
 Each family of `FAMILIES` is surveyed for its models and for each GPU, with the installed releases.
 A survey is kept in build/step-models: a call goes on where the last one ended; delete the folder to
 renew all. At the end the models are packed into `autotune/prediction/step_models/`. Names of
-models as arguments restrict the surveys to them; `--missing` to families that are not shipped yet;
-`tuning=full method=dpo beta=0.04` to families with these flags and changes.
+models as arguments restrict the surveys to them; `--missing` to families that are not shipped yet,
+`--shipped` to those that are; `tuning=full method=dpo beta=0.04` to families with these flags and
+changes.
 
 A family costs 2 to 3 CPU seconds; the import of the framework 15, once, since one pool of tracing
 processes serves all families.
@@ -31,7 +32,7 @@ from autotune.prediction.step_model_file import SurveyedModel, encoded, packed, 
 from autotune.prediction.step_model_pack import OpenPack, pack
 from autotune.prediction.step_models import SHIPPED, StepModels, pack_name, shipped_name
 from autotune.prediction.surveys import Surveys
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources
@@ -329,10 +330,11 @@ def survey_group(
     model: str,
     tracers: TracerPool | None,
     *,
-    only_missing: bool,
+    shipped: bool | None,
 ) -> TracerPool:
     """Survey the families of one model; those after the first reuse its formulas. Return the
-    tracing processes, which serve all models.
+    tracing processes, which serve all models. `shipped`: whether the package has them already;
+    None: all families.
     """
     surveys: Surveys | None = None
     models: SurveyedModels | None = None
@@ -355,7 +357,7 @@ def survey_group(
         for change, candidate in _candidates(request, group):
             family = service.request(candidate)
             family = with_many_micro_steps(family) or family  # serves fewer as well
-            if only_missing and models.is_shipped(family):
+            if shipped not in (None, models.is_shipped(family)):
                 continue
             began = time.monotonic()
             print(f"{model} {gpus} {dict(group.flags)} {dict(change)}", flush=True)
@@ -385,6 +387,8 @@ def write_packs() -> None:
         file = SHIPPED / folder.name
         shipped = _documents_of_pack(file)
         documents = {**shipped, **_surveyed_documents(folder)}
+        for family in _refused_families(folder):
+            documents.pop(family, None)
         if documents != shipped:
             write_atomically(file, pack(documents))
     files = list(SHIPPED.glob("*"))
@@ -408,7 +412,13 @@ def _surveyed_documents(folder: Path) -> dict[str, bytes]:
     return documents
 
 
-MISSING = "--missing"
+def _refused_families(folder: Path) -> list[str]:
+    """Return the families that have no exact model: an older one is no longer shipped."""
+    return [file.name for file in folder.iterdir() if file.stat().st_size == 0]
+
+
+CHOSEN_BY_PACKAGE = {"--missing": False, "--shipped": True}
+"""Flag -> whether the package has the families that it chooses."""
 
 
 def with_values(group: FamilyGroup, values: Mapping[str, str]) -> FamilyGroup:
@@ -423,8 +433,13 @@ def with_values(group: FamilyGroup, values: Mapping[str, str]) -> FamilyGroup:
 
 def main(arguments: Sequence[str]) -> None:
     values = dict(argument.split("=") for argument in arguments if "=" in argument)
-    names = [name for name in arguments if name != MISSING and "=" not in name]
-    only_missing = MISSING in arguments
+    shipped: bool | None = None
+    names = []
+    for argument in arguments:
+        if argument in CHOSEN_BY_PACKAGE:
+            shipped = CHOSEN_BY_PACKAGE[argument]
+        elif "=" not in argument:
+            names.append(argument)
     tracers: TracerPool | None = None
     with contextlib.ExitStack() as stack:
         for every_change in FAMILIES:
@@ -435,7 +450,7 @@ def main(arguments: Sequence[str]) -> None:
                 if names and model not in names:
                     continue
                 is_first = tracers is None
-                tracers = survey_group(group, model, tracers, only_missing=only_missing)
+                tracers = survey_group(group, model, tracers, shipped=shipped)
                 if is_first:
                     stack.callback(tracers.close)
     write_packs()

@@ -29,15 +29,15 @@ import emulated_report as report
 import machine
 from emulated_setups import SETUPS, Setup
 
-from autotune.core.answer import plain
 from autotune.core.errors import AutotuneError
 from autotune.core.measurement import ProbePlan
+from autotune.core.plain_data import plain
 from autotune.emulator.cards import LONGEST_LAG
 from autotune.emulator.reports import RunReport
 from autotune.machine import environment
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.probe.executors import runner_settings
 from autotune.probe.executors.emulated import EmulatedExecutor
 from autotune.probe.runner import RequestBuilders

@@ -27,8 +27,8 @@ import machine
 from empty_model import write_empty_model
 
 from autotune.catalog.model_lookup import find_model
-from autotune.core.answer import plain
 from autotune.core.measurement import ProbePlan
+from autotune.core.plain_data import plain
 from autotune.emulator.cards import emulated_machine
 from autotune.emulator.launch import Rehearsed, rehearse
 from autotune.frameworks.launched_run import OUT, Launch, Launched

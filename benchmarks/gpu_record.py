@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from autotune.core.answer import plain
 from autotune.core.measurement import Measurement, judge
+from autotune.core.plain_data import plain
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate
 

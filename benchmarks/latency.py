@@ -111,6 +111,13 @@ CASES = (
         runs=1,
         needs_framework=True,
     ),
+    Case(
+        name="advice of a 72B, where no change is enough",
+        command=["predict", "--model", "Qwen2.5-72B", "--gpus", "8xH100"],
+        before_s=None,
+        bar_s=2.0,
+        runs=1,
+    ),
 )
 
 

@@ -37,7 +37,8 @@ from autotune.estimate.screening import traced_request
 from autotune.machine.environment import SUPPORTED
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request, possible_candidates

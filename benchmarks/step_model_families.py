@@ -112,14 +112,25 @@ CHANGES: Sequence[Mapping[str, KnobValue]] = (
     {"load_in_4bit": True},
     {"dtype": "float32"},
 )
+REFERENCE = {"beta": 0.04}
+WITH_REFERENCE: Sequence[Mapping[str, KnobValue]] = (
+    REFERENCE,
+    {**REFERENCE, **VLLM},
+    {**REFERENCE, **ZERO2},
+    {**REFERENCE, **ZERO2, **VLLM},
+    {**REFERENCE, "dtype": "float32", **VLLM},
+)
+"""Changes of a sample of its own: the reference model of a distance to it."""
 
 
-def drawn_families(seed: object) -> Iterator[Family]:
+def drawn_families(
+    seed: object, changes: Sequence[Mapping[str, KnobValue]] = CHANGES
+) -> Iterator[Family]:
     """Yield families without end; many are illegal, or have no shipped model."""
     draw = random.Random(f"families {seed}")
     while True:
         is_small = draw.random() < SHARE_OF_SMALL
         model = draw.choice(SMALL_MODELS if is_small else LARGER_MODELS)
-        family = (model, draw.choice(GPUS), draw.choice(FLAGS), draw.choice(CHANGES))
+        family = (model, draw.choice(GPUS), draw.choice(FLAGS), draw.choice(changes))
         if family not in CHOSEN:
             yield family

@@ -57,7 +57,9 @@ was one block between layers, in which what a longer model adds has a constant s
 the outputs of all further layers had the sizes of the first traced point, and were freed together
 at the end of the pass. They are marked now, and families of four small models surveyed again: 8
 points of full DPO drawn with seed 13, read once, are equal, and so are 5 of any family drawn with
-seed 14.
+seed 14. All other models of full DPO, and those of full GRPO with a reference, were surveyed again
+after that: 8 points of the first drawn with seed 15 and 5 of the second with seed 16
+(`--reference`), read once, are equal.
 
 The two of full GRPO of the 0.5B had another cause than was written above: between two loops over
 rows lies the tensor into which the first one's are joined. Joined prompts and completions grew by
@@ -83,7 +85,7 @@ from typing import Any
 
 import machine
 from step_model_exceptions import explanation_of
-from step_model_families import CHOSEN, Family, drawn_families
+from step_model_families import CHANGES, CHOSEN, WITH_REFERENCE, Family, drawn_families
 
 from autotune.core.errors import CannotPredict
 from autotune.core.files import write_atomically
@@ -91,7 +93,7 @@ from autotune.core.prediction import Estimate, Prediction
 from autotune.core.space import Candidate, KnobValue
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService, open_prediction_service
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
@@ -296,10 +298,11 @@ def comparisons_of(
     seed: int,
     values: Mapping[str, str],
     models: Sequence[str],
+    changes: Sequence[Mapping[str, KnobValue]],
 ) -> list[Comparison]:
     """Return the families that the package has models of: the chosen ones, then drawn ones.
     Another seed than the first: drawn ones only. `values`: of the labels of all of them.
-    `models`: theirs; empty: any.
+    `models`: theirs; empty: any. `changes`: of the drawn ones.
     """
     chosen: Sequence[Family] = ()
     if seed == SEED:
@@ -307,11 +310,11 @@ def comparisons_of(
     comparisons: list[Comparison] = []
     labels = []
     tracers: TracerPool | None = None
-    for family in itertools.chain(chosen, drawn_families(seed)):
+    for family in itertools.chain(chosen, drawn_families(seed, changes)):
         if len(comparisons) == count:
             break
         label = label_of(family)
-        is_wanted = values.items() <= label.items()
+        is_wanted = values.items() <= {"method": "grpo", **label}.items()
         if label in labels or not is_wanted or (models and label["model"] not in models):
             continue
         comparison = Comparison(family, tracers, seed)
@@ -376,6 +379,9 @@ def main() -> None:
         default=[],
         help="of all families: method=dpo tuning=full",
     )
+    parser.add_argument(
+        "--reference", action="store_true", help="draw families with a reference model"
+    )
     parser.add_argument("--fresh", action="store_true", help="do not go on after earlier rows")
     parser.add_argument("--exceptions", action="store_true", help="measure exceptions again")
     options = parser.parse_args()
@@ -388,7 +394,10 @@ def main() -> None:
             write_document(rows, options.seed)
             return
         values = dict(value.split("=") for value in options.values)
-        comparisons = comparisons_of(options.families, options.seed, values, options.models)
+        changes = WITH_REFERENCE if options.reference else CHANGES
+        comparisons = comparisons_of(
+            options.families, options.seed, values, options.models, changes
+        )
         with contextlib.closing(comparisons[0].tracers):
             for row in rows_of(comparisons, options.points, list(rows)):
                 rows.append(row)

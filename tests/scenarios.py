@@ -22,7 +22,7 @@ from autotune.estimate.unknown_facts import FactVariant
 from autotune.frameworks.base import Trainer
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import Flags, flags_of, typed
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import read_sources

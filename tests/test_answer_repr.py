@@ -30,7 +30,7 @@ def test_predict_says_whether_it_fits() -> None:
             candidate=CANDIDATE,
             prediction=prediction,
             ways=(),
-            document={},
+            write_document=dict,
         )
         assert repr(answer).startswith(f"<PredictAnswer: {verdict}")
         assert "\n" not in repr(answer)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from autotune.core.answer import Forecast, Recommendation, WayToFit
-from autotune.core.job import Job
-from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate
+if TYPE_CHECKING:
+    from autotune.core.answer import Forecast, Recommendation, WayToFit
+    from autotune.core.job import Job
+    from autotune.core.prediction import Prediction
+    from autotune.core.space import Candidate
 
 
 @dataclass(
@@ -59,7 +61,12 @@ class PredictAnswer:
     candidate: Candidate
     prediction: Prediction
     ways: tuple[WayToFit, ...]  # changes that make it fit, cheapest first; empty if it fits
-    document: Mapping[str, Any]  # content of `predict --json`
+    write_document: Callable[[], Mapping[str, Any]] = field(compare=False)
+
+    @cached_property
+    def document(self) -> Mapping[str, Any]:
+        """Content of `predict --json`, written when it is first asked for."""
+        return self.write_document()
 
     def __repr__(self) -> str:
         from autotune.report.verdict_text import verdict_text

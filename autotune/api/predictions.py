@@ -5,19 +5,21 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Unpack
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack
 
 from autotune.api.answers import PredictAnswer
 from autotune.api.job_start import job_started, with_share_notes
-from autotune.core.answer import WayToFit
 from autotune.core.errors import BadInput, IllegalConfiguration
 from autotune.core.events import CandidatePredicted, Listener, Note, ShippedPredicted, ignore_events
-from autotune.core.measurement import Measurement
 from autotune.core.space import Candidate, KnobValue
 from autotune.request.command_flags import PredictOptions
 from autotune.request.flags import Flags, flags_of
 
 if TYPE_CHECKING:
+    from autotune.core.answer import WayToFit
+    from autotune.core.measurement import Measurement
+    from autotune.core.prediction import Prediction
     from autotune.estimate.unknown_facts import FactVariant
     from autotune.prediction.service import PredictionService
     from autotune.request.job_builder import ParsedRequest
@@ -50,11 +52,8 @@ def predict_flags(
         refuted,
     )
     from autotune.prediction.service import open_prediction_service
-    from autotune.report.answer_document import prediction_document
-    from autotune.request.explanation import origins
     from autotune.request.measured_data import with_row_lengths
     from autotune.request.request_parser import read_sources
-    from autotune.search.shown_room import ways_after
 
     # 1. One prediction for each combination of unknown values.
     possible, notes = _legal_variants(read_sources(flags, mode="predict"))
@@ -92,6 +91,8 @@ def predict_flags(
         # 3. Changes that make it fit.
         ways: tuple[WayToFit, ...] = ()
         if refusal is not None:
+            from autotune.search.shown_room import ways_after
+
             ways = ways_after(
                 request,
                 candidate,
@@ -108,22 +109,45 @@ def predict_flags(
                 prediction=worst_variant.prediction,
                 listener=listener,
             )
-    document = prediction_document(
-        request.job,
-        candidate,
-        prediction,
-        ways,
-        origins=origins(request, candidate),
-        unknown=variants if worst_variant.facts else (),
-        refusal=refused_because,
-        assumed=request.assumed_of_file,
-    )
     return PredictAnswer(
         job=request.job,
         candidate=candidate,
         prediction=prediction,
         ways=ways,
-        document=document,
+        write_document=partial(
+            _document,
+            request,
+            candidate,
+            prediction,
+            ways,
+            unknown=variants if worst_variant.facts else (),
+            refusal=refused_because,
+        ),
+    )
+
+
+def _document(
+    request: ParsedRequest,
+    candidate: Candidate,
+    prediction: Prediction,
+    ways: Sequence[WayToFit],
+    *,
+    unknown: Sequence[FactVariant],
+    refusal: str | None,
+) -> Mapping[str, Any]:
+    """Return `predict --json`."""
+    from autotune.report.answer_document import prediction_document
+    from autotune.request.explanation import origins
+
+    return prediction_document(
+        request.job,
+        candidate,
+        prediction,
+        ways,
+        origins=origins(request, candidate),
+        unknown=unknown,
+        refusal=refusal,
+        assumed=request.assumed_of_file,
     )
 
 

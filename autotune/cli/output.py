@@ -140,11 +140,45 @@ def _folded(line: str, columns: int) -> list[str]:
     return [*lines, line]
 
 
+COLUMNS_OF_PIPE = 120
+
+
+class PlainConsole:
+    """Console of plain lines: as wide as the terminal, or 120 columns for a pipe. rich's takes as
+    long to import as a tenth of a prediction.
+    """
+
+    def __init__(self, *, to_stderr: bool) -> None:
+        self._to_stderr = to_stderr
+        columns = room(_stream(to_stderr=to_stderr))
+        self.soft_wrap = columns is None
+        self.width = columns or COLUMNS_OF_PIPE
+
+    def print(
+        self,
+        text: str = "",
+        /,
+        *,
+        soft_wrap: bool | None = None,
+    ) -> None:
+        """Print a text; with `soft_wrap`, and in a pipe, without breaks of its lines."""
+        stream = _stream(to_stderr=self._to_stderr)
+        is_wrapped = not (self.soft_wrap or soft_wrap)
+        if is_wrapped:
+            text = wrapped(text, self.width)
+        # At once, in a pipe as well: advice after the verdict may take longer.
+        print(text, file=stream, flush=True)
+
+
+def _stream(*, to_stderr: bool) -> TextIO:
+    return sys.stderr if to_stderr else sys.stdout
+
+
 def console(*, to_stderr: bool) -> Console:
     """Return a rich console: as wide as the terminal, or 120 columns for a pipe."""
     from rich.console import Console
 
-    stream = sys.stderr if to_stderr else sys.stdout
+    stream = _stream(to_stderr=to_stderr)
     # Without a terminal rich would assume 80 columns.
     terminal = stream.isatty()
     return Console(
@@ -153,5 +187,5 @@ def console(*, to_stderr: bool) -> Console:
         markup=False,
         emoji=False,
         soft_wrap=not terminal,
-        width=None if terminal else 120,
+        width=None if terminal else COLUMNS_OF_PIPE,
     )

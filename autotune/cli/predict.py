@@ -11,7 +11,7 @@ import click
 
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
-from autotune.cli.output import console
+from autotune.cli.output import PlainConsole
 from autotune.cli.waiting import Waiting
 from autotune.core.errors import BadInput
 from autotune.core.files import write_output
@@ -20,8 +20,6 @@ from autotune.request.command_flags import PredictOptions
 from autotune.request.flags import Flags
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from autotune.api.answers import PredictAnswer
     from autotune.core.events import Event, JobStarted
     from autotune.core.prediction import Prediction
@@ -92,32 +90,34 @@ def command(
     """
     # Imported here so that --help answers at once.
     from autotune.api.predictions import check_can_emulate, emulate_flags, predict_flags
-    from autotune.report.check_text import check_document, show_check
-    from autotune.request.explanation import explained
 
     request = Flags(**flags)
     if map_file is not None:
         _refuse_folder(Path(map_file))
     if check:
         check_can_emulate(request)
-    output = console(to_stderr=as_json)
+    output = PlainConsole(to_stderr=as_json)
     with interruptible(), Waiting("tracing the training step") as waiting:
         display = _PredictionDisplay(output, waiting)
         answer = predict_flags(request, quick=quick, listener=display)
     display.show_rest(answer)
-    document = dict(answer.document)
     if explain:
+        from autotune.request.explanation import explained
+
         output.print()
-        for line in explained(document):
+        for line in explained(answer.document):
             output.print(line, soft_wrap=True)
+    checked = {}
     if check:
+        from autotune.report.check_text import check_document, show_check
+
         with interruptible(), Waiting("emulating the configuration"):
-            document["check"] = check_document(answer.prediction, emulate_flags(request))
-        show_check(output, document["check"])
+            checked["check"] = check_document(answer.prediction, emulate_flags(request))
+        show_check(output, checked["check"])
     if map_file is not None:
         _write_map(request, Path(map_file), output)
     if as_json:
-        print(json.dumps(document))
+        print(json.dumps({**answer.document, **checked}))
     if answer.job.task.workload.model.is_guess:
         return UNDECIDED
     return EXIT_CODES[answer.prediction.fits]
@@ -133,7 +133,7 @@ def _refuse_folder(page: Path) -> None:
 def _write_map(
     request: Flags,
     page: Path,
-    output: Console,
+    output: PlainConsole,
 ) -> None:
     """Predict the space and write its page; print its size."""
     from autotune.report.html.map_page import render_map
@@ -151,7 +151,7 @@ def _write_map(
 class _PredictionDisplay:
     """Shows the verdict at once: changes that make it fit take longer to compute."""
 
-    def __init__(self, output: Console, waiting: Waiting) -> None:
+    def __init__(self, output: PlainConsole, waiting: Waiting) -> None:
         self._output = output
         self._waiting = waiting
         self._started: JobStarted | None = None

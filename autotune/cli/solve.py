@@ -5,20 +5,17 @@ fits.
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from autotune.cli.exit_codes import DONE, NOTHING_FITS, UNDECIDED, interruptible
 from autotune.cli.options import RequestCommand, as_json_option, request_options
-from autotune.cli.output import console
+from autotune.cli.output import PlainConsole
 from autotune.cli.waiting import Waiting
 from autotune.core.events import Event, JobStarted, Predicting
 from autotune.request.command_flags import SolveOptions
 from autotune.request.flags import Flags
-
-if TYPE_CHECKING:
-    from rich.console import Console
 
 EXITS = {"ok": DONE, "nothing_fits": NOTHING_FITS, "undecided": UNDECIDED}
 """Status of the document -> exit code."""
@@ -49,7 +46,7 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     from autotune.solver.cheapest_hardware import hardware_lines
     from autotune.solver.value_report import value_lines
 
-    output = console(to_stderr=as_json)
+    output = PlainConsole(to_stderr=as_json)
     with interruptible(), Waiting("reading the request") as waiting:
 
         def show(event: Event) -> None:
@@ -72,7 +69,7 @@ def command(setting: str, as_json: bool, **flags: Any) -> int:
     return EXITS[answer.document["status"]]
 
 
-def _show_job(output: Console, event: JobStarted) -> None:
+def _show_job(output: PlainConsole, event: JobStarted) -> None:
     workload = event.job.task.workload
     output.print(f"{workload.method} of {workload.model.name} with {workload.framework}")
     for assumption in event.assumed:

@@ -6,10 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Any, Generic, Literal, TypeVar
-
-import msgspec
+from typing import Generic, Literal, TypeVar
 
 from autotune.core.measurement import Measurement, Verdict
 from autotune.core.memory_growth import Soak
@@ -206,14 +203,3 @@ def without_result(trials: Iterable[Trial]) -> tuple[Trial, ...]:
     for candidate_id in decided:
         del last_probes[candidate_id]
     return tuple(last_probes.values())
-
-
-def plain(value: object) -> Any:
-    """Return a value of these types as JSON data: the serialised form of trials in studies, in
-    the store and in benchmarks.
-    """
-    return msgspec.to_builtins(value, str_keys=True, enc_hook=_plain_other)
-
-
-def _plain_other(value: object) -> object:
-    return dict(value) if isinstance(value, MappingProxyType) else str(value)

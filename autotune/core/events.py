@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
-from autotune.core.answer import PredictedCandidate, Purpose, Recommendation, Trial
-from autotune.core.job import Job
-from autotune.core.prediction import Prediction
-from autotune.core.space import Candidate
+if TYPE_CHECKING:
+    from autotune.core.answer import PredictedCandidate, Purpose, Recommendation, Trial
+    from autotune.core.job import Job
+    from autotune.core.prediction import Prediction
+    from autotune.core.space import Candidate
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,6 @@ import json
 import os
 import stat
 import tempfile
-import tomllib
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
@@ -289,6 +288,8 @@ def printable(text: str) -> str:
 
 def read_toml(path: Path) -> Mapping[str, Any]:
     """Read a TOML file; any obstacle becomes a BadInput."""
+    import tomllib
+
     fix = "Give the original one."
     text = read_text(path, largest_bytes=MAX_TOML_BYTES, way_out="It must be a readable TOML file.")
     try:

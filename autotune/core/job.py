@@ -8,13 +8,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autotune.core.dataset import Images, RowLengths, TokenLengths
 from autotune.core.headroom import NO_HEADROOM, Headroom
 from autotune.core.secrets import without_secret_settings
 from autotune.core.space import KnobValue, SearchSpace, fingerprint
-from autotune.core.user_script import LaunchScript, UserScript
+
+if TYPE_CHECKING:
+    from autotune.core.user_script import LaunchScript, UserScript
 
 DeviceKind = Literal["cpu", "cuda"]
 """Kind of a device. Collectives run over gloo on CPUs and over NCCL on NVIDIA GPUs."""

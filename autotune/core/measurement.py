@@ -17,6 +17,9 @@ import msgspec
 
 from autotune.core.units import format_bytes
 
+Rewards = Literal["real", "skip"]
+"""Reward functions of a script in a probe. `skip`: none is called."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProbePlan:

@@ -9,7 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from autotune.core.measurement import Rewards
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,10 +80,6 @@ class LaunchScript:
     config_name: NamedConfig | None = None
     in_copy: bool = False  # beside the configuration files of a copy of the framework
     assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
-
-
-Rewards = Literal["real", "skip"]
-"""Reward functions of a script in a probe. `skip`: none is called."""
 
 
 @dataclass(frozen=True, kw_only=True)

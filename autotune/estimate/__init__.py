@@ -3,7 +3,8 @@
     trace -> sharding/            what the ranks exchange and keep
           -> trace_context.py     what surrounds the step: weight_sync.py, trainer_rollout.py
           -> step_in_context.py   that, put into the trace by insertion.py
-          -> replay.py, track.py  torch's allocator: allocator.py, allocator_compiled.py
+          -> replay.py, track.py  torch's allocator: allocator.py, plain_replay.py and
+                                  allocator_compiled.py
           -> timeline.py          the phases, beside rollout_engine.py and other_models.py
           -> predictor.py         the verdict; cpu_prediction.py on CPUs
                  engine_start.py, communicators.py, deciding_causes.py

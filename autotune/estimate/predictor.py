@@ -76,13 +76,13 @@ def may_fit(inputs: PredictionInput, stage: StepStage) -> bool:
     return capacity is not None and stage.fits_as_traced(capacity)
 
 
-def peak_as_traced(inputs: PredictionInput, stage: StepStage) -> float:
-    """Return the peak without a limit, from a single replay; endless if the engine would not
-    start.
+def peak_of_requests(inputs: PredictionInput, stage: StepStage) -> float:
+    """Return the peak without a limit, of what is requested and without a replay; endless if the
+    engine would not start.
     """
     if inputs.on_cpu:
         return memory(inputs, stage).peak_memory_bytes.value
-    scene, start = _with_engine(inputs, _scene(inputs, stage.usage_as_traced()))
+    scene, start = _with_engine(inputs, _scene(inputs, stage.usage_of_requests()))
     if start.certain_refusal is not None:
         return math.inf
     return timeline.peak(timeline.timeline_points(scene)).device_bytes.value

@@ -44,6 +44,7 @@ class StepStage:
         step = loaded_once(trace)
         self._context, self._places = context, places_in(step)
         added = _sorted_insertions(self._places, context)
+        self._added = added
         completed = inserted(step, added)
         self._event_key = _event_key(added, context)
         self._track = Track(
@@ -58,11 +59,14 @@ class StepStage:
 
     def at(self, sizes: Integers, context: TraceContext) -> StepStage | None:
         """Return the same step with these sizes; None if the context has other events."""
-        added = _sorted_insertions(self._places, context)
+        added = self._added
+        if context != self._context:
+            added = _sorted_insertions(self._places, context)
         if _event_key(added, context) != self._event_key:
             return None
         resized = copy.copy(self)
         resized._context = context
+        resized._added = added
         resized._usage = {}
         resized._replays = {}
         added_sizes = [np.array(insertion.sizes, dtype=np.int64) for insertion in added]
@@ -80,6 +84,10 @@ class StepStage:
         `reserved_bytes`.
         """
         return self._track.usage(self._replay(None), self._sizes)
+
+    def usage_of_requests(self) -> TraceUsage:
+        """Return the peaks of the requests alone, without a replay: a little less than `usage`."""
+        return self._track.usage(self._track.requests(self._sizes), self._sizes)
 
     @property
     def requested_bytes(self) -> int:

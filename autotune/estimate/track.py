@@ -11,6 +11,7 @@ import numpy as np
 
 from autotune.core.measurement import Phase
 from autotune.core.trace import Trace
+from autotune.estimate import plain_replay
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator, OutOfMemory
 from autotune.estimate.phase_use import PhaseUse, Replay, TraceUsage
 from autotune.estimate.replay_arrays import (
@@ -59,6 +60,7 @@ class Track:
             waits=_by_allocation(trace.returns, len(trace.sizes), NONE),
         )
         _require_sound(self.arrays, len(self._rows))
+        self._is_plain = plain_replay.is_plain(self.arrays)
         self._made_at, self._freed_at = _lifetimes(self.arrays.events, len(self.sizes))
 
     def replay(
@@ -144,9 +146,35 @@ class Track:
 
     def requested_bytes(self, sizes: Integers) -> int:
         """Return the peak of requested bytes, without a replay."""
+        return int(self._levels(sizes).max(initial=0))
+
+    def requests(self, sizes: Integers) -> ReplayPeaks:
+        """Return the peaks of every row in an allocator whose blocks are as large as the requests,
+        and which caches none: without a replay.
+        """
+        rows = len(self._rows)
+        peaks = np.zeros((rows + 1, PEAK_COLUMNS), dtype=np.int64)
+        peaks[:, AT_EVENT] = NONE
+        reached = np.zeros(rows + 1, dtype=np.int64)
+        levels = self._levels(sizes)
+        starts = self.arrays.starts.tolist()
+        for stretch, row in enumerate(self.arrays.rows.tolist()):
+            reached[row] = 1
+            first = max(0, starts[stretch] - 1)  # what is there when it begins
+            last = max(first + 1, starts[stretch + 1])
+            event = first + int(levels[first:last].argmax())
+            if levels[event] > peaks[row, PEAK_REQUESTED]:
+                peaks[row] = _peak_at(event, levels)
+        snapshot = self.arrays.snapshot
+        if snapshot != NONE:
+            peaks[rows] = _peak_at(max(0, starts[snapshot] - 1), levels)
+        return ReplayPeaks(peaks, reached, 0, None)
+
+    def _levels(self, sizes: Integers) -> Integers:
+        """Return the requested bytes after each event."""
         numbers = np.abs(self.arrays.events) - 1
-        changes = np.sign(self.arrays.events) * sizes[numbers]
-        return int(np.cumsum(changes).max(initial=0))
+        levels: Integers = np.cumsum(np.sign(self.arrays.events) * sizes[numbers])
+        return levels
 
     def run(
         self,
@@ -158,9 +186,11 @@ class Track:
         rows = len(self._rows)
         if settings in (None, AllocatorSettings()):
             replay_events = _compiled_replay()
+            if replay_events is None and self._is_plain:
+                replay_events = plain_replay.replay_events
             if replay_events is not None:
                 return replay_events(self.arrays, sizes, rows, capacity_bytes)
-        # Without numba, with settings that the compiled form lacks, and for the first replays.
+        # With settings that the others lack, and with several streams where numba is not loaded.
         allocator = CachingAllocator(
             settings,
             capacity_bytes=capacity_bytes,
@@ -302,6 +332,13 @@ def _by_allocation(
         if number < count:
             by_allocation[number] = value
     return by_allocation
+
+
+def _peak_at(event: int, levels: Integers) -> Integers:
+    """Return the peak's row where requested, allocated and reserved bytes are the same."""
+    peak = np.full(PEAK_COLUMNS, levels[event], dtype=np.int64)
+    peak[AT_EVENT] = event
+    return peak
 
 
 def _note(

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import msgspec
 
@@ -20,9 +20,11 @@ from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.core.user_script import LaunchScript
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus
+
+if TYPE_CHECKING:
+    from autotune.core.user_script import LaunchScript
 
 Settings = Mapping[str, KnobValue]
 RequestPart = dict[str, object]
@@ -40,6 +42,10 @@ TYPE_NAMES = {
     "str": "a name",
     "null": "null",
 }
+
+ANY_COMMAND = "command"
+"""Name of the framework that is any training command."""
+
 STAND_IN = "stand_in.trace"
 """Worker module that traces a stand-in step; it needs no installed framework."""
 

@@ -15,10 +15,9 @@ from typing import cast
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace, fingerprint
-from autotune.frameworks.base import as_word
+from autotune.frameworks.base import ANY_COMMAND, as_word
 from autotune.frameworks.launched_run import OUT, Figures, Launch, Launched
 
-NAME = "command"
 METHOD = "training"
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 WRITTEN_OUT = "{out}"  # placeholder of the user for the run's own folder, which autotune fills in
@@ -48,9 +47,9 @@ def filled(argv: Sequence[str], settings: Mapping[str, KnobValue]) -> tuple[str,
 class Command(Launched):
     """Command line of the user."""
 
-    name = NAME
+    name = ANY_COMMAND
     method = METHOD
-    space = NAME
+    space = ANY_COMMAND
 
     def load_of(self, settings: Mapping[str, KnobValue], task: Task) -> dict[str, KnobValue]:
         return {

@@ -5,8 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from autotune.core.user_script import LaunchScript
+if TYPE_CHECKING:
+    from autotune.core.user_script import LaunchScript
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,6 +27,7 @@ from autotune.frameworks.base import (
     as_word,
     model_path,
 )
+from autotune.frameworks.engine_servers import served
 from autotune.frameworks.framework_facts import filled
 from autotune.frameworks.hydra_strings import quoted
 from autotune.frameworks.launched_run import (
@@ -36,7 +37,7 @@ from autotune.frameworks.launched_run import (
     probe_steps,
     synthetic_prompts,
 )
-from autotune.frameworks.stand_in_step import SpecFields, StandInSpec, served
+from autotune.frameworks.stand_in_step import SpecFields, StandInSpec
 from autotune.frameworks.stated_settings import StatedSettings
 
 DEFAULT_LORA_RANK = 16

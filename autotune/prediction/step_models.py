@@ -22,11 +22,11 @@ from autotune.core.trace import Trace
 from autotune.estimate.screening import NotUniform, Point, StepModel, point_of
 from autotune.estimate.screening.fewer_micro_steps import with_fewer_micro_steps
 from autotune.estimate.screening.request_points import Request, with_many_micro_steps
+from autotune.machine.environment import ENGINE_PACKAGES
 from autotune.prediction.step_families import architecture_of, covered, step_family
 from autotune.prediction.step_model_file import SurveyedModel, decoded, packed, unpacked
 from autotune.prediction.step_model_pack import OpenPack
 from autotune.prediction.trace_cache import default_folder, key_of
-from autotune.probe.spawn import ENGINE_PACKAGES
 
 SHIPPED = Path(__file__).parent / "step_models"
 SUFFIX = ".step"

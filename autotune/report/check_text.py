@@ -11,7 +11,7 @@ from autotune.core.units import format_bytes
 from autotune.report.job_text import print_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from autotune.report.text_console import TextConsole
 
 
 def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, Any]:
@@ -50,19 +50,18 @@ def check_document(prediction: Prediction, emulated: Measurement) -> dict[str, A
     }
 
 
-def show_check(console: Console, check: Mapping[str, Any]) -> None:
+def show_check(console: TextConsole, check: Mapping[str, Any]) -> None:
     """Print the table, or the error that ended the emulated run, and what narrows its meaning."""
     console.print()
     if check["outcome"] != "ok":
         evidence = f": {check['evidence']}" if check["evidence"] else ""
         print_line(console, f"emulated {check['outcome']}{evidence}")
-    console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}", highlight=False)
+    console.print(f"{'':16}{'predicted':>14}{'emulated':>14}{'difference':>12}")
     for row in check["rows"]:
         predicted = format_bytes(row["predicted_bytes"])
         emulated = format_bytes(row["emulated_bytes"])
         console.print(
             f"{row['name']:16}{predicted:>14}{emulated:>14}{row['difference']:>+12.1%}",
-            highlight=False,
         )
     for caveat in check["caveats"]:
         print_line(console, f"note     {caveat}")

@@ -2,7 +2,7 @@
 unknown figure is null.
 
 These keys are a contract with readers of recommendation.json, apart from the serialised form of a
-trial in studies and in the store (`core.answer.plain`).
+trial in studies and in the store (`core.plain_data.plain`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ LISTED = (
 """Fields of a prediction in lists of candidates."""
 
 NO_FAILURE = Failure(evidence="")
-FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
 
 
 def trial_row(trial: Trial) -> Row:

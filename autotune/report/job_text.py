@@ -8,8 +8,6 @@ import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TextIO
 
-from autotune.core.answer import Trial
-from autotune.core.dataset import RowLengths
 from autotune.core.events import (
     BestPredicted,
     CandidatesPruned,
@@ -29,13 +27,17 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.live import Live
 
+    from autotune.core.answer import Trial
+    from autotune.core.dataset import RowLengths
+    from autotune.report.text_console import TextConsole
+
 LABEL_COLUMNS = 9
 _LABEL = re.compile(r"[a-z]+ +")
 MAX_VALUE_CHARACTERS = 120
 
 
 def show_job(
-    console: Console,
+    console: TextConsole,
     job: Job,
     candidates: Sequence[Candidate],
     *,
@@ -120,7 +122,7 @@ def assignments(knobs: Mapping[str, Any]) -> str:
 
 
 def show_notes(
-    console: Console,
+    console: TextConsole,
     job: Job,
     notes: Sequence[str],
 ) -> None:
@@ -158,7 +160,7 @@ def _share(part: int, total: int) -> str:
     return f"{100 * part / total:.1f}%"
 
 
-def print_line(console: Console, text: str) -> None:
+def print_line(console: TextConsole, text: str) -> None:
     """Print one line, wrapped on a terminal and unchanged in a pipe."""
     if console.soft_wrap or len(text) <= console.width:
         console.print(text)

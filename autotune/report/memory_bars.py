@@ -11,7 +11,7 @@ from autotune.core.units import format_bytes
 from autotune.report.job_text import print_line
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from autotune.report.text_console import TextConsole
 
 WIDEST_BAR = 56
 LABEL = 14
@@ -36,7 +36,7 @@ class Bar:
     figures: tuple[str, ...]
 
 
-def show_memory(console: Console, prediction: Prediction) -> None:
+def show_memory(console: TextConsole, prediction: Prediction) -> None:
     """Print phases and parts as bars."""
     phases = [_phase_bar(phase) for phase in prediction.phases]
     parts = _part_bars(prediction.breakdown)
@@ -118,7 +118,7 @@ class _Picture:
 
     def __init__(
         self,
-        console: Console,
+        console: TextConsole,
         bars: list[Bar],
         limit: float,
     ) -> None:

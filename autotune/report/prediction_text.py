@@ -6,19 +6,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from autotune import frameworks
-from autotune.core.answer import WayToFit
 from autotune.core.job import Job
 from autotune.core.measurement import Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction
 from autotune.core.space import Candidate, KnobValue, as_flags, setting_text
 from autotune.core.units import format_bytes
-from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.job_text import describe_job, print_line, show_notes
 from autotune.report.memory_bars import show_memory
-from autotune.report.verdict_text import margin_text, rate_text, size_text, verdict_text
+from autotune.report.verdict_text import (
+    FITS_IN_WORDS,
+    margin_text,
+    rate_text,
+    size_text,
+    verdict_text,
+)
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from autotune.core.answer import WayToFit
+    from autotune.report.text_console import TextConsole
 
 TRACED_PACKAGES = ("trl", "transformers", "peft", "torch")
 # Shardings that train on float32 copies of half-precision weights (DeepSpeed, accelerate's FSDP1)
@@ -29,7 +34,7 @@ WITH_MASTERS = ("zero1", "zero2", "zero3", "fsdp1")
 
 
 def show_verdict(
-    console: Console,
+    console: TextConsole,
     prediction: Prediction,
     assumed_of_file: Sequence[str] = (),
 ) -> None:
@@ -47,7 +52,7 @@ def show_verdict(
         print_line(console, f"At the lengths given: {verdict}, {size_text(shorter)}.")
 
 
-def show_shipped(console: Console, prediction: Prediction) -> None:
+def show_shipped(console: TextConsole, prediction: Prediction) -> None:
     """Print the verdict for the releases that the package's step models were traced with."""
     print_line(
         console, f"For {_traced_releases(prediction)}, whose step model comes with the package:"
@@ -56,7 +61,7 @@ def show_shipped(console: Console, prediction: Prediction) -> None:
 
 
 def show_difference(
-    console: Console,
+    console: TextConsole,
     prediction: Prediction,
     shipped: Prediction,
 ) -> None:
@@ -73,7 +78,7 @@ def show_difference(
 
 
 def show_ways(
-    console: Console,
+    console: TextConsole,
     ways: Sequence[WayToFit],
     notes: Sequence[str] = (),
 ) -> None:
@@ -87,7 +92,7 @@ def show_ways(
         print_line(console, note)
 
 
-def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
+def show_ways_of_baseline(console: TextConsole, ways: Sequence[WayToFit]) -> None:
     """Print the changes that make the baseline of `run` fit, where nothing that was searched
     does.
     """
@@ -97,7 +102,7 @@ def show_ways_of_baseline(console: Console, ways: Sequence[WayToFit]) -> None:
 
 
 def _list_ways(
-    console: Console,
+    console: TextConsole,
     ways: Sequence[WayToFit],
     flag: str,
 ) -> None:
@@ -114,7 +119,7 @@ def _list_ways(
 # 2. The evidence.
 
 
-def show_evidence(console: Console, prediction: Prediction) -> None:
+def show_evidence(console: TextConsole, prediction: Prediction) -> None:
     """Print memory by phase and part, speed, and the engine's cache."""
     show_memory(console, prediction)
     allocated = size_text(prediction.torch_peak_allocated_bytes)
@@ -178,7 +183,7 @@ def _shares(seconds: Mapping[Phase, Estimate]) -> str:
 
 
 def show_basis(
-    console: Console,
+    console: TextConsole,
     job: Job,
     candidate: Candidate,
     prediction: Prediction,

@@ -7,6 +7,8 @@ from __future__ import annotations
 from autotune.core.prediction import Estimate, Prediction
 from autotune.core.units import format_bytes
 
+FITS_IN_WORDS = {True: "fits", False: "does not fit", None: "can't be decided"}
+
 
 def verdict_text(prediction: Prediction) -> str:
     """Return the verdict with its figures, in one line."""

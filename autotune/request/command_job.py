@@ -9,7 +9,8 @@ from pathlib import Path
 from autotune.core.errors import BadInput, HardwareNotHere, TrainingEnvironmentError
 from autotune.core.job import Model, Task, Workload
 from autotune.core.space import Effect, Knob, KnobValue, SearchSpace
-from autotune.frameworks.command import METHOD, NAME, Command, placeholders
+from autotune.frameworks.base import ANY_COMMAND
+from autotune.frameworks.command import METHOD, Command, placeholders
 from autotune.machine import environment, hardware_detection
 from autotune.probe.device_report import gpu_notes
 from autotune.request.job_builder import ParsedRequest, build_job
@@ -116,10 +117,10 @@ def _space(
         )
         knobs.append(knob)
     return SearchSpace(
-        name=NAME,
+        name=ANY_COMMAND,
         about="what was typed",
         method=METHOD,
-        framework=NAME,
+        framework=ANY_COMMAND,
         knobs=tuple(knobs),
         objective="preference",
         relax=tuple(name for name in command.learning if name in searched),
@@ -149,7 +150,7 @@ def _workload(
             origin="your own command",
         ),
         method=METHOD,
-        framework=NAME,
+        framework=ANY_COMMAND,
         python=python,
         tuning="full",
         weights="real",

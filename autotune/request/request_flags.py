@@ -8,8 +8,8 @@ from os import PathLike
 from typing import Annotated, Any, TypeAlias, TypedDict
 
 from autotune.core.job import Tuning, Weights
+from autotune.core.measurement import Rewards
 from autotune.core.space import KnobValue
-from autotune.core.user_script import Rewards
 
 Name: TypeAlias = str | PathLike[str]
 GivenValues: TypeAlias = Mapping[str, KnobValue] | Sequence[str]

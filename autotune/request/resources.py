@@ -14,7 +14,6 @@ from autotune.core.headroom import Headroom, default_headroom
 from autotune.core.job import Hardware, Mode
 from autotune.core.space import SearchSpace
 from autotune.core.units import format_bytes
-from autotune.emulator.cards import emulated_machine
 from autotune.frameworks.base import Trainer, packages_to_trace
 from autotune.machine import environment, hardware_detection
 from autotune.machine.nvml import devices_here
@@ -47,6 +46,8 @@ def _emulated_hardware(choice: HardwareChoice) -> Hardware:
         )
     if choice.slots is not None and choice.slots > 1:
         raise BadInput("One probe at a time runs on emulated GPUs.", way_out="Leave --slots out.")
+    from autotune.emulator.cards import emulated_machine
+
     cards = emulated_machine(choice.gpus).cards
     return Hardware(
         kind="cuda",

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from autotune.core.job import ExecutorName, Mode, Model, SamplerName, TrackerName, Tuning, Weights
+from autotune.core.measurement import Rewards
 from autotune.core.space import KnobValue
-from autotune.core.user_script import LaunchScript, Rewards, UserScript
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.request.origins import HeldSettings, Origin
+
+if TYPE_CHECKING:
+    from autotune.core.user_script import LaunchScript, UserScript
 
 LOCAL = "local"  # value of --gpus: the devices of this machine
 AUTO = "auto"  # value of --budget and of --mode

@@ -14,8 +14,9 @@ from typing import Any
 import yaml
 from optuna.trial import FrozenTrial, TrialState
 
-from autotune.core.answer import Trial, plain
+from autotune.core.answer import Trial
 from autotune.core.measurement import Failure, Memory
+from autotune.core.plain_data import plain
 from autotune.core.units import GIB, format_bytes, format_seconds
 from autotune.search.trial_storage import CANDIDATE, PREDICTED, WHY, read_trial
 

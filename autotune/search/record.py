@@ -30,10 +30,11 @@ from typing import TypeVar
 import msgspec
 
 import autotune
-from autotune.core.answer import AnswerSource, Recommendation, Trial, plain
+from autotune.core.answer import AnswerSource, Recommendation, Trial
 from autotune.core.events import Event, Listener, ProbeEnded
 from autotune.core.files import FOR_ITS_OWNER, make_private_folder, write_atomically
 from autotune.core.job import Hardware, Job
+from autotune.core.plain_data import plain
 from autotune.core.space import fingerprint
 from autotune.emulator.build import sources_fingerprint
 from autotune.machine import hardware_detection

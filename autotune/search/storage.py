@@ -15,9 +15,9 @@ from optuna.storages import BaseStorage, InMemoryStorage, RDBStorage
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy import event
 
-from autotune.core.answer import plain
 from autotune.core.errors import BadInput, MissingExtra, StudyMismatch
 from autotune.core.job import Job
+from autotune.core.plain_data import plain
 from autotune.core.secrets import without_password
 from autotune.machine.local_files import refuse_network_storage
 from autotune.search.claims import Claims, delete_claims

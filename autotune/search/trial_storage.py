@@ -27,9 +27,10 @@ import msgspec
 import optuna
 from optuna.trial import FrozenTrial, TrialState, create_trial
 
-from autotune.core.answer import Expected, Purpose, Trial, plain
+from autotune.core.answer import Expected, Purpose, Trial
 from autotune.core.errors import StudyMismatch
 from autotune.core.measurement import Cost, Measurement, Memory, Outcome, Speed, judge
+from autotune.core.plain_data import plain
 from autotune.core.prediction import Prediction
 from autotune.core.space import Candidate
 from autotune.core.units import format_bytes

@@ -1,4 +1,6 @@
-"""The compiled allocator and the plain one: equal figures after any sequence of requests."""
+"""Three forms of the allocator: compiled, one loop on lists, and objects. Equal figures after any
+sequence of requests.
+"""
 
 from __future__ import annotations
 
@@ -56,16 +58,19 @@ def written(sequence: list[int]) -> tuple[Trace, set[int]]:
     return book.trace(), emptied
 
 
-def compiled_and_plain(
+def of_all_forms(
     track: Track,
     capacity: int | None,
     patched: pytest.MonkeyPatch,
 ) -> list[object]:
+    """Return the replay of each form; on several streams, the second one is the third."""
     compiled = track.replay(capacity_bytes=capacity)
     with patched.context() as without:
         without.setattr(allocator_compiled, "numba", None)
-        plain = track.replay(capacity_bytes=capacity)
-    return [comparable(compiled), comparable(plain)]
+        on_lists = track.replay(capacity_bytes=capacity)
+        without.setattr(track, "_is_plain", False)
+        of_objects = track.replay(capacity_bytes=capacity)
+    return [comparable(compiled), comparable(on_lists), comparable(of_objects)]
 
 
 def comparable(replayed: Replay) -> tuple[Replay, str]:
@@ -75,19 +80,19 @@ def comparable(replayed: Replay) -> tuple[Replay, str]:
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.none() | st.integers(10, 300))
-def test_both_are_equal(sequence: list[int], capacity: int | None) -> None:
+def test_all_are_equal(sequence: list[int], capacity: int | None) -> None:
     trace, emptied = written(sequence)
     track = Track(trace, empty_cache_before=emptied, resting_before=len(trace.events) // 2)
     with pytest.MonkeyPatch.context() as patched:
-        compiled, plain = compiled_and_plain(
+        compiled, on_lists, of_objects = of_all_forms(
             track, None if capacity is None else capacity * MIB, patched
         )
-    assert compiled == plain
+    assert compiled == on_lists == of_objects
 
 
 @settings(max_examples=200, deadline=None)
 @given(steps, st.data())
-def test_both_are_equal_on_several_streams(sequence: list[int], data: st.DataObject) -> None:
+def test_all_are_equal_on_several_streams(sequence: list[int], data: st.DataObject) -> None:
     trace, emptied = written(sequence)
     count = len(trace.sizes)
     streams = {number: data.draw(st.integers(0, 2)) for number in range(0, count, 2)}
@@ -96,10 +101,10 @@ def test_both_are_equal_on_several_streams(sequence: list[int], data: st.DataObj
         dataclasses.replace(trace, streams=streams, returns=returns), empty_cache_before=emptied
     )
     with pytest.MonkeyPatch.context() as patched:
-        compiled, plain = compiled_and_plain(
+        compiled, on_lists, of_objects = of_all_forms(
             track, data.draw(st.none() | st.integers(10 * MIB, 300 * MIB)), patched
         )
-    assert compiled == plain
+    assert compiled == on_lists == of_objects
 
 
 def test_more_blocks_than_initially_allocated() -> None:
@@ -109,8 +114,8 @@ def test_more_blocks_than_initially_allocated() -> None:
         book.make(600, "activations")
     track = Track(book.trace())
     with pytest.MonkeyPatch.context() as patched:
-        compiled, plain = compiled_and_plain(track, None, patched)
-    assert compiled == plain
+        compiled, on_lists, of_objects = of_all_forms(track, None, patched)
+    assert compiled == on_lists == of_objects
 
 
 def test_unsound_events_are_refused() -> None:

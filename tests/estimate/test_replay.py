@@ -11,6 +11,7 @@ from autotune.core.trace import Inventory, Mark, Trace
 from autotune.core.units import MIB
 from autotune.estimate.allocator import AllocatorSettings, CachingAllocator
 from autotune.estimate.phase_use import PhaseUse, Replay
+from autotune.estimate.track import Track
 from tests.estimate.synthetic import Book, replay, training
 
 
@@ -59,6 +60,24 @@ def test_later_phases_include_the_cache_of_earlier_ones() -> None:
 def test_the_requested_peak_equals_the_traces() -> None:
     trace = training(micro_batch=3)
     assert requested_peak(replay(trace)) == trace.peak_bytes
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_requests_alone_have_the_replays_requested_peaks(steps: int) -> None:
+    """Without a replay, for each phase of each step, parts included: blocks are the requests."""
+    track = Track(training(steps=steps), resting_before=None)
+    replayed = track.replay().phases
+    requests = track.requests(track.sizes)
+    assert requests.reached.sum() == len(replayed)
+    for row, use in enumerate(replayed):
+        peaks = requests.peaks[row].tolist()
+        assert peaks[:3] == [use.requested_bytes] * 3
+    usage = {use.phase: use for use in track.usage(requests, track.sizes).phases}
+    assert (
+        usage["backward"].requested_bytes
+        == usage["backward"].reserved_bytes
+        == 270 * MIB + (200 * MIB * (steps - 1))
+    )
 
 
 def test_expandable_segments_reserve_what_is_allocated_up_to_a_page() -> None:

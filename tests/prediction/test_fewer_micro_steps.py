@@ -21,7 +21,7 @@ from autotune.estimate.screening.step_model import phase_peaks, sizes_at, steps_
 from autotune.prediction.opening import open_tracers
 from autotune.prediction.service import PredictionService
 from autotune.prediction.step_families import points_around
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources

@@ -24,7 +24,8 @@ from autotune.estimate.screening.step_model import phase_peaks, sizes_at
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService, predict_candidates
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import TracerPool
 
 CONFIG: dict[str, object] = {
     "model_type": "qwen2",

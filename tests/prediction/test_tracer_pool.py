@@ -15,7 +15,8 @@ import pytest
 
 from autotune.core.errors import CannotPredict, ProbeError
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import OutOfTime, Tracer, TracerPool
+from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import OutOfTime, TracerPool
 from tests.probe.toys import tree_of
 
 TOY = str(Path(__file__).parent / "toy_trace.py")

@@ -6,7 +6,7 @@ import pytest
 
 from autotune.core.errors import CannotPredict
 from autotune.core.progress import WorkProgress, watched_by
-from autotune.prediction.tracer import TracerPool
+from autotune.prediction.tracer_pool import TracerPool
 from tests.prediction.test_tracer_pool import make, spec
 
 

@@ -20,7 +20,8 @@ from autotune.frameworks.trl.settings import SHARDINGS
 from autotune.machine.hardware_detection import hardware
 from autotune.prediction.service import PredictionService
 from autotune.prediction.trace_cache import TraceCache
-from autotune.prediction.tracer import Tracer, TracerPool
+from autotune.prediction.tracer import Tracer
+from autotune.prediction.tracer_pool import TracerPool
 from tests.worker.tracing.test_new_models import cut
 
 WITH_IMAGES = [entry for entry in catalog.models() if "vision_config" in entry.config]

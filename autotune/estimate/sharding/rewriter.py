@@ -302,6 +302,17 @@ class Writer:
         )
 
 
+HOOKS: Mapping[int, str] = {
+    UseKind.PASS: "pass_begins",
+    UseKind.FORWARD: "forward_begins",
+    UseKind.FORWARD_DONE: "forward_ends",
+    UseKind.BACKWARD: "backward_begins",
+    UseKind.BACKWARD_DONE: "backward_ends",
+    UseKind.READ: "read",
+}
+"""Kind of a use -> the method that repeats what the library does there."""
+
+
 class Rewriter:
     """Walk through a plain trace; subclasses repeat their library's actions at each use."""
 
@@ -324,14 +335,11 @@ class Rewriter:
         self.step_number = 0
         self._last_gradients = _last_gradients(usage)
         self._taken_over: set[int] = set()  # allocations that the rewriter frees itself
-        self._hooks: dict[int, Callable[[int], None]] = {
-            UseKind.PASS: self.pass_begins,
-            UseKind.FORWARD: self.forward_begins,
-            UseKind.FORWARD_DONE: self.forward_ends,
-            UseKind.BACKWARD: self.backward_begins,
-            UseKind.BACKWARD_DONE: self.backward_ends,
-            UseKind.READ: self.read,
-        }
+        # Uses at which this library does nothing are passed over: they are most of a trace's.
+        self._hooks: dict[int, Callable[[int], None]] = {}
+        for kind, name in HOOKS.items():
+            if getattr(type(self), name) is not getattr(Rewriter, name):
+                self._hooks[kind] = getattr(self, name)
 
     # Hooks for subclasses.
 
@@ -373,6 +381,9 @@ class Rewriter:
         """Copy the plain trace's events, without those of allocations that are gone."""
         drops_new = self.phase == "optimizer" and self.replaces_optimizer
         events = self.book.events
+        if not (drops_new or self.gone or self._taken_over):
+            events += self.trace.events[begin:end]
+            return
         for entry in self.trace.events[begin:end]:
             number = abs(entry) - 1
             if drops_new and entry > 0:
@@ -384,7 +395,8 @@ class Rewriter:
     def _turns(self) -> Iterator[tuple[int, Mark | tuple[int, ...]]]:
         """Yield marks and uses before their event: ends, then marks, then beginnings."""
         marks = self.trace.marks
-        uses = self.usage.uses
+        heeded = {UseKind.GRADIENT, *self._hooks}
+        uses = [use for use in self.usage.uses if use[1] in heeded]
         events = {mark.event for mark in marks}.union(use[0] for use in uses)
         mark = use = 0
         for event in sorted(events):

@@ -15,7 +15,7 @@ from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Settings, count_of
-from autotune.frameworks.stand_in_step import SHARE, served
+from autotune.frameworks.engine_servers import SHARE, served
 from autotune.frameworks.trl import async_grpo_rules, requests, resident_models
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
 from autotune.frameworks.trl.field_list import default

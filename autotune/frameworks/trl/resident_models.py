@@ -18,7 +18,7 @@ from autotune.core.job import Task
 from autotune.core.space import Candidate
 from autotune.core.units import GIB
 from autotune.frameworks.base import SPREAD_BY, Settings, count_of, share_of
-from autotune.frameworks.stand_in_step import served
+from autotune.frameworks.engine_servers import served
 from autotune.frameworks.trl.load_settings import max_num_seqs
 from autotune.frameworks.trl.precision import engine_dtype
 from autotune.frameworks.trl.settings import (

@@ -19,7 +19,8 @@ import msgspec
 from autotune.catalog import model_lookup
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model
-from autotune.core.user_script import Rewards, ScriptInspection, UserScript
+from autotune.core.measurement import Rewards
+from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.look_worker import keeping_worker, worker_for

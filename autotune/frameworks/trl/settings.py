@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from autotune.core.job import Task
 from autotune.core.space import Knobs, KnobValue
 from autotune.frameworks.base import Settings, count_of
-from autotune.frameworks.stand_in_step import SHARE
+from autotune.frameworks.engine_servers import SHARE
 from autotune.frameworks.trl.adapter_settings import adapter_settings
 from autotune.frameworks.trl.field_list import default, fields
 from autotune.frameworks.trl.precision import precision_settings

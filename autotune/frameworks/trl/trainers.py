@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from autotune.core.composition import Composition
 from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
@@ -15,7 +15,6 @@ from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.core.user_script import LaunchScript
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
@@ -36,6 +35,9 @@ from autotune.frameworks.trl.settings import (
     settings_of,
     training_ranks,
 )
+
+if TYPE_CHECKING:
+    from autotune.core.user_script import LaunchScript
 
 DEFAULT_MICRO_BATCH = 8
 MAX_DEFAULT_ACCUMULATION = 128

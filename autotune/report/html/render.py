@@ -12,13 +12,13 @@ from autotune.core.files import read_json
 from autotune.core.space import setting_text
 from autotune.core.units import MIB, format_bytes, format_seconds
 from autotune.report.candidate_types import IntervalRow
-from autotune.report.document_rows import FITS_IN_WORDS
 from autotune.report.document_types import AnswerDocument, LengthsRow, read_answer
 from autotune.report.html.charts import gib, knobs_text, labelled, moving_knobs, rate
 from autotune.report.html.phase_charts import memory_by_phase, search_time, seconds_by_phase
 from autotune.report.html.prediction_chart import predicted_against_measured
 from autotune.report.html.speed_chart import speed_against_memory
 from autotune.report.html.templates import joined_files, open_templates, safe_in_script
+from autotune.report.verdict_text import FITS_IN_WORDS
 
 if TYPE_CHECKING:
     from plotly.graph_objects import Figure

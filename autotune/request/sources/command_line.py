@@ -11,7 +11,7 @@ from pathlib import Path
 
 from autotune.core.errors import BadInput
 from autotune.core.units import parse_bytes, parse_seconds, parse_share
-from autotune.frameworks.command import NAME as COMMAND
+from autotune.frameworks.base import ANY_COMMAND
 from autotune.request.assignments import parse_holds, parse_searches
 from autotune.request.flags import DEFAULTS, Flags, option_name
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, by_name
@@ -50,7 +50,7 @@ FLAG_OF_SETTING = {
 
 def flag_values(flags: Flags) -> FlagValues:
     """Return the values of the flags. BadInput: a contradiction, or a value that can't be read."""
-    if flags.framework == COMMAND:
+    if flags.framework == ANY_COMMAND:
         refuse_for_command(flags)
         file = None
         command = _own_command(flags)
