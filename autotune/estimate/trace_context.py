@@ -37,6 +37,7 @@ class PredictionInput:
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
     prompts_differ: bool = True  # in length, so that a rollout needs an attention mask
+    rows_differ: bool | None = None  # likewise those of a training micro-batch; None: not known
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
     prompt_lengths: TokenLengths | None = None  # likewise of prompts
 

@@ -11,6 +11,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.origins import HeldSetting, Origin, Source
 
 PROMPT_KNOB = "max_prompt_length"
+MEDIAN = 50
 PERCENTILES = (99, 95, 90)  # percentiles of the dataset's prompt lengths to try as shorter limits
 
 
@@ -88,4 +89,8 @@ def with_row_lengths(request: ParsedRequest) -> ParsedRequest:
         return replace(request, notes=notes)
     if not lengths:
         return request
-    return replace(request, job=replace(request.job, data=lengths))
+    task = request.job.task
+    for percentile in lengths.percentiles:
+        if percentile.share == MEDIAN:
+            task = replace(task, workload=replace(task.workload, median_row=percentile.length))
+    return replace(request, job=replace(request.job, task=task, data=lengths))
