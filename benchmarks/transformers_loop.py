@@ -57,6 +57,7 @@ def main() -> int:
     lines = []
     for row in stated["rows"]:
         line = stored(row["id"], options.keep, partial(compared, row, stated["shapes"]))
+        line["held_back"] = not row.get("known", False)
         lines.append(line)
         print(readable_line(line), flush=True)
     document = {
@@ -75,7 +76,7 @@ def main() -> int:
 
 def compared(row: Row, shapes: Mapping[str, Row]) -> dict[str, Any]:
     """Return the predicted and the measured seconds of a micro-step."""
-    line = {**row, "held_back": True}
+    line = dict(row)
     try:
         prediction = predicted(row, shapes)
     except AutotuneError as error:
@@ -154,10 +155,11 @@ def model_of(row: Row, shapes: Mapping[str, Row], folder: Path) -> str:
 
 
 def figures(lines: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the figures of all rows, of each card and of each tuning."""
+    """Return the figures of all rows, of those read before, of each card and of each tuning."""
     groups = {"all": lines}
     for line in lines:
-        for name in (line["gpu"], line["tuning"]):
+        reading = "held back" if line["held_back"] else "read before"
+        for name in (reading, line["gpu"], line["tuning"]):
             groups.setdefault(name, []).append(line)
     counted = {}
     for name, group in groups.items():

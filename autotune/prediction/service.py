@@ -383,7 +383,7 @@ class PredictionService:
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
             prompts_differ=_differ(task.workload.prompt_lengths),
-            rows_differ=_rows_differ(composition, task.workload.median_row),
+            rows_differ=rows_differ(composition, task.workload.median_row),
             lengths=task.workload.completion_lengths,
             prompt_lengths=task.workload.prompt_lengths,
         )
@@ -584,7 +584,7 @@ def _differ(lengths: TokenLengths | None) -> bool:
     return lengths is None or len(set(lengths.sample)) > 1
 
 
-def _rows_differ(composition: Composition, median_row: int | None) -> bool | None:
+def rows_differ(composition: Composition, median_row: int | None) -> bool | None:
     """Return True if half of the rows are shorter than those trained on; None: not known."""
     if median_row is None:
         return None
