@@ -369,10 +369,9 @@ class PredictionService:
         settings = candidate.settings
         group_size = self._trainer.canonical.get("num_generations", "num_generations")
         allocator = str(settings.get(ALLOCATOR) or "")
-        composition = self._composition(candidate)
         return PredictionInput(
             candidate_id=candidate.id,
-            composition=composition,
+            composition=self._composition(candidate),
             hardware=task.hardware,
             gpu=self._gpu,
             limit_bytes=self._limit_bytes,
@@ -383,7 +382,7 @@ class PredictionService:
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
             prompts_differ=_differ(task.workload.prompt_lengths),
-            rows_differ=rows_differ(composition, task.workload.median_row),
+            median_row=task.workload.median_row,
             lengths=task.workload.completion_lengths,
             prompt_lengths=task.workload.prompt_lengths,
         )
@@ -582,13 +581,6 @@ def _end_of_share(deadline: float, parts: int) -> float:
 def _differ(lengths: TokenLengths | None) -> bool:
     """Return True unless all lengths are known to be equal, as those of a probe's prompts are."""
     return lengths is None or len(set(lengths.sample)) > 1
-
-
-def rows_differ(composition: Composition, median_row: int | None) -> bool | None:
-    """Return True if half of the rows are shorter than those trained on; None: not known."""
-    if median_row is None:
-        return None
-    return median_row < composition.prompt_length + composition.completion_length
 
 
 def _peaks_of(rank_and_stage: tuple[PredictionInput, StepStage]) -> tuple[int, int]:

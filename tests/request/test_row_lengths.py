@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from autotune.core.dataset import LengthPercentile, RowLengths
-from autotune.prediction.service import rows_differ
 from autotune.request.measured_data import with_row_lengths
-from tests.estimate.test_throughput import composition
+from tests.estimate.test_throughput import prediction_input
 from tests.simulated import ToyTrainer, toy_job, toy_request, toy_space
 
 
@@ -46,4 +45,4 @@ def test_the_middle_row_is_kept_with_the_data(
 def test_rows_differ_where_half_of_them_are_shorter(
     median_row: int | None, answer: bool | None
 ) -> None:
-    assert rows_differ(composition(), median_row) is answer
+    assert prediction_input(median_row=median_row).rows_differ is answer
