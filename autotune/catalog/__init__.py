@@ -48,6 +48,7 @@ class Gpu:
     host_link_gb_per_second: float | None = None  # one direction; None: PCIe x16
     speed_source: str | None = None  # page with the speeds: the vendor's, or a collection
     speed_rows: str | None = None  # page with measured speeds that predictions were compared with
+    is_misordered: bool = False  # those rows were predicted in the wrong order with other cards'
     probes: bool = True  # False: prediction only (not an NVIDIA GPU)
 
     @property

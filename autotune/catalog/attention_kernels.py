@@ -11,11 +11,17 @@ from autotune.core.prediction import Estimate
 from autotune.core.yaml_document import packaged_table
 
 Kernel = Literal[
-    "flash_attention_2", "flash_attention_3", "flash_attention_4", "cudnn", "flex_attention"
+    "flash_attention_2",
+    "flash_attention_3",
+    "flash_attention_4",
+    "cudnn",
+    "flex_attention",
+    "efficient_attention",
 ]
 UNKNOWN_CARD_FACTOR = 2.0  # of a share that is known of other capabilities only
 CUDNN_PREFERRED = (9.0, 10.0, 10.3)  # Data-centre cards whose SDPA prefers cuDNN
 CUDNN_PREFERRED_FROM = (2, 11)  # torch: the first wheels with cuDNN 9.15.1 or later
+USUAL_HEAD_SIZE = 128  # the largest head that every kernel was written for
 
 _KERNELS_BY_WORD: dict[str, Kernel] = {
     "flex": "flex_attention",
@@ -35,6 +41,11 @@ class AttentionUse:
 
     kernel: Kernel
     row_tokens: int | None = None  # None: rows as long as a kernel needs
+    head_size: int | None = None  # None: at most `USUAL_HEAD_SIZE`
+
+    @property
+    def has_wide_heads(self) -> bool:
+        return (self.head_size or 0) > USUAL_HEAD_SIZE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,6 +55,8 @@ class AttentionRow(Estimate):
     kernel: Kernel
     capabilities: tuple[str, ...]
     half_tokens: int = 0  # rows of this length reach half of the share; 0: not known
+    wide_heads_factor: float = 1.0  # of the share, with heads above 128
+    inferred: bool = False  # from rows of other cards
     why: str
     sources: tuple[str, ...]
 
@@ -87,14 +100,15 @@ def kernel_of(
 
 def is_measured(kernel: Kernel, compute_capability: str | None) -> bool:
     """Return True if a row states the kernel's share on cards of this capability."""
-    return compute_capability in _nearest(kernel, compute_capability).capabilities
+    nearest = _nearest(kernel, compute_capability)
+    return compute_capability in nearest.capabilities and not nearest.inferred
 
 
 def attention_share(attention: AttentionUse, compute_capability: str | None) -> Estimate:
     """Return the share of the dense peak that a kernel reaches on a card; of other cards a wider
     interval around that of the nearest one.
 
-        share = share of long rows / (1 + half_tokens / row_tokens)
+        share = share of long rows * wide_heads_factor / (1 + half_tokens / row_tokens)
     """
     nearest = _nearest(attention.kernel, compute_capability)
     share: Estimate = nearest
@@ -104,6 +118,8 @@ def attention_share(attention: AttentionUse, compute_capability: str | None) -> 
             low=nearest.low / UNKNOWN_CARD_FACTOR,
             high=min(1.0, nearest.high * UNKNOWN_CARD_FACTOR),
         )
+    if attention.has_wide_heads:
+        share = share.scaled(nearest.wide_heads_factor)
     if not attention.row_tokens or not nearest.half_tokens:
         return share
     return share.scaled(1 / (1 + nearest.half_tokens / attention.row_tokens))

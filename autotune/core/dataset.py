@@ -16,6 +16,7 @@ from autotune.core.files import refuse_special_files
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
 
+MEDIAN = 50  # per cent of the rows
 FILE_LOADERS: Mapping[str, str] = {
     ".json": "json",
     ".jsonl": "json",
@@ -73,6 +74,14 @@ class RowLengths:
     looked_at: int  # sample size for large datasets; the figures below refer to the sample
     tokens: int
     percentiles: tuple[LengthPercentile, ...]  # from the shortest to the longest row
+
+    @property
+    def median(self) -> int | None:
+        """Tokens of the middle row; None: not measured."""
+        for percentile in self.percentiles:
+            if percentile.share == MEDIAN:
+                return percentile.length
+        return None
 
 
 @dataclass(frozen=True, kw_only=True)

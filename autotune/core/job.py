@@ -100,6 +100,7 @@ class Workload:
     typical_completion_length: int | None = None  # length used for ranking by speed, where known
     completion_lengths: TokenLengths | None = None  # lengths that occur, where known
     prompt_lengths: TokenLengths | None = None  # of prompts, where known
+    median_row: int | None = None  # tokens of the middle row of the data; None: not known
     images: Images | None = None  # of each row; None: texts only
     dataset: str | None = None  # name or path, as the framework loads it; None: synthetic prompts
     config_file: Path | None = None  # the user's configuration file

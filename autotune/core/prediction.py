@@ -173,6 +173,8 @@ class Prediction:
     tokens_per_second_at_lengths: Estimate | None = None
     # Cards, kernels and precisions whose speed no measured run was ever compared with
     speed_never_compared: tuple[str, ...] = ()
+    # Measured runs on this card were predicted in the wrong order with those on other cards
+    speed_misordered: bool = False
     # Seconds of those phases, per generation cycle
     seconds_at_lengths: Mapping[Phase, Estimate] = field(default_factory=dict)
     # At the lengths by which candidates are ranked; at the last ones, if they change

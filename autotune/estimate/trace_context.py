@@ -37,12 +37,21 @@ class PredictionInput:
     allocator: AllocatorSettings = field(default_factory=AllocatorSettings)
     host_bytes: int = 0  # per rank, offloaded
     prompts_differ: bool = True  # in length, so that a rollout needs an attention mask
+    median_row: int | None = None  # tokens of the middle row of the data; None: not known
     lengths: TokenLengths | None = None  # completions that occur; None: only the longest are known
     prompt_lengths: TokenLengths | None = None  # likewise of prompts
 
     @property
     def on_cpu(self) -> bool:
         return self.hardware.kind == "cpu"
+
+    @property
+    def rows_differ(self) -> bool | None:
+        """True: half of the rows are shorter than those trained on; None: not known."""
+        if self.median_row is None:
+            return None
+        composition = self.composition
+        return self.median_row < composition.prompt_length + composition.completion_length
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -382,6 +382,7 @@ class PredictionService:
             allocator=AllocatorSettings.of(allocator),
             host_bytes=host_bytes,
             prompts_differ=_differ(task.workload.prompt_lengths),
+            median_row=task.workload.median_row,
             lengths=task.workload.completion_lengths,
             prompt_lengths=task.workload.prompt_lengths,
         )

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from autotune.core.dataset import PromptLengths
+from autotune.core.dataset import PromptLengths, RowLengths
 from autotune.core.errors import BadInput
+from autotune.core.job import Job
 from autotune.core.units import counted
 from autotune.request.job_builder import ParsedRequest
 from autotune.request.origins import HeldSetting, Origin, Source
@@ -88,4 +89,18 @@ def with_row_lengths(request: ParsedRequest) -> ParsedRequest:
         return replace(request, notes=notes)
     if not lengths:
         return request
-    return replace(request, job=replace(request.job, data=lengths))
+    return replace(request, job=_with_lengths(request.job, lengths))
+
+
+def _with_lengths(job: Job, lengths: RowLengths) -> Job:
+    """Return the job with the data's row lengths, and the middle one with its workload."""
+    task = job.task
+    workload = replace(
+        task.workload,
+        median_row=lengths.median,
+    )
+    return replace(
+        job,
+        task=replace(task, workload=workload),
+        data=lengths,
+    )

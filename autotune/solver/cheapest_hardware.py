@@ -61,6 +61,14 @@ class PredictedOffer(SolverAttempt):
         return not self.prediction.speed_never_compared
 
     @property
+    def speed_is_misordered(self) -> bool:
+        return self.prediction is not None and self.prediction.speed_misordered
+
+    @property
+    def ranks_by_speed(self) -> bool:
+        return self.speed_is_compared and not self.speed_is_misordered
+
+    @property
     def step_cost(self) -> Estimate | None:
         if self.step_seconds is None:
             return None
@@ -82,13 +90,13 @@ class CheapestHardware:
     @property
     def per_step(self) -> PredictedOffer | None:
         """Offer with the lowest predicted cost of a step that surely fits, of the cards whose speed
-        was compared with measured runs; None: there is none.
+        was compared with measured runs, in the right order; None: there is none.
         """
         cheapest = None
         lowest_cost = math.inf
         for offer in self.offers:
             cost = offer.step_cost
-            if cost is None or not offer.speed_is_compared:
+            if cost is None or not offer.ranks_by_speed:
                 continue
             if offer.fits and cost.value < lowest_cost:
                 cheapest = offer
@@ -314,4 +322,9 @@ def _offer_text(predicted: PredictedOffer, currency: str) -> str:
         parts.append(f"{value} ({low} to {high}) and {price} per step")
         if not predicted.speed_is_compared:
             parts.append("its speed was never compared, so it is not ranked by it")
+        elif predicted.speed_is_misordered:
+            parts.append(
+                "measured runs on it were slower than predicted beside other cards, so it is not"
+                " ranked by its speed"
+            )
     return ", ".join(parts)

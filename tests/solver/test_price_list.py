@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,14 @@ import pytest
 from autotune.core.errors import BadInput
 from autotune.core.prediction import Estimate
 from autotune.machine.hardware_detection import hardware
-from autotune.solver.cheapest_hardware import CheapestHardware, Offer, PredictedOffer, read_prices
+from autotune.solver.cheapest_hardware import (
+    CheapestHardware,
+    Offer,
+    PredictedOffer,
+    hardware_lines,
+    read_prices,
+)
+from tests.estimate.test_uncompared_cards import PREDICTION
 
 
 def test_offers_are_in_order_of_their_price(tmp_path: Path) -> None:
@@ -69,3 +77,19 @@ def test_the_cost_of_a_step_is_its_seconds_at_the_price() -> None:
     )
     nothing = CheapestHardware(offers=(prediction,), currency="")
     assert nothing.per_hour is None and nothing.per_step is None
+
+
+def test_a_card_that_was_ordered_wrongly_is_not_ranked() -> None:
+    offers = []
+    for gpus, is_misordered in (("B200", True), ("H100", False)):
+        offer = Offer(gpus=gpus, hardware=hardware(gpus, here=()), per_hour=3.6)
+        predicted = PredictedOffer(
+            offer=offer,
+            prediction=replace(PREDICTION, fits=True, speed_misordered=is_misordered),
+            step_seconds=Estimate.exactly(1.0 if is_misordered else 2.0),
+        )
+        offers.append(predicted)
+    answer = CheapestHardware(offers=tuple(offers), currency="USD")
+    assert answer.per_step is offers[1]
+    [b200] = [line for line in hardware_lines(answer) if line.startswith("B200")]
+    assert "not ranked by its speed" in b200

@@ -22,7 +22,7 @@ from autotune.core.measurement import PHASES, Phase
 from autotune.core.prediction import EngineFit, Estimate, PipelineTimes, Prediction, highest
 from autotune.core.trace import Inventory, ModuleUse, Trace, Work
 from autotune.estimate import model_shape
-from autotune.estimate.model_shape import dtype_bytes
+from autotune.estimate.model_shape import Shape, dtype_bytes
 from autotune.estimate.throughput.expert_loops import with_expert_loops
 from autotune.estimate.throughput.generation import (
     ATTENTION,
@@ -48,6 +48,12 @@ from autotune.estimate.throughput.host_loops import (
     ADAPTER_TENSORS,
     named_tensors,
     with_host_loops,
+)
+from autotune.estimate.throughput.masked_rows import (
+    masked_attention,
+    masked_work,
+    masks_note,
+    up_to_masks,
 )
 from autotune.estimate.throughput.rollout_simulation import (
     overlapped,
@@ -94,7 +100,8 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
     )
 
     # 1. At the longest completions.
-    longest = cycle_of(composition)
+    rows_differ = rank.rows_differ
+    longest = cycle_of(composition, rows_differ=rows_differ)
     phases = []
     for phase in memory.phases:
         phases.append(dataclasses.replace(phase, seconds=longest.seconds.get(phase.name)))
@@ -103,15 +110,23 @@ def with_speed(rank: PredictionInput, memory: Prediction) -> Prediction:
         phases=tuple(phases),
         tokens_per_second=tokens_per_second(longest.seconds, composition),
         pipeline=longest.pipeline,
+        speed_misordered=gpu.is_misordered,
+        assumptions=(*memory.assumptions, *masks_note(composition, rows_differ)),
     )
     cards = uncompared_cards(gpu)
-    parts = tuple(uncompared_parts(rank.trace, composition.attention, gpu))
+    full = _attention(rank.trace, composition, gpu, model_shape.shape(rank.config))
+    masked = masked_attention(composition, full) if rows_differ else None
+    with_masks = masked.kernel if masked is not None else None
+    parts = tuple(uncompared_parts(rank.trace, composition.attention, gpu, with_masks))
     if lengths is None or composition.generation == "none":
         return widened(prediction, cards, parts)
 
     # 2. At those that occur: the mean of the parts.
     drawn = lengths.up_to(composition.completion_length)
-    cycles = [cycle_of(refilled(composition, part), lengths=part) for part in drawn.parts]
+    cycles = []
+    for part in drawn.parts:
+        differ = len(set(part.sample)) > 1
+        cycles.append(cycle_of(refilled(composition, part), lengths=part, rows_differ=differ))
     seconds: dict[Phase, Estimate] = {}
     for phase_name in cycles[0].seconds:
         of_parts = [cycle_of_part.seconds[phase_name] for cycle_of_part in cycles]
@@ -153,11 +168,13 @@ def cycle(
     num_generations: int = 1,
     lengths: TokenLengths | None = None,
     prompts: TokenLengths | None = None,
+    rows_differ: bool | None = None,
 ) -> Cycle:
     """Return seconds of one generation cycle by phase. `reward` and `load` cannot be predicted.
 
     lengths: completions that occur; None: all are the longest, as prompts are then.
     prompts: those that occur; None: all are the longest.
+    rows_differ: in length, so that a micro-batch is padded; None: not known.
     """
     # 1. Traced phases, repeated as often as a cycle does.
     counts = counted(trace, composition, iterations=iterations)
@@ -166,7 +183,9 @@ def cycle(
         trace, counts = shortened(trace, composition, counts, lengths, prompts)
         served = _with_mean_prompt(composition, prompts)
     seconds: dict[Phase, Estimate] = {}
-    attention = _attention(trace, composition, gpu)
+    shape = model_shape.shape(config)
+    attention = _attention(trace, composition, gpu, shape)
+    masked = masked_attention(composition, attention)
     repeats = dict.fromkeys(BATCH_PHASES, counts.scored)
     repeats["score"] = counts.scored * composition.scorings
     repeats["optimizer"] = float(counts.optimizer_steps)
@@ -174,8 +193,10 @@ def cycle(
         if work.phase not in ("load", "reward"):
             times = repeats.get(work.phase, counts.micro_steps / counts.traced_micro_steps)
             once = _once(work, composition, gpu, attention)
+            if masked is not None and work.phase in SCALED_PHASES:
+                padded = masked_work(work, composition, shape)
+                once = up_to_masks(once, _once(padded, composition, gpu, masked), rows_differ)
             seconds[work.phase] = once.scaled(times)
-    shape = model_shape.shape(config)
     seconds = with_expert_loops(seconds, composition, shape, gpu, counts.micro_steps)
     dtype = commonest_dtype(trace) or composition["policy"].dtype
     seconds = with_grouped_products(seconds, composition, shape, gpu, dtype, counts.micro_steps)
@@ -353,12 +374,18 @@ def _splits(composition: Composition) -> bool:
     return has_adapter and composition.reads_adapter_counts and not composition.groups_experts
 
 
-def _attention(trace: Trace, composition: Composition, gpu: Gpu) -> AttentionUse:
-    """Return the kernel that the step's torch runs, and the length of its rows."""
+def _attention(
+    trace: Trace,
+    composition: Composition,
+    gpu: Gpu,
+    shape: Shape,
+) -> AttentionUse:
+    """Return the kernel that the step's torch runs, the length of its rows and size of heads."""
     torch = release_numbers(trace.versions.get("torch") or "")
     return AttentionUse(
         kernel=kernel_of(composition.attention, gpu.compute_capability, torch),
         row_tokens=composition.prompt_length + composition.completion_length,
+        head_size=shape.head_dim,
     )
 
 

@@ -16,7 +16,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 from autotune.catalog import Gpu, efficiency
-from autotune.catalog.attention_kernels import is_measured, kernel_of
+from autotune.catalog.attention_kernels import Kernel, is_measured, kernel_of
 from autotune.core.measurement import Phase
 from autotune.core.prediction import (
     Estimate,
@@ -36,11 +36,18 @@ def uncompared_cards(gpu: Gpu) -> tuple[str, ...]:
     return () if is_compared(gpu) else (f"a {gpu.name}",)
 
 
-def uncompared_parts(trace: Trace, attention: str | None, gpu: Gpu) -> Iterator[str]:
-    """Yield kernels and precisions of a step that were never compared. `attention`: its
-    implementation.
+def uncompared_parts(
+    trace: Trace,
+    attention: str | None,
+    gpu: Gpu,
+    with_masks: Kernel | None = None,
+) -> Iterator[str]:
+    """Yield kernels and precisions of a step that were never compared.
+
+    attention: its implementation; with_masks: the kernel that computes padded rows; None: no row is
+    known to be padded.
     """
-    kernel = kernel_of(attention, gpu.compute_capability)
+    kernel = with_masks or kernel_of(attention, gpu.compute_capability)
     keys = [key for work in trace.work for key in work.flops]
     has_attention = any(key.startswith(ATTENTION) for key in keys)
     if has_attention and not is_measured(kernel, gpu.compute_capability):
