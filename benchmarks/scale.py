@@ -220,7 +220,7 @@ def driver(
     No candidate is dropped for being unlikely to be better, so that the search never ends; its
     probability is computed anyway.
     """
-    agenda.LEAST_GAIN = 0.0
+    agenda.LEAST_GAIN = 0.0  # type: ignore[attr-defined]
     agenda.TRAINING_SECONDS = math.inf  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)

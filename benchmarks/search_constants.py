@@ -51,7 +51,7 @@ PAIRS: Mapping[str, tuple[str, Sequence[Any]]] = {
     "REMOTE_CHANCE": ("agenda", (0.01, 0.1)),
     "MAX_LAST_RESORTS": ("agenda", (3, 12)),
     "MIN_REFUSED_CHANCE": ("agenda", (0.0, 1e-2)),
-    "LEAST_GAIN": ("agenda", (0.00025, 0.001)),
+    "LEAST_GAIN": ("confirmation", (0.00025, 0.001)),
     "TRAINING_SECONDS": ("confirmation", (86_400.0, 345_600.0)),
     "LIKELY_CHANCE": ("predicted_order", (0.25, 0.75)),
     "PRUNE_SHARE": ("pruning", (0.8, 0.99)),

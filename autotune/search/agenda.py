@@ -55,7 +55,7 @@ from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.acquisition import OOM_EXPONENTS, seconds_to_measure
 from autotune.search.affordable import affordable
-from autotune.search.confirmation import TRAINING_SECONDS, next_confirmation
+from autotune.search.confirmation import LEAST_GAIN, TRAINING_SECONDS, next_confirmation
 from autotune.search.first_probe import SAFE_CHANCE, instead_of_baseline
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
@@ -72,10 +72,6 @@ REMOTE_CHANCE = 0.03  # once a less preferred tier is known to fit
 MAX_EQUAL_FAILURES = 3
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
-
-# Share of speed that a probe has to promise at least, whatever it costs (`worthwhile_gains`): where
-# it takes seconds, the search would never end otherwise
-LEAST_GAIN = 0.0005
 
 # Optuna's own samplers: probes without improvement after which the search ends
 MAX_PROBES_WITHOUT_GAIN = 12
@@ -329,7 +325,7 @@ def promising(
 
 def worthwhile_gains(view: TrialView) -> FloatArray:
     """Return the least expected gain of every candidate that pays for its probe: the share of
-    TRAINING_SECONDS that the probe takes.
+    TRAINING_SECONDS that the probe takes, or LEAST_GAIN.
     """
     # No other loads are ready than the last probe's.
     share = seconds_to_measure(view, ()) / TRAINING_SECONDS

@@ -32,6 +32,9 @@ from autotune.search.trial_view import TrialView
 # Training in which every measurement has to pay off, two days: one of two minutes does with an
 # expected logarithmic gain of 0.0007
 TRAINING_SECONDS = 172_800.0
+# Share of speed that any measurement has to promise, whatever it costs: where it takes seconds, the
+# search would never end otherwise
+LEAST_GAIN = 0.0005
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes at least
 # With settling, varied lengths, checkpoint and evaluation: about 3 on an H200, 3.9 on an emulated
 # H100 (benchmarks/results/first-light*)
@@ -99,7 +102,8 @@ def _finalist(
         if view.is_confirmed(trial.candidate) and not repeats:
             gains[place] = 0.0
     highest = int(gains.argmax())
-    if gains[highest] < _usual_seconds(view) / TRAINING_SECONDS:
+    share_of_training = _usual_seconds(view) / TRAINING_SECONDS
+    if gains[highest] < max(share_of_training, LEAST_GAIN):
         return None
     return contenders[highest].candidate
 

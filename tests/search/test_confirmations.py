@@ -36,6 +36,7 @@ def confirmed(candidate: Any, number: int, log_speed: float) -> Any:
     [
         (259.2, 12),  # A confirmation takes 0.003 of two days. (13 · 14): 0.00296
         (172.8, 19),  # 0.002 of two days. (20 · 21): 0.00195
+        (1.0, 79),  # LEAST_GAIN, 0.0005. (80 · 81): 0.000497; (79 · 80): 0.000502
     ],
 )
 def test_equals_are_confirmed_again_until_a_turn_does_not_pay_off(
