@@ -218,7 +218,8 @@ def _give(holders: Sequence[ModuleType], constant: str, former: Any, value: Any)
     for module in holders:
         setattr(module, constant, value)
     for function in (Fit.__init__, Regression.__init__):  # their defaults hold a constant
-        defaults = [value if default is former else default for default in function.__defaults__]
+        before = function.__defaults__ or ()
+        defaults = [value if default is former else default for default in before]
         function.__defaults__ = tuple(defaults)
 
 
