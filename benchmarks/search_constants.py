@@ -44,46 +44,154 @@ LEVEL_AND_OWN = SPEED_STRUCTURES[::2]
 KNOBS_AND_OWN = SPEED_STRUCTURES[1:]
 
 PAIRS: Mapping[str, tuple[str, Sequence[Any]]] = {
-    "EXPLORED_SHARE": ("acquisition", (0.25, 1.0)),
-    "OOM_EXPONENTS": ("acquisition", ((1.5, 1.5, 1.5), (3.0, 3.0, 3.0), (1.0, 1.0, 1.0))),
-    "COST_EXPONENT": ("acquisition", (0.0, 1.0)),
-    "PLAUSIBLE_CHANCE": ("agenda", (0.1, 0.5)),
-    "REMOTE_CHANCE": ("agenda", (0.01, 0.1)),
-    "MAX_LAST_RESORTS": ("agenda", (3, 12)),
-    "MIN_REFUSED_CHANCE": ("agenda", (0.0, 1e-2)),
-    "LEAST_GAIN": ("confirmation", (0.00025, 0.001)),
-    "TRAINING_SECONDS": ("confirmation", (86_400.0, 345_600.0)),
-    "LIKELY_CHANCE": ("predicted_order", (0.25, 0.75)),
-    "PRUNE_SHARE": ("pruning", (0.8, 0.99)),
-    "MIN_SCALE_VALUES": ("surrogate.candidate_table", (2, 4)),
-    "SWITCH_DOUBLINGS": ("surrogate.candidate_table", (1.0, 4.0)),
-    "REFUSED_CHANCE": ("surrogate.estimates", (1e-3, 0.1)),
-    "KERNEL_STRUCTURES": ("surrogate.gaussian_process", (FIXED_KERNEL, KNOB_KERNEL, OWN_KERNEL)),
-    "SCALES": ("surrogate.gaussian_process", ((1.0,), (1.8,), (1.0, 3.0))),
-    "MIN_RELATIVE_WEIGHT": ("surrogate.gaussian_process", (0.0, 0.1)),
-    "FULL_EFFECT": ("surrogate.knob_effects", (0.025, 0.1)),
-    "MIN_WEIGHT": ("surrogate.knob_effects", (0.0, 0.05, 0.2)),
-    "EQUAL_SHARE": ("surrogate.knob_effects", (1e-9, 1e-2)),
-    "MIN_MEMORY_WIDTH": ("surrogate.memory_model", (0.04, 0.16)),
-    "UNPREDICTED_WIDTH": ("surrogate.memory_model", (0.35, 1.4)),
-    "NEED_PER_DOUBLING": ("surrogate.memory_model", (0.0, 0.05, 0.2)),
-    "UNPREDICTED_STRETCH_SHARE": ("surrogate.memory_model", (0.05, 0.2)),
-    "MEMORY_NOISE": ("surrogate.memory_model", ((0.004,), (0.02,))),
-    "OOM_FACTOR": ("surrogate.memory_model", (1.0, 1.02)),
-    "MIN_BOUND_DEVIATION": ("surrogate.memory_model", (0.002, 0.04)),
-    "LENGTH_SCALE": ("surrogate.similarity", (0.3, 1.2)),
-    "JOINT_DECAY": ("surrogate.similarity", (0.3, 1.0)),
-    "MIN_PHASE_WIDTH": ("surrogate.throughput_model", (0.075, 0.3)),
-    "MAX_WIDTH": ("surrogate.throughput_model", (0.5, 2.0)),
-    "LEVEL_DEVIATION": ("surrogate.throughput_model", (0.25, 1.0)),
+    "EXPLORED_SHARE": (
+        "acquisition",
+        (0.25, 1.0),
+    ),
+    "OOM_EXPONENTS": (
+        "acquisition",
+        ((1.5, 1.5, 1.5), (3.0, 3.0, 3.0), (1.0, 1.0, 1.0)),
+    ),
+    "COST_EXPONENT": (
+        "acquisition",
+        (0.0, 1.0),
+    ),
+    "PLAUSIBLE_CHANCE": (
+        "agenda",
+        (0.1, 0.5),
+    ),
+    "REMOTE_CHANCE": (
+        "agenda",
+        (0.01, 0.1),
+    ),
+    "MAX_LAST_RESORTS": (
+        "agenda",
+        (3, 12),
+    ),
+    "MIN_REFUSED_CHANCE": (
+        "agenda",
+        (0.0, 1e-2),
+    ),
+    "LEAST_GAIN": (
+        "confirmation",
+        (0.00025, 0.001),
+    ),
+    "TRAINING_SECONDS": (
+        "confirmation",
+        (86_400.0, 345_600.0),
+    ),
+    "LIKELY_CHANCE": (
+        "predicted_order",
+        (0.25, 0.75),
+    ),
+    "PRUNE_SHARE": (
+        "pruning",
+        (0.8, 0.99),
+    ),
+    "MIN_SCALE_VALUES": (
+        "surrogate.candidate_table",
+        (2, 4),
+    ),
+    "SWITCH_DOUBLINGS": (
+        "surrogate.candidate_table",
+        (1.0, 4.0),
+    ),
+    "REFUSED_CHANCE": (
+        "surrogate.estimates",
+        (1e-3, 0.1),
+    ),
+    "KERNEL_STRUCTURES": (
+        "surrogate.gaussian_process",
+        (FIXED_KERNEL, KNOB_KERNEL, OWN_KERNEL),
+    ),
+    "SCALES": (
+        "surrogate.gaussian_process",
+        ((1.0,), (1.8,), (1.0, 3.0)),
+    ),
+    "MIN_RELATIVE_WEIGHT": (
+        "surrogate.gaussian_process",
+        (0.0, 0.1),
+    ),
+    "FULL_EFFECT": (
+        "surrogate.knob_effects",
+        (0.025, 0.1),
+    ),
+    "MIN_WEIGHT": (
+        "surrogate.knob_effects",
+        (0.0, 0.05, 0.2),
+    ),
+    "EQUAL_SHARE": (
+        "surrogate.knob_effects",
+        (1e-9, 1e-2),
+    ),
+    "MIN_MEMORY_WIDTH": (
+        "surrogate.memory_model",
+        (0.04, 0.16),
+    ),
+    "UNPREDICTED_WIDTH": (
+        "surrogate.memory_model",
+        (0.35, 1.4),
+    ),
+    "NEED_PER_DOUBLING": (
+        "surrogate.memory_model",
+        (0.0, 0.05, 0.2),
+    ),
+    "UNPREDICTED_STRETCH_SHARE": (
+        "surrogate.memory_model",
+        (0.05, 0.2),
+    ),
+    "MEMORY_NOISE": (
+        "surrogate.memory_model",
+        ((0.004,), (0.02,)),
+    ),
+    "OOM_FACTOR": (
+        "surrogate.memory_model",
+        (1.0, 1.02),
+    ),
+    "MIN_BOUND_DEVIATION": (
+        "surrogate.memory_model",
+        (0.002, 0.04),
+    ),
+    "LENGTH_SCALE": (
+        "surrogate.similarity",
+        (0.3, 1.2),
+    ),
+    "JOINT_DECAY": (
+        "surrogate.similarity",
+        (0.3, 1.0),
+    ),
+    "MIN_PHASE_WIDTH": (
+        "surrogate.throughput_model",
+        (0.075, 0.3),
+    ),
+    "MAX_WIDTH": (
+        "surrogate.throughput_model",
+        (0.5, 2.0),
+    ),
+    "LEVEL_DEVIATION": (
+        "surrogate.throughput_model",
+        (0.25, 1.0),
+    ),
     "SPEED_STRUCTURES": (
         "surrogate.throughput_model",
         (LEVEL_AND_KNOBS, LEVEL_AND_OWN, KNOBS_AND_OWN),
     ),
-    "CLIFF_FACTOR": ("surrogate.throughput_model", (2.0, 6.0, 1e9)),
-    "UNPREDICTED_SPEED_WIDTH": ("surrogate.throughput_model", (0.3, 1.2)),
-    "SPEED_PER_DOUBLING": ("surrogate.throughput_model", (0.0, 0.035, 0.14)),
-    "MIN_PHASE_SHARE": ("surrogate.throughput_model", (1e-6, 1e-2)),
+    "CLIFF_FACTOR": (
+        "surrogate.throughput_model",
+        (2.0, 6.0, 1e9),
+    ),
+    "UNPREDICTED_SPEED_WIDTH": (
+        "surrogate.throughput_model",
+        (0.3, 1.2),
+    ),
+    "SPEED_PER_DOUBLING": (
+        "surrogate.throughput_model",
+        (0.0, 0.035, 0.14),
+    ),
+    "MIN_PHASE_SHARE": (
+        "surrogate.throughput_model",
+        (1e-6, 1e-2),
+    ),
 }
 """Constant: its module, and other values."""
 
@@ -214,7 +322,12 @@ def changed(variant: str) -> Iterator[None]:
         _give(holders, constant, value, former)
 
 
-def _give(holders: Sequence[ModuleType], constant: str, former: Any, value: Any) -> None:
+def _give(
+    holders: Sequence[ModuleType],
+    constant: str,
+    former: Any,
+    value: Any,
+) -> None:
     for module in holders:
         setattr(module, constant, value)
     for function in (Fit.__init__, Regression.__init__):  # their defaults hold a constant
