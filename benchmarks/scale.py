@@ -13,6 +13,7 @@ import argparse
 import gc
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import sys
@@ -219,8 +220,8 @@ def driver(
     No candidate is dropped for being unlikely to be better, so that the search never ends; its
     probability is computed anyway.
     """
-    agenda.MIN_EXPECTED_GAIN = 0.0  # type: ignore[attr-defined]
-    agenda.LEAST_GAIN = 0.0
+    agenda.LEAST_GAIN = 0.0  # type: ignore[attr-defined]
+    agenda.TRAINING_SECONDS = math.inf  # type: ignore[attr-defined]
     with tempfile.TemporaryDirectory() as folder:
         job, trainer, machine_ = made_up(Path(folder), 2 * trials, sampler)
         study = study_of(job, trainer)

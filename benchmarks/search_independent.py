@@ -35,6 +35,10 @@ class Independent:
     seed: int
     limit_bytes: int
 
+    @property
+    def ranks(self) -> int:
+        return self.formulas.ranks
+
     def truth(self, candidate: Candidate) -> Truth:
         raw = self.formulas.truth(candidate)
         prediction = self.predictions[candidate.id]
@@ -66,6 +70,7 @@ class Independent:
             by_phase.setdefault(name, 0.0)
         return Truth(
             peak_bytes=peak,
+            need_bytes=peak,
             peaks=peaks,
             phase=highest,
             cause="activations" if fails else None,

@@ -109,6 +109,9 @@ class Formulas(Protocol):
     @property
     def limit_bytes(self) -> int: ...
 
+    @property
+    def ranks(self) -> int: ...
+
     def truth(self, candidate: Candidate) -> Truth: ...
 
 
@@ -164,7 +167,7 @@ class Simulated:
         dice = random.Random(f"later {seed} {candidate.id}")
         noise = math.exp(dice.gauss(0, MEMORY_NOISE))
         growth = 1 + dice.uniform(0, MOST_GROWTH)
-        return self.truth(candidate).peak_bytes * noise * growth > self._formulas.limit_bytes
+        return self.truth(candidate).need_bytes * noise * growth > self._formulas.limit_bytes
 
     def measure(self, candidate: Candidate, plan: ProbePlan) -> Measurement:
         truth, began = self.truth(candidate), self.now
@@ -173,7 +176,10 @@ class Simulated:
             if candidate.load_key == self._live
             else truth.load_seconds * self._dice.uniform(0.9, 1.15)
         )
-        self._live = None if truth.phase == "load" and truth.cause else candidate.load_key
+        # A single rank frees its memory after an error and stays; of several, one that ran out
+        # leaves the others waiting for it, so all are ended.
+        stays = truth.phase != "load" and self._formulas.ranks == 1
+        self._live = candidate.load_key if stays or not truth.cause else None
         if truth.cause:
             seconds = (
                 loading * 0.8
@@ -256,7 +262,7 @@ class Simulated:
         phases = {}
         if not truth.cause:
             for name, size in truth.peaks.items():
-                phases[str(name)] = round(size * self._bytes)
+                phases[str(name)] = min(limit, round(size * self._bytes))
         return Memory(
             peak_bytes=peak,
             limit_bytes=limit,

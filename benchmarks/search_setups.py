@@ -121,12 +121,14 @@ def simulated_machine(
     memory, one for speed.
     """
     dice = random.Random(f"{case.name} {seed}")
+    quirks = truth.quirks(dice)
+    returned = random.Random(f"returned {case.name} {seed}").uniform(0.3, 0.9)
     formulas = Formulas(
         shape=Shape.of(posed_case.job.task.workload.model.config),
         gpu=gpu_of(case),
         ranks=case.hardware.count,
         limit_bytes=posed_case.job.memory_limit_bytes,
-        quirks=truth.quirks(dice),
+        quirks=replace(quirks, returned=returned),
     )
     memory, speed = _levels(posed_case, predictions, formulas)
     memory *= math.exp(dice.uniform(-1, 1) * math.log(1 + truth.memory_off))

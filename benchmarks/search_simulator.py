@@ -107,6 +107,11 @@ class Truth:
     """True figures of one candidate on one machine."""
 
     peak_bytes: float
+    """What nvidia-smi would show without a limit: blocks that torch keeps are included."""
+
+    need_bytes: float
+    """What is left of it once torch has given back what it can: more than the limit fails."""
+
     peaks: Mapping[Phase, float]
     """Peak by phase."""
 
@@ -188,6 +193,9 @@ class Quirks:
     sleeping: float = 1.0
     """Slowdown of an engine's sleep and wake."""
 
+    returned: float = 0.0
+    """Share of the blocks that torch keeps which it gives back before memory runs out."""
+
     tail: Tail | None = None
     """Lengths of completions; None: all are the longest."""
 
@@ -256,15 +264,18 @@ class Machine:
     def truth(self, candidate: Candidate) -> Truth:
         run = _Run(self, self._shortened(candidate.settings))
         peaks = run.peaks()
+        needs = run.peaks(kept_share=1 - self.quirks.returned)
         phase = max(peaks, key=lambda name: peaks[name])
         failure = run.engine_failure()
         cause, numbers = failure or (None, {})
-        if cause is None and peaks[phase] > self.limit_bytes:
-            phase = next(name for name in peaks if peaks[name] > self.limit_bytes)
+        need_bytes = max(needs.values())
+        if cause is None and need_bytes > self.limit_bytes:
+            phase = next(name for name in needs if needs[name] > self.limit_bytes)
             cause, numbers = _cause(phase, run), run.oom_numbers()
         seconds = run.seconds(peaks[phase] / self.limit_bytes)
         return Truth(
             peak_bytes=peaks[phase],
+            need_bytes=need_bytes,
             peaks=peaks,
             phase="load" if failure else phase,
             cause=cause,
@@ -375,20 +386,20 @@ class _Run:
     def reserved(self) -> float:
         return self.share * self.gpu.memory_bytes
 
-    def peaks(self) -> dict[Phase, float]:
+    def peaks(self, kept_share: float = 1.0) -> dict[Phase, float]:
         """Return peaks by phase in their order; the allocator's cached bytes between them are the
-        fragments' share."""
+        fragments' share. `kept_share`: share of the cached bytes that it does not give back."""
         base, states = self.base(), self.states()
         awake = self.reserved()
         asleep = 0.9 * GIB if self.sleeps else awake
         training = self.activations() + self.logits()
-        loose = 1 + self.quirks.fragments * (2.0 if not self.recompute else 1.0) * (
+        loose = 1 + kept_share * self.quirks.fragments * (2.0 if not self.recompute else 1.0) * (
             1.5 if self.sleeps and not self.recompute else 1.0
         )
         gathered_weights = 2 * self.shape.parameters if self.sharding == "zero3" else 0
         # What torch holds on to after the first micro-steps. TRL lets go of it before it wakes a
         # sleeping engine (trl/generation/vllm_generation.py, `empty_cache`).
-        retained = 0.0 if self.sleeps else self.quirks.kept * training
+        retained = 0.0 if self.sleeps else kept_share * self.quirks.kept * training
         rollout = (
             awake + retained
             if self.engine

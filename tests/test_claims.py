@@ -227,7 +227,7 @@ def _search_and_diagnosis() -> Iterator[tuple[str, str]]:
     for name, text in (("autotune", "mean"), ("predicted order", "in predicted order")):
         mean = independent[name]["mean_recommended"]
         yield "recommended candidate", f"{text} {_percent(mean, 1)}"
-    assert usual["out_of_memory"] == 2
+    assert usual["out_of_memory"] == 3
 
     readings = _read("diagnose")
     logs = readings["eighth_set_first_run"]

@@ -45,9 +45,7 @@ OOM_EXPONENTS = (1.5, 3.0, 5.0)
 # Exponent of the seconds: at 1, cheap small steps would always precede expensive ones with a large
 # gain
 COST_EXPONENT = 0.5
-DEFAULT_LOAD_PROBES = 3.0  # Assumed duration of a load in probes, before any load was measured
 MIN_PROBE_SECONDS = 1e-3
-MAX_LOG_SLOWDOWN = 1.0  # Bound of a candidate's expected slowdown: a factor of e
 
 
 def most_valuable(
@@ -145,13 +143,11 @@ def expected_seconds(view: TrialView) -> tuple[FloatArray, FloatArray]:
     """Return the expected seconds of every candidate's probe, and of its load. Requires a
     measurement.
     """
-    probe = _probe_seconds(view)
-    usual_seconds = float(np.median(probe))
-    return probe, _load_seconds(view.table, view.completed, usual_seconds)
+    return _probe_seconds(view), _load_seconds(view.table, view.completed)
 
 
 def _probe_seconds(view: TrialView) -> FloatArray:
-    """Median seconds of a probe times the candidate's expected slowdown, within bounds."""
+    """Median seconds of a probe times the candidate's expected slowdown."""
     seconds = []
     for trial in view.probes or view.completed[-1:]:
         cost = trial.measurement.cost
@@ -167,25 +163,22 @@ def _probe_seconds(view: TrialView) -> FloatArray:
         return np.full(len(view.table), usual_seconds)
     usual_log_speed = np.log(statistics.median(speeds))
     log_slowdown = usual_log_speed - view.estimates.speed.mean
-    bounded = np.clip(log_slowdown, -MAX_LOG_SLOWDOWN, MAX_LOG_SLOWDOWN)
-    return np.asarray(usual_seconds * np.exp(bounded))
+    return np.asarray(usual_seconds * np.exp(log_slowdown))
 
 
 def _load_seconds(
     table: CandidateTable,
     trials: Sequence[Trial],
-    probe_seconds: float,
 ) -> FloatArray:
     """Median seconds of the measured loads that share the most settings with the candidate's
-    load.
+    load; 0 where nothing that was measured had to load.
     """
     loads = []
     for trial in trials:
         load_seconds = trial.measurement.cost.load_seconds
         if load_seconds > 0:
             loads.append((settings_of_load(trial.candidate), load_seconds))
-    assumed_seconds = DEFAULT_LOAD_PROBES * probe_seconds
-    by_load = np.full(len(table.load_settings), assumed_seconds)
+    by_load = np.zeros(len(table.load_settings))
     if loads:
         for number, settings in enumerate(table.load_settings):
             by_load[number] = _most_similar_seconds(settings, loads)

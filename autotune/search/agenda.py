@@ -55,11 +55,7 @@ from autotune.core.space import Candidate
 from autotune.failures.classify import depends_on_candidate
 from autotune.search.acquisition import OOM_EXPONENTS, seconds_to_measure
 from autotune.search.affordable import affordable
-from autotune.search.confirmation import (
-    MIN_EXPECTED_GAIN,
-    TRAINING_SECONDS,
-    next_confirmation,
-)
+from autotune.search.confirmation import LEAST_GAIN, TRAINING_SECONDS, next_confirmation
 from autotune.search.first_probe import SAFE_CHANCE, instead_of_baseline
 from autotune.search.predicted_order import fastest_by_prediction
 from autotune.search.speed_comparison import MIN_GAIN
@@ -74,14 +70,8 @@ PLAUSIBLE_CHANCE = 0.25  # while nothing has fitted
 REMOTE_CHANCE = 0.03  # once a less preferred tier is known to fit
 # Consecutive probes with the same failure, before anything has fitted, after which the search ends
 MAX_EQUAL_FAILURES = 3
-# Refused candidates to measure per tier; a second one only if the first fitted
-MAX_REFUSED_PROBES = 2
 MAX_LAST_RESORTS = 6  # Least demanding candidates to measure if prediction rules everything out
 MIN_REFUSED_CHANCE = 1e-3  # Chance of fitting below which a refused candidate is not measured
-
-# Shares of speed. A probe has to promise what it costs (`worthwhile_gains`), at least LEAST_GAIN,
-# and never more than MIN_EXPECTED_GAIN; a measured speed is better from MIN_GAIN on.
-LEAST_GAIN = 0.001  # Where a probe takes seconds, the search would never end otherwise
 
 # Optuna's own samplers: probes without improvement after which the search ends
 MAX_PROBES_WITHOUT_GAIN = 12
@@ -253,8 +243,7 @@ def _check_of_refusal(
     tier that did not fit.
     """
     checks = [trial for trial in view.probed_in(tier) if trial.purpose == "refused"]
-    all_fitted = all(trial.verdict.fits for trial in checks)
-    if not all_fitted or len(checks) >= MAX_REFUSED_PROBES:
+    if not all(trial.verdict.fits for trial in checks):
         return None
     chances = view.estimates.fits[pool]
     if not len(pool) or chances.max() < MIN_REFUSED_CHANCE:
@@ -336,11 +325,11 @@ def promising(
 
 def worthwhile_gains(view: TrialView) -> FloatArray:
     """Return the least expected gain of every candidate that pays for its probe: the share of
-    TRAINING_SECONDS that the probe takes.
+    TRAINING_SECONDS that the probe takes, or LEAST_GAIN.
     """
     # No other loads are ready than the last probe's.
     share = seconds_to_measure(view, ()) / TRAINING_SECONDS
-    return np.clip(share, LEAST_GAIN, MIN_EXPECTED_GAIN)
+    return np.maximum(share, LEAST_GAIN)
 
 
 def _maybe_wrongly_refused(tier: Tier, view: TrialView) -> NextProbe | None:

@@ -10,7 +10,7 @@ turns, find the one that is fast. `next_confirmation` decides in this order:
     4. the simplest candidate that is as fast as the fastest: it would be the recommendation
     5. any of these again, while one more turn of it may change which is the best
 
-All but the first take place while time allows.
+All take place while time allows.
 """
 
 from __future__ import annotations
@@ -29,17 +29,16 @@ from autotune.search.speed_comparison import as_fast_as, compare
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
-# Training in which every measurement has to pay off: one of two minutes does with an expected
-# logarithmic gain of 0.0014
-TRAINING_SECONDS = 86_400.0
-MIN_EXPECTED_GAIN = 0.003  # Gain that pays for any measurement, however long it takes
+# Training in which every measurement has to pay off, two days: one of two minutes does with an
+# expected logarithmic gain of 0.0007
+TRAINING_SECONDS = 172_800.0
+# Share of speed that any measurement has to promise, whatever it costs: where it takes seconds, the
+# search would never end otherwise
+LEAST_GAIN = 0.0005
 PROBES_PER_CONFIRMATION = 2  # Usual probes whose time one confirmation takes at least
 # With settling, varied lengths, checkpoint and evaluation: about 3 on an H200, 3.9 on an emulated
 # H100 (benchmarks/results/first-light*)
 MOST_PROBES_PER_CONFIRMATION = 4
-# Confirmations after the first, except for pairs of the baseline, end at this share of the seconds
-# that the search took.
-MAX_TIME_SHARE = 1.0
 
 
 def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
@@ -52,7 +51,7 @@ def next_confirmation(view: TrialView, seconds: float) -> Candidate | None:
     contenders = view.contenders(tier)
     confirmed = [trial for trial in contenders if view.is_confirmed(trial.candidate)]
     if not confirmed:
-        if view.rounds and not _affordable(view, seconds):
+        if view.rounds and not _has_time(view, seconds):
             return None
         fastest = max(contenders, key=view.log_speed)
         return fastest.candidate
@@ -78,7 +77,7 @@ def _finalist(
     belief by s² / √(s² + n²) (one standard deviation). It is a gain where another candidate becomes
     the best by it.
     """
-    if not _affordable(view, seconds):
+    if not _has_time(view, seconds):
         return None
     best = view.best()
     if best is None or len(contenders) < 2:
@@ -104,7 +103,7 @@ def _finalist(
             gains[place] = 0.0
     highest = int(gains.argmax())
     share_of_training = _usual_seconds(view) / TRAINING_SECONDS
-    if gains[highest] < min(share_of_training, MIN_EXPECTED_GAIN):
+    if gains[highest] < max(share_of_training, LEAST_GAIN):
         return None
     return contenders[highest].candidate
 
@@ -160,7 +159,7 @@ def _simpler_rival(view: TrialView, seconds: float) -> Candidate | None:
     """Return the simplest candidate as fast as the fastest confirmed one, if its own
     confirmation would make it the choice.
     """
-    if not _affordable(view, seconds):
+    if not _has_time(view, seconds):
         return None
     fastest = view.best()
     rivals = [] if fastest is None else as_fast_as(fastest, view)
@@ -180,21 +179,3 @@ def _has_time(view: TrialView, seconds: float) -> bool:
     further_probes = PROBES_PER_CONFIRMATION - 1  # on the same load
     needed = view.usual_seconds(load=True) + further_probes * view.usual_seconds(load=False)
     return seconds > needed
-
-
-def _affordable(view: TrialView, seconds: float) -> bool:
-    """Return True if all confirmations, with one more of the cheapest, take at most this share of
-    the search's seconds, and there is time for it.
-    """
-    if not _has_time(view, seconds):
-        return False
-    searching = sum(map(_seconds_of, view.probes))
-    confirming: list[float] = []
-    for confirmations in view.rounds.values():
-        confirming += map(_seconds_of, confirmations)
-    confirmation_seconds = sum(confirming) + min(confirming)
-    return confirmation_seconds <= MAX_TIME_SHARE * searching
-
-
-def _seconds_of(trial: Trial) -> float:
-    return trial.measurement.cost.total_seconds

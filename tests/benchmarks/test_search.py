@@ -4,6 +4,7 @@ above one.
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 BENCHMARKS = Path(__file__).resolve().parents[2] / "benchmarks"
 sys.path.insert(0, str(BENCHMARKS))
 
+import search_constants  # noqa: E402
 from search_cases import CASES, Posed, pose  # noqa: E402
 from search_machines import Optimum, Simulated  # noqa: E402
 from search_rivals import RIVALS, Arena, run  # noqa: E402
@@ -24,7 +26,12 @@ from search_setups import gpu_of  # noqa: E402
 from search_simulator import Machine, Quirks, Shape, Tail  # noqa: E402
 
 from autotune.core.space import Candidate  # noqa: E402
+from autotune.search import agenda, confirmation  # noqa: E402
 from autotune.search.loop import SHORT_PROBE  # noqa: E402
+from autotune.search.surrogate.gaussian_process import (  # noqa: E402
+    KERNEL_STRUCTURES,
+    Regression,
+)
 
 MICRO = "per_device_train_batch_size"
 CASE_BY_NAME = {case.name: case for case in CASES}
@@ -217,3 +224,17 @@ def test_the_worse_truth_differs_by_knob_and_keeps_memory_at_the_longest() -> No
                 (after.cycle_seconds / after.tokens) / (before.cycle_seconds / before.tokens)
             )
     assert max(slower) > 1.5 * min(slower), case.name
+
+
+def test_a_variant_of_a_constant_changes_every_module_that_has_it() -> None:
+    former = confirmation.TRAINING_SECONDS
+    with search_constants.changed("TRAINING_SECONDS 86400.0"):
+        assert confirmation.TRAINING_SECONDS == agenda.TRAINING_SECONDS == 86_400.0
+    assert confirmation.TRAINING_SECONDS == agenda.TRAINING_SECONDS == former
+
+
+def test_a_variant_of_the_kernels_is_the_regressions_default() -> None:
+    single = KERNEL_STRUCTURES[:1]
+    with search_constants.changed(f"KERNEL_STRUCTURES {single}"):
+        assert inspect.signature(Regression).parameters["structures"].default == single
+    assert inspect.signature(Regression).parameters["structures"].default is KERNEL_STRUCTURES

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from autotune.search.agenda import promising
-from autotune.search.confirmation import MIN_EXPECTED_GAIN
 from autotune.search.surrogate.estimates import Estimates
 from autotune.search.surrogate.gaussian_process import Posterior
 
 BEST = 100.0
+WORTHWHILE_GAIN = 0.003
 
 
 def believed(
@@ -43,7 +43,7 @@ def believed(
 
 def is_promising(estimates: Estimates) -> list[bool]:
     leader = len(estimates.fits) - 1
-    least = np.full(leader, MIN_EXPECTED_GAIN)
+    least = np.full(leader, WORTHWHILE_GAIN)
     return list(promising(estimates, np.arange(leader), leader, least))
 
 

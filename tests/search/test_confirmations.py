@@ -34,8 +34,9 @@ def confirmed(candidate: Any, number: int, log_speed: float) -> Any:
 @pytest.mark.parametrize(
     ("probe_seconds", "last_turn"),
     [
-        (1e4, 12),  # (13 · 14): 0.00296, below 0.003
-        (86.4, 19),  # A confirmation takes 0.002 of a day. (20 · 21): 0.00195
+        (259.2, 12),  # A confirmation takes 0.003 of two days. (13 · 14): 0.00296
+        (172.8, 19),  # 0.002 of two days. (20 · 21): 0.00195
+        (1.0, 79),  # LEAST_GAIN, 0.0005. (80 · 81): 0.000497; (79 · 80): 0.000502
     ],
 )
 def test_equals_are_confirmed_again_until_a_turn_does_not_pay_off(
@@ -56,8 +57,8 @@ def test_equals_are_confirmed_again_until_a_turn_does_not_pay_off(
 @pytest.mark.parametrize(
     ("probe_seconds", "is_repeated"),
     [
-        (52.0, True),
-        (59.0, False),
+        (104.0, True),
+        (118.0, False),
     ],
 )
 def test_pairs_go_on_while_the_gain_pays_for_those_that_show_it(
@@ -65,7 +66,7 @@ def test_pairs_go_on_while_the_gain_pays_for_those_that_show_it(
 ) -> None:
     """After two pairs with a gain of 0.04, σ² is 4 · 2 · 0.04² / 5, and t of 5 degrees at 99 % 3.31
     by its expansion: a half width of 3.31 · 0.0506 / √2 = 0.118. 2 · (0.118 / 0.04)² = 17.5 pairs
-    have one of 0.04: 15.5 more, 62 probes. 0.04 of a day are 3,456 s, 55.7 s for each.
+    have one of 0.04: 15.5 more, 62 probes. 0.04 of two days are 6,912 s, 111.4 s for each.
     """
     trials = [probed(FIRST, 0, probe_seconds), probed(SECOND, 1, probe_seconds)]
     for turn in (1, 2):
@@ -80,12 +81,12 @@ def test_pairs_go_on_while_the_gain_pays_for_those_that_show_it(
 @pytest.mark.parametrize(
     ("probe_seconds", "gain"),
     [
-        (10.0, 0.001),  # 0.0001 of a day
-        (172.8, 0.002),
-        (1000.0, 0.003),  # 0.0116
+        (10.0, 0.0005),  # 0.00006 of two days
+        (172.8, 0.001),
+        (1728.0, 0.01),
     ],
 )
-def test_a_probe_has_to_pay_off_in_a_day_of_training(probe_seconds: float, gain: float) -> None:
+def test_a_probe_has_to_pay_off_in_two_days_of_training(probe_seconds: float, gain: float) -> None:
     probe = probed(FIRST, 0, probe_seconds)
     view: Any = TrialView(problem(), [probe])
     rate = probe.measurement.ranking_speed

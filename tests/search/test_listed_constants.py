@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import re
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 SEARCH = ROOT / "autotune/search"
 PAGE = ROOT / "benchmarks/results/search-constants.md"
+sys.path.insert(0, str(ROOT / "benchmarks"))
+
+from search_constants import PAIRS  # noqa: E402
 
 
 def constants_of(source: Path) -> Iterator[str]:
@@ -24,9 +28,9 @@ def constants_of(source: Path) -> Iterator[str]:
                 yield target.id
 
 
-def listed() -> dict[str, set[str]]:
-    """Return the constants of the page's list, by file."""
-    section = PAGE.read_text().partition("\n## List of all constants\n")[2]
+def listed(heading: str = "## List of all constants") -> dict[str, set[str]]:
+    """Return the constants of the page's list after this heading, by file."""
+    section = PAGE.read_text().partition(f"\n{heading}")[2]
     names: dict[str, set[str]] = {}
     for line in section.splitlines():
         row = re.match(r"\| `([\w/]+\.py)` \| (.*) \|$", line)
@@ -42,3 +46,17 @@ def test_the_page_lists_every_constant() -> None:
         if names:
             constants[source.relative_to(SEARCH).as_posix()] = names
     assert listed() == constants
+
+
+def test_every_tuned_constant_is_compared_with_other_values() -> None:
+    tuned = set()
+    for source, names in listed("### Tuned numbers").items():
+        module = source.removesuffix(".py").replace("/", ".")
+        for name in names:
+            tuned.add((module, name))
+    compared = set()
+    for name, (module, values) in PAIRS.items():
+        compared.add((module, name))
+        assert values
+    # How long a training is assumed to be is no tuned number, but compared all the same.
+    assert compared == {*tuned, ("confirmation", "TRAINING_SECONDS")}

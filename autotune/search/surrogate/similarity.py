@@ -14,8 +14,8 @@ plus (1 - trust) times its value for the actual ones.
 
 The similarity has four parts S_p, each of shape (n, n):
 
-    bias      1 - SOURCE_SHARE + SOURCE_SHARE · source_i · source_j
-              an error that all candidates have in common
+    bias      source_i · source_j
+              an error that all candidates of one source have in common
     single    (Σ_numeric w_k ½ (near_k + line_k) + Σ_categorical w_k same_k + load) / (1 + Σ w_k)
               errors that depend on one knob each, or on the load
     joint     Π_numeric (1 - w_k (1 - near_k)) · Π_categorical (1 - JOINT_DECAY w_k (1 - same_k))
@@ -39,7 +39,6 @@ from autotune.search.surrogate.candidate_table import CandidateTable, FloatArray
 from autotune.search.surrogate.knob_effects import KnobEffect, knob_effects
 
 LENGTH_SCALE = 0.6  # Length scale of numeric knobs, whose range is 0 to 1
-SOURCE_SHARE = 0.7  # Share of the common bias that depends on the composition of the predictions
 JOINT_DECAY = 0.6  # Joint similarity lost per differing category
 # Similarity rows in the cache: a search requests those of its measured candidates repeatedly
 MAX_CACHED_ROWS = 64
@@ -139,10 +138,8 @@ class Kernels:
         # 2. Candidates themselves, and the sources of their figures.
         if self._own_errors:
             identity = np.equal.outer(rows, np.arange(self.size)).astype(float)
-        composition = SOURCE_SHARE * self._sources[rows]
-        by_source = composition @ self._sources.T
         return SimilarityParts(
-            bias=1 - SOURCE_SHARE + by_source,
+            bias=self._sources[rows] @ self._sources.T,
             single=(single + load) / self._total_weight,
             joint=joint,
             identity=identity,

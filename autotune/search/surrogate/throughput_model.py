@@ -54,7 +54,7 @@ PHASE_GROUPS: Mapping[str, tuple[Phase, ...]] = {
 """Phases that are corrected together. The rest of a cycle is one further group."""
 
 REST = "rest"
-# Bounds of the standard deviation of a phase's logarithmic error
+# Bounds of the standard deviation of a logarithmic error, of a phase's and of a whole cycle's
 MIN_PHASE_WIDTH = 0.15
 MAX_WIDTH = 1.0
 # Standard deviation of the logarithmic error that all phases of a machine have in common
@@ -72,7 +72,6 @@ CLIFF_FACTOR = 3.0
 # Standard deviation of a probe that was stopped after one cycle: maybe a disturbance of the machine
 # was all that was slow.
 SINGLE_CYCLE_DEVIATION = math.log(SINGLE_CYCLE_FACTOR)
-MIN_SPEED_WIDTH = 0.15  # Lower bound of a predicted speed's standard deviation, as a share
 # Standard deviation of an unpredicted speed, around the measured ones
 UNPREDICTED_SPEED_WIDTH = 0.6
 SPEED_PER_DOUBLING = 0.07  # Without predictions: logarithmic speed gained per doubling of memory
@@ -316,7 +315,7 @@ class CycleModel:
             if rate is not None:
                 self._predicted[row] = True
                 logs[row] = math.log(rate.value)
-                width[row] = max(interval_width(rate), MIN_SPEED_WIDTH)
+                width[row] = max(interval_width(rate), MIN_PHASE_WIDTH)
         middle = 0.0
         if self._predicted.any():
             middle = statistics.fmean(logs[self._predicted])
