@@ -10,7 +10,7 @@ import pytest
 from tests.cli.command import autotune
 from tests.e2e.demo import demo_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 # All of the demo's candidates take longer than the budgets, on a fast machine too.
 SLOW_SHAPE = ("--hidden", "512", "--intermediate", "2048", "--layers", "8", "--vocab", "1024")
