@@ -129,7 +129,7 @@ def agree(report: dict[str, Any], candidate: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_trl_takes_the_files_and_uses_what_we_said(
     ranks: int,
     place: Path,
