@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import itertools
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -34,13 +36,21 @@ SLURM does.
 """
 TOGETHER = "those of Ray"
 LONGEST_FIRST = (
+    "emulator/test_frameworks_on_cards.py",
+    "e2e/test_demo.py",
+    "e2e/test_own_script.py",
+    "e2e/test_killed.py",
     "cli/test_predict.py",
+    "cli/test_run.py",
     "test_documents_run.py",
     "guard/test_launchers.py",
     "guard/test_may_change.py",
     "counted_memory/test_counted.py",
     "worker/test_methods.py",
     "worker/test_grpo_probe.py",
+    "worker/test_vllm_server.py",
+    "frameworks/test_trl_files.py",
+    "frameworks/test_seen_models.py",
     "neutrality/test_neutral_topology.py",
     "cli/test_solve.py",
     "guard/test_early.py",
@@ -49,12 +59,29 @@ LONGEST_FIRST = (
     "guard/test_same_learning.py",
     "guard/test_hangs.py",
     "counted_memory/test_two_ranks.py",
+    "e2e/test_soak.py",
+    "test_pipelines.py",
 )
 """Files of few tests that take a minute or more in CI, and would come last: at the end one process
 had work, the other none.
 """
 if missing := [file for file in (*OF_RAY, *LONGEST_FIRST) if not (HERE / file).is_file()]:
     raise FileNotFoundError(f"Files that don't exist: {missing}")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Collect without Python's garbage collector, and hide from it what was collected.
+
+    These are two million objects that stay, and each full collection would visit them.
+    """
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.enable()
+        gc.freeze()
+        atexit.register(gc.unfreeze)  # libraries report what is left at the end as leaks
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -237,6 +237,7 @@ SLOW = {
             instead={"train.yaml": "gpus.yaml"},
             before=_for_gpus,
             says="fits",
+            is_long=True,  # cli/test_predict.py
         )
     ),
     "autotune predict --model Llama-3.1-8B --gpus 4xH100 --tuning full --set sharding=zero3": Run(
@@ -250,6 +251,7 @@ SLOW = {
         instead={"train.yaml": "gpus.yaml"},
         before=_for_gpus,
         says="surely fits",
+        is_long=True,  # the one above, and cli/test_solve.py
     ),
     "autotune solve gpus --price prices.yaml --model Qwen2.5-7B": Run(
         instead=TINY,
@@ -277,7 +279,9 @@ SLOW = {
         instead={"guard": "guard --gpus cpu --memory-limit 2G"}, says="0 restarts"
     ),
     "autotune guard train.yaml --resume -- trl grpo --config train.yaml": Run(
-        instead={"guard": "guard --gpus cpu --memory-limit 2G"}, says="0 restarts"
+        instead={"guard": "guard --gpus cpu --memory-limit 2G"},
+        says="0 restarts",
+        is_long=True,  # guard/test_requeued.py
     ),
     "autotune guard --values micro=8,4,2 -- python train.py --micro {micro}": Run(
         instead={"python train.py": "true"}, says="0 restarts"

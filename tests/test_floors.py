@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Collection
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-import pytest
+from tests.every import for_each
 
 PACKAGE = Path(__file__).resolve().parent.parent / "autotune"
 
@@ -52,6 +53,8 @@ BY_TRANSFORMERS = {"worker/trl/composed_config.py": {"yaml"}}
 
 PARENT_ONLY = {"click", "rich", "msgspec", "optuna", "psutil", "yaml"}
 
+EXITS = ("sys.exit", "exit", "os._exit")
+
 FILES = sorted(PACKAGE.rglob("*.py"))
 
 
@@ -59,16 +62,40 @@ def _room(file: Path) -> str:
     return file.relative_to(PACKAGE).parts[0].removesuffix(".py")
 
 
+@dataclass(frozen=True)
+class Source:
+    """What is compared of a file."""
+
+    imports: frozenset[str]
+    """Every dotted name that it imports, in functions and under TYPE_CHECKING too."""
+
+    exits: bool
+
+
 @cache
-def _imports(file: Path) -> set[str]:
-    """Return every dotted name that the file imports, in functions and under TYPE_CHECKING too."""
-    names: set[str] = set()
+def _source(file: Path) -> Source:
+    imports: set[str] = set()
+    exits = False
     for node in ast.walk(ast.parse(file.read_text())):
         if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
+            imports |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
-            names |= {f"{_module(node, file)}.{alias.name}" for alias in node.names}
-    return names
+            imports |= {f"{_module(node, file)}.{alias.name}" for alias in node.names}
+        elif isinstance(node, ast.Call):
+            exits = exits or _is_exit(node.func)
+        elif isinstance(node, ast.Name):
+            exits = exits or node.id == "SystemExit"
+    return Source(frozenset(imports), exits)
+
+
+def _imports(file: Path) -> frozenset[str]:
+    return _source(file).imports
+
+
+def _is_exit(function: ast.expr) -> bool:
+    if isinstance(function, ast.Attribute) and isinstance(function.value, ast.Name):
+        return f"{function.value.id}.{function.attr}" in EXITS
+    return isinstance(function, ast.Name) and function.id in EXITS
 
 
 def _module(node: ast.ImportFrom, file: Path) -> str:
@@ -107,9 +134,7 @@ def test_three_files_at_most_are_in_no_room() -> None:
     assert len(list(PACKAGE.glob("*.py"))) <= 3
 
 
-@pytest.mark.parametrize(
-    "file", [file for file in FILES if _room(file) not in ("__init__", "worker")], ids=_ids
-)
+@for_each(file for file in FILES if _room(file) not in ("__init__", "worker"))
 def test_imports_go_strictly_down(file: Path) -> None:
     room = _room(file)
     # `worker` is plain standard library at import; the parent shares its wire format. `__version__`
@@ -119,7 +144,7 @@ def test_imports_go_strictly_down(file: Path) -> None:
     assert not upward, f"{_ids(file)} imports from the same floor or above: {upward}"
 
 
-@pytest.mark.parametrize("file", [file for file in FILES if _room(file) == "worker"], ids=_ids)
+@for_each(file for file in FILES if _room(file) == "worker")
 def test_worker_imports_nothing_else_of_autotune(file: Path) -> None:
     # It runs in an environment where autotune and its dependencies may be absent.
     modules = {name for name in _imports(file) if name.startswith("autotune")}
@@ -146,11 +171,5 @@ def test_only_the_ray_executor_imports_ray() -> None:
 
 
 def test_exit_codes_are_only_in_the_cli() -> None:
-    def exits(file: Path) -> bool:
-        nodes = list(ast.walk(ast.parse(file.read_text())))
-        called = {ast.unparse(node.func) for node in nodes if isinstance(node, ast.Call)}
-        raised = {node.id for node in nodes if isinstance(node, ast.Name)}
-        return bool(called & {"sys.exit", "exit", "os._exit"} or "SystemExit" in raised)
-
     # `worker` ends its own processes, which have exit statuses but no exit codes of ours.
-    assert {_room(file) for file in FILES if exits(file)} <= {"cli", "worker"}
+    assert {_room(file) for file in FILES if _source(file).exits} <= {"cli", "worker"}

@@ -32,6 +32,8 @@ class LogLine:
 _BAR = re.compile(
     r"[^|\n]{0,80}?\d{1,3}%\|[^|\n]{0,200}\| ?[\d.kMG]+/[\d.kMG]+ \[[^\]\n]{0,80}\](?=\S)"
 )
+_PART_OF_BAR = "%|"
+"""The search for a bar begins at each character, and takes a third of a diagnosis without one."""
 
 _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff]")
 
@@ -60,7 +62,8 @@ def read_line(raw: str) -> LogLine:
     """Return a line without its prefixes; the indentation behind them stays."""
     without_colours = TERMINAL_SEQUENCE.sub("", raw)
     text = _UNPRINTABLE.sub("", without_colours)
-    text = _BAR.sub("", text, count=1)
+    if _PART_OF_BAR in text:
+        text = _BAR.sub("", text, count=1)
     source = ""
     rank: int | None = None
     level: Level | None = None

@@ -29,6 +29,7 @@ from types import ModuleType
 from typing import NamedTuple, NoReturn
 
 from . import cuda_before_fork, processes, protocol, rank, releases
+from .library_imports import kept_imports
 from .protocol import Message, Wire
 
 RANK_POLL_S = 0.02  # delay until the exit of a rank is noticed, at most
@@ -133,7 +134,7 @@ class Worker:
         # 1. Import.
         started = time.monotonic()
         try:
-            with _EndOnHangup(self._parent, self.end):
+            with _EndOnHangup(self._parent, self.end), kept_imports():
                 adapter = load_adapter(self._adapter_name)
                 versions = adapter.warm(message["load"])
         except BaseException as error:

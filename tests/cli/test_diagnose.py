@@ -215,6 +215,7 @@ def test_a_configuration_that_cannot_be_predicted_leaves_the_diagnosis(tmp_path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_a_configuration_gives_each_remedy_its_predicted_effect(tmp_path: Path) -> None:
     (tmp_path / "train.log").write_text(FRAMES + FORWARD + sample("cuda_out_of_memory.container"))
     (tmp_path / "train.yaml").write_text(

@@ -13,6 +13,7 @@ from tests.request.test_unset_variables import SWIFT
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_explain_lists_settings_and_json_has_them(tmp_path: Path) -> None:
     script = tmp_path / "run.sh"
     script.write_text(f"{SWIFT} \\\n  --num_generations 8 --per_device_train_batch_size 8\n")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.command import PROGRAM, environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 TRAIN = """
 import json, sys, time

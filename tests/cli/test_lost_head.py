@@ -18,7 +18,11 @@ from tests.cli.command import PROGRAM, environment
 pytest.importorskip("ray", reason="the extra `ray` is not installed")
 from tests.executors.clusters import cluster
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("light_environment"),
+]
 
 TRAIN = """
 import json, pathlib, sys, time

@@ -21,6 +21,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize(
     ("framework", "method"), [("verl", "grpo"), ("openrlhf", "ppo"), ("open-reasoner-zero", "ppo")]
 )
@@ -60,6 +61,7 @@ def test_a_framework_that_is_not_here_is_predicted(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_a_search_by_prediction_ends_with_its_budget(model: Path, tmp_path: Path) -> None:
     flags = [
         "run",

@@ -18,7 +18,7 @@ import pytest
 
 from tests.cli.command import PROGRAM, autotune, environment
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 SMALL = [
     "--gpus",
@@ -104,7 +104,14 @@ def test_nothing_fits_is_3(tiny_model: Path, tmp_path: Path) -> None:
     ]
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+@pytest.mark.parametrize(
+    "number",
+    [
+        pytest.param(signal.SIGINT, id="SIGINT"),
+        # Both signals at once are a row of tests/faults.
+        pytest.param(signal.SIGTERM, id="SIGTERM", marks=pytest.mark.long),
+    ],
+)
 def test_a_signal_ends_it_resumably(
     tiny_model: Path,
     tmp_path: Path,

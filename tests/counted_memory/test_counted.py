@@ -22,6 +22,7 @@ pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
+    pytest.mark.usefixtures("light_environment"),
     pytest.mark.skipif(
         counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)
     ),
@@ -30,7 +31,7 @@ pytestmark = [
 CLOSE = 0.005
 """Largest relative error of a phase's peak, and of the whole peak."""
 
-DRAWN = 8
+DRAWN = 6
 SEED = int(os.environ.get("AUTOTUNE_FORESIGHT_SEED") or random.SystemRandom().randrange(2**32))
 """Seed of the random cases, new in every run. Set it to repeat a run's cases."""
 

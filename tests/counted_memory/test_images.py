@@ -14,6 +14,7 @@ pytest.importorskip("trl")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.timeout(900),
+    pytest.mark.usefixtures("light_environment"),
     pytest.mark.skipif(
         counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER)
     ),

@@ -180,6 +180,7 @@ def marks_of(name: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.skipif(counting.WITHOUT_COMPILER is not None, reason=str(counting.WITHOUT_COMPILER))
 @pytest.mark.parametrize("name", [pytest.param(name, marks=marks_of(name)) for name in CASES])
 def test_each_ranks_peak_matches_the_prediction(

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from tests.cli.command import environment
+from tests.light_environment import light_python_path
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -44,6 +45,6 @@ def demo_model(folder: Path, shape: Sequence[str] = ()) -> Path:
         check=True,
         capture_output=True,
         timeout=120,
-        env=environment(),
+        env=environment(PYTHONPATH=light_python_path()),
     )
     return folder

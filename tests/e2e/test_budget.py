@@ -10,13 +10,13 @@ import pytest
 from tests.cli.command import autotune
 from tests.e2e.demo import demo_model
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 # All of the demo's candidates take longer than the budgets, on a fast machine too.
 SLOW_SHAPE = ("--hidden", "512", "--intermediate", "2048", "--layers", "8", "--vocab", "1024")
 
 
-@pytest.mark.parametrize("seconds", [12, 25])
+@pytest.mark.parametrize("seconds", [12, pytest.param(25, marks=pytest.mark.long)])
 def test_the_search_ends_with_its_budget(tmp_path: Path, seconds: int) -> None:
     model = demo_model(tmp_path / "model", SLOW_SHAPE)
     started = time.monotonic()

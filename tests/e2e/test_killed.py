@@ -42,6 +42,9 @@ FLAGS = [
     "out",
 ]
 
+MOMENTS = [0, pytest.param(1, marks=pytest.mark.long), pytest.param(2, marks=pytest.mark.long)]
+"""Seeds of the moment of the kill."""
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -67,9 +70,7 @@ def _wait_for(process: subprocess.Popen[str], start: str) -> None:
     raise AssertionError(f"it ended before it said {start!r}")
 
 
-@pytest.mark.parametrize(
-    "seed", [0, *[pytest.param(seed, marks=pytest.mark.long) for seed in (1, 2)]]
-)
+@pytest.mark.parametrize("seed", MOMENTS)
 def test_the_tuner_is_killed(
     model: Path,
     tmp_path: Path,
@@ -101,7 +102,7 @@ def test_the_tuner_is_killed(
     assert len(probed) == len(set(probed)) == 4
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", MOMENTS)
 def test_a_probe_is_killed(
     model: Path,
     tmp_path: Path,

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from tests.cli.command import autotune, environment
+from tests.pipeline import made_up_model
 
 pytest.importorskip("trl")
 pytestmark = [
@@ -44,15 +45,7 @@ TRAINING = environment(ACCELERATE=str(Path(sys.executable).parent / "accelerate"
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("model") / "model"
-    made_up = Path(__file__).parents[2] / "autotune" / "worker" / "synthetic.py"
-    subprocess.run(
-        [sys.executable, str(made_up), str(folder)],
-        check=True,
-        capture_output=True,
-        env=environment(),
-    )
-    return folder
+    return shutil.copytree(made_up_model(), tmp_path_factory.mktemp("model") / "model")
 
 
 @pytest.fixture

@@ -12,7 +12,11 @@ from tests.cli.command import autotune
 from tests.e2e.demo import demo_model
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.usefixtures("light_environment"),
+]
 
 SEARCH = (
     "--gpus",

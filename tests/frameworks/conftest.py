@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-import subprocess
+import shutil
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
-import autotune.worker
 from autotune.core.job import Hardware, Model, Task, Workload
+from autotune.frameworks.trl.look_worker import keeping_worker
+from tests.pipeline import made_up_model
 
 
 def make_task(ranks: int = 1, kind: str = "cpu", **workload: Any) -> Task:
@@ -103,15 +104,35 @@ def refusal_of_trl(settings: dict[str, Any], ranks: int) -> str | None:
 @pytest.fixture(scope="session")
 def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A tiny model with its tokenizer, made in the training environment."""
-    folder = tmp_path_factory.mktemp("tiny") / "model"
-    program = Path(autotune.worker.__file__).with_name("synthetic.py")
-    subprocess.run(
-        [sys.executable, str(program), str(folder)],
-        check=True,
-        capture_output=True,
-        timeout=600,
-    )
-    return folder
+    return shutil.copytree(made_up_model(), tmp_path_factory.mktemp("tiny") / "model")
+
+
+@pytest.fixture(scope="module")
+def inspection_folder(
+    tmp_path_factory: pytest.TempPathFactory, light_environment: None
+) -> Iterator[Path]:
+    """Keep one process that inspects scripts for all tests of a file, since it imports TRL first.
+
+    It has the folder and the environment of its start, which the tests share: offline, with
+    nothing of the hub at hand.
+    """
+    folder = tmp_path_factory.mktemp("project")
+    with pytest.MonkeyPatch.context() as patch, keeping_worker():
+        patch.setenv("HF_HOME", str(tmp_path_factory.mktemp("cache")))
+        patch.setenv("HF_HUB_OFFLINE", "1")
+        patch.chdir(folder)
+        yield folder
+
+
+@pytest.fixture
+def empty_project(inspection_folder: Path) -> Iterator[Path]:
+    """Yield the current folder of those tests, and empty it again."""
+    yield inspection_folder
+    for entry in inspection_folder.iterdir():
+        if entry.is_dir():
+            shutil.rmtree(entry)
+        else:
+            entry.unlink()
 
 
 @pytest.fixture

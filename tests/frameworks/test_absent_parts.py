@@ -22,7 +22,7 @@ from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
 
 FORMER_CALL = """
 import torch
@@ -100,12 +100,6 @@ max_prompt_length: 300
 """
 
 
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-
-
 @pytest.fixture(name="cards", scope="module")
 def eight_cards() -> Iterator[Hardware]:
     yield hardware("8xH100")
@@ -132,9 +126,9 @@ def look(
 
 
 def test_a_script_of_a_former_release_is_inspected_without_its_data(
-    tmp_path: Path, cards: Hardware
+    empty_project: Path, cards: Hardware
 ) -> None:
-    inspection = look(tmp_path, FORMER_CALL, cards)
+    inspection = look(empty_project, FORMER_CALL, cards)
     # 1. What the call says, on the cards of the request.
     settings = inspection.raw
     assert (settings["max_completion_length"], settings["num_generations"]) == (786, 8)
@@ -164,17 +158,17 @@ def test_a_script_of_a_former_release_is_inspected_without_its_data(
 @pytest.mark.parametrize("by", ["file", "flags"])
 def test_a_parser_reads_former_names_and_the_authors_own(
     by: str,
-    tmp_path: Path,
+    empty_project: Path,
     cards: Hardware,
 ) -> None:
-    recipe = tmp_path / "recipe.yaml"
+    recipe = empty_project / "recipe.yaml"
     recipe.write_text(RECIPE)
     arguments = ["--config", str(recipe)]
     if by == "flags":
         arguments = [
             word for line in RECIPE.split("\n") if line for word in (f"--{line}".split(": "))
         ]
-    inspection = look(tmp_path, PARSER, cards, *arguments)
+    inspection = look(empty_project, PARSER, cards, *arguments)
     assert inspection.model.name == "Qwen/Qwen2.5-3B-Instruct"
     assert inspection.model.dtype == "bfloat16"
     assert inspection.raw["num_generations"] == 4
@@ -185,47 +179,48 @@ def test_a_parser_reads_former_names_and_the_authors_own(
     assert inspection.config_place.maker == "TrlParser.parse_args_and_config"
 
 
-def test_lengths_by_another_tokenizer_are_none(tmp_path: Path, cards: Hardware) -> None:
+def test_lengths_by_another_tokenizer_are_none(empty_project: Path, cards: Hardware) -> None:
     source = FORMER_CALL.replace("rows = rows.map(", "rows.map(")
     source = source.replace("train_dataset=rows", 'train_dataset=[{"prompt": "a b"}] * 64')
     source = source.replace('load_dataset("nobody/no-such-rows", "main")["train"]', "list")
     source = source.replace("rows.map(", "(lambda *_: None)(")
-    inspection = look(tmp_path, source, cards)
+    inspection = look(empty_project, source, cards)
     assert inspection.rows == 64 and inspection.prompts is None
     assert "its tokenizer is not here" in str(inspection.prompts_why)
 
 
-def test_batches_are_those_of_all_ranks(tmp_path: Path, cards: Hardware) -> None:
+def test_batches_are_those_of_all_ranks(empty_project: Path, cards: Hardware) -> None:
     """1 row x 6 steps on one rank is no whole number of groups of 12; on two ranks it is."""
     source = FORMER_CALL.replace("num_generations=8", "num_generations=12")
     source = source.replace("torch.cuda.device_count()", "6")
-    assert look(tmp_path, source, cards, ranks=2).raw["num_generations"] == 12
+    assert look(empty_project, source, cards, ranks=2).raw["num_generations"] == 12
     with pytest.raises(BadInput, match="must be divisible by num_generations") as refusal:
-        look(tmp_path, source, cards, ranks=1)
+        look(empty_project, source, cards, ranks=1)
     assert "--gpus names another number" in refusal.value.way_out
 
 
-def test_a_crash_behind_a_placeholder_names_the_package(tmp_path: Path, cards: Hardware) -> None:
+def test_a_crash_behind_a_placeholder_names_the_package(
+    empty_project: Path, cards: Hardware
+) -> None:
     source = "import parts_of_mine\nsize = 4 // len(parts_of_mine.rows)\n"
     with pytest.raises(TrainingEnvironmentError, match=r"lacks packages .*parts_of_mine"):
-        look(tmp_path, source, cards)
+        look(empty_project, source, cards)
 
 
-def test_a_trainer_without_a_model_asks_for_the_arguments(tmp_path: Path, cards: Hardware) -> None:
+def test_a_trainer_without_a_model_asks_for_the_arguments(
+    empty_project: Path, cards: Hardware
+) -> None:
     with pytest.raises(BadInput, match="its --model_name_or_path is not stated") as refusal:
-        look(tmp_path, PARSER.replace("\nassert m", "\n# m"), cards)
+        look(empty_project, PARSER.replace("\nassert m", "\n# m"), cards)
     assert "--model NAME" in refusal.value.way_out and "-- ARGUMENTS" in refusal.value.way_out
 
 
-def test_the_adapters_modules_are_those_of_the_script(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_adapters_modules_are_those_of_the_script(empty_project: Path) -> None:
     """Their number decides the adapter's size."""
-    monkeypatch.chdir(tmp_path)
     adapter = "peft_config=LoraConfig(r=8, target_modules=['q_proj', 'down_proj']),\n    train_"
     call = FORMER_CALL.replace("train_dataset", adapter + "dataset")
     source = "from peft import LoraConfig" + call
-    (tmp_path / "train.py").write_text(source)
+    (empty_project / "train.py").write_text(source)
     flags = Flags(
         script="train.py",
         gpus="8xH100",
@@ -238,26 +233,25 @@ def test_the_adapters_modules_are_those_of_the_script(
     assert sorted(adapter_request["lora_target_modules"]) == ["down_proj", "q_proj"]
 
 
-def test_another_model_is_taken_for_one_that_is_not_known(tmp_path: Path, cards: Hardware) -> None:
+def test_another_model_is_taken_for_one_that_is_not_known(
+    empty_project: Path, cards: Hardware
+) -> None:
     """Qwen2.5-7B has 28 layers of 3584; DeepSpeed's file says ZeRO-3."""
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+    (empty_project / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
     source = FORMER_CALL.replace("Qwen/Qwen2.5-1.5B-Instruct", "nobody/my-own")
-    source = source.replace("warmup_ratio=0.1", f'deepspeed="{tmp_path}/ds.json"')
+    source = source.replace("warmup_ratio=0.1", f'deepspeed="{empty_project}/ds.json"')
     with pytest.raises(BadInput, match="loads nobody/my-own, of which no shape") as refusal:
-        look(tmp_path, source, cards)
+        look(empty_project, source, cards)
     assert "--model NAME" in refusal.value.way_out
-    model = look(tmp_path, source, cards, model="Qwen/Qwen2.5-7B").model
+    model = look(empty_project, source, cards, model="Qwen/Qwen2.5-7B").model
     assert model.config is not None
     assert (model.config["num_hidden_layers"], model.config["hidden_size"]) == (28, 3584)
 
 
-def test_a_deepspeed_file_of_the_call_is_the_sharding(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
+def test_a_deepspeed_file_of_the_call_is_the_sharding(empty_project: Path) -> None:
+    (empty_project / "ds.json").write_text('{"zero_optimization": {"stage": 3}}')
     source = FORMER_CALL.replace("warmup_ratio=0.1", 'deepspeed="ds.json"')
-    (tmp_path / "train.py").write_text(source)
+    (empty_project / "train.py").write_text(source)
     flags = Flags(
         script="train.py",
         gpus="8xH100",
@@ -271,7 +265,7 @@ def test_a_deepspeed_file_of_the_call_is_the_sharding(
     assert model.config["num_hidden_layers"] == 28 and "assumed by the name" in model.origin
 
 
-def test_an_absent_package_may_annotate(tmp_path: Path, cards: Hardware) -> None:
+def test_an_absent_package_may_annotate(empty_project: Path, cards: Hardware) -> None:
     """`typing` compiles the annotations, and a dataclass parser evaluates them."""
     annotated = """
 import typing
@@ -294,12 +288,14 @@ def reward(board: absent_chess.Board | None = None) -> typing.Dict[str, absent_c
 assert typing.get_type_hints(Positions) and typing.get_type_hints(reward)
 assert not absent_chess.name and len(absent_chess.rows) == 0 and f"{absent_chess.name}" == ""
 """
-    inspection = look(tmp_path, annotated + FORMER_CALL, cards)
+    inspection = look(empty_project, annotated + FORMER_CALL, cards)
     assert "absent_chess" in inspection.absent["package"]
     assert inspection.raw["num_generations"] == 8
 
 
-def test_a_vocabulary_keeps_its_size_without_its_tokenizer(tmp_path: Path, cards: Hardware) -> None:
+def test_a_vocabulary_keeps_its_size_without_its_tokenizer(
+    empty_project: Path, cards: Hardware
+) -> None:
     """Qwen2.5-1.5B has 151,936 rows. Their mean is no number without weights."""
     source = FORMER_CALL.replace(
         "arguments = GRPOConfig(",
@@ -307,17 +303,17 @@ def test_a_vocabulary_keeps_its_size_without_its_tokenizer(tmp_path: Path, cards
         "assert model.resize_token_embeddings(len(tokenizer)) is not None\n"
         "arguments = GRPOConfig(",
     )
-    model = look(tmp_path, source, cards).model
+    model = look(empty_project, source, cards).model
     assert model.config is not None and model.config["vocab_size"] == 151936
 
 
 def test_a_script_whose_arguments_name_its_model_asks_for_them(
-    tmp_path: Path, cards: Hardware
+    empty_project: Path, cards: Hardware
 ) -> None:
     source = FORMER_CALL.replace('name = "Qwen/Qwen2.5-1.5B-Instruct"', "name = None")
     source = source.replace(
         "model = AutoModel", "AutoTokenizer.from_pretrained(name)\nmodel = AutoModel"
     )
     with pytest.raises(BadInput, match="passes no model to its tokenizer") as refusal:
-        look(tmp_path, source, cards)
+        look(empty_project, source, cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out

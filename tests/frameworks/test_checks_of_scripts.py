@@ -21,7 +21,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_hub_cache")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
 
 SFT = """
 from datasets import Dataset

@@ -51,6 +51,7 @@ def task_of(
     )
 
 
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize(
     "framework",
     [

@@ -24,7 +24,7 @@ from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment", "empty_hub_cache")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
 
 GRPO = """
     from datasets import load_dataset

@@ -16,7 +16,7 @@ from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import ParsedRequest, parse_request
 
 pytest.importorskip("trl")
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
 
 HEAD = """
 import torch
@@ -150,14 +150,6 @@ SFTTrainer(model="m")
 """
 
 
-@pytest.fixture(autouse=True)
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    monkeypatch.setenv("HF_HOME", str(tmp_path / "cache"))
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def reading(source: str, **options: object) -> ParsedRequest:
     Path("train.py").write_text(source)
     flags = Flags(mode="predict", gpus="8xH100-80G", script="train.py").replace(**options)
@@ -245,5 +237,7 @@ def test_several_runs_of_a_script_take_one_start(monkeypatch: pytest.MonkeyPatch
         start(worker, python, environment)  # type: ignore[arg-type]
 
     monkeypatch.setattr(look_worker.LookWorker, "__init__", counted)
+    # The process that these tests share is none of this one's.
+    monkeypatch.setattr(look_worker, "_kept", look_worker._Kept())
     reading(ONE_GPU)  # as eight processes, as one, and on one GPU
     assert len(started) == 1

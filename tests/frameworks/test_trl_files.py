@@ -24,6 +24,7 @@ from autotune.frameworks.dataset_measurement import measure_prompts
 from autotune.frameworks.trl.field_list import fields
 from autotune.worker.synthetic import tiny_config, write_model_folder
 from tests.frameworks.conftest import make_task
+from tests.light_environment import light_python_path
 
 LIMIT = 30
 REWARDS = """
@@ -89,7 +90,7 @@ def run_for_two_steps(command: list[str], place: Path) -> list[dict[str, Any]]:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-        "PYTHONPATH": str(place / "spy"),
+        "PYTHONPATH": light_python_path(place / "spy"),
         "SPY_OUT": str(out / "rank"),
         "HF_HUB_OFFLINE": "1",
         "OMP_NUM_THREADS": "1",
@@ -128,7 +129,7 @@ def agree(report: dict[str, Any], candidate: Any) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_trl_takes_the_files_and_uses_what_we_said(
     ranks: int,
     place: Path,

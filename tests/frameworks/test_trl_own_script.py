@@ -22,7 +22,7 @@ from tests.cli.command import environment
 from tests.frameworks.conftest import make_task
 
 pytest.importorskip("trl")
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 OWN = Path(__file__).parents[1] / "own_scripts"
 ROOT = Path(__file__).parents[2]

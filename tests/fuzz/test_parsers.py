@@ -16,7 +16,7 @@ from tests.fuzz.parsers import PARSERS
 SHARE = 0.05
 """Share of each parser's inputs in the fast tests."""
 
-SLOW_SHARE = 0.3
+SLOW_SHARE = 0.15
 """Share in the slow tests. All inputs: `make fuzz`, and `make test-long`."""
 
 

@@ -149,6 +149,7 @@ def test_the_micro_batch_stays_where_it_would_change_the_steps(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize(
     "extra_lines, is_changed",
     [("", True), ("dataloader_drop_last: true", False)],

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import yaml
-from transformers import HfArgumentParser
 
 from autotune.guard.command_reading import known_training, method_of, overriding_flags
 from autotune.guard.command_settings import settings_of_flags, with_settings
@@ -43,6 +42,7 @@ fi
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_a_flag_wins_over_the_file_and_follows_the_change(tmp_path: Path) -> None:
     (tmp_path / "train.yaml").write_text(yaml.safe_dump(CONFIG))
     (tmp_path / "trl.sh").write_text(TRAINING)
@@ -142,6 +142,8 @@ def test_settings_are_read_from_the_flags_of_a_command() -> None:
 
 
 def test_a_switch_is_read_and_changed_as_transformers_parses_it() -> None:
+    from transformers import HfArgumentParser
+
     parser = HfArgumentParser(TrainingSwitches)
     for flags in (
         [

@@ -96,6 +96,7 @@ output_dir: out
 """
 
 
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize("allowed", [frozenset(), frozenset({"max_completion_length"})])
 def test_of_the_smallest_batch_only_an_allowed_setting_is_offered(
     tmp_path: Path, allowed: frozenset[str]

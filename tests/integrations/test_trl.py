@@ -16,25 +16,16 @@ import yaml
 
 from tests.cli.command import environment
 from tests.light_environment import light_python_path
-from tests.pipeline import MADE_UP
+from tests.pipeline import made_up_model
 
 SCRIPT = Path(__file__).with_name("run_out.py")
 ROOM_MIB = "90"
 """Less than the chunk of the loss for 16 completions, more than anything before it."""
 
 
-@pytest.fixture(scope="module", name="model")
-def a_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("made")
-    command = [sys.executable, str(MADE_UP), str(folder / "model")]
-    subprocess.run(
-        command,
-        check=True,
-        capture_output=True,
-        timeout=200,
-        env=environment(),
-    )
-    return folder / "model"
+@pytest.fixture(name="model")
+def a_model() -> Path:
+    return made_up_model()
 
 
 def run_out(

@@ -26,7 +26,7 @@ from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 LAYERS = 2
 PIECES = 2e-3  # of a peak of two layers: pieces of token ids and masks

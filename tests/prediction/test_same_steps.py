@@ -15,7 +15,7 @@ from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import read_sources
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 LAYERS = 2
 FEW_NUMBERS = 1e-5  # of a peak: numbers of rows and tokens next to logits

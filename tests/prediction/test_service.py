@@ -146,6 +146,7 @@ def compare_requested(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize(
     ("configuration", "knobs"),
     [
@@ -196,6 +197,7 @@ def test_screened_peaks_equal_those_of_each_trace(
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize("gpus", ["A100-40G", "2xA100-40G"])
 def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) -> None:
     task = task_of(gpus=gpus)
@@ -229,6 +231,7 @@ def test_a_family_reuses_the_formulas_of_another(tracer: TracerPool, gpus: str) 
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_a_time_limit_omits_the_families_not_reached(tracer: TracerPool) -> None:
     task = task_of()
     candidates = space(task, gradient_checkpointing=True)
@@ -247,6 +250,7 @@ def test_nothing_is_predicted_on_a_cpu() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_a_screened_family_is_not_traced_again(tracer: TracerPool) -> None:
     service = service_of(task_of(), tracer)
     candidates = space(task_of(), gradient_checkpointing=True)
@@ -257,6 +261,7 @@ def test_a_screened_family_is_not_traced_again(tracer: TracerPool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_an_untraceable_model_is_refused_by_name(tracer: TracerPool) -> None:
     task = task_of(model_type="no_such_architecture")
     with pytest.raises(CannotPredict, match="no_such_architecture"):
@@ -264,6 +269,7 @@ def test_an_untraceable_model_is_refused_by_name(tracer: TracerPool) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 def test_zero_stages_share_a_trace_while_modules_keep_their_weights(tracer: TracerPool) -> None:
     task = task_of(gpus="2xA100-40G")
     trainer = frameworks.trainer("trl", "grpo")

@@ -48,6 +48,7 @@ def one_tracer(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TracerPool]
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("light_environment")
 @pytest.mark.parametrize("model_type", FIRST_OF_TYPE)
 def test_a_model_with_images_is_predicted_under_every_sharding(
     model_type: str, tracers: TracerPool

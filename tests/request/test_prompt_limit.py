@@ -14,7 +14,7 @@ from autotune.request.job_builder import ParsedRequest
 from autotune.request.request_parser import parse_request
 from tests.pipeline import make_project
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 
 ROWS = 20
 

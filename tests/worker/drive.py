@@ -143,8 +143,10 @@ def run(
     clock = time.perf_counter
     limits = {"limit_bytes": document.get("limit_bytes")}
     began = clock()
+    with inside("library_imports").kept_imports():
+        versions = trl.warm(document["load"])
     answer: dict[str, Any] = {
-        "versions": trl.warm(document["load"]),
+        "versions": versions,
         "warm_seconds": clock() - began,
         "measures": [],
     }
@@ -192,11 +194,14 @@ def run_apart(
     *,
     ranks: int = 1,
     timeout: float = 240,
-    **environment: str,
+    release: Path | None = None,
 ) -> list[dict[str, Any]]:
-    """Run the same in separate processes, one per rank, for tests of memory, ranks or other
-    releases.
+    """Run the same in separate processes, one per rank, for tests of memory and ranks.
+
+    `release`: the folder of another release of TRL. Without an engine, vLLM is not there.
     """
+    from tests.light_environment import light_python_path
+
     path = folder / "requests.json"
     path.write_text(json.dumps(document))
     with socket.socket() as listener:
@@ -206,8 +211,12 @@ def run_apart(
         **os.environ,
         "OMP_NUM_THREADS": "1",
         "HF_HUB_OFFLINE": "1",
-        **environment,
     }
+    folders = [] if release is None else [release]
+    if document["load"]["engine"] is None:
+        base["PYTHONPATH"] = light_python_path(*folders)
+    elif release is not None:
+        base["PYTHONPATH"] = str(release)
     started = []
     for rank in range(ranks):
         rank_variables = {

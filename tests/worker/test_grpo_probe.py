@@ -454,18 +454,18 @@ def test_other_releases_of_trl(
     engine: str,
     tmp_path: Path,
 ) -> None:
-    variables = {"PYTHONPATH": f"{OVERLAYS}/trl-{version}"}
+    release = Path(OVERLAYS or "") / f"trl-{version}"
     if engine == "vllm":
         if find_spec("vllm") is None:
             pytest.skip("no vLLM here")
         answer = run_apart(
-            vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, **variables
+            vllm_document(tmp_path, *[measure_request(VLLM)] * 2), tmp_path, release=release
         )[0]
         check_vllm(answer)
     else:
         measures = [measure_request({"beta": 0.1}), measure_request({"use_peft": True}, typical=4)]
         answer = run_apart(
-            {"load": load_request(tmp_path), "measures": measures}, tmp_path, **variables
+            {"load": load_request(tmp_path), "measures": measures}, tmp_path, release=release
         )[0]
         for measure in answer["measures"]:
             check_speed(measure["result"]["worst"], cycles=2, tokens=4 * 8)

@@ -37,14 +37,14 @@ def runs(
     folder: Path,
     *requests: dict[str, Any],
     load: dict[str, Any] | None = None,
-    **variables: str,
+    release: Path | None = None,
 ) -> list[Any]:
     document = {
         "load": load_request(folder / "scratch", method=method, **(load or {})),
         "measures": list(requests),
         "traceback": True,
     }
-    (answer,) = run_apart(document, folder, **variables)
+    (answer,) = run_apart(document, folder, release=release)
     return [measure.get("result") or measure for measure in answer["measures"]]
 
 
@@ -258,7 +258,7 @@ def test_the_oldest_release(method: str, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"max_length": 32}
     if method == "rloo":
         settings = {"num_generations": 2, "max_completion_length": 8}
-    (result,) = runs(method, tmp_path, request_of(method, settings), PYTHONPATH=str(older))
+    (result,) = runs(method, tmp_path, request_of(method, settings), release=older)
     assert result["worst"]["cycle_loss_tokens"][0] > 0
     assert result["optimizer_steps"] == 3
 

@@ -11,7 +11,7 @@ from autotune.core.measurement import Outcome
 from autotune.frameworks import trainer
 from tests.worker.test_trl_ranks import GENEROUS, candidate, two_ranks
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("light_environment")]
 PLAN = replace(
     GENEROUS,
     timed_cycles=2,

@@ -42,7 +42,6 @@ or, if the script reaches no trainer:
 from __future__ import annotations
 
 import enum
-import functools
 import gc
 import importlib
 import importlib.metadata
@@ -57,6 +56,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, NoReturn, TextIO
 
 from .. import cuda_before_fork, dataset_sizes, processes
+from ..library_imports import kept_imports
 from ..protocol import Request, Result, Settings, decode, encode
 from ..tracing.patching import attribute, swapped
 from . import (
@@ -138,11 +138,7 @@ def _import_libraries() -> None:
     """Import what every inspection needs. A library that fails here fails in the inspection, whose
     answer says so.
     """
-    gc.disable()  # a million objects are made, and all of them stay
-    # transformers and TRL each look through all installed packages, which takes a third of a second
-    distributions = functools.cache(importlib.metadata.packages_distributions)
-    cached = attribute(importlib.metadata, "packages_distributions", distributions)
-    with suppress(Exception), cached:
+    with suppress(Exception), kept_imports():
         torch = importlib.import_module("torch")
         with cuda_before_fork.query_in_child_process(torch):
             without_vllm()
@@ -150,7 +146,6 @@ def _import_libraries() -> None:
                 importlib.import_module(name)
             classes_by_method()
     gc.freeze()
-    gc.enable()
 
 
 def _answer_in_fork(request: Request, real: TextIO) -> None:
