@@ -14,6 +14,14 @@ from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 from autotune.frameworks.launch_kinds import LaunchKind
 
+NEGATION = "no_"
+
+TRUTH_VALUES = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}
+"""Texts that transformers' parser takes for a switch, in any letters."""
+
 
 def stated_settings(
     kind: LaunchKind,
@@ -91,6 +99,11 @@ def _options(
             text = " ".join(word.text for word in values)
         if len(values) == 1:
             span = values[0].span
+        if text is None and name.startswith(NEGATION) and not kind.has_switches:
+            # `--no_NAME` of transformers' parser, for a switch that is on by default
+            name = name.removeprefix(NEGATION)
+            name = kind.former.get(name, name)
+            text = "false"
         yield (
             name,
             StatedSetting(
@@ -121,6 +134,10 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
     """Return the value as the framework's parser reads it."""
     if stated.text is None:
         return True
+    truth = TRUTH_VALUES.get(stated.text.strip().lower())
+    other_kinds = {"int", "float", "str"}.intersection(field.kinds)
+    if truth is not None and "bool" in field.kinds and not other_kinds:
+        return truth
     try:
         value = yaml.safe_load(stated.text)
     except yaml.YAMLError:

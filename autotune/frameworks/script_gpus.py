@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -33,6 +34,22 @@ def gpus_of_variables(launch: LaunchScript, defaults: Mapping[str, int]) -> Scri
         if name in launch.environment:
             texts[name] = launch.environment[name]
     return _product(texts, defaults)
+
+
+PROCESSES = ("nproc_per_node", "num_processes", "num_gpus")  # of torchrun, accelerate, deepspeed
+
+
+def gpus_of_launcher(launch: LaunchScript) -> ScriptGpus | None:
+    """Return the processes that an option of the launcher states: `torchrun --nproc_per_node 4`."""
+    texts: dict[str, str] = {}
+    options = [*launch.launcher, ""]
+    for option, following in itertools.pairwise(options):
+        name, equals, value = option.lstrip("-").replace("-", "_").partition("=")
+        if option.startswith("--") and name in (*PROCESSES, "nnodes"):
+            texts[name] = value if equals else following
+    if texts.keys().isdisjoint(PROCESSES):
+        return None
+    return _product(texts, dict.fromkeys(texts, 1))
 
 
 def _product(texts: Mapping[str, str], defaults: Mapping[str, int]) -> ScriptGpus | None:

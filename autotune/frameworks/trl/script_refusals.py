@@ -133,6 +133,11 @@ def refusal(
             f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
             way_out=f"Check that `python {path}` trains. {separator}",
         )
+    if kind == "too_long":
+        return BadInput(
+            f"{path} builds no trainer within {text}: it is{place} then.",
+            way_out=f"Let it skip what that line does. {separator}",
+        )
     if kind == "ended":
         return BadInput(
             f"{path} exits with status {text} before it builds a trainer{last_line(log)}",

@@ -33,8 +33,8 @@ The answer:
 
 or, if the script reaches no trainer:
 
-    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
+    {"error": {"kind": "crashed" | "too_long" | "ended" | "no_trainer" | "two_trainers"
+               | "odd_trainer" | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
@@ -70,6 +70,7 @@ from . import (
     missing_arguments,
     named_gpus,
     searched_values,
+    time_limit,
     user_source,
 )
 from .former_arguments import FormerArguments
@@ -195,7 +196,8 @@ def _inspect(request: Request, real: TextIO) -> Result:
     try:
         without_vllm()
         accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
-        with accepted, absent.replaced(request, real):
+        limit = time_limit.limited(request.get("seconds"))
+        with accepted, absent.replaced(request, real), limit:
             captured = catch(
                 request["script"],
                 request["arguments"],
@@ -208,6 +210,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
             answer = describe(captured, absent)
             answer["former"] = _json_values(former.given)
     except ScriptFailed as failure:
+        answer = {"error": _describe_failure(failure)}
+    except time_limit.TooLong as late:  # a script that caught the first one
+        failure = ScriptFailed("too_long", str(late))
         answer = {"error": _describe_failure(failure)}
     answer["absent"] = absent.names
     return answer
@@ -288,6 +293,7 @@ class AbsentParts:
             stack.enter_context(missing_arguments.secrets(is_library, self.report))
             stack.enter_context(absent_values.zeros())
             stack.enter_context(searched_values.largest(script, self.report))
+            stack.enter_context(time_limit.no_pauses(is_library))
             if request.get("gpus"):
                 stack.enter_context(
                     named_gpus.seen_by_user(request["gpus"], is_library, self.report)

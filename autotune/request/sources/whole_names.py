@@ -1,0 +1,38 @@
+"""Options of a command whose names are cut short: argparse takes `--zero` for `--zero_stage`."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from autotune.core.user_script import LaunchScript, StatedSetting
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.launch_kinds import LaunchKind
+
+
+def with_whole_names(
+    launch: LaunchScript,
+    kind: LaunchKind,
+    trainer: Trainer,
+) -> LaunchScript:
+    """Return the launch with the names of the options that the framework's parser would find."""
+    if kind.dotted or kind.files is not None or launch.framework == "trl":
+        return launch
+    names = {*trainer.fields(), *trainer.known_names, *kind.former}
+    stated: dict[str, StatedSetting] = {}
+    notes: list[str] = []
+    for name, setting in launch.stated.items():
+        whole_name = name if name in names else _whole_name(name, names)
+        if whole_name is None:
+            stated[name] = setting
+            continue
+        if whole_name != name:
+            setting = replace(setting, option=None, span=None)
+            notes.append(f"--{name} (line {setting.line}) is --{whole_name}, cut short")
+        stated[kind.former.get(whole_name, whole_name)] = setting
+    return replace(launch, stated=stated, assumed=(*launch.assumed, *notes))
+
+
+def _whole_name(beginning: str, names: set[str]) -> str | None:
+    """Return the one name with this beginning; of several, the parser takes none."""
+    candidates = [name for name in names if name.startswith(beginning)]
+    return candidates[0] if len(candidates) == 1 else None
