@@ -18,9 +18,9 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-Number = int | None
+ShellNumber = int | None
 
-LARGEST = 2**63
+LARGEST_NUMBER = 2**63
 MAX_TOKENS = 500
 
 _TOKEN = re.compile(
@@ -30,31 +30,33 @@ _TOKEN = re.compile(
 _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
 
 
-def _quotient(left: int, right: int) -> int:
+def _quotient(first: int, second: int) -> int:
     """C cuts towards zero, Python rounds down."""
-    quotient = abs(left) // abs(right)
-    return quotient if (left < 0) == (right < 0) else -quotient
+    quotient = abs(first) // abs(second)
+    if (first < 0) == (second < 0):
+        return quotient
+    return -quotient
 
 
-def _remainder(left: int, right: int) -> int:
-    return left - right * _quotient(left, right)
+def _remainder(first: int, second: int) -> int:
+    return first - second * _quotient(first, second)
 
 
-def _shifted(left: int, right: int) -> int:
-    if not 0 <= right < 64:
+def _shifted(first: int, second: int) -> int:
+    if not 0 <= second < 64:
         raise ValueError("a shift beyond the size of a number")
-    return left << right
+    return first << second
 
 
-def _power(left: int, right: int) -> int:
-    if not 0 <= right < 64:
+def _power(first: int, second: int) -> int:
+    if not 0 <= second < 64:
         raise ValueError("a power beyond the size of a number")
-    return left**right
+    return first**second
 
 
 _OPERATIONS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
-    "||": (1, lambda left, right: left != 0 or right != 0),
-    "&&": (2, lambda left, right: left != 0 and right != 0),
+    "||": (1, lambda first, second: bool(first or second)),
+    "&&": (2, lambda first, second: bool(first and second)),
     "|": (3, operator.or_),
     "^": (4, operator.xor),
     "&": (5, operator.and_),
@@ -79,13 +81,13 @@ _OPERATIONS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
 class Variables:
     """Variables of a formula."""
 
-    read: Callable[[str], Number]
-    write: Callable[[str, Number], None]
+    read: Callable[[str], ShellNumber]
+    write: Callable[[str, ShellNumber], None]
 
 
-def formula_value(text: str, variables: Variables) -> Number:
+def formula_value(text: str, variables: Variables) -> ShellNumber:
     """Return the value of a formula; raise ValueError where it is none."""
-    reader = _Reader(_tokens(text), variables)
+    reader = _FormulaReader(_tokens(text), variables)
     value = reader.assignments()
     if not reader.is_done:
         raise ValueError("no whole-number arithmetic")
@@ -105,7 +107,7 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-class _Reader:
+class _FormulaReader:
     def __init__(self, tokens: list[str], variables: Variables) -> None:
         self._tokens = tokens
         self._variables = variables
@@ -116,13 +118,13 @@ class _Reader:
     def is_done(self) -> bool:
         return self._place >= len(self._tokens)
 
-    def assignments(self) -> Number:
+    def assignments(self) -> ShellNumber:
         value = self._assignment()
         while self._takes(","):
             value = self._assignment()
         return value
 
-    def _assignment(self) -> Number:
+    def _assignment(self) -> ShellNumber:
         name = self._peek()
         sign = self._peek(1)
         if not name.isidentifier() or sign not in _ASSIGNMENTS:
@@ -133,18 +135,19 @@ class _Reader:
             value = self._computed(sign[:-1], self._variables.read(name), value)
         return self._written(name, value)
 
-    def _choice(self) -> Number:
+    def _choice(self) -> ShellNumber:
         condition = self._operation(1)
         if not self._takes("?"):
             return condition
         first = self._skipped_unless(condition != 0, self._assignment)
         self._expect(":")
-        second = self._skipped_unless(condition == 0 or condition is None, self._assignment)
-        if condition is None:
-            return None
-        return first if condition else second
+        is_second_reached = condition == 0 or condition is None
+        second = self._skipped_unless(is_second_reached, self._assignment)
+        if condition:
+            return first
+        return None if condition is None else second
 
-    def _operation(self, lowest: int) -> Number:
+    def _operation(self, lowest: int) -> ShellNumber:
         value = self._unary()
         while self._peek() in _OPERATIONS:
             sign = self._peek()
@@ -152,14 +155,15 @@ class _Reader:
             if precedence < lowest:
                 return value
             self._place += 1
-            value = self._computed(sign, value, self._right_side(sign, value, precedence))
+            value = self._computed(sign, value, self._operand(sign, value, precedence))
         return value
 
-    def _right_side(self, sign: str, left: Number, precedence: int) -> Number:
-        is_decided = (sign == "&&" and left == 0) or (sign == "||" and bool(left))
+    def _operand(self, sign: str, first: ShellNumber, precedence: int) -> ShellNumber:
+        is_decided = sign == "&&" and first == 0
+        is_decided |= sign == "||" and bool(first)
         return self._skipped_unless(not is_decided, lambda: self._operation(precedence + 1))
 
-    def _unary(self) -> Number:
+    def _unary(self) -> ShellNumber:
         sign = self._peek()
         if sign in ("++", "--"):
             self._place += 1
@@ -173,7 +177,7 @@ class _Reader:
         results = {"-": -value, "+": value, "!": int(value == 0), "~": ~value}
         return results[sign]
 
-    def _power(self) -> Number:
+    def _power(self) -> ShellNumber:
         base = self._value()
         if not self._takes("**"):
             return base
@@ -182,7 +186,7 @@ class _Reader:
             return None
         return _within_size(_power(base, exponent))
 
-    def _value(self) -> Number:
+    def _value(self) -> ShellNumber:
         token = self._next()
         if token == "(":
             value = self.assignments()
@@ -197,42 +201,48 @@ class _Reader:
             self._stepped(token, sign)
         return value
 
-    def _stepped(self, name: str, sign: str) -> Number:
+    def _stepped(self, name: str, sign: str) -> ShellNumber:
         if not name.isidentifier():
             raise ValueError("no variable to count with")
-        step = 1 if sign == "++" else -1
-        return self._written(name, self._computed("+", self._variables.read(name), step))
+        before = self._variables.read(name)
+        return self._written(name, self._computed(sign[0], before, 1))
 
-    def _written(self, name: str, value: Number) -> Number:
+    def _written(self, name: str, value: ShellNumber) -> ShellNumber:
         if not self._is_skipped:
             self._variables.write(name, value)
         return value
 
-    def _computed(self, sign: str, left: Number, right: Number) -> Number:
-        if left is None or right is None or (self._is_skipped and not right):
+    def _computed(self, sign: str, first: ShellNumber, second: ShellNumber) -> ShellNumber:
+        is_skipped_division = self._is_skipped and not second
+        if first is None or second is None or is_skipped_division:
             return None
         _, operation = _OPERATIONS[sign]
-        return _within_size(int(operation(left, right)))
+        return _within_size(int(operation(first, second)))
 
-    def _skipped_unless(self, is_reached: bool, read: Callable[[], Number]) -> Number:
+    def _skipped_unless(self, is_reached: bool, read: Callable[[], ShellNumber]) -> ShellNumber:
         before = self._is_skipped
         self._is_skipped = before or not is_reached
         try:
             value = read()
         finally:
             self._is_skipped = before
-        return value if is_reached else 0
+        if not is_reached:
+            return 0
+        return value
 
     # Tokens.
 
     def _peek(self, ahead: int = 0) -> str:
         place = self._place + ahead
-        return self._tokens[place] if place < len(self._tokens) else ""
+        if place >= len(self._tokens):
+            return ""
+        return self._tokens[place]
 
     def _next(self) -> str:
         token = self._peek()
         self._place += 1
-        if not token or not (token == "(" or token[0].isalnum() or token[0] == "_"):
+        is_value = token == "(" or token[:1].isalnum() or token[:1] == "_"
+        if not is_value:
             raise ValueError("no whole-number arithmetic")
         return token
 
@@ -252,10 +262,12 @@ def _number(token: str) -> int:
         return int(digits, int(base))
     if token[:2] in ("0x", "0X"):
         return int(token, 16)
-    return _within_size(int(token, 8 if token[0] == "0" else 10))
+    is_octal = token[0] == "0"
+    base_of_token = 8 if is_octal else 10
+    return _within_size(int(token, base_of_token))
 
 
 def _within_size(number: int) -> int:
-    if abs(number) >= LARGEST:
+    if abs(number) >= LARGEST_NUMBER:
         raise ValueError("a number beyond 64 bits")
     return number

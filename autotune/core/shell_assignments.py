@@ -175,7 +175,9 @@ def _assign_item(
             shell.variables[name] = items
             return items
     table = _table_of(before)
-    key = number if is_number and not isinstance(before, dict) else shell.expansion.joined(index)
+    key = shell.expansion.joined(index)
+    if is_number and not isinstance(before, dict):
+        key = number
     table[key] = text
     shell.variables[name] = table
     return table

@@ -98,8 +98,8 @@ def _read(shell: ShellState, call: BuiltInCall) -> Truth:
     array = values.get("a")
 
     # 2. The text, of which one line is read unless `-d` says otherwise.
-    text = _input(shell, call.inputs) if call.certain else None
-    if text is None or UNKNOWN in text:
+    text = _input(shell, call.inputs)
+    if not call.certain or text is None or UNKNOWN in text:
         for name in names:
             shell.variables[name] = UNKNOWN
         if array is not None:
@@ -110,15 +110,26 @@ def _read(shell: ShellState, call: BuiltInCall) -> Truth:
 
     # 3. Its parts.
     separators = call.settings.get("IFS", shell.expansion.separators)
-    text = text.strip("".join(char for char in separators if char in BLANKS))
+    blanks = "".join(char for char in separators if char in BLANKS)
+    text = text.strip(blanks)
     if array is not None:
-        parts = fields_of(text, separators) if text else []
-        shell.variables[array] = words_from(parts if not parts or parts[-1] else parts[:-1])
+        shell.variables[array] = words_from(_items_read(text, separators))
         return True
-    parts = fields_of(text, separators, most=len(names)) if len(names) > 1 else [text]
-    for index, name in enumerate(names):
-        shell.variables[name] = parts[index] if index < len(parts) else ""
+    parts = [text]
+    if len(names) > 1:
+        parts = fields_of(text, separators, largest_count=len(names))
+    missing = [""] * len(names)
+    for name, part in zip(names, [*parts, *missing], strict=False):
+        shell.variables[name] = part
     return True
+
+
+def _items_read(text: str, separators: str) -> list[str]:
+    """Return the items of `read -a`: a separator at the end begins none."""
+    items = fields_of(text, separators)
+    if not items[-1]:
+        items.pop()
+    return items
 
 
 def _input(shell: ShellState, inputs: Sequence[Node]) -> str | None:
@@ -239,8 +250,10 @@ def _print(shell: ShellState, call: BuiltInCall) -> Truth:
     """`printf -v NAME TEMPLATE VALUES` assigns what it would print."""
     arguments = call.arguments
     if arguments[:1] == ["-v"] and len(arguments) > 2:
-        printed = printed_text(arguments[2], arguments[3:]) if call.certain else None
-        shell.variables[arguments[1]] = UNKNOWN if printed is None else printed
+        printed = printed_text(arguments[2], arguments[3:])
+        if printed is None or not call.certain:
+            printed = UNKNOWN
+        shell.variables[arguments[1]] = printed
     return True
 
 

@@ -132,16 +132,19 @@ _DIRECTIVE = re.compile(r"%(?:%|(?P<width>0?[0-9]{0,2})(?P<kind>[sd]))")
 def printed_text(template: str, values: Sequence[str]) -> str | None:
     """Return what `printf` makes of a template with `%s` and `%d`; None for any other."""
     directives = [match for match in _DIRECTIVE.finditer(template) if match["kind"]]
-    others = _DIRECTIVE.sub("", template)
-    if "%" in others or "\\" in others or len(directives) != len(values):
+    plain_text = _DIRECTIVE.sub("", template)
+    if "%" in plain_text or "\\" in plain_text or len(directives) != len(values):
         return None
     remaining = iter(values)
 
     def printed(match: re.Match[str]) -> str:
         if match["kind"] is None:
             return "%"
-        value = next(remaining)
-        return f"%{match['width']}{match['kind']}" % (int(value) if match["kind"] == "d" else value)
+        value: str | int = next(remaining)
+        if match["kind"] == "d":
+            value = int(value)
+        directive = f"%{match['width']}{match['kind']}"
+        return directive % value
 
     try:
         return _DIRECTIVE.sub(printed, template)

@@ -28,7 +28,9 @@ class Replacement:
 
 def replacement(operation: str) -> Replacement:
     """Return the parts of an operation that begins with a slash."""
-    place = operation[1:2] if operation[1:2] in ("/", "#", "%") else ""
+    place = operation[1:2]
+    if place not in ("/", "#", "%"):
+        place = ""
     text = operation[1 + len(place) :]
     end = _pattern_end(text)
     return Replacement(
@@ -55,13 +57,17 @@ def replaced_text(
     """Return the text after the replacement of an expanded pattern; None: it is not read."""
     if not pattern:
         return text
-    expression = re.escape(pattern) if change.is_literal else _expression(pattern)
-    if expression is None or (change.is_literal and _SPECIAL.search(change.old)):
+    expression: str | None = re.escape(pattern)
+    if not change.is_literal:
+        expression = _expression(pattern)
+    elif _SPECIAL.search(change.old):
+        return None
+    if expression is None:
         return None
     anchors = {"#": f"^(?:{expression})", "%": f"(?:{expression})$"}
     searched = re.compile(anchors.get(change.place, expression), re.DOTALL)
-    count = 0 if change.place == "/" else 1
-    return searched.sub(lambda match: new, text, count=count)
+    is_everywhere = change.place == "/"
+    return searched.sub(lambda match: new, text, count=not is_everywhere)
 
 
 def _expression(pattern: str) -> str | None:
@@ -72,7 +78,7 @@ def _expression(pattern: str) -> str | None:
     for match in _PART.finditer(pattern):
         character = match["character"]
         if character is None:
-            sign = "^" if match["sign"] else ""
+            sign = match["sign"].replace("!", "^")
             expression += f"[{sign}{match['characters']}]"
         elif character in "[(":
             return None

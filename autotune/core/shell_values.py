@@ -63,19 +63,20 @@ def joined_text(items: Sequence[Word]) -> str:
     return " ".join(item.text for item in items)
 
 
-def fields_of(text: str, separators: str, most: int = 0) -> list[str]:
+def fields_of(text: str, separators: str, largest_count: int = 0) -> list[str]:
     """Return the parts of a text between separators; blanks beside one belong to it.
 
-    `most`: the last of so many parts is not split any further; 0: all are.
+    `largest_count`: the last of so many parts is not split any further; 0: all are.
     """
     blanks = re.escape("".join(char for char in separators if char in BLANKS))
-    others = re.escape("".join(char for char in separators if char not in BLANKS))
+    signs = re.escape("".join(char for char in separators if char not in BLANKS))
     patterns = []
-    if others:
-        around = f"[{blanks}]*" if blanks else ""
-        patterns.append(f"{around}[{others}]{around}")
+    if signs and blanks:
+        patterns.append(f"[{blanks}]*[{signs}][{blanks}]*")
+    elif signs:
+        patterns.append(f"[{signs}]")
     if blanks:
         patterns.append(f"[{blanks}]+")
     if not patterns:
         return [text]
-    return re.split("|".join(patterns), text, maxsplit=max(0, most - 1))
+    return re.split("|".join(patterns), text, maxsplit=max(0, largest_count - 1))

@@ -13,7 +13,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.core.shell_arithmetic import Number, Variables, formula_value
+from autotune.core.shell_arithmetic import ShellNumber, Variables, formula_value
 from autotune.core.shell_budget import Budget
 from autotune.core.shell_patterns import replaced_text, replacement
 from autotune.core.shell_quotes import (
@@ -61,7 +61,9 @@ class Expansion:
         if "IFS" not in self.variables:
             return BLANKS
         separators = self.text("IFS")
-        return BLANKS if UNKNOWN in separators else separators
+        if UNKNOWN in separators:
+            return BLANKS
+        return separators
 
     # Words.
 
@@ -100,7 +102,9 @@ class Expansion:
 
     def _marked(self, name: str) -> str:
         if name not in self.variables:
-            return BLANKS if name == "IFS" else mark_of(name)
+            if name == "IFS":
+                return BLANKS
+            return mark_of(name)
         value = self.variables[name]
         if isinstance(value, str):
             return value
@@ -316,7 +320,9 @@ class Expansion:
         place = int(number)
         if place < 0:
             place += len(items)
-        return items[place].text if 0 <= place < len(items) else ""
+        if not 0 <= place < len(items):
+            return ""
+        return items[place].text
 
     def _length(self, name: str) -> str:
         if name in ("@", "*"):
@@ -324,9 +330,13 @@ class Expansion:
         match = _PARAMETER.fullmatch(name)
         if match is not None and match["index"] in ("@", "*"):
             items = items_of(self.variables.get(match["name"], []))
-            return UNKNOWN if _has_unknown_length(items) else str(len(items))
+            if _has_unknown_length(items):
+                return UNKNOWN
+            return str(len(items))
         text = self.text(name)
-        return UNKNOWN if UNKNOWN in text else str(len(text))
+        if UNKNOWN in text:
+            return UNKNOWN
+        return str(len(text))
 
     def _indirect(self, name: str) -> str | list[Word]:
         """Return `${!NAME}`, the variable that a variable names, or `${!TABLE[@]}`, its keys."""
@@ -335,10 +345,14 @@ class Expansion:
             return UNKNOWN
         value = self.variables.get(match["name"], [])
         if match["index"] in ("@", "*"):
-            keys = list(value) if isinstance(value, dict) else range(len(items_of(value)))
-            return words_from(str(key) for key in keys)
+            if isinstance(value, dict):
+                return words_from(value)
+            places = range(len(items_of(value)))
+            return words_from(map(str, places))
         target = self.text(match["name"])
-        return self._marked(target) if NAME.fullmatch(target) else UNKNOWN
+        if not NAME.fullmatch(target):
+            return UNKNOWN
+        return self._marked(target)
 
     def _modified(
         self,
@@ -371,12 +385,13 @@ class Expansion:
                 return UNKNOWN
             self.budget.spend(text=len(replaced))
             return replaced
-        first, others = text[:1], text[1:]
+        first_letter = text[:1]
+        remainder = text[1:]
         cases = {
             ",,": text.lower(),
             "^^": text.upper(),
-            ",": first.lower() + others,
-            "^": first.upper() + others,
+            ",": first_letter.lower() + remainder,
+            "^": first_letter.upper() + remainder,
         }
         return cases.get(operation, UNKNOWN)
 
@@ -438,15 +453,15 @@ class Expansion:
             return UNKNOWN
         names = list(names_in(expanded))
 
-        def read(name: str) -> Number:
+        def read(name: str) -> ShellNumber:
             marked = self._marked(name)
             names.extend(names_in(marked))
             return _number_in(plain(marked))
 
-        def write(name: str, number: Number) -> None:
-            is_known = number is not None and certain
-            marks = "".join(mark_of(name) for name in names)
-            self.variables[name] = f"{number}{marks}" if is_known else UNKNOWN
+        def write(name: str, number: ShellNumber) -> None:
+            if not certain:
+                number = None
+            self.variables[name] = _text_of_number(number, names)
 
         formula = plain(expanded)
         try:
@@ -456,8 +471,7 @@ class Expansion:
         except (ValueError, ZeroDivisionError, RecursionError):
             self._forget(formula)
             number = None
-        marks = "".join(mark_of(name) for name in names)
-        return f"{UNKNOWN if number is None else number}{marks}"
+        return _text_of_number(number, names)
 
     def _forget(self, formula: str) -> None:
         """Forget what an expression assigns that has no value here."""
@@ -465,17 +479,25 @@ class Expansion:
             self.variables[match["name"] or match["counted"]] = UNKNOWN
 
 
-def _number_in(text: str) -> Number:
+def _text_of_number(number: ShellNumber, names: Sequence[str]) -> str:
+    """Return a computed number as a text, with marks of the unset variables that it needs."""
+    marks = "".join(mark_of(name) for name in names)
+    if number is None:
+        return f"{UNKNOWN}{marks}"
+    return f"{number}{marks}"
+
+
+def _number_in(text: str) -> ShellNumber:
     """Return the number that the text of a variable is; an empty one counts as 0."""
     if not text.strip():
         return 0
     if UNKNOWN in text:
         return None
 
-    def read(name: str) -> Number:
+    def read(name: str) -> ShellNumber:
         raise ValueError(f"the value of {name} is not looked up")
 
-    def write(name: str, number: Number) -> None:
+    def write(name: str, number: ShellNumber) -> None:
         raise ValueError(f"{name} is not assigned in a value")
 
     return formula_value(text, Variables(read=read, write=write))

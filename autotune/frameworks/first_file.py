@@ -33,29 +33,35 @@ def with_first_file(
     """
     if len(command.words) <= start or not command.words[start].text.endswith(SUFFIXES):
         return command
-    named = command.words[start]
-    content = _content(path, command.folder, named)
+    file_word = command.words[start]
+    content = _content(path, command.folder, file_word)
     variables = content.pop(VARIABLES, None)
     environment = dict(command.environment)
     if isinstance(variables, Mapping):
         for name, value in variables.items():
             environment.setdefault(str(name), str(value))
-    words = (*command.words[:start], *_options(content, named), *command.words[start + 1 :])
-    return replace(command, words=words, environment=environment)
+    before = command.words[:start]
+    behind = command.words[start + 1 :]
+    options = _options(content, file_word)
+    return replace(
+        command,
+        words=(*before, *options, *behind),
+        environment=environment,
+    )
 
 
 def _content(
     path: str,
     folder: str,
-    named: Word,
+    file_word: Word,
 ) -> dict[str, object]:
     for place in (Path(), Path(folder), Path(path).parent):
-        file = place / named.text
+        file = place / file_word.text
         if file.is_file():
             break
     else:
         raise BadInput(
-            f"{path}, line {named.line}: {named.text} has the settings, and is not here.",
+            f"{path}, line {file_word.line}: {file_word.text} has the settings, and is not here.",
             way_out="Run autotune where it is, or write its settings into the command.",
         )
     try:
@@ -73,19 +79,19 @@ def _content(
     return content
 
 
-def _options(content: Mapping[str, object], named: Word) -> Iterator[Word]:
+def _options(content: Mapping[str, object], file_word: Word) -> Iterator[Word]:
     """Yield `--NAME VALUE` for each setting, at the place of the file's name."""
     for name, value in content.items():
-        yield _word(f"--{name}", named)
+        yield _word(f"--{name}", file_word)
         values = value if isinstance(value, list) else [value]
         for item in values:
             text = json.dumps(item) if isinstance(item, dict) else str(item)
-            yield _word(text, named)
+            yield _word(text, file_word)
 
 
-def _word(text: str, named: Word) -> Word:
+def _word(text: str, file_word: Word) -> Word:
     return Word(
         text=text,
-        line=named.line,
+        line=file_word.line,
         span=None,
     )

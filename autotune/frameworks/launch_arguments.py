@@ -14,7 +14,7 @@ from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 from autotune.frameworks.launch_kinds import LaunchKind
 
-NEGATION = "no_"
+TURNED_OFF = "no_"
 
 TRUTH_VALUES = {
     **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
@@ -99,9 +99,9 @@ def _options(
             text = " ".join(word.text for word in values)
         if len(values) == 1:
             span = values[0].span
-        if text is None and name.startswith(NEGATION) and not kind.has_switches:
+        if text is None and name.startswith(TURNED_OFF) and not kind.has_switches:
             # `--no_NAME` of transformers' parser, for a switch that is on by default
-            name = name.removeprefix(NEGATION)
+            name = name.removeprefix(TURNED_OFF)
             name = kind.former.get(name, name)
             text = "false"
         yield (

@@ -36,7 +36,10 @@ def gpus_of_variables(launch: LaunchScript, defaults: Mapping[str, int]) -> Scri
     return _product(texts, defaults)
 
 
-PROCESSES = ("nproc_per_node", "num_processes", "num_gpus")  # of torchrun, accelerate, deepspeed
+LAUNCHED_PROCESSES = ("nproc_per_node", "num_processes", "num_gpus")
+"""Options of torchrun, accelerate and deepspeed."""
+
+COUNTS_OF_LAUNCHER = (*LAUNCHED_PROCESSES, "nnodes")
 
 
 def gpus_of_launcher(launch: LaunchScript) -> ScriptGpus | None:
@@ -44,10 +47,13 @@ def gpus_of_launcher(launch: LaunchScript) -> ScriptGpus | None:
     texts: dict[str, str] = {}
     options = [*launch.launcher, ""]
     for option, following in itertools.pairwise(options):
-        name, equals, value = option.lstrip("-").replace("-", "_").partition("=")
-        if option.startswith("--") and name in (*PROCESSES, "nnodes"):
-            texts[name] = value if equals else following
-    if texts.keys().isdisjoint(PROCESSES):
+        flag, equals, value = option.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not equals:
+            value = following
+        if name in COUNTS_OF_LAUNCHER:
+            texts[name] = value
+    if texts.keys().isdisjoint(LAUNCHED_PROCESSES):
         return None
     return _product(texts, dict.fromkeys(texts, 1))
 

@@ -158,7 +158,10 @@ def _is_in_adapter(key: AuthorKey, keys: Sequence[AuthorKey]) -> bool:
     if key.name not in RANK_KEYS and key.name not in MODULE_KEYS:
         return False
     block = key.place.removesuffix(key.name)
-    return any(other.place == f"{block}target_modules" and not other.is_off for other in keys)
+    for neighbour in keys:
+        if neighbour.place == f"{block}target_modules":
+            return not neighbour.is_off
+    return False
 
 
 def _add_adapter(keys: Sequence[AuthorKey], answer: AuthorSettings) -> None:

@@ -35,9 +35,8 @@ UNCOUNTED = re.compile(
 NEVER_COUNTED = re.compile(r"(?:(?:target|exclude)_modules|optim\.optimizer)$")
 """An adapter is predicted at all linear layers, though tables have these settings."""
 
-WITHOUT_EFFECT = (
-    *(None, "", "null", "none", "false", "0", "1", "all-linear", "all", "[all-linear]", "[]"),
-    *("adamw", "adamw_torch", "adamw_torch_fused"),
+WITHOUT_EFFECT = frozenset(
+    "null none false 0 1 all-linear all [all-linear] [] adamw adamw_torch adamw_torch_fused".split()
 )
 """Texts of such settings in small letters with which nothing is missing."""
 
@@ -330,8 +329,10 @@ def _uncounted(launch: LaunchScript, fields: Mapping[str, Field]) -> Iterator[st
     """Yield the settings that decide memory, and that no prediction counts."""
     for name, stated in launch.stated.items():
         is_counted = name in fields and not NEVER_COUNTED.search(name)
-        text = (stated.text or "").lower()
-        if not is_counted and UNCOUNTED.search(name) and text not in WITHOUT_EFFECT:
+        if is_counted or not UNCOUNTED.search(name):
+            continue
+        text = stated.text or "null"
+        if text.lower() not in WITHOUT_EFFECT:
             yield f"no effect on memory of {name}={stated.text} (line {stated.line})"
 
 

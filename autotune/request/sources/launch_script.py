@@ -76,7 +76,7 @@ def read_launch_script(
     )
 
 
-ARGUMENT = re.compile(r"\$\{?[1-9@*]")
+OWN_ARGUMENT = re.compile(r"\$\{?[1-9@*]")
 UNKNOWN_ARGUMENTS = (UNKNOWN,) * 9
 
 
@@ -86,11 +86,15 @@ def _refuse_missing_arguments(
     commands: Sequence[SimpleCommand],
 ) -> None:
     """Refuse a script that starts a training with some arguments, and none without them."""
-    if choice.arguments or not ARGUMENT.search(text):
+    has_own = OWN_ARGUMENT.search(text) is not None
+    starts_one = any(map(starts_framework, commands))
+    if choice.arguments or starts_one or not has_own:
         return
-    if any(starts_framework(command) for command in commands):
-        return
-    for command in launch_commands(replace(choice, arguments=UNKNOWN_ARGUMENTS), text):
+    with_arguments = replace(
+        choice,
+        arguments=UNKNOWN_ARGUMENTS,
+    )
+    for command in launch_commands(with_arguments, text):
         if starts_framework(command):
             raise BadInput(
                 f"{choice.path}, line {command.line}: whether this training is started depends on"

@@ -305,11 +305,17 @@ def read_launched_program(
 def _gpus_of(program: LaunchedProgram, launch: LaunchFile) -> ScriptGpus | None:
     """Return the processes of a launch: its launcher's number, or the one that Python starts."""
     if launch.processes is not None:
-        stated = f"num_processes={launch.processes}"
-        return ScriptGpus(count=launch.processes, stated=stated)
-    if any(Path(word).name in LAUNCHERS for word in program.launcher):
-        return None
-    return ScriptGpus(count=1, stated="no launcher: one process")
+        return ScriptGpus(
+            count=launch.processes,
+            stated=f"num_processes={launch.processes}",
+        )
+    for word in program.launcher:
+        if Path(word).name in LAUNCHERS:
+            return None
+    return ScriptGpus(
+        count=1,
+        stated="no launcher: one process",
+    )
 
 
 def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> LaunchFile:
@@ -329,9 +335,13 @@ def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> Laun
         deepspeed = read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
     else:
-        by_options = {name.removeprefix("--"): value for name, value in options.items()}
-        stated = launch_of_options(by_options)
-        is_in_file = bool(launch.settings) and "--zero_stage" not in options
+        by_name: dict[str, str] = {}
+        for flag, value in options.items():
+            name = flag.removeprefix("--")
+            by_name[name] = value
+        stated = launch_of_options(by_name)
+        is_in_file = bool(launch.settings)
+        is_in_file &= "--zero_stage" not in options
         if stated is not None and not is_in_file:
             launch = replace(launch, settings=stated.settings)
     for name in PROCESSES:

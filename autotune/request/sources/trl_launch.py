@@ -145,7 +145,11 @@ def trl_launch_config(
     origins = origins_of(config, document, launch.method)
     sharding = _sharding_of(of_launcher, launch)
     for name in sharding:
-        origins[name] = Origin(source=Source.FILE, place=launch.path, line=launch.line)
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=launch.path,
+            line=launch.line,
+        )
     config = replace(
         config,
         settings={**config.settings, **sharding},
@@ -164,7 +168,9 @@ def _sharding_of(options: Mapping[str, str], launch: LaunchScript) -> Mapping[st
         file = file_here_or_as_named(options["deepspeed_config_file"], launch.path, launch.folder)
         return read_deepspeed(file).settings
     sharding = launch_of_options(options)
-    return {} if sharding is None else sharding.settings
+    if sharding is None:
+        return {}
+    return sharding.settings
 
 
 def _default_taken(

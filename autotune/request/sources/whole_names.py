@@ -21,18 +21,24 @@ def with_whole_names(
     stated: dict[str, StatedSetting] = {}
     notes: list[str] = []
     for name, setting in launch.stated.items():
-        whole_name = name if name in names else _whole_name(name, names)
-        if whole_name is None:
+        whole_name = _whole_name(name, names)
+        if name in names or whole_name is None:
             stated[name] = setting
             continue
-        if whole_name != name:
-            setting = replace(setting, option=None, span=None)
-            notes.append(f"--{name} (line {setting.line}) is --{whole_name}, cut short")
-        stated[kind.former.get(whole_name, whole_name)] = setting
+        present_name = kind.former.get(whole_name, whole_name)
+        stated[present_name] = replace(
+            setting,
+            option=None,
+            span=None,
+        )
+        place = f"--{name} (line {setting.line})"
+        notes.append(f"{place} is --{whole_name}, cut short")
     return replace(launch, stated=stated, assumed=(*launch.assumed, *notes))
 
 
 def _whole_name(beginning: str, names: set[str]) -> str | None:
     """Return the one name with this beginning; of several, the parser takes none."""
     candidates = [name for name in names if name.startswith(beginning)]
-    return candidates[0] if len(candidates) == 1 else None
+    if len(candidates) != 1:
+        return None
+    return candidates[0]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import io
 import json
 import os
@@ -445,13 +446,16 @@ def _downloader(download: Callable[..., Any], report: Report) -> Callable[..., A
         try:
             return download(*args, **options)
         except OSError:  # no network, no such file
-            repository = options.get("repo_id", next(iter(args), ""))
-            name = options.get("filename", args[1] if len(args) > 1 else repository)
-            is_file = download.__name__ == "hf_hub_download"
-            if is_file and not is_rows(name):
+            call = inspect.signature(download).bind_partial(*args, **options)
+            repository = str(call.arguments["repo_id"])
+            name = call.arguments.get("filename")
+            if name is None:
+                report("dataset", repository)
+                return repository
+            if not is_rows(name):
                 raise
-            report("dataset", str(name))
-            return f"{ABSENT_HUB}/{name}" if is_file else str(repository)
+            report("dataset", name)
+            return f"{ABSENT_HUB}/{name}"
 
     return downloaded
 

@@ -261,7 +261,8 @@ def _former_parts_of_trl(is_library: IsLibrary, report: Report) -> Iterator[None
             return look_up(module, name)
         except AttributeError:
             asker = sys._getframe(1).f_code.co_filename
-            if module is not trl or name.startswith("_") or is_library(asker):
+            is_of_user = module is trl and not is_library(asker)
+            if not is_of_user or name.startswith("_"):
                 raise
             report("name", f"trl.{name}")
             return Anything()
@@ -295,7 +296,8 @@ def _seen_in_linear(layer: type, is_library: IsLibrary) -> type:
         """Class of a quantised layer, whose instances are linear layers to the user."""
 
         def __instancecheck__(cls, instance: Any) -> bool:
-            if is_library(sys._getframe(1).f_code.co_filename):
+            asker = sys._getframe(1).f_code.co_filename
+            if is_library(asker):
                 return isinstance(instance, layer)
             return is_linear(instance)
 

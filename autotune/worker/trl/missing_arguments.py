@@ -289,9 +289,15 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
         place = questions.get(text, 0) + 1
         questions[text] = place
         asker = sys._getframe(1)
-        statement = linecache.getline(asker.f_code.co_filename, asker.f_lineno)
+        file = asker.f_code.co_filename
+        statement = linecache.getline(file, asker.f_lineno)
         likely = _likely_answers(text, statement)
-        answers = (*likely, "absent", *_choices_of(text), *USUAL_ANSWERS)
+        answers = (
+            *likely,
+            "absent",
+            *_choices_of(text),
+            *USUAL_ANSWERS,
+        )
         if place > len(answers):
             raise EOFError(f"the script asks {text!r} until it likes the answer")
         answer = answers[place - 1]

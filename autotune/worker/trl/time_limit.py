@@ -35,7 +35,8 @@ def limited(seconds: float | None) -> Iterator[None]:
     start = time.monotonic() - _queued_seconds()
 
     def check(*_: Any) -> None:
-        if time.monotonic() - _queued_seconds() - start > seconds:
+        now = time.monotonic() - _queued_seconds()
+        if now - start > seconds:
             raise TooLong(f"{seconds:.0f} s")
 
     before = signal.signal(signal.SIGALRM, check)
@@ -63,12 +64,16 @@ def no_pauses(is_library: IsLibrary) -> Iterator[None]:
     sleep_async = asyncio.sleep
 
     def pause(seconds: float) -> None:
-        is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
-        sleep(0 if is_of_user else seconds)
+        asker = sys._getframe(1).f_code.co_filename
+        if not is_library(asker):
+            seconds = 0
+        sleep(seconds)
 
     async def pause_async(delay: float, *args: Any, **options: Any) -> Any:
-        is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
-        return await sleep_async(0 if is_of_user else delay, *args, **options)
+        asker = sys._getframe(1).f_code.co_filename
+        if not is_library(asker):
+            delay = 0
+        return await sleep_async(delay, *args, **options)
 
     with ExitStack() as stack:
         stack.enter_context(attribute(time, "sleep", pause))
