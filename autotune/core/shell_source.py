@@ -33,7 +33,7 @@ class ParsedScript:
         self.text = _without_quoted_comments(_with_unix_lines(text))
         if len(self.text) > LONG_TEXT and "<<" not in self.text:
             _refuse_open_quotes(self.text)
-        encoded = self.text.encode("utf-8", "replace")
+        encoded = _with_plain_variables(self.text).encode("utf-8", "replace")
         self._byte_offsets: list[int] | None = None
         if not self.text.isascii():
             sizes = (len(char.encode("utf-8", "replace")) for char in self.text)
@@ -71,6 +71,17 @@ def line_of(node: Node) -> int:
 def _with_unix_lines(text: str) -> str:
     """Return the text with line ends of one character, at the same offsets."""
     return text.replace("\\\r\n", " \\\n").replace("\r\n", " \n")
+
+
+_VARIABLE = re.compile(r"(?<![\\$])\$(?=[A-Za-z0-9_])(?![A-Za-z_][A-Za-z0-9_]*=)")
+
+
+def _with_plain_variables(text: str) -> str:
+    """Return the text for the parser, with `_NAME` for `$NAME`: the parser ends a word at the
+    second variable of `$A/$B/c` and begins another one there. Offsets stay, and words are expanded
+    from the text itself.
+    """
+    return _VARIABLE.sub("_", text)
 
 
 _QUOTED_COMMENT = re.compile(r"(?<=[ \t])`[ \t]*#[^`\n]*`(?=[ \t\\\n]|$)")

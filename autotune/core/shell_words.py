@@ -124,7 +124,9 @@ class Expansion:
         quoted = [False]  # whether quotes keep the field, even if it is empty
         for piece in pieces:
             if isinstance(piece.value, list):
-                parts = [item.text for item in piece.value]
+                if not piece.quoted:
+                    piece = replace(piece, value=self._split_items(piece.value))
+                parts = [item.text for item in items_of(piece.value)]
             elif piece.quoted:
                 parts = [piece.value]
             else:
@@ -163,6 +165,18 @@ class Expansion:
             )
             expanded.append(word)
         return expanded
+
+    def _split_items(self, items: Sequence[Word]) -> list[Word]:
+        """Return the words of an array outside quotes: items with blanks are several."""
+        separators = self.separators
+        split: list[Word] = []
+        for item in items:
+            fields = list(filter(None, fields_of(item.text, separators)))
+            if fields == [item.text]:
+                split.append(item)
+            else:
+                split += words_from(fields)
+        return split
 
     def _note_missing(self, expanded: list[Word], names: tuple[str, ...]) -> None:
         """Note that no word is made of these variables, at the word before them."""

@@ -84,7 +84,12 @@ SCRIPTS = {
     "unicode": 'N="größer"\nlaunch "$N" --é=ü "x"\n',
     "line ends": "A=1 \\\r\n  \nlaunch --x $A \\\r\n --y 2\r\n".replace("\r", ""),
     "replaced": "P=a/b/c\nlaunch ${P//\\//-} ${P/b/x} ${P:2:1}\n".replace("${P//\\//-} ", ""),
-    "one word of all": 'A=(a "b c"); launch "${A[*]}" "x $* y" "${A[@]}"\n',
+    "several variables in a word": (
+        "A=a; B=b; C=$A/x_$B.yaml; export D=$A/$B/$C; E=($A/$B/$1 $A-$B.$C)\n"
+        "for i in $A/$B/$C; do F=$F$i; done; [ $A/$B/c = a/b/c ] && G=$A/$B/g\n"
+        'launch $A/$B.y --x=$A/$B/$1 $C "$D" "${E[@]}" $F $G > /dev/null 2> $PWD/$A$B.log --z\n'
+    ),
+    "one word of all": 'A=(a "b c"); launch "${A[*]}" "x $* y" "${A[@]}" ${A[@]} ${A[*]}\n',
     "assigned by arithmetic": (
         "N=3; ((N += 5)); ((N++, M = N * 2)); let K=M-1; declare -i I=2*4\n"
         "launch $N $M $K $I $((N > 8 ? N : 0)) $((2 ** 3)) $((-7 / 2)) $((-7 % 3)) $[N + 1]\n"

@@ -334,7 +334,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "raw": _json_values(configuration.raw),
         "changed": configuration.changed,
         "expanded": configuration.expanded,
-        "adapter": _adapter(arguments),
+        "adapter": _adapter(arguments, absent),
         "optimizers": any(optimizer is not None for optimizer in optimizers),
         "rewards": [_reward_name(reward) for reward in rewards],
         "callbacks": [_class_name(callback) for callback in callbacks],
@@ -449,13 +449,16 @@ def _flag(config: Any, name: str) -> bool:
     return bool(getattr(config, name, False))
 
 
-def _adapter(arguments: Settings) -> Result | None:
+def _adapter(arguments: Settings, absent: AbsentParts) -> Result | None:
     adapter = arguments.get("peft_config")
     if adapter is None and hasattr(arguments["model"], "peft_config"):
         configs = arguments["model"].peft_config.values()
         adapter = next(iter(configs))
     if adapter is None:
         return None
+    absent_name = getattr(adapter, "absent_name", None)
+    if absent_name is not None:
+        absent.report("trained adapter", absent_name)
     kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
     if kind not in RANKS:
         raise ScriptFailed("other_adapter", kind)
