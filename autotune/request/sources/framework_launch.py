@@ -325,7 +325,10 @@ def _assumed(
         )
 
 
-def _uncounted(launch: LaunchScript, fields: Mapping[str, Field]) -> Iterator[str]:
+def _uncounted(
+    launch: LaunchScript,
+    fields: Mapping[str, Field],
+) -> Iterator[str]:
     """Yield the settings that decide memory, and that no prediction counts."""
     for name, stated in launch.stated.items():
         is_counted = name in fields and not NEVER_COUNTED.search(name)

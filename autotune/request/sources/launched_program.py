@@ -302,7 +302,10 @@ def read_launched_program(
     return replace(file, config=config, origins=origins, script_gpus=script_gpus)
 
 
-def _gpus_of(program: LaunchedProgram, launch: LaunchFile) -> ScriptGpus | None:
+def _gpus_of(
+    program: LaunchedProgram,
+    launch: LaunchFile,
+) -> ScriptGpus | None:
     """Return the processes of a launch: its launcher's number, or the one that Python starts."""
     if launch.processes is not None:
         return ScriptGpus(

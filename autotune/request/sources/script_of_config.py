@@ -107,8 +107,10 @@ def _overridden(document: Document, program: LaunchedProgram) -> Iterator[str]:
         if name == argument or name not in document.content:
             continue
         stated = str(document.content[name])
-        if stated.lower() != value.lower():
-            yield f"{name}={value} of {_origin(program)}, where the file has {stated}"
+        is_same = stated.lower() == value.lower()
+        if not is_same:
+            place = _origin(program)
+            yield f"{name}={value} of {place}, where the file has {stated}"
 
 
 def _is_read(document: Document, file: UserFile) -> bool:

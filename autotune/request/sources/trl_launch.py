@@ -162,7 +162,10 @@ def trl_launch_config(
     return config, origins
 
 
-def _sharding_of(options: Mapping[str, str], launch: LaunchScript) -> Mapping[str, KnobValue]:
+def _sharding_of(
+    options: Mapping[str, str],
+    launch: LaunchScript,
+) -> Mapping[str, KnobValue]:
     """Return the settings of the launcher's options, and of the DeepSpeed file among them."""
     if options.get("deepspeed_config_file"):
         file = file_here_or_as_named(options["deepspeed_config_file"], launch.path, launch.folder)

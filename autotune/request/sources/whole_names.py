@@ -17,7 +17,11 @@ def with_whole_names(
     """Return the launch with the names of the options that the framework's parser would find."""
     if kind.dotted or kind.files is not None or launch.framework == "trl":
         return launch
-    names = {*trainer.fields(), *trainer.known_names, *kind.former}
+    names = {
+        *trainer.fields(),
+        *trainer.known_names,
+        *kind.former,
+    }
     stated: dict[str, StatedSetting] = {}
     notes: list[str] = []
     for name, setting in launch.stated.items():
