@@ -51,7 +51,8 @@ def _shifted(first: int, second: int) -> int:
 def _power(first: int, second: int) -> int:
     if not 0 <= second < 64:
         raise ValueError("a power beyond the size of a number")
-    return first**second
+    power: int = first**second
+    return power
 
 
 _OPERATIONS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {

@@ -156,9 +156,9 @@ class CommandRunner(ShellState):
         command_words: list[Word] = []
         nodes = [child for child in node.named_children if not child.type.endswith("_redirect")]
         nodes += _words_behind(redirects)
-        for place, child in enumerate(nodes):
+        for index, child in enumerate(nodes):
             if child.type == "variable_assignment":
-                if _ends_line(self.source, nodes, place):
+                if _ends_line(self.source, nodes, index):
                     assign(self, child, certain)
                     continue
                 before = dict(self.variables)

@@ -338,11 +338,11 @@ def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> Laun
         deepspeed = read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
     else:
-        by_name: dict[str, str] = {}
+        values: dict[str, str] = {}
         for flag, value in options.items():
             name = flag.removeprefix("--")
-            by_name[name] = value
-        stated = launch_of_options(by_name)
+            values[name] = value
+        stated = launch_of_options(values)
         is_in_file = bool(launch.settings)
         is_in_file &= "--zero_stage" not in options
         if stated is not None and not is_in_file:

@@ -212,8 +212,8 @@ def _inspect(request: Request, real: TextIO) -> Result:
     except ScriptFailed as failure:
         answer = {"error": _describe_failure(failure)}
     except time_limit.TooLong as late:  # a script that caught the first one
-        failure = ScriptFailed("too_long", str(late))
-        answer = {"error": _describe_failure(failure)}
+        second_failure = ScriptFailed("too_long", str(late))
+        answer = {"error": _describe_failure(second_failure)}
     answer["absent"] = absent.names
     return answer
 
