@@ -272,6 +272,7 @@ def _launches() -> Iterator[tuple[str, str]]:
     yield row, f"{len(misread)} of the {len(accepted)} accepted ones were misread"
     yield row, f"eighth set(benchmarks/results/launches/eighth.md) {_first_reading('eighth')}"
     yield row, f"ninth set(benchmarks/results/launches/ninth.md) {_first_reading('ninth')}"
+    yield row, f"tenth set(benchmarks/results/launches/tenth.md) {_first_reading('tenth')}"
 
 
 def _first_reading(name: str) -> str:
@@ -281,7 +282,7 @@ def _first_reading(name: str) -> str:
     lines = (RESULTS / "launches" / f"{name}.jsonl").read_text().splitlines()
     launches = [json.loads(line) for line in lines]
     launches = [launch for launch in launches if launch.get("held_back", True)]
-    ending = " held back" if name == "ninth" else ""
+    ending = " held back" if name in ("ninth", "tenth") else ""
     trainable = [launch for launch in launches if "apart" not in launch]
     accepted = [launch for launch in trainable if launch["outcome"] == "as given"]
     scripts = [launch for launch in trainable if launch["kind"] == "python"]

@@ -8,9 +8,9 @@ from tree_sitter import Node
 
 from autotune.core.shell_quotes import NotClosed
 from autotune.core.shell_source import line_of
-from autotune.core.shell_state import ShellState, unknown_word
+from autotune.core.shell_state import ShellState, Truth, unknown_word
 from autotune.core.shell_unset import plain
-from autotune.core.shell_values import UNKNOWN, Value, Word
+from autotune.core.shell_values import UNKNOWN, Value, Word, items_of
 
 _KEYED = re.compile(r"\[(?P<key>[^\]]*)\]=")
 _SUBSCRIPT = re.compile(r"(?P<name>[A-Za-z_]\w*)\[(?P<index>.*)\]", re.DOTALL)
@@ -53,6 +53,9 @@ def declare(
         if child.type == "variable_assignment":
             _remember_local(shell, keyword, _target(shell, child))
             name, value = assign(shell, child, certain)
+            if "-i" in flags and isinstance(value, str):
+                value = shell.expansion.computed(value)
+                shell.variables[name] = value
             if exports:
                 shell.exported[name] = as_text(value)
         elif child.type == "variable_name":
@@ -62,6 +65,36 @@ def declare(
                 shell.exported[name] = as_text(shell.variables[name])
             elif "-A" in flags:
                 shell.variables.setdefault(name, {})
+
+
+def unset(
+    shell: ShellState,
+    node: Node,
+    certain: bool,
+) -> Truth:
+    """`unset NAME` and `unset NAME[2]`: a variable has no value any more."""
+    texts = shell.source.raw(node).split()[1:]
+    for text in texts:
+        target = text.strip("'\"")
+        subscript = _SUBSCRIPT.fullmatch(target)
+        if subscript is None:
+            shell.variables.pop(target, None)
+            name = target
+        else:
+            name = subscript["name"]
+            table = _table_of(shell.variables.get(name, []))
+            table.pop(shell.expansion.joined(subscript["index"]), None)
+            shell.variables[name] = table
+        if not certain and not name.startswith("-"):
+            shell.variables[name] = UNKNOWN
+    return True
+
+
+def _table_of(value: Value) -> dict[str, str]:
+    """Return the items of an array by their places, or of a table by their keys."""
+    if isinstance(value, dict):
+        return dict(value)
+    return {str(place): item.text for place, item in enumerate(items_of(value))}
 
 
 def as_text(value: Value) -> str:
@@ -141,10 +174,10 @@ def _assign_item(
             ]
             shell.variables[name] = items
             return items
-    table: dict[str, str] = {}
-    if isinstance(before, dict):
-        table.update(before)
+    table = _table_of(before)
     key = shell.expansion.joined(index)
+    if is_number and not isinstance(before, dict):
+        key = number
     table[key] = text
     shell.variables[name] = table
     return table
@@ -162,8 +195,8 @@ def _added(before: Value, value: Value) -> Value:
     if isinstance(before, dict) and isinstance(value, dict):
         return {**before, **value}
     if isinstance(value, list):
-        if isinstance(before, list):
-            return [*before, *value]
+        if isinstance(before, (list, dict)):
+            return [*items_of(before), *value]
         if isinstance(before, str) and before:
             first = Word(
                 text=before,

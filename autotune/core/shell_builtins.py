@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from tree_sitter import Node
 
+from autotune.core.shell_filters import printed_text
 from autotune.core.shell_state import (
     FunctionEnd,
     LoopEnd,
@@ -19,8 +20,8 @@ from autotune.core.shell_state import (
     end_of,
     unknown_word,
 )
-from autotune.core.shell_tests import test_outcome
-from autotune.core.shell_values import NAME, UNKNOWN, Word
+from autotune.core.shell_tests import arithmetic_outcome, test_outcome
+from autotune.core.shell_values import BLANKS, NAME, UNKNOWN, Word, fields_of, words_from
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,7 @@ class BuiltInCall:
     words: Sequence[Word]
     certain: bool
     inputs: Sequence[Node]
+    settings: Mapping[str, str] = field(default_factory=dict)  # before it: `IFS=, read A`
 
     @property
     def name(self) -> str:
@@ -60,9 +62,12 @@ def _shift(shell: ShellState, call: BuiltInCall) -> Truth:
 
 def _set_arguments(shell: ShellState, call: BuiltInCall) -> Truth:
     texts = call.arguments
-    if "--" in texts:
-        separator = texts.index("--")
-        shell.expansion.arguments = texts[separator + 1 :]
+    if "--" not in texts:
+        return True
+    separator = texts.index("--")
+    shell.expansion.arguments = texts[separator + 1 :]
+    if not call.certain:
+        shell.expansion.arguments = [UNKNOWN]
     return True
 
 
@@ -76,22 +81,55 @@ def _change_folder(shell: ShellState, call: BuiltInCall) -> Truth:
     return True
 
 
+_READ_VALUES = "adinNptu"  # options of `read` that have a value
+
+
 def _read(shell: ShellState, call: BuiltInCall) -> Truth:
-    """`read -r -d '' NAME <<EOF` and `read A B <<< TEXT`."""
-    names = [argument for argument in call.arguments if NAME.fullmatch(argument)]
-    text = _input(shell, call.inputs) if call.certain else None
-    if text is None:
+    """`read -r -d '' NAME <<EOF`, `read A B <<< TEXT` and `IFS=, read -ra LIST <<< TEXT`."""
+    # 1. Options and names.
+    values: dict[str, str] = {}
+    names: list[str] = []
+    arguments = iter(call.arguments)
+    for argument in arguments:
+        if not argument.startswith("-"):
+            names.append(argument)
+        elif argument[-1:] in _READ_VALUES:
+            values[argument[-1]] = next(arguments, "")
+    array = values.get("a")
+
+    # 2. The text, of which one line is read unless `-d` says otherwise.
+    text = _input(shell, call.inputs)
+    if not call.certain or text is None or UNKNOWN in text:
         for name in names:
             shell.variables[name] = UNKNOWN
+        if array is not None:
+            shell.variables[array] = [unknown_word(call.words[0].line)]
         return None
+    if "d" not in values:
+        text = text.partition("\n")[0]
+
+    # 3. Its parts.
+    separators = call.settings.get("IFS", shell.expansion.separators)
+    blanks = "".join(char for char in separators if char in BLANKS)
+    text = text.strip(blanks)
+    if array is not None:
+        shell.variables[array] = words_from(_items_read(text, separators))
+        return True
     parts = [text]
-    if len(names) != 1:
-        max_splits = max(0, len(names) - 1)
-        parts = text.split(None, max_splits)
-    for index, name in enumerate(names):
-        part = parts[index] if index < len(parts) else ""
-        shell.variables[name] = part.strip()
+    if len(names) > 1:
+        parts = fields_of(text, separators, largest_count=len(names))
+    missing = [""] * len(names)
+    for name, part in zip(names, [*parts, *missing], strict=False):
+        shell.variables[name] = part
     return True
+
+
+def _items_read(text: str, separators: str) -> list[str]:
+    """Return the items of `read -a`: a separator at the end begins none."""
+    items = fields_of(text, separators)
+    if not items[-1]:
+        items.pop()
+    return items
 
 
 def _input(shell: ShellState, inputs: Sequence[Node]) -> str | None:
@@ -176,9 +214,16 @@ def _leave(shell: ShellState, call: BuiltInCall) -> Truth:
         case "exit":
             raise ScriptEnd
         case "return":
-            raise FunctionEnd
+            raise FunctionEnd(_status_of(call.arguments))
         case name:
             raise LoopEnd(goes_on=name == "continue")
+
+
+def _status_of(arguments: Sequence[str]) -> Truth:
+    """Return the result that `return NUMBER` gives a function."""
+    if not arguments or not arguments[0].isdigit():
+        return None
+    return not arguments[0].strip("0")
 
 
 def _test(shell: ShellState, call: BuiltInCall) -> Truth:
@@ -191,6 +236,25 @@ def _read_lines(shell: ShellState, call: BuiltInCall) -> Truth:
     if NAME.fullmatch(name):
         shell.variables[name] = [unknown_word(call.words[0].line)]
     return None
+
+
+def _let(shell: ShellState, call: BuiltInCall) -> Truth:
+    """`let N=2*3`: the value of the last expression."""
+    outcome: Truth = None
+    for argument in call.arguments:
+        outcome = arithmetic_outcome(argument, shell.expansion, certain=call.certain)
+    return outcome
+
+
+def _print(shell: ShellState, call: BuiltInCall) -> Truth:
+    """`printf -v NAME TEMPLATE VALUES` assigns what it would print."""
+    arguments = call.arguments
+    if arguments[:1] == ["-v"] and len(arguments) > 2:
+        printed = printed_text(arguments[2], arguments[3:])
+        if printed is None or not call.certain:
+            printed = UNKNOWN
+        shell.variables[arguments[1]] = printed
+    return True
 
 
 def _true(shell: ShellState, call: BuiltInCall) -> Truth:
@@ -216,6 +280,8 @@ BUILT_INS: Mapping[str, BuiltIn] = {
     "break": _leave,
     "continue": _leave,
     "test": _test,
+    "let": _let,
+    "printf": _print,
     "mapfile": _read_lines,
     "readarray": _read_lines,
     ":": _true,

@@ -4,6 +4,7 @@ and programs, which are collected.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,17 +28,45 @@ from autotune.core.shell_values import UNKNOWN, Word
 SHELL_PROGRAMS = ("bash", "sh", "zsh")
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")
 
+_WORDS = (
+    "word",
+    "number",
+    "string",
+    "raw_string",
+    "concatenation",
+    "expansion",
+    "simple_expansion",
+    "command_substitution",
+)
+
 
 def _words_behind(redirects: Sequence[Node]) -> list[Node]:
     """Return the words of a command behind its redirections: `run --a 1 > file --b 2`. The parser
-    takes all of them for names of files, of which a redirection has one.
+    takes all of them for names of files, of which a redirection has one. Words behind the mark of
+    a here-document are the command's as well.
     """
     nodes: list[Node] = []
     for redirect in redirects:
+        if redirect.type == "heredoc_redirect":
+            nodes += [child for child in redirect.named_children if child.type in _WORDS]
         if redirect.type == "file_redirect":
             destinations = redirect.children_by_field_name("destination")
             nodes += destinations[1:]
     return nodes
+
+
+def _ends_line(source: ParsedScript, nodes: Sequence[Node], place: int) -> bool:
+    """Return True if a line ends between this assignment and the command for which the parser takes
+    it: with `A=1 \\` before it, `B=2` of a line of its own stands before the next command.
+    """
+    for node, following in itertools.pairwise(nodes[place:]):
+        _, end = source.span(node)
+        start, _ = source.span(following)
+        if "\n" in source.text[end:start].replace("\\\n", ""):
+            return True
+        if following.type != "variable_assignment":
+            return False
+    return False
 
 
 class CommandRunner(ShellState):
@@ -84,8 +113,8 @@ class CommandRunner(ShellState):
         self.budget.nesting -= 1
         try:
             return self.run_function(self.functions[name], line, certain)
-        except FunctionEnd:
-            return None
+        except FunctionEnd as end:
+            return end.status
         finally:
             self.budget.nesting += 1
             self.expansion.arguments = before
@@ -127,8 +156,11 @@ class CommandRunner(ShellState):
         command_words: list[Word] = []
         nodes = [child for child in node.named_children if not child.type.endswith("_redirect")]
         nodes += _words_behind(redirects)
-        for child in nodes:
+        for index, child in enumerate(nodes):
             if child.type == "variable_assignment":
+                if _ends_line(self.source, nodes, index):
+                    assign(self, child, certain)
+                    continue
                 before = dict(self.variables)
                 name, value = assign(self, child, certain)
                 settings[name] = as_text(value)
@@ -158,6 +190,7 @@ class CommandRunner(ShellState):
                 words=command_words,
                 certain=certain,
                 inputs=inputs,
+                settings=settings,
             )
             return BUILT_INS[name](self, call)
 

@@ -22,6 +22,8 @@ Filter = Callable[[Sequence[str], str], str | None]
 def output_of(command: str, expansion: Expansion) -> str:
     """Return what the command in `$(...)` prints, without the line ends behind it."""
     text = ""
+    if len(_parts(command.strip().rstrip(";"), ";")) > 1:
+        return UNKNOWN  # two commands
     for stage in _parts(command, "|"):
         steps = _parts(stage, "&&")
         printed = _stage(steps, text, expansion)
@@ -110,19 +112,44 @@ def _parts(command: str, separator: str) -> list[str]:
 
 def _echo(arguments: Sequence[str], received: str) -> str | None:
     texts = list(arguments)
+    reads_escapes = False
     while texts and texts[0] in ("-n", "-e", "-E", "-ne", "-en"):
-        texts.pop(0)
+        reads_escapes |= "e" in texts.pop(0)
+    if reads_escapes and "\\" in "".join(texts):
+        return None
     return " ".join(texts) + "\n"
 
 
 def _printf(arguments: Sequence[str], received: str) -> str | None:
-    template, *values = arguments or [""]
-    if template == "%s" and len(values) == 1:
-        return values[0]
-    is_plain = "%" not in template and "\\" not in template
-    if not arguments or values or not is_plain:
+    if not arguments:
         return None
-    return template
+    return printed_text(arguments[0], arguments[1:])
+
+
+_DIRECTIVE = re.compile(r"%(?:%|(?P<width>0?[0-9]{0,2})(?P<kind>[sd]))")
+
+
+def printed_text(template: str, values: Sequence[str]) -> str | None:
+    """Return what `printf` makes of a template with `%s` and `%d`; None for any other."""
+    directives = [match for match in _DIRECTIVE.finditer(template) if match["kind"]]
+    plain_text = _DIRECTIVE.sub("", template)
+    if "%" in plain_text or "\\" in plain_text or len(directives) != len(values):
+        return None
+    remaining = iter(values)
+
+    def printed(match: re.Match[str]) -> str:
+        if match["kind"] is None:
+            return "%"
+        value: str | int = next(remaining)
+        if match["kind"] == "d":
+            value = int(value)
+        directive = f"%{match['width']}{match['kind']}"
+        return directive % value
+
+    try:
+        return _DIRECTIVE.sub(printed, template)
+    except ValueError:
+        return None
 
 
 def _dirname(arguments: Sequence[str], received: str) -> str | None:

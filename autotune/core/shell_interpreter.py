@@ -14,7 +14,7 @@ from dataclasses import replace
 from tree_sitter import Node
 
 from autotune.core.errors import BadInput
-from autotune.core.shell_assignments import assign, declare
+from autotune.core.shell_assignments import assign, declare, unset
 from autotune.core.shell_commands import CommandRunner
 from autotune.core.shell_source import (
     branches_of,
@@ -68,7 +68,7 @@ class Interpreter(CommandRunner):
                 declare(self, node, certain)
                 return True
             case "unset_command":
-                return self._unset(node)
+                return unset(self, node, certain)
             case "function_definition":
                 return self.define(node)
 
@@ -77,7 +77,7 @@ class Interpreter(CommandRunner):
                 return self._test(node)
             case "compound_statement" if is_arithmetic(node):
                 formula = self.source.raw(node)[2:-2]
-                return arithmetic_outcome(formula, self.expansion)
+                return arithmetic_outcome(formula, self.expansion, certain=certain)
             case "list":
                 return self._list(node, certain)
             case "negated_command":
@@ -98,7 +98,11 @@ class Interpreter(CommandRunner):
                 return self._case(node, certain)
             case "c_style_for_statement" | "ERROR":
                 return self._uncertain(node.named_children)
-            case _:  # program, groups, subshells, pipelines
+            case "subshell":
+                return self._subshell([node.named_children], certain)
+            case "pipeline":
+                return self._subshell([[part] for part in node.named_children], certain)
+            case _:  # program, groups
                 return self.run_all(node.named_children, certain=certain)
 
     def _assignments(self, node: Node, certain: bool) -> Truth:
@@ -107,10 +111,24 @@ class Interpreter(CommandRunner):
             assign(self, assignment, certain)
         return True
 
-    def _unset(self, node: Node) -> Truth:
-        for name in node.named_children:
-            self.variables.pop(self.source.raw(name), None)
-        return True
+    def _subshell(self, parts: Sequence[Sequence[Node]], certain: bool) -> Truth:
+        """Interpret `( ... )` or the parts of a pipe: what they assign ends with them."""
+        variables = self.variables
+        exported = self.exported
+        arguments = self.expansion.arguments
+        status: Truth = True
+        for part in parts:
+            self.expansion.variables = dict(variables)
+            self.exported = dict(exported)
+            try:
+                status = self.run_all(part, certain=certain)
+            except ScriptEnd:
+                status = None
+            finally:
+                self.expansion.variables = variables
+                self.exported = exported
+                self.expansion.arguments = arguments
+        return status
 
     # Conditions.
 

@@ -69,6 +69,30 @@ def quote_end(
         place = end + 1
 
 
+def escaped_quote_end(text: str, place: int) -> int:
+    """Return the offset behind the end of `$'...'`, in which a backslash keeps a quote."""
+    while place < len(text):
+        if text[place] == "\\":
+            place += 1
+        elif text[place] == "'":
+            return place + 1
+        place += 1
+    raise NotClosed("'")
+
+
+_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b", "a": "\a", "b": "\b"}
+
+
+def unescaped(text: str) -> str:
+    """Return the text between the quotes of `$'...'`."""
+    return re.sub(
+        r"\\(.)",
+        lambda match: _ESCAPES.get(match[1], match[1]),
+        text,
+        flags=re.DOTALL,
+    )
+
+
 def double_quote_end(text: str, place: int) -> int:
     while place < len(text):
         if text[place] == "\\":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from functools import cache
@@ -29,10 +30,10 @@ class ParsedScript:
     """Text of a script and its tree, whose offsets are bytes; those of commands are characters."""
 
     def __init__(self, text: str) -> None:
-        self.text = _with_unix_lines(text)
+        self.text = _without_quoted_comments(_with_unix_lines(text))
         if len(self.text) > LONG_TEXT and "<<" not in self.text:
             _refuse_open_quotes(self.text)
-        encoded = self.text.encode("utf-8", "replace")
+        encoded = _with_plain_variables(self.text).encode("utf-8", "replace")
         self._byte_offsets: list[int] | None = None
         if not self.text.isascii():
             sizes = (len(char.encode("utf-8", "replace")) for char in self.text)
@@ -70,6 +71,27 @@ def line_of(node: Node) -> int:
 def _with_unix_lines(text: str) -> str:
     """Return the text with line ends of one character, at the same offsets."""
     return text.replace("\\\r\n", " \\\n").replace("\r\n", " \n")
+
+
+_VARIABLE = re.compile(r"(?<![\\$])\$(?=[A-Za-z0-9_])(?![A-Za-z_][A-Za-z0-9_]*=)")
+
+
+def _with_plain_variables(text: str) -> str:
+    """Return the text for the parser, with `_NAME` for `$NAME`: the parser ends a word at the
+    second variable of `$A/$B/c` and begins another one there. Offsets stay, and words are expanded
+    from the text itself.
+    """
+    return _VARIABLE.sub("_", text)
+
+
+_QUOTED_COMMENT = re.compile(r"(?<=[ \t])`[ \t]*#[^`\n]*`(?=[ \t\\\n]|$)")
+
+
+def _without_quoted_comments(text: str) -> str:
+    """Return the text with blanks for comments between backquotes, ``--a 1 `# why` --b 2``: bash
+    ends them at the second one, the parser at the end of the line.
+    """
+    return _QUOTED_COMMENT.sub(lambda match: " " * len(match[0]), text)
 
 
 def _refuse_open_quotes(text: str) -> None:

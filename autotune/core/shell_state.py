@@ -46,7 +46,10 @@ class LoopEnd(Exception):
 
 
 class FunctionEnd(Exception):
-    """`return` of a function."""
+    """`return` of a function, with its result."""
+
+    def __init__(self, status: Truth = None) -> None:
+        self.status = status
 
 
 class ScriptEnd(Exception):

@@ -49,9 +49,14 @@ def test_outcome(tokens: Sequence[Token]) -> bool | None:
     return outcome if reader.is_done else None
 
 
-def arithmetic_outcome(raw: str, expansion: Expansion) -> bool | None:
+def arithmetic_outcome(
+    raw: str,
+    expansion: Expansion,
+    *,
+    certain: bool = True,
+) -> bool | None:
     """Return the result of `(( raw ))`: a number other than 0 is true."""
-    number = expansion.arithmetic(raw)
+    number = expansion.arithmetic(raw, certain=certain)
     return None if UNKNOWN in number else number != "0"
 
 

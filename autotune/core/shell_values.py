@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
+
+BLANKS = " \t\n"  # at which words are split unless `IFS` says otherwise
 
 NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
@@ -38,7 +40,15 @@ class Piece:
 def items_of(value: Value) -> list[Word]:
     if isinstance(value, list):
         return value
-    texts = value.values() if isinstance(value, dict) else [value]
+    if isinstance(value, str):
+        return words_from([value])
+    if all(key.isdigit() for key in value):
+        value = dict(sorted(value.items(), key=lambda item: int(item[0])))
+    return words_from(value.values())
+
+
+def words_from(texts: Iterable[str]) -> list[Word]:
+    """Return words that have no place in the script."""
     return [
         Word(
             text=text,
@@ -51,3 +61,22 @@ def items_of(value: Value) -> list[Word]:
 
 def joined_text(items: Sequence[Word]) -> str:
     return " ".join(item.text for item in items)
+
+
+def fields_of(text: str, separators: str, largest_count: int = 0) -> list[str]:
+    """Return the parts of a text between separators; blanks beside one belong to it.
+
+    `largest_count`: the last of so many parts is not split any further; 0: all are.
+    """
+    blanks = re.escape("".join(char for char in separators if char in BLANKS))
+    signs = re.escape("".join(char for char in separators if char not in BLANKS))
+    patterns = []
+    if signs and blanks:
+        patterns.append(f"[{blanks}]*[{signs}][{blanks}]*")
+    elif signs:
+        patterns.append(f"[{signs}]")
+    if blanks:
+        patterns.append(f"[{blanks}]+")
+    if not patterns:
+        return [text]
+    return re.split("|".join(patterns), text, maxsplit=max(0, largest_count - 1))

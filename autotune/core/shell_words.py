@@ -9,23 +9,36 @@ Expansion has a budget: a script of few lines can double a variable until no mem
 
 from __future__ import annotations
 
-import ast
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
-from autotune.core.shell_arithmetic import whole_number
+from autotune.core.shell_arithmetic import ShellNumber, Variables, formula_value
 from autotune.core.shell_budget import Budget
+from autotune.core.shell_patterns import replaced_text, replacement
 from autotune.core.shell_quotes import (
     NotClosed,
     brace_expanded,
     bracket_end,
     double_quote_end,
+    escaped_quote_end,
     quote_end,
     stripped,
+    unescaped,
 )
 from autotune.core.shell_unset import mark_of, names_in, plain, with_references
-from autotune.core.shell_values import NAME, UNKNOWN, Piece, Value, Word, items_of, joined_text
+from autotune.core.shell_values import (
+    BLANKS,
+    NAME,
+    UNKNOWN,
+    Piece,
+    Value,
+    Word,
+    fields_of,
+    items_of,
+    joined_text,
+    words_from,
+)
 
 
 @dataclass
@@ -41,6 +54,16 @@ class Expansion:
 
     missing: tuple[str, ...] = ()
     """Variables without a value in place of words before the first one of the last expansion."""
+
+    @property
+    def separators(self) -> str:
+        """Characters at which unquoted variables are split, `$IFS`."""
+        if "IFS" not in self.variables:
+            return BLANKS
+        separators = self.text("IFS")
+        if UNKNOWN in separators:
+            return BLANKS
+        return separators
 
     # Words.
 
@@ -79,6 +102,8 @@ class Expansion:
 
     def _marked(self, name: str) -> str:
         if name not in self.variables:
+            if name == "IFS":
+                return BLANKS
             return mark_of(name)
         value = self.variables[name]
         if isinstance(value, str):
@@ -99,11 +124,13 @@ class Expansion:
         quoted = [False]  # whether quotes keep the field, even if it is empty
         for piece in pieces:
             if isinstance(piece.value, list):
-                parts = [item.text for item in piece.value]
+                if not piece.quoted:
+                    piece = replace(piece, value=self._split_items(piece.value))
+                parts = [item.text for item in items_of(piece.value)]
             elif piece.quoted:
                 parts = [piece.value]
             else:
-                parts = re.split(r"\s+", piece.value)
+                parts = fields_of(piece.value, self.separators)
             for index, part in enumerate(parts):
                 if index:
                     fields.append([])
@@ -138,6 +165,18 @@ class Expansion:
             )
             expanded.append(word)
         return expanded
+
+    def _split_items(self, items: Sequence[Word]) -> list[Word]:
+        """Return the words of an array outside quotes: items with blanks are several."""
+        separators = self.separators
+        split: list[Word] = []
+        for item in items:
+            fields = list(filter(None, fields_of(item.text, separators)))
+            if fields == [item.text]:
+                split.append(item)
+            else:
+                split += words_from(fields)
+        return split
 
     def _note_missing(self, expanded: list[Word], names: tuple[str, ...]) -> None:
         """Note that no word is made of these variables, at the word before them."""
@@ -182,6 +221,8 @@ class Expansion:
             return place + 2, [] if following == "\n" else [Piece(following, True)]
         if char in "$`" and not (char + following == "$'" and not in_quotes):
             value, end = self._dollar(raw, place)
+            if in_quotes and isinstance(value, list) and _ONE_WORD.match(raw, place):
+                value = self.separators[:1].join(item.text for item in value)
             return end, [Piece(value, in_quotes)]
         if in_quotes:
             return place, None
@@ -193,9 +234,8 @@ class Expansion:
             inner = list(self._pieces(raw[place + 1 : end - 1], in_quotes=True))
             return end, inner or [Piece("", True)]
         if char + following == "$'":
-            end = quote_end(raw, "'", place + 2)
-            text = raw[place + 2 : end - 1].replace("\\n", "\n").replace("\\t", "\t")
-            return end, [Piece(text, True)]
+            end = escaped_quote_end(raw, place + 2)
+            return end, [Piece(unescaped(raw[place + 2 : end - 1]), True)]
         if char == "~" and place == 0 and following in ("", "/"):
             return 1, [Piece(self.text("HOME"), True)]
         return place, None
@@ -211,9 +251,12 @@ class Expansion:
         if following in ("(", "{"):
             end = bracket_end(raw, place + 1)
             if raw.startswith("$((", place):
-                return self._computed(raw[place + 3 : end - 2]), end
+                return self.computed(raw[place + 3 : end - 2]), end
             inner = raw[place + 2 : end - 1]
             return (self._output(inner) if following == "(" else self._braces(inner)), end
+        if following == "[" and "]" in raw[place:]:
+            end = raw.index("]", place)
+            return self.computed(raw[place + 2 : end]), end + 1
         if following in ("@", "*") or _is_digit(following):
             return self._argument(following), place + 2
         if following == "#":
@@ -256,6 +299,8 @@ class Expansion:
         """Return the value of `${inner}`."""
         if inner.startswith("#"):
             return self._length(inner[1:])
+        if inner.startswith("!"):
+            return self._indirect(inner[1:])
         match = _PARAMETER.match(inner)
         if match is None:
             return UNKNOWN
@@ -280,17 +325,48 @@ class Expansion:
             return items_of(value)
         if isinstance(value, dict):
             return plain(value.get(self.joined(index), ""))
-        number = self.arithmetic(index)
-        items = items_of(value)
-        if _is_number(number) and int(number) < len(items):
-            return items[int(number)].text
-        return ""
+        return self._item(items_of(value), self.arithmetic(index))
+
+    def _item(self, items: Sequence[Word], number: str) -> str:
+        """Return an item by its number; negative ones count from the end."""
+        if UNKNOWN in number or _has_unknown_length(items):
+            return UNKNOWN
+        place = int(number)
+        if place < 0:
+            place += len(items)
+        if not 0 <= place < len(items):
+            return ""
+        return items[place].text
 
     def _length(self, name: str) -> str:
+        if name in ("@", "*"):
+            return str(len(self.arguments))
         match = _PARAMETER.fullmatch(name)
         if match is not None and match["index"] in ("@", "*"):
-            return str(len(items_of(self.variables.get(match["name"], []))))
-        return str(len(self.text(name)))
+            items = items_of(self.variables.get(match["name"], []))
+            if _has_unknown_length(items):
+                return UNKNOWN
+            return str(len(items))
+        text = self.text(name)
+        if UNKNOWN in text:
+            return UNKNOWN
+        return str(len(text))
+
+    def _indirect(self, name: str) -> str | list[Word]:
+        """Return `${!NAME}`, the variable that a variable names, or `${!TABLE[@]}`, its keys."""
+        match = _PARAMETER.fullmatch(name)
+        if match is None:
+            return UNKNOWN
+        value = self.variables.get(match["name"], [])
+        if match["index"] in ("@", "*"):
+            if isinstance(value, dict):
+                return words_from(value)
+            places = range(len(items_of(value)))
+            return words_from(map(str, places))
+        target = self.text(match["name"])
+        if not NAME.fullmatch(target):
+            return UNKNOWN
+        return self._marked(target)
 
     def _modified(
         self,
@@ -302,22 +378,36 @@ class Expansion:
         slice_ = _SLICE.fullmatch(operation)
         if slice_ is not None:
             return self._sliced(name, value, slice_["start"], slice_["length"])
-        text = value if isinstance(value, str) else joined_text(value)
         for sign in (":-", ":=", ":+", ":?", "-", "=", "+", "?"):
             if operation.startswith(sign):
                 return self._defaulted(name, value, sign, operation[len(sign) :])
+        if isinstance(value, str):
+            return self._edited(value, operation)
+        return words_from(self._edited(item.text, operation) for item in value)
+
+    def _edited(self, text: str, operation: str) -> str:
+        """Return the text without a part, with another part, or in other letters."""
         for sign in ("##", "#", "%%", "%"):
             if operation.startswith(sign):
                 pattern = self.joined(operation[len(sign) :])
                 return stripped(text, pattern, at_front=sign[0] == "#", longest=len(sign) == 2)
         if operation.startswith("/"):
-            everywhere = operation.startswith("//")
-            old, _, new = operation[2 if everywhere else 1 :].partition("/")
-            replaced = text.replace(self.joined(old), self.joined(new), -1 if everywhere else 1)
+            change = replacement(operation)
+            new = self.joined(change.new)
+            replaced = replaced_text(text, change, self.joined(change.old), new)
+            if replaced is None:
+                return UNKNOWN
             self.budget.spend(text=len(replaced))
             return replaced
-        cases = {",,": text.lower, "^^": text.upper}
-        return cases[operation]() if operation in cases else UNKNOWN
+        first_letter = text[:1]
+        remainder = text[1:]
+        cases = {
+            ",,": text.lower(),
+            "^^": text.upper(),
+            ",": first_letter.lower() + remainder,
+            "^": first_letter.upper() + remainder,
+        }
+        return cases.get(operation, UNKNOWN)
 
     def _sliced(
         self,
@@ -326,8 +416,12 @@ class Expansion:
         start_text: str,
         length_text: str | None,
     ) -> str | list[Word]:
+        if isinstance(value, list) and _has_unknown_length(value):
+            return value
         start = int(start_text)
-        if isinstance(value, list) and name in ("@", "*"):
+        if start < 0:
+            start = max(0, start + len(value))
+        elif isinstance(value, list) and name in ("@", "*"):
             start = max(0, start - 1)  # the arguments are counted from 1
         end = None if length_text is None else start + int(length_text)
         return value[start:end]
@@ -358,39 +452,86 @@ class Expansion:
 
     # Arithmetic.
 
-    def arithmetic(self, raw: str) -> str:
+    def arithmetic(self, raw: str, *, certain: bool = True) -> str:
         """Return the value of an expression of whole numbers, UNKNOWN for another one."""
-        return plain(self._computed(raw))
+        return plain(self.computed(raw, certain=certain))
 
-    def _computed(self, raw: str) -> str:
-        """Return the value of an expression, with marks of unset variables: they count as 0."""
+    def computed(self, raw: str, *, certain: bool = True) -> str:
+        """Return the value of an expression, with marks of unset variables: they count as 0.
+
+        What it assigns is known if the expression is `certain` to be reached.
+        """
         try:
             expanded = self.assigned(raw)
         except NotClosed:
             return UNKNOWN
         names = list(names_in(expanded))
 
-        def value_of(match: re.Match[str]) -> str:
-            marked = self._marked(match[0])
+        def read(name: str) -> ShellNumber:
+            marked = self._marked(name)
             names.extend(names_in(marked))
-            return plain(marked) or "0"
+            return _number_in(plain(marked))
 
-        numbers = NAME.sub(value_of, plain(expanded))
-        marks = "".join(mark_of(name) for name in names)
+        def write(name: str, number: ShellNumber) -> None:
+            if not certain:
+                number = None
+            self.variables[name] = _text_of_number(number, names)
+
+        formula = plain(expanded)
         try:
-            expression = ast.parse(numbers.strip(), mode="eval").body
-            return f"{whole_number(expression)}{marks}"
-        except (SyntaxError, ValueError, ZeroDivisionError, RecursionError, MemoryError):
-            return UNKNOWN + marks
+            if UNKNOWN in formula:
+                raise ValueError("a part of the expression is not known")
+            number = formula_value(formula, Variables(read=read, write=write))
+        except (ValueError, ZeroDivisionError, RecursionError):
+            self._forget(formula)
+            number = None
+        return _text_of_number(number, names)
 
+    def _forget(self, formula: str) -> None:
+        """Forget what an expression assigns that has no value here."""
+        for match in _ASSIGNED.finditer(formula):
+            self.variables[match["name"] or match["counted"]] = UNKNOWN
+
+
+def _text_of_number(number: ShellNumber, names: Sequence[str]) -> str:
+    """Return a computed number as a text, with marks of the unset variables that it needs."""
+    marks = "".join(mark_of(name) for name in names)
+    if number is None:
+        return f"{UNKNOWN}{marks}"
+    return f"{number}{marks}"
+
+
+def _number_in(text: str) -> ShellNumber:
+    """Return the number that the text of a variable is; an empty one counts as 0."""
+    if not text.strip():
+        return 0
+    if UNKNOWN in text:
+        return None
+
+    def read(name: str) -> ShellNumber:
+        raise ValueError(f"the value of {name} is not looked up")
+
+    def write(name: str, number: ShellNumber) -> None:
+        raise ValueError(f"{name} is not assigned in a value")
+
+    return formula_value(text, Variables(read=read, write=write))
+
+
+def _has_unknown_length(items: Sequence[Word]) -> bool:
+    """Return True if one of the items stands for words that only a run has."""
+    return any(item.text == UNKNOWN for item in items)
+
+
+_ASSIGNED = re.compile(
+    r"(?P<name>[A-Za-z_]\w*)\s*(?:<<|>>|[-+*/%&^|])?=(?!=)"
+    r"|(?:\+\+|--)?(?P<counted>[A-Za-z_]\w*)\s*(?:\+\+|--)"
+)
+_ONE_WORD = re.compile(r"\$(?:\*|\{(?:\*|[A-Za-z_]\w*\[\*\]))")
+"""`$*`, `${*}` and `${A[*]}`: one word between quotes."""
 
 _PARAMETER = re.compile(r"(?P<name>[A-Za-z_][A-Za-z0-9_]*|[0-9]{1,4}|[@*])(\[(?P<index>.*?)\])?")
-_SLICE = re.compile(r":\s*(?P<start>[0-9]{1,9})(?::\s*(?P<length>[0-9]{1,9}))?")
+_SLICE = re.compile(r":\s*(?P<start>[0-9]{1,9}|(?<=\s)-[0-9]{1,9})(?::\s*(?P<length>[0-9]{1,9}))?")
 
 
 def _is_digit(char: str) -> bool:
     return len(char) == 1 and char in "0123456789"
-
-
-def _is_number(text: str) -> bool:
-    return 0 < len(text) < 10 and text.isascii() and text.isdigit()

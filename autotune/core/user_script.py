@@ -75,6 +75,7 @@ class LaunchScript:
     # Setting -> its flag, where the command has flags of an earlier release
     former: Mapping[str, str] = field(default_factory=dict)
     entry_point: str = ""  # module, file or words that start the training
+    launcher: tuple[str, ...] = ()  # words before its arguments
     folder: str = ""  # in which the command is started; empty: not known
     is_former: bool = False  # True: it has names of an earlier release
     config_name: NamedConfig | None = None

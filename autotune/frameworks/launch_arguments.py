@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import yaml
 
@@ -13,6 +14,14 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 from autotune.frameworks.launch_kinds import LaunchKind
+
+TURNED_OFF = "no_"
+
+TRUTH_VALUES = {
+    **dict.fromkeys(("yes", "true", "t", "y", "1"), True),
+    **dict.fromkeys(("no", "false", "f", "n", "0"), False),
+}
+"""Texts that transformers' parser takes for a switch, in any letters."""
 
 
 def stated_settings(
@@ -75,7 +84,13 @@ def _options(
             yield name, _with_value_inside(option, value)
         else:
             values = _values_at_front(remaining, most_values)
-            yield name, _with_values_behind(option, values)
+            setting = _with_values_behind(option, values)
+            if setting.text is None and name.startswith(TURNED_OFF) and not kind.has_switches:
+                # `--no_NAME` of transformers' parser, for a switch that is on by default
+                name = name.removeprefix(TURNED_OFF)
+                name = kind.former.get(name, name)
+                setting = replace(setting, text="false")
+            yield name, setting
 
 
 def _with_value_inside(option: Word, value: str) -> StatedSetting:
@@ -132,6 +147,10 @@ def stated_value(stated: StatedSetting, field: Field) -> KnobValue:
     """Return the value as the framework's parser reads it."""
     if stated.text is None:
         return True
+    truth = TRUTH_VALUES.get(stated.text.strip().lower())
+    other_kinds = {"int", "float", "str"}.intersection(field.kinds)
+    if truth is not None and "bool" in field.kinds and not other_kinds:
+        return truth
     try:
         value = yaml.safe_load(stated.text)
     except yaml.YAMLError:

@@ -17,6 +17,7 @@ from autotune.core.shell_script import SimpleCommand, Word
 from autotune.core.user_script import LaunchScript, SharedSetting, StatedSetting
 from autotune.frameworks.configuration_files import FILE_SIGN, settings_of
 from autotune.frameworks.copied_defaults import named_config
+from autotune.frameworks.first_file import with_first_file
 from autotune.frameworks.launch_arguments import stated_settings
 from autotune.frameworks.launch_kinds import (
     LaunchKind,
@@ -70,6 +71,10 @@ def find_launch(
     """Return the one training command among these. Raises BadInput without one, and for several."""
     training = _the_training(path, commands)
     kind = training.kind
+    if kind.reads_first_file:
+        training = replace(
+            training, command=with_first_file(path, training.command, training.start)
+        )
     command = training.command
     _refuse_sharding_of_the_launcher(path, training)
     settings = _settings_of(path, training)
@@ -87,6 +92,7 @@ def find_launch(
         stated=stated,
         environment={**command.environment, **_set_by_env(command)},
         entry_point=training.launcher[-1].text,
+        launcher=tuple(word.text for word in training.launcher),
         folder=command.folder,
         in_files=kind.files is not None,
         shared=settings.shared,

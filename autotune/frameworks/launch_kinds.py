@@ -74,6 +74,9 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # setting with the model's name or folder
     dotted: bool = False
     reads_launcher: bool = False  # True: options of `accelerate launch` are settings too
+    reads_first_file: bool = False
+    """True: a YAML or JSON file in place of the first option has options and variables."""
+
     has_switches: bool = False  # True: a boolean option has no value, and is present or absent
     files: FileRules | None = None  # settings in TOML files after `@`
     config_files: ConfigFolder | None = None  # Hydra's, in a copy of the framework

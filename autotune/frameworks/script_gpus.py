@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -35,6 +36,28 @@ def gpus_of_variables(launch: LaunchScript, defaults: Mapping[str, int]) -> Scri
         if name in launch.environment:
             texts[name] = launch.environment[name]
     return _product(texts, defaults)
+
+
+LAUNCHED_PROCESSES = ("nproc_per_node", "num_processes", "num_gpus")
+"""Options of torchrun, accelerate and deepspeed."""
+
+COUNTS_OF_LAUNCHER = (*LAUNCHED_PROCESSES, "nnodes")
+
+
+def gpus_of_launcher(launch: LaunchScript) -> ScriptGpus | None:
+    """Return the processes that an option of the launcher states: `torchrun --nproc_per_node 4`."""
+    texts: dict[str, str] = {}
+    options = [*launch.launcher, ""]
+    for option, following in itertools.pairwise(options):
+        flag, equals, value = option.partition("=")
+        name = flag.removeprefix("--").replace("-", "_")
+        if not equals:
+            value = following
+        if name in COUNTS_OF_LAUNCHER:
+            texts[name] = value
+    if texts.keys().isdisjoint(LAUNCHED_PROCESSES):
+        return None
+    return _product(texts, dict.fromkeys(texts, 1))
 
 
 def _product(texts: Mapping[str, str], defaults: Mapping[str, int]) -> ScriptGpus | None:

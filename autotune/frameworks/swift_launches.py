@@ -11,7 +11,7 @@ import msgspec
 
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.base import Settings
-from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_variables
+from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
 from autotune.frameworks.trl.user_launch_files import read_deepspeed
 
 STAGE_NAMES = {  # (ZeRO stage, number of offloaded parts) -> ms-swift's own name
@@ -69,14 +69,16 @@ def _stage_of(settings: Settings) -> str | None:
 
 
 ONE_PROCESS = ScriptGpus(
-    count=1, stated="NPROC_PER_NODE is not set: one process, with the model's layers on all of them"
+    count=1,
+    stated="NPROC_PER_NODE is not set: one process, with the model's layers on all that it sees",
 )
 
 
 def gpus_of_launch(launch: LaunchScript) -> ScriptGpus | None:
     """Return the processes of a launch, one for each GPU; without their number there is one."""
-    is_stated = not {"NPROC_PER_NODE", "NNODES"}.isdisjoint(launch.environment)
-    sees_several = "," in launch.environment.get("CUDA_VISIBLE_DEVICES", "")
-    if sees_several and not is_stated:
+    processes = gpus_of_launcher(launch)
+    if processes is not None:
+        return processes
+    if {"NPROC_PER_NODE", "NNODES"}.isdisjoint(launch.environment):
         return ONE_PROCESS
     return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})

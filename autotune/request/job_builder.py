@@ -175,10 +175,10 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     config = None if sources.file is None else sources.file.config
     if sources.exported is not None:
         notes.append(exported_note(sources.exported))
-    notes += [*image_notes, *job_notes(flags, job, trainer, config)]
+    gpus_of_script = None if sources.file is None else sources.file.script_gpus
+    notes += [*image_notes, *job_notes(flags, job, trainer, config, gpus_of_script)]
     notes += _share_notes(sources, settings, job)
     of_script = (*about_model(model), *_about_script(sources, settings))
-    gpus_of_script = None if sources.file is None else sources.file.script_gpus
     refuse_illegal_file(job, trainer, settings.of_file, of_script, gpus_of_script)
     assumed = assumptions(flags, job, trainer, config, settings.tuning)
     return ParsedRequest(

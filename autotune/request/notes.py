@@ -107,12 +107,14 @@ def job_notes(
     job: Job,
     trainer: Trainer,
     config: UserConfig | None,
+    of_script: ScriptGpus | None = None,
 ) -> Iterator[str]:
     """Yield the deviations from what one would expect, the most important one first."""
     # 1. Other hardware or settings than the user's file has.
     hardware = job.task.hardware
     lengths = job.task.workload.completion_lengths
-    if config is not None and config.processes not in (None, hardware.count):
+    is_said = of_script is not None  # by `difference_of_gpus`
+    if config is not None and not is_said and config.processes not in (None, hardware.count):
         yield (
             f"{counted(hardware.count, 'rank')} by --gpus, although the launcher's file has"
             f" num_processes {config.processes}"

@@ -84,6 +84,50 @@ SCRIPTS = {
     "unicode": 'N="größer"\nlaunch "$N" --é=ü "x"\n',
     "line ends": "A=1 \\\r\n  \nlaunch --x $A \\\r\n --y 2\r\n".replace("\r", ""),
     "replaced": "P=a/b/c\nlaunch ${P//\\//-} ${P/b/x} ${P:2:1}\n".replace("${P//\\//-} ", ""),
+    "several variables in a word": (
+        "A=a; B=b; C=$A/x_$B.yaml; export D=$A/$B/$C; E=($A/$B/$1 $A-$B.$C)\n"
+        "for i in $A/$B/$C; do F=$F$i; done; [ $A/$B/c = a/b/c ] && G=$A/$B/g\n"
+        'launch $A/$B.y --x=$A/$B/$1 $C "$D" "${E[@]}" $F $G > /dev/null 2> $PWD/$A$B.log --z\n'
+    ),
+    "one word of all": 'A=(a "b c"); launch "${A[*]}" "x $* y" "${A[@]}" ${A[@]} ${A[*]}\n',
+    "assigned by arithmetic": (
+        "N=3; ((N += 5)); ((N++, M = N * 2)); let K=M-1; declare -i I=2*4\n"
+        "launch $N $M $K $I $((N > 8 ? N : 0)) $((2 ** 3)) $((-7 / 2)) $((-7 % 3)) $[N + 1]\n"
+    ),
+    "parts that arithmetic leaves out": (
+        "((0 && (X = 1))); ((1 || (Y = 1))); ((1 ? (Z = 2) : (Z = 3)))\n"
+        'launch "${X:-none}" "${Y:-none}" $Z $((10#08)) $((0x10))\n'
+    ),
+    "counted down": "n=3; while ((n--)); do T=$T$n; done; launch $T $n\n",
+    "separators of read": (
+        "IFS=',' read -ra G <<< 0,1,2\nIFS=: read -r A B <<< a:b:c\n"
+        'launch ${#G[@]} ${G[1]} ${G[-1]} "$A" "$B"\n'
+    ),
+    "separators of words": (
+        "S=1,2; OLD=$IFS; IFS=,; A=($S); IFS=$OLD; B='3 4'; C=($B); launch ${#A[@]} ${#C[@]}\n"
+    ),
+    "one line of several": "read A <<EOF\none\ntwo\nEOF\nlaunch $A\n",
+    "printf to a variable": "printf -v X '%s-%02d' a 3; launch $X\n",
+    "replaced by a pattern": (
+        "X=abc; P=org/my.model\n"
+        'launch ${X/#a/z} ${X/%c/z} ${X//b*/z} ${X/a} "${P//\\//_}" ${P//[.]/_} ${X^} ${X: -1}\n'
+    ),
+    "each item": 'A=(aa b); launch "${A[@]/a/z}" "${A[@]%b}x"\n',
+    "named by a variable": "X=1; Y=X; A=(p q); launch ${!Y} ${!A[@]}\n",
+    "words behind a here-document": "launch --a 1 <<EOF --b 2\ntext\nEOF\n",
+    "comment between backquotes": "launch --a 1 `# why` \\\n  --b 2 `#` --c\n",
+    "what ends with a subshell": (
+        "N=1; (N=2; cd /tmp); echo 3 | N=4; f() ( N=5 ); f; X=$PWD; launch $N\n"
+    ),
+    "lines that only set": "A=1 \\\nB=2\nlaunch $A $B\n",
+    "places of an array": (
+        "A=(a b c); unset 'A[1]'; A+=(d); B[0]=x; B[2]=y; C=([1]=q [0]=p)\n"
+        'launch "${A[@]}" "${B[@]}" "${C[@]}"\n'
+    ),
+    "result of a function": "f() { return 1; }; g() { return 0; }; g && f || launch $?a\n".replace(
+        "$?a", "no"
+    ),
+    "quotes of an escaped text": "launch $'a\\'b' $'c\\\\d'\n",
 }
 
 
@@ -124,6 +168,26 @@ def test_words_are_those_of_bash(
     assert [[word.text for word in command.words] for command in launches] == [expected]
     for word in launches[0].words:
         assert word.span is None or SCRIPTS[name][slice(*word.span)]
+
+
+UNKNOWN_LENGTHS = (
+    "A=($(date)); launch ${#A[@]}",
+    "mapfile -t A < file; launch ${#A[@]}",
+    "A=($(date)); launch ${A[1]}",
+    "X=$(date); launch ${#X}",
+    "N=$(date); ((M = N + 1)); launch $M",
+    "if date; then ((M = 4)); fi; launch $M",
+    "if date; then unset M; fi; launch $M",
+    "if date; then set -- 4; fi; launch $1",
+    "launch $(echo 1; echo 2)",
+)
+
+
+@pytest.mark.parametrize("text", UNKNOWN_LENGTHS)
+def test_what_only_a_run_knows_is_no_number(text: str) -> None:
+    """An array of an unknown number of words has one word here, and not the length 1."""
+    launch = next(command for command in commands_of(text) if command.words[0].text == "launch")
+    assert UNKNOWN in launch.words[1].text
 
 
 def test_nothing_is_executed(tmp_path: Path) -> None:

@@ -236,3 +236,16 @@ def test_a_rank_that_no_key_states_is_said(tmp_path: Path) -> None:
 def test_trls_own_file_says_nothing_of_an_author(tmp_path: Path) -> None:
     config = read(tmp_path, "model_name_or_path: Qwen/Qwen2.5-3B\nlora_r: 8\nuse_peft: true\n")
     assert config.of_author == () and config.assumed == ()
+
+
+def test_a_rank_beside_target_modules_is_an_adapters(tmp_path: Path) -> None:
+    """PEFT's own names, without a word about LoRA: `LoraConfig(**config)`."""
+    config = read(tmp_path, "model_name_or_path: a\nr: 64\ntarget_modules: [q_proj]\n", "sft")
+    assert config.settings["use_peft"] is True and config.settings["lora_r"] == 64
+    without = read(tmp_path, "model_name_or_path: a\nr: 64\nnum_generations: 4\n")
+    assert "use_peft" not in without.settings
+
+
+def test_a_file_of_open_instruct_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="use_slow_tokenizer is a setting of Open Instruct"):
+        read(tmp_path, "model_name_or_path: a\nuse_slow_tokenizer: true\n", "sft")

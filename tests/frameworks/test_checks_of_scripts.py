@@ -14,6 +14,7 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.core.user_script import ScriptInspection
+from autotune.frameworks.trl import script_inspection
 from autotune.frameworks.trl.script_inspection import look_at
 from autotune.machine.hardware_detection import hardware
 from autotune.request.flags import Flags
@@ -182,6 +183,83 @@ def test_an_adapter_that_trains_on_has_the_usual_rank_which_is_said() -> None:
     (sentence,) = [text for text in request.assumed_of_file if "runs/first" in text]
     assert "rank 16" in sentence and "--lora-rank N" in sentence
     assert predicted(FURTHER, lora_rank=64).job.task.workload.held_values["lora_r"] == 64
+
+
+def test_an_adapter_is_trained_unless_the_script_merges_it() -> None:
+    """A script that only loads it means to train it: never the whole model below it."""
+    loaded = FURTHER.replace(", is_trainable=True", "")
+    request = predicted(loaded)
+    assert request.job.task.workload.tuning == "lora"
+    assert any("runs/first" in text for text in request.assumed_of_file)
+
+    merged = loaded.replace('"runs/first")', '"runs/first").merge_and_unload()')
+    request = predicted(merged)
+    assert request.job.task.workload.tuning == "full"
+    assert not any("runs/first" in text for text in request.assumed_of_file)
+
+
+TRIES_AGAIN = """
+    import time
+    while True:
+        try:
+            raise ConnectionError("no server")
+        except Exception:
+            time.sleep(60)
+"""
+
+
+def test_a_script_that_does_not_come_to_its_trainer_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(script_inspection, "LONGEST_LOOK_S", 3.0)
+    with pytest.raises(BadInput, match=r"builds no trainer within 3 s: it is in line [4-7] then"):
+        look(sft(dedent(TRIES_AGAIN)))
+
+
+DOWNLOADS = """
+    import json
+    from huggingface_hub import hf_hub_download
+    with open(hf_hub_download("me/rows", "rows.jsonl", repo_type="dataset")) as lines:
+        texts = [json.loads(line)["text"] for line in lines]
+"""
+
+
+def test_a_file_that_a_script_downloads_has_placeholders() -> None:
+    assert look(sft(dedent(DOWNLOADS))).raw["max_length"] == 1536
+
+
+OF_LINEAR_LAYERS = """
+from datasets import Dataset
+from peft import LoraConfig
+from transformers import AutoModelForCausalLM, BitsAndBytesConfig
+from trl import SFTConfig, SFTTrainer
+import bitsandbytes as bnb
+
+model = AutoModelForCausalLM.from_pretrained(
+    "Qwen/Qwen2.5-0.5B", quantization_config=BitsAndBytesConfig(load_in_4bit=True)
+)
+names = {
+    name.split(".")[-1]
+    for name, module in model.named_modules()
+    if isinstance(module, bnb.nn.Linear4bit)
+}
+adapter = LoraConfig(target_modules=sorted(names - {"lm_head"}))
+SFTTrainer(
+    model,
+    SFTConfig(output_dir="out"),
+    train_dataset=Dataset.from_json("a.json"),
+    peft_config=adapter,
+).train()
+"""
+
+
+def test_targets_of_an_adapter_by_the_class_of_quantised_layers() -> None:
+    """Qwen2's blocks have seven linear layers. No weights are loaded, so none is quantised here."""
+    adapter = look(OF_LINEAR_LAYERS).adapter
+    assert adapter is not None
+    assert adapter["lora_target_modules"] == [
+        *("down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj")
+    ]
 
 
 OF_ADAPTER = """

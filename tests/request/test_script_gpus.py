@@ -51,7 +51,9 @@ def test_one_process_for_all_gpus_is_said(
     text = f"CUDA_VISIBLE_DEVICES=0,1 {SWIFT} --num_generations 8\n"
     (line,) = lines_about_gpus(tmp_path, text)
     assert "although the script has 1 (NPROC_PER_NODE is not set" in line
-    assert not lines_about_gpus(tmp_path, f"{SWIFT} --num_generations 8\n")
+    assert lines_about_gpus(tmp_path, f"{SWIFT} --num_generations 8\n") == [line]
+    one_gpu = f"CUDA_VISIBLE_DEVICES=3 {SWIFT} --num_generations 8\n"
+    assert lines_about_gpus(tmp_path, one_gpu) == [line]
 
 
 def test_variables_that_env_sets(

@@ -11,7 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from autotune.worker.trl import composed_config, missing_arguments, script_capture
+from autotune.worker.trl import (
+    absent_data,
+    composed_config,
+    missing_arguments,
+    script_capture,
+)
 from autotune.worker.trl.absent_data import TEXT, PlaceholderRows, is_looked_for
 from autotune.worker.trl.absent_packages import Anything
 
@@ -120,3 +125,49 @@ def test_a_file_with_relative_imports_is_a_module_of_its_folders(
     assert main.__package__ == package
     for name in ("src.training", "src", "training"):
         sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Choose a model (1-9): ", "1"),
+        ("Steps [default: 60]: ", ""),
+        ("Name of the run: ", "absent"),
+    ],
+)
+def test_what_somebody_would_type(question: str, answer: str) -> None:
+    names: list[str] = []
+    with missing_arguments.secrets(lambda file: False, lambda kind, name: names.append(name)):
+        assert input(question) == answer
+
+
+def test_a_number_is_typed_where_one_is_read() -> None:
+    with missing_arguments.secrets(lambda file: False, lambda kind, name: None):
+        assert int(input("How many? ")) == 1
+
+
+def test_a_text_of_rows_has_what_a_column_may_hold() -> None:
+    """Messages are lists of tables, which scripts change and append to."""
+    TEXT["messages"][0]["image"] = "opened"
+    assert TEXT.append("x") is TEXT
+    assert [value for _, value in TEXT.items()] == [TEXT]
+    assert not hasattr(TEXT, "read"), "it is no file"
+
+
+def test_files_of_the_hub_are_rows_that_are_absent() -> None:
+    import huggingface_hub
+
+    names: list[str] = []
+    with absent_data.placeholders(lambda kind, name: names.append(name)):
+        path = huggingface_hub.hf_hub_download("me/rows", "train.jsonl", local_files_only=True)
+        with pytest.raises(OSError):
+            huggingface_hub.hf_hub_download("me/rows", "config.json", local_files_only=True)
+    assert path.endswith("/train.jsonl") and names == ["train.jsonl"]
+
+
+def test_linear_layers_are_the_quantised_ones_of_an_absent_package() -> None:
+    """`find_all_linear_names` of QLoRA scripts lists an adapter's targets by their class."""
+    torch = pytest.importorskip("torch")
+    absent_class = Anything()
+    assert isinstance(torch.nn.Linear(2, 2, device="meta"), absent_class)
+    assert not isinstance(torch.nn.LayerNorm(2, device="meta"), absent_class)

@@ -138,7 +138,7 @@ def _adapter_key(keys: Sequence[AuthorKey]) -> AuthorKey | None:
     about_adapter = []
     for key in keys:
         names_kind = str(key.value).lower() in ("lora", "qlora")
-        if ABOUT_ADAPTER.search(key.place) or names_kind:
+        if _is_in_adapter(key, keys) or names_kind:
             about_adapter.append(key)
     for key in about_adapter:
         if SWITCH.search(key.place):
@@ -149,10 +149,25 @@ def _adapter_key(keys: Sequence[AuthorKey]) -> AuthorKey | None:
     return None
 
 
+def _is_in_adapter(key: AuthorKey, keys: Sequence[AuthorKey]) -> bool:
+    """Return True for a key about an adapter, and for a rank or modules beside others of PEFT's:
+    `{r: 8, target_modules: [q_proj]}`.
+    """
+    if ABOUT_ADAPTER.search(key.place):
+        return True
+    if key.name not in RANK_KEYS and key.name not in MODULE_KEYS:
+        return False
+    block = key.place.removesuffix(key.name)
+    for neighbour in keys:
+        if neighbour.place == f"{block}target_modules":
+            return not neighbour.is_off
+    return False
+
+
 def _add_adapter(keys: Sequence[AuthorKey], answer: AuthorSettings) -> None:
     """Add rank and modules; the first of several counts."""
     for key in keys:
-        in_block = ABOUT_ADAPTER.search(key.place) is not None
+        in_block = _is_in_adapter(key, keys)
         is_rank = key.name in RANK_KEYS and in_block and isinstance(key.value, int)
         if is_rank and isinstance(key.value, int):
             answer.settings.setdefault("lora_r", key.value)

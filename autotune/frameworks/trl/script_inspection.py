@@ -78,6 +78,8 @@ def look_at(
         "model": model,
         "stand_in": None if stand_in is None else stand_in.name,
         "gpus": None if hardware.here else _gpus(hardware),
+        # A run may download and prepare its data: only a prediction ends soon.
+        "seconds": LONGEST_LOOK_S if replaces_absent else None,
     }
     configs = functools.partial(_config_of, model, stand_in)
 
@@ -103,6 +105,9 @@ def _refuse_absent_file(path: str) -> None:
             way_out="Give the path of the Python script that you train with.",
         )
 
+
+LONGEST_LOOK_S = 20.0
+"""Seconds of one run of a script up to its trainer: most need less than five."""
 
 Ask = Callable[[Mapping[str, Any]], "tuple[Any, str]"]
 """Sends a request, and returns the answer with what the script printed."""

@@ -103,6 +103,11 @@ def refusal(
     text = _first_line_of(error)
     if kind == "crashed":
         return _crash(path, python, error, packages)
+    if kind == "too_long":
+        return BadInput(
+            f"{path} builds no trainer within {text}: it is{_place_of(error)} then.",
+            way_out=f"Let it skip what that line does. {_own_arguments(path)}",
+        )
     if kind == "ended":
         return BadInput(
             f"{path} exits with status {text} before it builds a trainer{last_line(log)}",
@@ -145,6 +150,12 @@ def _first_line_of(error: Mapping[str, Any]) -> str:
     return line
 
 
+def _place_of(error: Mapping[str, Any]) -> str:
+    if not error.get("line"):
+        return ""
+    return f" in line {error['line']}"
+
+
 def _crash(
     path: str,
     python: Path,
@@ -153,7 +164,7 @@ def _crash(
 ) -> Exception:
     """Return the refusal of a script that raises an error before it builds a trainer."""
     text = _first_line_of(error)
-    place = f" in line {error['line']}" if error.get("line") else ""
+    place = _place_of(error)
     if text.startswith("ModuleNotFoundError"):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"

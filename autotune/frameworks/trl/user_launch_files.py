@@ -106,6 +106,22 @@ def read_accelerate(path: Path) -> LaunchFile:
     return LaunchFile(settings={}, processes=processes)
 
 
+def launch_of_options(options: Mapping[str, str]) -> LaunchFile | None:
+    """Return what options of `accelerate launch` say of sharding; None: nothing. Of options
+    without a value the name alone counts.
+    """
+    if "use_fsdp" in options:
+        return LaunchFile(settings=_accelerate_fsdp(options, Path("accelerate launch")))
+    if {"use_deepspeed", "zero_stage"}.isdisjoint(options):
+        return None
+    settings = _zero_settings(
+        options.get("zero_stage", 2),
+        options.get("offload_optimizer_device"),
+        options.get("offload_param_device"),
+    )
+    return LaunchFile(settings=settings)
+
+
 def _mapping(value: object) -> Mapping[str, object]:
     return value if isinstance(value, Mapping) else {}
 

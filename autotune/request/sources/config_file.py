@@ -26,9 +26,21 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
     )
 
 
+LOSSES_OF_DPO = frozenset(
+    """
+    sigmoid sigmoid_norm hinge ipo exo_pair nca_pair robust bco_pair sppo_hard aot aot_pair
+    aot_unpaired apo_zero apo_down discopop
+    """.split()
+)
+"""Losses of TRL's DPO that no other method has."""
+
+
 def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
     """Return the method whose settings alone the file has, with them; None: it may be GRPO's."""
     document = read_document(Path(choice.path), last_counts=True)
+    loss = document.content.get("loss_type")
+    if isinstance(loss, str) and loss in LOSSES_OF_DPO:
+        return "dpo", (f"loss_type {loss}",)
     usual_method, *other_methods = METHODS_OF_FILES
     of_grpo = fields(usual_method).keys()
     for method in other_methods:

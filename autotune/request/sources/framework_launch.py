@@ -25,6 +25,22 @@ OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path|_name)$")
 """Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
 
 
+UNCOUNTED = re.compile(
+    r"(?:^|[._])(?:freeze\w*|trainable_parameters\w*|target_modules|exclude_modules|target_regex"
+    r"|modules_to_save|use_dora|fsdp|optimizer|optim|galore\w*|use_galore|lisa_\w+"
+    r"|context_parallel\w*|pipeline_parallel\w*|fp8\w*)$"
+)
+"""Settings of any framework that decide memory: of those that are not read, none counts."""
+
+NEVER_COUNTED = re.compile(r"(?:(?:target|exclude)_modules|optim\.optimizer)$")
+"""An adapter is predicted at all linear layers, though tables have these settings."""
+
+WITHOUT_EFFECT = frozenset(
+    "null none false 0 1 all-linear all [all-linear] [] adamw adamw_torch adamw_torch_fused".split()
+)
+"""Texts of such settings in small letters with which nothing is missing."""
+
+
 def origin_of(launch: LaunchScript, stated: StatedSetting) -> Origin:
     return Origin(
         source=Source.FILE,
@@ -300,12 +316,27 @@ def _assumed(
         stated = launch.stated[name]
         if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
             yield f"no memory of the model of {name} (line {stated.line})"
+    yield from _uncounted(launch, fields)
     if split.unknown:
         places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
         yield (
             f"no effect on memory of settings that are not known for {launch.framework}"
             f" {trainer.release}: {', '.join(places)}"
         )
+
+
+def _uncounted(
+    launch: LaunchScript,
+    fields: Mapping[str, Field],
+) -> Iterator[str]:
+    """Yield the settings that decide memory, and that no prediction counts."""
+    for name, stated in launch.stated.items():
+        is_counted = name in fields and not NEVER_COUNTED.search(name)
+        if is_counted or not UNCOUNTED.search(name):
+            continue
+        text = stated.text or "null"
+        if text.lower() not in WITHOUT_EFFECT:
+            yield f"no effect on memory of {name}={stated.text} (line {stated.line})"
 
 
 def _notes(

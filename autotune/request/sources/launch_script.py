@@ -7,23 +7,25 @@ prime-rl's TOML) are read with it; words of the command override them.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from autotune import frameworks
 from autotune.catalog.assumed_shapes import model_named_by
+from autotune.core.errors import BadInput
 from autotune.core.job import Tuning
-from autotune.core.shell_script import UNKNOWN
+from autotune.core.shell_script import UNKNOWN, SimpleCommand
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_arguments import is_known
-from autotune.frameworks.launch_commands import find_launch
+from autotune.frameworks.launch_commands import find_launch, starts_framework
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.unset_variables import variables
 from autotune.request.sources.framework_launch import framework_launch_config
 from autotune.request.sources.launch_text import launch_commands, launch_text
 from autotune.request.sources.trl_launch import trl_launch_config
+from autotune.request.sources.whole_names import with_whole_names
 from autotune.request.values import FileChoice, UserFile
 
 
@@ -38,10 +40,11 @@ def read_launch_script(
     # 1. The command, in the terms of the framework that it starts.
     text = launch_text(choice)
     commands = launch_commands(choice, text)
+    _refuse_missing_arguments(choice, text, commands)
     launch = find_launch(choice.path, text, commands)
     kind = kind_of(launch.framework, launch.method)
     trainer = frameworks.trainer(launch.framework, launch.method)
-    launch = trainer.in_own_terms(launch)
+    launch = trainer.in_own_terms(with_whole_names(launch, kind, trainer))
     trainer = frameworks.trainer(launch.framework, launch.method)
     if kind.config_files is not None:
         launch = replace(launch, in_copy=copied_file(launch, kind.config_files) is not None)
@@ -71,6 +74,33 @@ def read_launch_script(
         script_gpus=trainer.script_gpus(launch),
         trainer=trainer,
     )
+
+
+OWN_ARGUMENT = re.compile(r"\$\{?[1-9@*]")
+UNKNOWN_ARGUMENTS = (UNKNOWN,) * 9
+
+
+def _refuse_missing_arguments(
+    choice: FileChoice,
+    text: str,
+    commands: Sequence[SimpleCommand],
+) -> None:
+    """Refuse a script that starts a training with some arguments, and none without them."""
+    has_own = OWN_ARGUMENT.search(text) is not None
+    starts_one = any(map(starts_framework, commands))
+    if choice.arguments or starts_one or not has_own:
+        return
+    with_arguments = replace(
+        choice,
+        arguments=UNKNOWN_ARGUMENTS,
+    )
+    for command in launch_commands(with_arguments, text):
+        if starts_framework(command):
+            raise BadInput(
+                f"{choice.path}, line {command.line}: whether this training is started depends on"
+                " the script's arguments, and none are given.",
+                way_out="Give them behind two dashes: -- ARGUMENTS.",
+            )
 
 
 def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:

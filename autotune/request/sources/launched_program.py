@@ -19,8 +19,10 @@ from autotune.core.job import Hardware
 from autotune.core.shell_comments import cut_by_comment
 from autotune.core.shell_script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
+from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
+    launch_of_options,
     read_accelerate,
     read_deepspeed,
     sharding_by_name,
@@ -294,7 +296,29 @@ def read_launched_program(
     )
     launch_origins = dict.fromkeys(launch.settings, origin)
     origins = {**file.origins, **launch_origins}
-    return replace(file, config=config, origins=origins)
+    script_gpus = file.script_gpus
+    if script_gpus is None and not program.is_example:
+        script_gpus = _gpus_of(program, launch)
+    return replace(file, config=config, origins=origins, script_gpus=script_gpus)
+
+
+def _gpus_of(
+    program: LaunchedProgram,
+    launch: LaunchFile,
+) -> ScriptGpus | None:
+    """Return the processes of a launch: its launcher's number, or the one that Python starts."""
+    if launch.processes is not None:
+        return ScriptGpus(
+            count=launch.processes,
+            stated=f"num_processes={launch.processes}",
+        )
+    for word in program.launcher:
+        if Path(word).name in LAUNCHERS:
+            return None
+    return ScriptGpus(
+        count=1,
+        stated="no launcher: one process",
+    )
 
 
 def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> LaunchFile:
@@ -313,10 +337,16 @@ def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> Laun
         path = _launcher_file(program, options["--deepspeed_config_file"])
         deepspeed = read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
-    elif "--zero_stage" in options:
-        stage = {"stage": options["--zero_stage"]}
-        deepspeed = read_deepspeed({"zero_optimization": stage})
-        launch = replace(launch, settings=deepspeed.settings)
+    else:
+        values: dict[str, str] = {}
+        for flag, value in options.items():
+            name = flag.removeprefix("--")
+            values[name] = value
+        stated = launch_of_options(values)
+        is_in_file = bool(launch.settings)
+        is_in_file &= "--zero_stage" not in options
+        if stated is not None and not is_in_file:
+            launch = replace(launch, settings=stated.settings)
     for name in PROCESSES:
         if options.get(name, "").isdigit():
             processes = int(options[name])

@@ -7,6 +7,7 @@ inspected as if it had been started with the file.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -89,9 +90,27 @@ def read_by_its_script(
             f"{choice.path} as {program.choice.path} reads it ({_origin(program)});"
             f" --script {program.choice.path} -- ARGUMENTS gives others"
         )
-        config = replace(file.config, assumed=(sentence, *file.config.assumed))
+        overridden = tuple(_overridden(document, program))
+        config = replace(file.config, assumed=(sentence, *overridden, *file.config.assumed))
         return replace(file, config=config), ""
     return None, failure
+
+
+def _overridden(document: Document, program: LaunchedProgram) -> Iterator[str]:
+    """Yield the settings of the file that the arguments of its launch give another value."""
+    arguments = [*program.choice.arguments, ""]
+    for argument, following in itertools.pairwise(arguments):
+        option, equals, value = argument.partition("=")
+        name = option.removeprefix("--").replace("-", "_")
+        if not equals:
+            value = following
+        if name == argument or name not in document.content:
+            continue
+        stated = str(document.content[name])
+        is_same = stated.lower() == value.lower()
+        if not is_same:
+            place = _origin(program)
+            yield f"{name}={value} of {place}, where the file has {stated}"
 
 
 def _is_read(document: Document, file: UserFile) -> bool:

@@ -426,7 +426,6 @@ REPLACED_PARTS = {
     "key": "keys that the script's classes lack are left out, as in TRL 0.13",
     "dataset": "rows that cannot be read here are taken at the longest lengths",
     "tokenizer": "tokenizers that are not here are replaced, and vocabularies keep their sizes",
-    "adapter": "adapters that are not here are taken for merged",
     "name": "names that this release lacks are replaced by placeholders",
     "package": "packages that are not installed here are replaced by placeholders",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -10,16 +11,17 @@ import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.files_here import file_here_or_as_named
-from autotune.core.space import setting_text
+from autotune.core.space import KnobValue, setting_text
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field
-from autotune.frameworks.launch_arguments import is_known
+from autotune.frameworks.launch_arguments import TRUTH_VALUES, is_known
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
+from autotune.frameworks.trl.user_launch_files import launch_of_options, read_deepspeed
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
-from autotune.request.origins import Origin
+from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
 from autotune.request.sources.framework_launch import is_readable, origin_of
 
@@ -44,6 +46,12 @@ LAUNCHER_ONLY = frozenset(
 )
 """Options of launchers before TRL's script, without an effect on the training."""
 
+OF_SHARDING = re.compile(
+    r"use_fsdp|fsdp_\w+|use_deepspeed|zero_stage|zero3_\w+|offload_(?:optimizer|param)_device"
+    r"|deepspeed_config_file|multi_gpu"
+)
+"""Options of `accelerate launch` that say how the training state is divided."""
+
 OF_SCHEDULER = frozenset(
     {
         "num_processes",
@@ -58,9 +66,6 @@ OF_SCHEDULER = frozenset(
 """Options of accelerate that a scheduler gives: where only a run knows them, --gpus decides."""
 
 OF_MODEL = frozenset({"model_name_or_path"})  # without it the model is assumed
-
-BOOLEANS = {"1": True, "0": False, "t": True, "f": False, "T": True, "F": False}
-"""Words for true and false that transformers' argument parser takes, besides YAML's."""
 
 
 def trl_launch_config(
@@ -85,7 +90,11 @@ def trl_launch_config(
         places.update(document.places)
 
     # 2. The command line.
+    of_launcher: dict[str, str] = {}
     for name, stated in launch.stated.items():
+        if name not in fields and OF_SHARDING.fullmatch(name):
+            of_launcher[name] = stated.text or ""
+            continue
         if name == "config" or (name in LAUNCHER_ONLY and name not in fields):
             continue
         present_name = former_keys().present_name(name, fields)
@@ -133,13 +142,38 @@ def trl_launch_config(
         repeated=repeated,
     )
     config = split_document(document, launch.method)
-    config = replace(config, assumed=(*launch.assumed, *assumed, *config.assumed))
     origins = origins_of(config, document, launch.method)
+    sharding = _sharding_of(of_launcher, launch)
+    for name in sharding:
+        origins[name] = Origin(
+            source=Source.FILE,
+            place=launch.path,
+            line=launch.line,
+        )
+    config = replace(
+        config,
+        settings={**config.settings, **sharding},
+        assumed=(*launch.assumed, *assumed, *config.assumed),
+    )
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
         if name in origins:
             origins[name] = origin_of(launch, stated)
     return config, origins
+
+
+def _sharding_of(
+    options: Mapping[str, str],
+    launch: LaunchScript,
+) -> Mapping[str, KnobValue]:
+    """Return the settings of the launcher's options, and of the DeepSpeed file among them."""
+    if options.get("deepspeed_config_file"):
+        file = file_here_or_as_named(options["deepspeed_config_file"], launch.path, launch.folder)
+        return read_deepspeed(file).settings
+    sharding = launch_of_options(options)
+    if sharding is None:
+        return {}
+    return sharding.settings
 
 
 def _default_taken(
@@ -167,8 +201,9 @@ def _trl_value(stated: StatedSetting, setting: Field | None) -> object:
     kinds = () if setting is None else setting.kinds
     if "list" in kinds:
         return [yaml.safe_load(word) for word in stated.text.split()]
-    if "bool" in kinds and not {"int", "float"} & {*kinds} and stated.text in BOOLEANS:
-        return BOOLEANS[stated.text]
+    truth = TRUTH_VALUES.get(stated.text.strip().lower())
+    if truth is not None and "bool" in kinds and not {"int", "float"} & {*kinds}:
+        return truth
     try:
         value: object = yaml.safe_load(stated.text)
     except yaml.YAMLError:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import inspect
 import io
 import json
 import os
@@ -60,7 +61,13 @@ NAMING_OPTIONS = (
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
+ABSENT_HUB = "absent-from-the-hub"  # folder in the names of files that a script would download
+DOWNLOADS = ("hf_hub_download", "snapshot_download")  # of huggingface_hub
 JOINERS = ("concatenate_datasets", "interleave_datasets")
+
+
+OF_OTHER_OBJECTS = ("read", "shape", "dtype", "fileno", "size", "mode")
+"""Attributes by which libraries tell files, arrays and images from a text."""
 
 
 class PlaceholderText(str):
@@ -84,6 +91,15 @@ class PlaceholderText(str):
 
     def get(self, *_: Any) -> Any:
         return self
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        """Do nothing: every part stays."""
+
+    def __getattr__(self, name: str) -> Any:
+        """Return a method of what the column may hold: `items`, `append`, `tolist`."""
+        if name.startswith("_") or name in OF_OTHER_OBJECTS:
+            raise AttributeError(name)
+        return self.get
 
     strip = lstrip = rstrip = lower = upper = replace = get
 
@@ -389,6 +405,7 @@ def _has_placeholder(row: Any) -> bool:
 def placeholders(report: Report) -> Iterator[None]:
     """Replace datasets that cannot be read; `report` gets the kind of the part and its name."""
     import datasets
+    import huggingface_hub
 
     with ExitStack() as stack:
         for name in ROW_READERS:
@@ -396,6 +413,9 @@ def placeholders(report: Report) -> Iterator[None]:
             stack.enter_context(attribute(datasets, name, read))
         unchecked = _checker(datasets.DatasetDict._check_values_type)
         stack.enter_context(attribute(datasets.DatasetDict, "_check_values_type", unchecked))
+        for name in DOWNLOADS:
+            download = _downloader(getattr(huggingface_hub, name), report)
+            stack.enter_context(attribute(huggingface_hub, name, download))
         for name in JOINERS:
             joined = _joiner(getattr(datasets, name))
             stack.enter_context(attribute(datasets, name, joined))
@@ -416,6 +436,28 @@ def _reader(read: Callable[..., Any], report: Report) -> Callable[..., Any]:
         return PlaceholderRows()
 
     return read_or_replaced
+
+
+def _downloader(download: Callable[..., Any], report: Report) -> Callable[..., Any]:
+    """Return a download whose absent file has its own name: `open` gives it placeholders."""
+
+    @functools.wraps(download)
+    def downloaded(*args: Any, **options: Any) -> Any:
+        try:
+            return download(*args, **options)
+        except OSError:  # no network, no such file
+            call = inspect.signature(download).bind_partial(*args, **options)
+            repository = str(call.arguments["repo_id"])
+            name = call.arguments.get("filename")
+            if name is None:
+                report("dataset", repository)
+                return repository
+            if not is_rows(name):
+                raise
+            report("dataset", name)
+            return f"{ABSENT_HUB}/{name}"
+
+    return downloaded
 
 
 def _checker(check: Callable[..., Any]) -> Callable[..., Any]:

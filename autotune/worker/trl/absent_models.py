@@ -90,7 +90,7 @@ class AbsentModels:
         return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
     def adapters(self) -> AbstractContextManager[None]:
-        """Take adapters that are not here as merged; one that trains on has the usual rank."""
+        """Take adapters that are not here for usual ones, which scripts merge or train further."""
         import peft
 
         load = vars(peft.PeftModel)["from_pretrained"].__func__
@@ -100,13 +100,9 @@ class AbsentModels:
                 return load(own_class, model, name, **options)
             except (OSError, ValueError):
                 pass  # no adapter of that name is here
-            if options.get("is_trainable"):
-                self._report("trained adapter", str(name) or "of a folder")
-                usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
-                return peft.get_peft_model(model, usual)
-            self._report("adapter", str(name))
-            model.merge_and_unload = lambda *_, **__: model
-            return model
+            usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
+            usual.absent_name = str(name) or "of a folder"
+            return peft.get_peft_model(model, usual)
 
         return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
 

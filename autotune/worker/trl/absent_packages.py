@@ -94,6 +94,10 @@ class Anything(str):
     def __exit__(self, *_: Any) -> None:
         """Do nothing."""
 
+    def __instancecheck__(self, instance: Any) -> bool:
+        """Take linear layers for the quantised ones of an absent bitsandbytes."""
+        return is_linear(instance)
+
     def __mro_entries__(self, bases: Any) -> tuple[type, ...]:
         has_others = any(not isinstance(base, Anything) for base in bases)
         return () if has_others else (Anything,)
@@ -229,6 +233,8 @@ def former_names(
     def completed(*args: Any, **options: Any) -> Any:
         module = imported(*args, **options)
         names = options.get("fromlist") or next(iter(args[3:]), ())
+        if str(args[0]).partition(".")[0] == QUANTISER:
+            _take_linear_layers(is_library)
         file = str(getattr(module, "__file__", ""))
         asks_user = not is_library(sys._getframe(1).f_code.co_filename)
         if names and is_library(file) and asks_user:
@@ -238,8 +244,64 @@ def former_names(
                     setattr(module, part, Anything())
         return module
 
-    with attribute(builtins, "__import__", completed):
+    with attribute(builtins, "__import__", completed), _former_parts_of_trl(is_library, report):
         yield
+
+
+@contextmanager
+def _former_parts_of_trl(is_library: IsLibrary, report: Report) -> Iterator[None]:
+    """Give `trl.NAME` of the user's files a placeholder where this release lacks it."""
+    import trl
+
+    owner = type(trl)
+    look_up = owner.__getattr__
+
+    def looked_up(module: Any, name: str) -> Any:
+        try:
+            return look_up(module, name)
+        except AttributeError:
+            asker = sys._getframe(1).f_code.co_filename
+            is_of_user = module is trl and not is_library(asker)
+            if not is_of_user or name.startswith("_"):
+                raise
+            report("name", f"trl.{name}")
+            return Anything()
+
+    with attribute(owner, "__getattr__", looked_up):
+        yield
+
+
+QUANTISER = "bitsandbytes"
+QUANTISED_LAYERS = ("Linear4bit", "Linear8bitLt")
+
+
+def is_linear(instance: Any) -> bool:
+    torch = sys.modules.get("torch")
+    return torch is not None and isinstance(instance, torch.nn.Linear)
+
+
+def _take_linear_layers(is_library: IsLibrary) -> None:
+    """Let the user's files take linear layers for quantised ones: no weights are loaded here, so
+    that none is quantised, and scripts list the targets of an adapter by them.
+    """
+    layers = sys.modules.get(f"{QUANTISER}.nn")
+    for name in QUANTISED_LAYERS:
+        layer = getattr(layers, name, None)
+        if isinstance(layer, type) and type(layer) is type:
+            setattr(layers, name, _seen_in_linear(layer, is_library))
+
+
+def _seen_in_linear(layer: type, is_library: IsLibrary) -> type:
+    class Seen(type):
+        """Class of a quantised layer, whose instances are linear layers to the user."""
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            asker = sys._getframe(1).f_code.co_filename
+            if is_library(asker):
+                return isinstance(instance, layer)
+            return is_linear(instance)
+
+    return Seen(layer.__name__, (layer,), {})
 
 
 def _has(module: types.ModuleType, name: str) -> bool:

@@ -13,6 +13,7 @@ import builtins
 import difflib
 import functools
 import getpass
+import linecache
 import os
 import re
 import sys
@@ -236,6 +237,22 @@ CHOICES = re.compile(r"[(\[]([^()\[\]]*/[^()\[\]]*)[)\]]")
 """Answers in a question: `Which one (1/2/3)?`."""
 
 
+RANGE = re.compile(r"\b(?P<first>[0-9]+)\s*(?:-|\u2013|to)\s*[0-9]+\b")
+"""Numbers in a question: `Choose a model (1-9)`."""
+
+OF_A_NUMBER = re.compile(r"\b(?:int|float)\(\s*input\(")
+
+
+def _likely_answers(question: str, statement: str) -> list[str]:
+    """Return what a question is usually answered with: its own default, or a number."""
+    if "default" in question.lower():
+        return [""]
+    numbers = RANGE.search(question)
+    if numbers is not None:
+        return [numbers["first"]]
+    return ["1"] if OF_A_NUMBER.search(statement) else []
+
+
 def _choices_of(question: str) -> list[str]:
     choices = CHOICES.search(question)
     if choices is None:
@@ -271,12 +288,21 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
         report("secret", "what the script asks for")
         place = questions.get(text, 0) + 1
         questions[text] = place
-        answers = ("absent", *_choices_of(text), *USUAL_ANSWERS)
+        asker = sys._getframe(1)
+        file = asker.f_code.co_filename
+        statement = linecache.getline(file, asker.f_lineno)
+        likely = _likely_answers(text, statement)
+        answers = (
+            *likely,
+            "absent",
+            *_choices_of(text),
+            *USUAL_ANSWERS,
+        )
         if place > len(answers):
             raise EOFError(f"the script asks {text!r} until it likes the answer")
         answer = answers[place - 1]
-        if place > 1:
-            report("argument", f"{answer} to {text.strip()}")
+        if place > 1 or likely:
+            report("argument", f"{answer or 'nothing'} to {text.strip()}")
         return answer
 
     with (

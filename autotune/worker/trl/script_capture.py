@@ -28,6 +28,7 @@ from .absent_packages import Anything
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
 from .own_trainers import bound_arguments, method_of
+from .time_limit import TooLong
 
 WORKER_FOLDER = str(Path(__file__).parents[1])
 
@@ -214,6 +215,8 @@ def _run(
             raise ScriptFailed("ended", str(ended.code), check=check) from None
     except ScriptFailed:
         raise
+    except TooLong as late:
+        raise ScriptFailed("too_long", str(late), line=_line_of(late, str(path))) from None
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         line = _line_of(error, str(path))
@@ -222,7 +225,7 @@ def _run(
     return main
 
 
-def _line_of(error: Exception, file: str) -> int | None:
+def _line_of(error: BaseException, file: str) -> int | None:
     """Return the innermost line of this file that an error passed; None if there is none."""
     if isinstance(error, SyntaxError) and error.filename == file:
         return error.lineno or 0

@@ -33,8 +33,8 @@ The answer:
 
 or, if the script reaches no trainer:
 
-    {"error": {"kind": "crashed" | "ended" | "no_trainer" | "two_trainers" | "odd_trainer"
-               | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
+    {"error": {"kind": "crashed" | "too_long" | "ended" | "no_trainer" | "two_trainers"
+               | "odd_trainer" | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
@@ -70,6 +70,7 @@ from . import (
     missing_arguments,
     named_gpus,
     searched_values,
+    time_limit,
     user_source,
 )
 from .former_arguments import FormerArguments
@@ -190,7 +191,8 @@ def _inspect(request: Request, real: TextIO) -> Result:
     try:
         without_vllm()
         accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
-        with accepted, absent.replaced(request, real):
+        limit = time_limit.limited(request.get("seconds"))
+        with accepted, absent.replaced(request, real), limit:
             captured = catch(
                 request["script"],
                 request["arguments"],
@@ -204,6 +206,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
             answer["former"] = _json_values(former.given)
     except ScriptFailed as failure:
         answer = {"error": _describe_failure(failure)}
+    except time_limit.TooLong as late:  # a script that caught the first one
+        second_failure = ScriptFailed("too_long", str(late))
+        answer = {"error": _describe_failure(second_failure)}
     answer["absent"] = absent.names
     return answer
 
@@ -283,6 +288,7 @@ class AbsentParts:
             stack.enter_context(missing_arguments.secrets(is_library, self.report))
             stack.enter_context(absent_values.zeros())
             stack.enter_context(searched_values.largest(script, self.report))
+            stack.enter_context(time_limit.no_pauses(is_library))
             if request.get("gpus"):
                 stack.enter_context(
                     named_gpus.seen_by_user(request["gpus"], is_library, self.report)
@@ -323,7 +329,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "raw": _json_values(configuration.raw),
         "changed": configuration.changed,
         "expanded": configuration.expanded,
-        "adapter": _adapter(arguments),
+        "adapter": _adapter(arguments, absent),
         "optimizers": any(optimizer is not None for optimizer in optimizers),
         "rewards": [_reward_name(reward) for reward in rewards],
         "callbacks": [_class_name(callback) for callback in callbacks],
@@ -438,13 +444,16 @@ def _flag(config: Any, name: str) -> bool:
     return bool(getattr(config, name, False))
 
 
-def _adapter(arguments: Settings) -> Result | None:
+def _adapter(arguments: Settings, absent: AbsentParts) -> Result | None:
     adapter = arguments.get("peft_config")
     if adapter is None and hasattr(arguments["model"], "peft_config"):
         configs = arguments["model"].peft_config.values()
         adapter = next(iter(configs))
     if adapter is None:
         return None
+    absent_name = getattr(adapter, "absent_name", None)
+    if absent_name is not None:
+        absent.report("trained adapter", absent_name)
     kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
     if kind not in RANKS:
         raise ScriptFailed("other_adapter", kind)

@@ -1,0 +1,87 @@
+"""Replacement of parts of a text in a shell script: `${NAME/old/new}` and its forms."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+MAX_STARS = 2
+"""Stars of a pattern whose search takes time in proportion to the text."""
+
+_SPECIAL = re.compile(r"[*?\[]")
+_PART = re.compile(r"\[(?P<sign>[!^]?)(?P<characters>[\w., :/-]+)\]|(?P<character>.)", re.DOTALL)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Replacement:
+    """`/old/new`, `//old/new` everywhere, `/#old/new` at the front and `/%old/new` at the end."""
+
+    old: str
+    new: str
+    place: str  # "/", "#", "%", or empty for the first one
+
+    @property
+    def is_literal(self) -> bool:
+        """Quoted stars and brackets are characters."""
+        return any(mark in self.old for mark in "'\"\\")
+
+
+def replacement(operation: str) -> Replacement:
+    """Return the parts of an operation that begins with a slash."""
+    place = operation[1:2]
+    if place not in ("/", "#", "%"):
+        place = ""
+    text = operation[1 + len(place) :]
+    end = _pattern_end(text)
+    return Replacement(
+        old=text[:end],
+        new=text[end + 1 :],
+        place=place,
+    )
+
+
+def _pattern_end(text: str) -> int:
+    """Return the place of the slash behind the pattern: of two slashes, the second ends `/`."""
+    for match in re.finditer(r"\\.|'[^']*'|\"[^\"]*\"|\$\{[^}]*\}|/", text, re.DOTALL):
+        if match[0] == "/":
+            return match.start() + (match.start() == 0 and text[1:2] == "/")
+    return len(text)
+
+
+def replaced_text(
+    text: str,
+    change: Replacement,
+    pattern: str,
+    new: str,
+) -> str | None:
+    """Return the text after the replacement of an expanded pattern; None: it is not read."""
+    if not pattern:
+        return text
+    expression: str | None = re.escape(pattern)
+    if not change.is_literal:
+        expression = _expression(pattern)
+    elif _SPECIAL.search(change.old):
+        return None
+    if expression is None:
+        return None
+    anchors = {"#": f"^(?:{expression})", "%": f"(?:{expression})$"}
+    searched = re.compile(anchors.get(change.place, expression), re.DOTALL)
+    is_everywhere = change.place == "/"
+    return searched.sub(lambda match: new, text, count=not is_everywhere)
+
+
+def _expression(pattern: str) -> str | None:
+    """Return the regular expression of a pattern with `*`, `?` and `[...]`."""
+    if pattern.count("*") > MAX_STARS:
+        return None
+    expression = ""
+    for match in _PART.finditer(pattern):
+        character = match["character"]
+        if character is None:
+            sign = match["sign"].replace("!", "^")
+            expression += f"[{sign}{match['characters']}]"
+        elif character in "[(":
+            return None
+        else:
+            expression += {"*": ".*", "?": "."}.get(character, re.escape(character))
+    return expression
