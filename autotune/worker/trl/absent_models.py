@@ -9,12 +9,12 @@ from __future__ import annotations
 import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, suppress
 from pathlib import Path
 from typing import Any
 
 from .. import synthetic
-from ..tracing.patching import attribute
+from ..tracing.patching import all_entered, attribute
 from .absent_packages import Anything
 from .missing_arguments import Report
 from .script_capture import ScriptFailed
@@ -195,57 +195,71 @@ def _dtype(stated: Any, config: Any) -> Any:
     return stated
 
 
-@contextmanager
-def without_weights(
-    look_up: ConfigLookup,
-    report: Report,
-) -> Iterator[None]:
+Replacements = Iterator[AbstractContextManager[Any]]
+"""Context managers, each of which replaces a function while it is entered."""
+
+
+@all_entered
+def without_weights(look_up: ConfigLookup, report: Report) -> Replacements:
     """Replace transformers' loaders of configs, tokenizers and models."""
+    absent = AbsentModels(look_up, report)
+    yield from _unneeded_calls()
+    yield from _loaders(absent)
+    yield absent.adapters()
+    yield absent.adapter_configs()
+    yield from _builders(absent)
+    yield from _moves()
+
+
+def _unneeded_calls() -> Replacements:
+    """Replace calls that only matter to models with weights."""
     import huggingface_hub
-    import torch
+    from transformers import PreTrainedModel, modeling_utils
+
+    yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
+    yield attribute(huggingface_hub, "login", lambda *_, **__: None)
+    yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
+    # No model is partitioned while it is built: there is one process here.
+    yield attribute(modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
+
+
+def _loaders(absent: AbsentModels) -> Replacements:
+    """Replace the loaders of configs and tokenizers."""
     import transformers
+
+    for name, kind in LOADERS.items():
+        owner = getattr(transformers, name)
+        load = absent.loaded(owner.from_pretrained, kind)
+        if kind == "tokenizer":
+            load = _behind_config(load)
+        yield attribute(owner, "from_pretrained", staticmethod(load))
+    for owner in (transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin):
+        yield absent.loaded_by_class(owner)
+
+
+def _builders(absent: AbsentModels) -> Replacements:
+    """Replace the loaders of models: they build a model of its config."""
+    from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
-    absent = AbsentModels(look_up, report)
-    with ExitStack() as stack:
-        keeps_size = attribute(
-            transformers.PreTrainedModel, "resize_token_embeddings", _same_embeddings
-        )
-        stack.enter_context(keeps_size)
-        no_login = attribute(huggingface_hub, "login", lambda *_, **__: None)
-        stack.enter_context(no_login)
-        no_files = attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
-        stack.enter_context(no_files)
-        # No model is partitioned while it is built: there is one process here.
-        modeling = transformers.modeling_utils
-        not_partitioned = attribute(modeling, "is_deepspeed_zero3_enabled", lambda: False)
-        stack.enter_context(not_partitioned)
-        for name, kind in LOADERS.items():
-            owner = getattr(transformers, name)
-            load = absent.loaded(owner.from_pretrained, kind)
-            if kind == "tokenizer":
-                load = _behind_config(load)
-            loader = attribute(owner, "from_pretrained", staticmethod(load))
-            stack.enter_context(loader)
-        for owner in (transformers.PreTrainedTokenizerBase, transformers.ProcessorMixin):
-            stack.enter_context(absent.loaded_by_class(owner))
-        stack.enter_context(absent.adapters())
-        stack.enter_context(absent.adapter_configs())
+    def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
+        name = options.pop("pretrained_model_name_or_path", None)
+        return absent.built(cls, next(iter(args), name), **options)
 
-        def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
-            name = options.pop("pretrained_model_name_or_path", None)
-            return absent.built(cls, next(iter(args), name), **options)
+    auto_classes = _with_subclasses(_BaseAutoModelClass)
+    for owner in (PreTrainedModel, *auto_classes):
+        if "from_pretrained" in vars(owner):
+            yield attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
-        auto_classes = _with_subclasses(_BaseAutoModelClass)
-        for owner in (transformers.PreTrainedModel, *auto_classes):
-            if "from_pretrained" in vars(owner):
-                builder = attribute(owner, "from_pretrained", classmethod(from_pretrained))
-                stack.enter_context(builder)
-        module_class = torch.nn.Module
-        for name in ("to", "cuda"):
-            moved = _without_device(getattr(module_class, name))
-            stack.enter_context(attribute(module_class, name, moved))
-        yield
+
+def _moves() -> Replacements:
+    """Replace the moves of a model to a device, where it would need its weights."""
+    import torch
+
+    module_class = torch.nn.Module
+    for name in ("to", "cuda"):
+        moved = _without_device(getattr(module_class, name))
+        yield attribute(module_class, name, moved)
 
 
 def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:

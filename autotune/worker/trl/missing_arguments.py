@@ -13,7 +13,6 @@ import builtins
 import difflib
 import functools
 import getpass
-import linecache
 import os
 import re
 import sys
@@ -22,6 +21,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
 
 from ..tracing.patching import attribute
+from . import asked_questions
 
 Report = Callable[[str, str], None]
 """Takes the kind of a part that was replaced, and its name."""
@@ -82,21 +82,9 @@ def completed(
     """
     from trl import TrlParser
 
-    unstated = _Unstated(model, fills, report)
     parse = argparse.ArgumentParser.parse_known_args
     parse_file = TrlParser.parse_args_and_config
     take_defaults = TrlParser.set_defaults_with_config
-
-    @functools.wraps(parse)
-    def parse_completed(parser: Any, *args: Any, **options: Any) -> Any:
-        for action in parser._actions:
-            _complete(parser, action, unstated)
-        namespace, remaining = parse(parser, *args, **options)
-        for name in MODEL_ARGUMENTS & vars(namespace).keys():
-            value = getattr(namespace, name)
-            if value is None or isinstance(value, UnstatedModel):
-                report("model argument", name)
-        return namespace, remaining
 
     @functools.wraps(parse_file)
     def parse_known_keys(parser: Any, *args: Any, **options: Any) -> Any:
@@ -110,10 +98,30 @@ def completed(
 
     with ExitStack() as stack:
         parsers = argparse.ArgumentParser
+        parse_completed = _completing(parse, _Unstated(model, fills, report))
         stack.enter_context(attribute(parsers, "parse_known_args", parse_completed))
         stack.enter_context(attribute(TrlParser, "parse_args_and_config", parse_known_keys))
         stack.enter_context(attribute(TrlParser, "set_defaults_with_config", take_known_keys))
         yield
+
+
+def _completing(parse: Callable[..., Any], unstated: _Unstated) -> Callable[..., Any]:
+    """Return argparse's `parse_known_args` that completes a parser, and reports a model that the
+    command line does not state.
+    """
+
+    @functools.wraps(parse)
+    def parse_completed(parser: Any, *args: Any, **options: Any) -> Any:
+        for action in parser._actions:
+            _complete(parser, action, unstated)
+        namespace, remaining = parse(parser, *args, **options)
+        for name in MODEL_ARGUMENTS & vars(namespace).keys():
+            value = getattr(namespace, name)
+            if value is None or isinstance(value, UnstatedModel):
+                unstated.report("model argument", name)
+        return namespace, remaining
+
+    return parse_completed
 
 
 def _complete(
@@ -125,10 +133,7 @@ def _complete(
     if isinstance(action, argparse._SubParsersAction):
         _choose_command(action, unstated)
         return
-    accepts_flag = getattr(action.type, "__name__", "") == "string_to_bool"
-    if accepts_flag and action.nargs is None and action.option_strings:
-        action.nargs = "?"  # fields of former releases were true if named
-        action.const = True
+    _accept_flag(action)
     if action.default is not None:
         return
     if action.dest in MODEL_ARGUMENTS:
@@ -142,17 +147,17 @@ def _complete(
         action.required = False
         option = action.option_strings[0]
         unstated.report("argument", f"{option} {value}")
-        return
-    if SETTINGS_FILE.search(action.dest):
-        return
-    is_text = action.type in (None, str) and action.nargs != 0 and not action.choices
-    is_filled = unstated.fills and _is_about_data(parser, action.dest)
-    if is_text and (action.required or is_filled) and action.option_strings:
-        action.default = ABSENT_TEXT
-        if action.nargs in ("+", "*"):
-            action.default = [ABSENT_TEXT]
-        action.required = False
+    elif _is_filled(parser, action, unstated):
+        _fill_with_text(action)
         unstated.report("argument", action.option_strings[0])
+
+
+def _accept_flag(action: Any) -> None:
+    """Let a field of former releases be true if it is named without a value."""
+    accepts_flag = getattr(action.type, "__name__", "") == "string_to_bool"
+    if accepts_flag and action.nargs is None and action.option_strings:
+        action.nargs = "?"
+        action.const = True
 
 
 TRAINING_COMMAND = re.compile(r"train|tune|sft|grpo|dpo|fit|run", re.IGNORECASE)
@@ -178,6 +183,32 @@ def _stands_for(action: Any) -> Any:
     if WITHOUT_MEMORY.search(action.dest):
         return action.type(1)
     return None
+
+
+def _is_filled(
+    parser: Any,
+    action: Any,
+    unstated: _Unstated,
+) -> bool:
+    """Return True if a placeholder stands for this argument: a text that is required, or, with
+    `fills`, about data.
+    """
+    if SETTINGS_FILE.search(action.dest) or not action.option_strings:
+        return False
+    if action.choices or action.nargs == 0:
+        return False
+    if action.type not in (None, str):
+        return False
+    if action.required:
+        return True
+    return unstated.fills and _is_about_data(parser, action.dest)
+
+
+def _fill_with_text(action: Any) -> None:
+    action.default = ABSENT_TEXT
+    if action.nargs in ("+", "*"):
+        action.default = [ABSENT_TEXT]
+    action.required = False
 
 
 def _choose_command(action: Any, unstated: _Unstated) -> None:
@@ -232,43 +263,26 @@ def _report_unknown(
         report("key", key)
 
 
-USUAL_ANSWERS = ("1", "y", "yes", "0")
-CHOICES = re.compile(r"[(\[]([^()\[\]]*/[^()\[\]]*)[)\]]")
-"""Answers in a question: `Which one (1/2/3)?`."""
-
-
-RANGE = re.compile(r"\b(?P<first>[0-9]+)\s*(?:-|\u2013|to)\s*[0-9]+\b")
-"""Numbers in a question: `Choose a model (1-9)`."""
-
-OF_A_NUMBER = re.compile(r"\b(?:int|float)\(\s*input\(")
-
-
-def _likely_answers(question: str, statement: str) -> list[str]:
-    """Return what a question is usually answered with: its own default, or a number."""
-    if "default" in question.lower():
-        return [""]
-    numbers = RANGE.search(question)
-    if numbers is not None:
-        return [numbers["first"]]
-    return ["1"] if OF_A_NUMBER.search(statement) else []
-
-
-def _choices_of(question: str) -> list[str]:
-    choices = CHOICES.search(question)
-    if choices is None:
-        return []
-    answers = []
-    for choice in choices[1].split("/"):
-        answer = choice.strip()
-        answers.append(answer)
-    return answers
-
-
 @contextmanager
 def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
     """Give a script a placeholder for a secret of the environment that it can't do without."""
     environment_class = type(os.environ)
-    look_up = environment_class.__getitem__
+    looked_up = _with_secrets(environment_class.__getitem__, is_library, report)
+    typed = asked_questions.answers_of_a_user(report)
+    with (
+        attribute(environment_class, "__getitem__", looked_up),
+        attribute(getpass, "getpass", typed),
+        attribute(builtins, "input", typed),
+    ):
+        yield
+
+
+def _with_secrets(
+    look_up: Callable[[Any, str], Any],
+    is_library: IsLibrary,
+    report: Report,
+) -> Callable[[Any, str], Any]:
+    """Return the look-up of a variable of the environment that has each secret."""
 
     def looked_up(environment: Any, name: str) -> Any:
         try:
@@ -280,34 +294,4 @@ def secrets(is_library: IsLibrary, report: Report) -> Iterator[None]:
             report("secret", name)
             return "absent"
 
-    questions: dict[str, int] = {}
-
-    def typed(question: Any = "", *_: Any, **__: Any) -> str:
-        """Return what somebody would type: nobody is asked, and stdin is the worker's own."""
-        text = str(question)
-        report("secret", "what the script asks for")
-        place = questions.get(text, 0) + 1
-        questions[text] = place
-        asker = sys._getframe(1)
-        file = asker.f_code.co_filename
-        statement = linecache.getline(file, asker.f_lineno)
-        likely = _likely_answers(text, statement)
-        answers = (
-            *likely,
-            "absent",
-            *_choices_of(text),
-            *USUAL_ANSWERS,
-        )
-        if place > len(answers):
-            raise EOFError(f"the script asks {text!r} until it likes the answer")
-        answer = answers[place - 1]
-        if place > 1 or likely:
-            report("argument", f"{answer or 'nothing'} to {text.strip()}")
-        return answer
-
-    with (
-        attribute(environment_class, "__getitem__", looked_up),
-        attribute(getpass, "getpass", typed),
-        attribute(builtins, "input", typed),
-    ):
-        yield
+    return looked_up

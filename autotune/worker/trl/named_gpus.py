@@ -26,6 +26,17 @@ def seen_by_user(
     """Answer torch.cuda's questions for `gpus`: count, name, capability, memory_bytes."""
     import torch
 
+    with ExitStack() as stack:
+        limited = _limited(torch.cuda.set_per_process_memory_fraction, is_library, report)
+        stack.enter_context(attribute(torch.cuda, "set_per_process_memory_fraction", limited))
+        for name, answer in _answers(gpus).items():
+            answering = _answering(getattr(torch.cuda, name), answer, is_library)
+            stack.enter_context(attribute(torch.cuda, name, answering))
+        yield
+
+
+def _answers(gpus: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return what each function of torch.cuda answers: nothing is allocated on the GPUs."""
     major, minor = gpus["capability"]
     memory = int(gpus["memory_bytes"])
     properties = types.SimpleNamespace(
@@ -34,7 +45,7 @@ def seen_by_user(
         major=major,
         minor=minor,
     )
-    answers: Mapping[str, Any] = {
+    return {
         "is_available": True,
         "device_count": gpus["count"],
         "current_device": 0,
@@ -52,13 +63,6 @@ def seen_by_user(
         "set_device": None,
         "synchronize": None,
     }
-    with ExitStack() as stack:
-        limited = _limited(torch.cuda.set_per_process_memory_fraction, is_library, report)
-        stack.enter_context(attribute(torch.cuda, "set_per_process_memory_fraction", limited))
-        for name, answer in answers.items():
-            answering = _answering(getattr(torch.cuda, name), answer, is_library)
-            stack.enter_context(attribute(torch.cuda, name, answering))
-        yield
 
 
 def _answering(
