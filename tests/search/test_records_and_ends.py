@@ -71,10 +71,8 @@ def test_a_baseline_that_was_probed_as_any_candidate_is_found() -> None:
     assert shown is not None and shown.candidate == baseline
 
 
-def test_a_second_finalist_is_confirmed_while_confirmations_take_half_the_search() -> None:
-    """Probes of 100 seconds together leave 50 for confirmations: one of 10 s and as much again,
-    but not one of 30 s.
-    """
+def test_a_second_finalist_is_confirmed_while_there_is_time_for_it() -> None:
+    """A confirmation is expected to take two probes of 50 seconds."""
     first, second = FITTING[:2]
 
     def lasting(seconds: float, candidate: Candidate, number: int, **parts: Any) -> Any:
@@ -82,16 +80,14 @@ def test_a_second_finalist_is_confirmed_while_confirmations_take_half_the_search
         cost = Cost(total_seconds=seconds, load_seconds=0.0)
         return replace(measured, measurement=replace(measured.measurement, cost=cost))
 
-    def next_one(confirmation_seconds: float) -> Candidate | None:
-        trials = [
-            lasting(50, first, 0),
-            lasting(50, second, 1),
-            lasting(confirmation_seconds, second, 2, purpose="confirm"),
-        ]
-        return next_confirmation(TrialView(problem(), trials), 1000.0)
-
-    assert next_one(10) is not None
-    assert next_one(60) is None
+    trials = [
+        lasting(50, first, 0),
+        lasting(50, second, 1),
+        lasting(60, second, 2, purpose="confirm"),
+    ]
+    view = TrialView(problem(), trials)
+    assert next_confirmation(view, 101.0) is not None
+    assert next_confirmation(view, 99.0) is None
 
 
 def test_an_answer_from_the_record_is_not_stored_as_a_new_one(tmp_path: Path) -> None:
