@@ -99,7 +99,10 @@ def _finalist(
     moves = deviations**2 / spread
     gains = expected_improvement(leads, moves, 0.0)
     for place, trial in enumerate(contenders):
-        if view.is_confirmed(trial.candidate) and not repeats:
+        if not view.is_confirmed(trial.candidate):
+            continue
+        is_timed = view.evidence(trial).measurement.ranking_speed is not None
+        if not repeats or not is_timed:  # another confirmation without a speed tells nothing
             gains[place] = 0.0
     highest = int(gains.argmax())
     share_of_training = _usual_seconds(view) / TRAINING_SECONDS

@@ -37,14 +37,14 @@ def test_a_note_is_shown_once(
 ) -> None:
     job = toy_job(tmp_path, toy_space(num_generations=(8,)), 900 * MIB)
     candidates = legal_candidates(job, ToyTrainer())[:count]
-    PreflightDisplay(to_stderr=True)(
-        JobStarted(
-            job=job,
-            candidates=candidates,
-            assumed=(),
-            notes=("half of it is unknown",),
-        )
+    started = JobStarted(
+        job=job,
+        candidates=candidates,
+        assumed=(),
+        notes=("half of it is unknown",),
     )
+    with PreflightDisplay(to_stderr=True) as display:
+        display(started)
     assert capsys.readouterr().err.count("half of it is unknown") == 1
 
 

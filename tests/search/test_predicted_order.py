@@ -115,6 +115,12 @@ def test_without_predicted_speeds_the_baseline_stays_first(tmp_path: Path) -> No
         without[name] = replace(prediction, tokens_per_second=None)
     _, probes = search(job, machine, without)
     assert probes[0].trial.purpose == "baseline"
+    # Without any speed, a second confirmation would tell no more than the first.
+    confirmed = []
+    for probe in probes:
+        if probe.trial.purpose == "confirm":
+            confirmed.append(probe.trial.candidate.id)
+    assert len(confirmed) == len(set(confirmed))
 
 
 @pytest.mark.parametrize("limit_mib", [450, 600, 900])
