@@ -316,11 +316,22 @@ def _common(results: Sequence[Result], facts_of_run: RunFacts) -> dict[str, Any]
 
     return {
         "machine": facts_of_run.machine,
-        "seeds": f"{min(seeds)} to {max(seeds)}",
+        "seeds": _ranges(sorted(seeds)),
         "off_the_prediction": facts_of_run.off_the_prediction,
         "overall": rows(results),
         "by_setup": {name: rows(some) for name, some in by_setup.items()},
     }
+
+
+def _ranges(seeds: Sequence[int]) -> str:
+    """Return ascending seeds as text: `5 to 29, 200 to 204`."""
+    ranges: list[tuple[int, int]] = []
+    for seed in seeds:
+        if ranges and ranges[-1][1] == seed - 1:
+            ranges[-1] = (ranges[-1][0], seed)
+        else:
+            ranges.append((seed, seed))
+    return ", ".join(f"{first} to {last}" for first, last in ranges)
 
 
 def _check(results: Sequence[Result]) -> None:
