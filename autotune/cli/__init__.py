@@ -147,7 +147,10 @@ def _end(code: int) -> NoReturn:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
-    gc.freeze()  # the interpreter's last search for cycles would take a tenth of an answer
+    # The interpreter's last search for cycles would take a tenth of an answer. It closes databases,
+    # which a command without a study never opened.
+    if "sqlalchemy" not in sys.modules:
+        gc.freeze()
     sys.exit(code)
 
 
