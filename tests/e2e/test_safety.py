@@ -69,7 +69,7 @@ def ran(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ran]:
             "--memory-limit",
             "2G",
             "--budget",
-            "200s",
+            "120s",
             "--max-probes",
             "3",
             "--hold",

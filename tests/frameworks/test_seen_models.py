@@ -150,6 +150,7 @@ def test_skyrls_workers_under_fsdp2(tiny_model: Path, tmp_path: Path) -> None:
 
 
 @needs_environments
+@pytest.mark.long  # two minutes: only a new release of OpenRLHF or DeepSpeed can change it
 def test_openrlhfs_actors_under_zero3(tiny_model: Path, tmp_path: Path) -> None:
     for which in ("policy", "critic", "reference"):
         run("openrlhf", "openrlhf", "openrlhf_actors.py", tiny_model, tmp_path, which)
