@@ -21,7 +21,12 @@ def micro_batch_of(
     """Return the micro-batch. `groups`: number of groups of GPUs, each with rows of its own."""
     if values.is_on(HAS_TOKEN_BUDGET):
         return _micro_batch_of_tokens(values, longest, groups)
-    return _micro_batch_of_rows(values, longest)
+    return MicroBatch.of_rows(
+        values.count(MICRO_BATCH),
+        values.count(ROLLOUT_MICRO_BATCH),
+        longest=longest,
+        divisor=max(1, values.count(RING)),  # ring attention
+    )
 
 
 def _micro_batch_of_tokens(
@@ -39,16 +44,4 @@ def _micro_batch_of_tokens(
         rows=max(1, tokens * ring // max(1, longest)),
         tokens=tokens,
         score_tokens=max(row_tokens, score_budget),
-    )
-
-
-def _micro_batch_of_rows(values: Values, longest: int) -> MicroBatch:
-    """Return the micro-batch of as many rows as stated, each divided by ring attention."""
-    ring = max(1, values.count(RING))
-    rows = values.count(MICRO_BATCH)
-    score_rows = values.count(ROLLOUT_MICRO_BATCH)
-    return MicroBatch(
-        rows=rows,
-        tokens=ceil_divided(rows * longest, ring),
-        score_tokens=ceil_divided(score_rows * longest, ring),
     )

@@ -104,7 +104,12 @@ class SkyRl(StandIn):
         if budget > 0:
             micro_batch = _micro_batch_of_tokens(budget, longest, sequence)
         else:
-            micro_batch = _micro_batch_of_rows(values, longest, sequence)
+            micro_batch = MicroBatch.of_rows(
+                values.count(MICRO_BATCH),
+                values.count(SCORE_MICRO_BATCH),
+                longest=longest,
+                divisor=sequence,  # Ulysses
+            )
         rows = micro_batch.rows
 
         serves = math.prod(values.count(name) for name in ENGINE_SIZES)
@@ -184,21 +189,6 @@ def _micro_batch_of_tokens(
         rows=max(1, budget // max(1, longest)),
         tokens=tokens,
         score_tokens=tokens,
-    )
-
-
-def _micro_batch_of_rows(
-    values: Values,
-    longest: int,
-    sequence: int,
-) -> MicroBatch:
-    """Return the micro-batch of as many rows as stated, each divided by Ulysses."""
-    rows = values.count(MICRO_BATCH)
-    score_rows = values.count(SCORE_MICRO_BATCH)
-    return MicroBatch(
-        rows=rows,
-        tokens=ceil_divided(rows * longest, sequence),
-        score_tokens=ceil_divided(score_rows * longest, sequence),
     )
 
 

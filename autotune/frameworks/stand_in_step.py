@@ -20,7 +20,7 @@ from autotune.core.composition import (
     StepShape,
 )
 from autotune.core.job import Task
-from autotune.frameworks.base import SPREAD_BY, RequestPart, gptq_bits, on_host
+from autotune.frameworks.base import SPREAD_BY, RequestPart, ceil_divided, gptq_bits, on_host
 
 MASTER_AND_MOMENTS = 12
 """Bytes per weight of DeepSpeed's float32 master copy and Adam's two moments."""
@@ -106,6 +106,22 @@ class MicroBatch(NamedTuple):
     rows: int
     tokens: int
     score_tokens: int  # of one forward pass for log-probabilities
+
+    @classmethod
+    def of_rows(
+        cls,
+        rows: int,
+        score_rows: int,
+        *,
+        longest: int,
+        divisor: int,
+    ) -> MicroBatch:
+        """Return the micro-batch of these rows. `divisor`: GPUs to which each row is divided."""
+        return cls(
+            rows=rows,
+            tokens=ceil_divided(rows * longest, divisor),
+            score_tokens=ceil_divided(score_rows * longest, divisor),
+        )
 
 
 def trace_request(spec: StandInSpec, task: Task) -> Mapping[str, object]:
