@@ -25,7 +25,7 @@ from autotune.core.answer import Trial
 from autotune.core.run_statistics import SpeedRatio
 from autotune.core.space import Candidate
 from autotune.search.predicted_order import unconfirmed_choice
-from autotune.search.speed_comparison import as_fast_as, compare
+from autotune.search.speed_comparison import as_fast_as, compare, evident_speed
 from autotune.search.surrogate.gaussian_process import expected_improvement
 from autotune.search.trial_view import TrialView
 
@@ -101,7 +101,7 @@ def _finalist(
     for place, trial in enumerate(contenders):
         if not view.is_confirmed(trial.candidate):
             continue
-        is_timed = view.evidence(trial).measurement.ranking_speed is not None
+        is_timed = evident_speed(trial, view) is not None
         if not repeats or not is_timed:  # another confirmation without a speed tells nothing
             gains[place] = 0.0
     highest = int(gains.argmax())

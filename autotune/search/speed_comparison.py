@@ -32,8 +32,8 @@ def compare(
     view: TrialView,
 ) -> SpeedRatio | None:
     """Return the ratio of the best evidence about two candidates; None without both speeds."""
-    speed = _evident_speed(trial, view)
-    reference_speed = _evident_speed(reference, view)
+    speed = evident_speed(trial, view)
+    reference_speed = evident_speed(reference, view)
     if speed is None or reference_speed is None:
         return None
     pairs = view.pairs(trial.candidate, reference.candidate)
@@ -50,7 +50,7 @@ def compare(
     )
 
 
-def _evident_speed(trial: Trial, view: TrialView) -> Speed | None:
+def evident_speed(trial: Trial, view: TrialView) -> Speed | None:
     return view.evidence(trial).measurement.ranking_speed
 
 
