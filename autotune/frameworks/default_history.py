@@ -66,11 +66,21 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             values[name] = _row_at(rows, release)
         return values
 
-    def former_defaults(self, method: str, release: str) -> dict[str, KnobValue]:
+    def former_defaults(
+        self,
+        method: str,
+        release: str,
+        gpus: int,
+    ) -> dict[str, KnobValue]:
         """Return the defaults of a release that the newest one does not have."""
+        history = self.method(method)
+        apart = {} if history is None else history.apart_by_gpus
         newest = self.defaults(method, self.newest)
         former: dict[str, KnobValue] = {}
         for name, value in self.defaults(method, release).items():
+            is_for_several = name in apart and not is_before(apart[name], release)
+            if gpus == 1 and is_for_several:
+                continue
             if value is not None and value != newest[name]:
                 former[name] = value
         return former

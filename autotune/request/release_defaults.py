@@ -13,12 +13,14 @@ from autotune.core.job import Hardware
 from autotune.core.space import KnobValue, setting_text
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.default_history import MethodHistory, default_history, is_before
+from autotune.frameworks.trl.former_keys import ENGINES_GPU, former_keys
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.author_release import AuthorRelease, AuthorReleases
 from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.values import UserFile
 
-HALF_PRECISIONS = ("bf16", "fp16")
+BF16 = "bf16"
+HALF_PRECISIONS = (BF16, "fp16")
 
 
 def with_author_releases(
@@ -36,39 +38,10 @@ def with_author_releases(
     defaults = {}
     stated = file.config.settings
     fields = trainer.fields()
-    for name, value in releases.former_defaults(trainer.method).items():
+    for name, value in releases.former_defaults(trainer.method, hardware.count).items():
         if name in fields and name not in stated:
             defaults[name] = value
-    return replace(
-        file,
-        releases=releases,
-        release_defaults=_of_launch(defaults, file, releases, trainer, hardware),
-    )
-
-
-def _of_launch(
-    defaults: Mapping[str, KnobValue],
-    file: UserFile,
-    releases: AuthorReleases,
-    trainer: Trainer,
-    hardware: Hardware,
-) -> dict[str, KnobValue]:
-    """Return the defaults that hold for this launch: those of several GPUs hold for no single one,
-    and a launcher's mixed precision counts where the framework has none.
-    """
-    taken = dict(defaults)
-    history = _method_history(trainer)
-    assert history is not None
-    if hardware.count == 1 and releases.own is not None:
-        for name, last_release in history.apart_by_gpus.items():
-            if not is_before(last_release, releases.own.version):
-                taken.pop(name, None)
-    if file.config.mixed_precision in HALF_PRECISIONS:
-        for name in HALF_PRECISIONS:
-            taken.pop(name, None)
-        if file.config.mixed_precision not in file.config.settings:
-            taken[file.config.mixed_precision] = True
-    return taken
+    return replace(file, releases=releases, release_defaults=defaults)
 
 
 def _method_history(trainer: Trainer) -> MethodHistory | None:
@@ -83,9 +56,15 @@ def with_former_settings(file: UserFile, trainer: Trainer) -> UserFile:
     """Return the file as if it stated its author's defaults, in the units of the newest release."""
     if file.releases is None:
         return file
-    settings = {**file.release_defaults, **file.config.settings}
+    defaults = dict(file.release_defaults)
+    precision = file.config.mixed_precision
+    if BF16 in defaults and precision in HALF_PRECISIONS:
+        # The launcher's precision counts where the trainer has none.
+        del defaults[BF16]
+        defaults[precision] = True
+    settings = {**defaults, **file.config.settings}
     origins = dict(file.origins)
-    for name in file.release_defaults:
+    for name in defaults.keys() - file.config.settings.keys():
         release = file.releases.release_of(name)
         origins[name] = Origin(
             source=Source.FILE_DEFAULT,
@@ -94,12 +73,15 @@ def with_former_settings(file: UserFile, trainer: Trainer) -> UserFile:
             release=f"{release.package} {release.version}",
         )
     assumed = file.config.assumed
+    if settings.get("vllm_mode") == "server":
+        without = former_keys().deciding[ENGINES_GPU]
+        assumed = tuple(sentence for sentence in assumed if sentence != without)
     unit = _former_unit(settings, file.releases, trainer)
     if unit is not None:
         settings[unit.name] = unit.rows
         assumed = (str(unit), *assumed)
     config = replace(file.config, settings=settings, assumed=assumed)
-    return replace(file, config=config, origins=origins)
+    return replace(file, config=config, origins=origins, release_defaults=defaults)
 
 
 @dataclass(frozen=True, kw_only=True)

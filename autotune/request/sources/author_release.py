@@ -47,11 +47,12 @@ class AuthorReleases:
     own: AuthorRelease | None
     transformers: AuthorRelease | None
 
-    def former_defaults(self, method: str) -> dict[str, KnobValue]:
+    def former_defaults(self, method: str, gpus: int) -> dict[str, KnobValue]:
         """Return the defaults of the author's releases that the newest ones do not have."""
         defaults: dict[str, KnobValue] = {}
         if self.own is not None:
-            defaults.update(_history(self.framework).former_defaults(method, self.own.version))
+            release = self.own.version
+            defaults.update(_history(self.framework).former_defaults(method, release, gpus))
         if self.transformers is not None:
             history = _history(TRANSFORMERS)
             newest = _history(self.framework).defaults(method, _history(self.framework).newest)
@@ -162,7 +163,8 @@ def _by_names(
         return None
     version, removed = newest
     if removed:
-        reason = f"{launch} has {_listed(removed)}, which {history.package} has up to {version}"
+        last = ".".join(version.split(".")[:2])
+        reason = f"{launch} has {_listed(removed)}, which {history.package} has up to {last}"
     else:
         other = next(iter(others))
         reason = f"{history.package} {version} is the newest for {other} {others[other]}"

@@ -17,7 +17,7 @@ from autotune.request.values import UserFile
 HISTORY = "trl"
 
 
-def of_releases(releases: AuthorReleases | None) -> dict[str, Any]:
+def of_releases(releases: AuthorReleases | None, gpus: int) -> dict[str, Any]:
     """Return what an inspection takes from the releases: defaults by method, and the precision of
     a model without a dtype.
     """
@@ -26,7 +26,7 @@ def of_releases(releases: AuthorReleases | None) -> dict[str, Any]:
         return {}
     defaults: dict[str, Mapping[str, Any]] = {}
     for method in history.methods:
-        values = releases.former_defaults(method)
+        values = releases.former_defaults(method, gpus)
         if values:
             defaults[method] = values
         of_transformers = {name: values[name] for name in releases.inherited(values)}
@@ -52,6 +52,7 @@ def with_releases(
     file: UserFile,
     releases: AuthorReleases | None,
     inspection: ScriptInspection,
+    gpus: int,
 ) -> UserFile:
     """Return the file, whose settings at a default of the releases are theirs, not the script's."""
     if releases is None:
@@ -59,7 +60,7 @@ def with_releases(
     stated = _stated_names(inspection)
     settings = dict(file.config.settings)
     defaults = {}
-    for name, value in releases.former_defaults(inspection.method).items():
+    for name, value in releases.former_defaults(inspection.method, gpus).items():
         if name in settings and name not in stated and settings[name] == value:
             defaults[name] = settings.pop(name)
     assumed = file.config.assumed

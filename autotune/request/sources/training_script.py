@@ -94,20 +94,20 @@ def read_training_script(
         ranks=choice.ranks,
         model=choice.model,
     )
-    script = look(stand_in=stand_in, **of_releases(releases))
+    script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
     if is_predicted and not script.look.unsloth:
         by_names = author_releases("trl", script.look.method, choice.path, names_of(script.look))
         if by_names != releases:
             releases = by_names
-            script = look(stand_in=stand_in, **of_releases(releases))
+            script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
     model = _model(script.look, choice.model, stand_in)
     by_tokenizer = _model_of_tokenizer(script.look, model)
     if by_tokenizer is not None:
         model = by_tokenizer
-        script = look(stand_in=model, **of_releases(releases))
+        script = look(stand_in=model, **of_releases(releases, hardware.count))
     inspection = script.look
     if inspection.unsloth:
-        return with_releases(_unsloth_file(script, model), releases, inspection)
+        return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
 
     # 2. Settings of its trainer.
     trainer = frameworks.trainer("trl", inspection.method)
@@ -125,7 +125,7 @@ def read_training_script(
         script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
         unstated=_unstated(inspection),
     )
-    return with_releases(file, releases, inspection)
+    return with_releases(file, releases, inspection, hardware.count)
 
 
 def _model_of_text(choice: FileChoice) -> Model | None:
