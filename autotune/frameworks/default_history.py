@@ -97,8 +97,8 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         others: Mapping[str, str],
     ) -> tuple[str, tuple[str, ...]] | None:
         """Return the newest release that has all names, and that installs with the releases of
-        `others`, with the names that the newest of all lacks; None: it is the newest of all, or
-        none has them all.
+        `others`, with the names that the next one lacks; None: it is the newest of all, or none
+        has them all.
         """
         history = self.method(method)
         if history is None:
@@ -108,8 +108,8 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             if self._has(release, spans) and self._installs_with(release, others):
                 if release == self.newest:
                     return None
-                removed = [name for name in spans if is_before(spans[name][1], self.newest)]
-                return release, tuple(sorted(removed))
+                ended = [name for name in spans if minor(spans[name][1]) == minor(release)]
+                return release, tuple(sorted(ended))
         return None
 
     def _has(self, release: str, spans: Mapping[str, tuple[str, str]]) -> bool:

@@ -6,7 +6,7 @@ the installed release, keeps its defaults, and says what differs.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.core.job import Hardware
@@ -20,6 +20,7 @@ from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.values import UserFile
 
 BF16 = "bf16"
+MODE = "vllm_mode"
 HALF_PRECISIONS = (BF16, "fp16")
 
 
@@ -72,16 +73,31 @@ def with_former_settings(file: UserFile, trainer: Trainer) -> UserFile:
             line=release.line,
             release=f"{release.package} {release.version}",
         )
-    assumed = file.config.assumed
-    if settings.get("vllm_mode") == "server":
-        without = former_keys().deciding[ENGINES_GPU]
-        assumed = tuple(sentence for sentence in assumed if sentence != without)
+    assumed = tuple(_with_former_values(file.config.assumed, settings, defaults))
     unit = _former_unit(settings, file.releases, trainer)
     if unit is not None:
         settings[unit.name] = unit.rows
         assumed = (str(unit), *assumed)
     config = replace(file.config, settings=settings, assumed=assumed)
     return replace(file, config=config, origins=origins, release_defaults=defaults)
+
+
+def _with_former_values(
+    sentences: Iterable[str],
+    settings: Mapping[str, KnobValue],
+    defaults: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield the sentences, without those of the newest release's defaults that are not taken."""
+    for sentence in sentences:
+        name, _, rest = sentence.partition("=")
+        if name in defaults and ", TRL's default, where" in rest:
+            continue
+        if sentence == former_keys().deciding[ENGINES_GPU] and settings.get(MODE) == "server":
+            continue
+        if name in defaults and "(the default of" in rest:
+            _, _, reason = rest.partition(" (")
+            sentence = f"{name}={setting_text(defaults[name])} ({reason}"
+        yield sentence
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +165,7 @@ def about_releases(
             by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
     for release, listed in by_release.items():
         yield f"{release.reason}: its defaults are taken, {', '.join(listed)}"
-    if settings.get("vllm_mode") == "server" and "vllm_mode" in file.release_defaults:
+    if settings.get(MODE) == "server" and MODE in file.release_defaults:
         is_said = SERVER_ASSUMED in file.config.assumed
         if not is_said and "server_gpus" not in file.config.settings:
             yield SERVER_ASSUMED
