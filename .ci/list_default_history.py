@@ -15,15 +15,18 @@ import json
 import re
 import sys
 import zipfile
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from email.parser import Parser
 from pathlib import Path
 from typing import Any
 
+import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+FRAMEWORKS = Path(__file__).parents[1] / "autotune" / "frameworks"
+ANY = "any"
 OPAQUE = ...
 """Marker of a default that only the framework can make."""
 
@@ -322,7 +325,9 @@ def _changed(
     """Return the defaults that ever changed, of the settings that the newest release has."""
     changed = {}
     for name, rows in sorted(defaults.items()):
-        if len(rows) > 1 and name in names:
+        _, newest = rows[-1]
+        has_other = any(value is not None and value != newest for _, value in rows)
+        if has_other and name in names:
             changed[name] = rows
     return changed
 
@@ -348,6 +353,140 @@ def transformers_history(folder: Path) -> dict[str, Any]:
                 "names": names.partial(releases),
             }
         },
+    }
+
+
+# Frameworks with settings on a command line or in YAML files, and ms-swift.
+
+
+def _table_history(
+    folder: Path,
+    name: str,
+    values_of: Callable[[Wheel], dict[str, Any]],
+) -> dict[str, Any]:
+    """Return the history of a framework whose every method has the same settings."""
+    releases = wheels(folder, name)
+    deciding = _deciding(name)
+    kind = _launch_kind(name)
+    former = kind.get("former", {})
+    kept = tuple(kind["kept"])
+    defaults: dict[str, list[list[Any]]] = {}
+    names = _Spans()
+    for wheel in releases:
+        values = values_of(wheel)
+        names.add(wheel, [setting for setting in values if not setting.startswith(kept)])
+        present = {former.get(setting, setting): value for setting, value in values.items()}
+        for setting in deciding:
+            _add(defaults, wheel, setting, present.get(setting))
+    return {
+        "package": name,
+        "releases": [str(wheel.version) for wheel in releases],
+        "methods": {
+            ANY: {
+                "defaults": _changed(defaults, deciding),
+                "names": names.partial(releases),
+            }
+        },
+    }
+
+
+def _deciding(name: str) -> set[str]:
+    """Return the settings of autotune's own table that decide memory."""
+    facts = yaml.safe_load((FRAMEWORKS / f"{name}.yaml").read_text())
+    words = [*facts["core"], *facts["canonical"].values(), *facts["adapter"].values()]
+    engine = {key: value for key, value in facts["engine"].items() if key != "kind"}
+    words += [*engine.values(), *facts["step"].values()]
+    table = json.loads((FRAMEWORKS / facts["table"]).read_text())["fields"]
+    return {word for word in words if word in table and table[word].get("follows") is None}
+
+
+def _launch_kind(name: str) -> dict[str, Any]:
+    """Return the framework's row of autotune's table of launches."""
+    kinds = yaml.safe_load((FRAMEWORKS / "launch_commands.yaml").read_text())
+    return next(kind for kind in kinds if kind["framework"] == name)
+
+
+def _options(wheel: Wheel) -> dict[str, Any]:
+    """Return the options of OpenRLHF's parser."""
+    values: dict[str, Any] = {}
+    for _, text in wheel.files(r"(?:.*/)?openrlhf/cli/train_ppo_ray\.py"):
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.Call(
+                    func=ast.Attribute(attr="add_argument"),
+                    args=[ast.Constant(str(option)), *_],
+                    keywords=keywords,
+                ):
+                    given = {keyword.arg: keyword.value for keyword in keywords}
+                    default = default_of(given.get("default"), {})
+                    is_switch = "action" in given and default is None
+                    values[option.removeprefix("--")] = False if is_switch else default
+    return values
+
+
+def _hydra(wheel: Wheel) -> dict[str, Any]:
+    """Return the settings of verl's configuration: the composed file where the wheel has one."""
+    texts = dict(wheel.files(r"verl/trainer/config/(?:_generated_)?ppo_trainer\.yaml"))
+    text = texts.get("verl/trainer/config/_generated_ppo_trainer.yaml")
+    content = yaml.safe_load(text or texts["verl/trainer/config/ppo_trainer.yaml"])
+    return dict(_leaves(content, ""))
+
+
+def _leaves(content: Any, path: str) -> Iterator[tuple[str, Any]]:
+    if isinstance(content, dict) and content:
+        for key, value in content.items():
+            yield from _leaves(value, f"{path}.{key}" if path else str(key))
+    elif isinstance(content, bool | int | float | str | None):
+        yield path, OPAQUE if "${" in str(content) else content
+
+
+def openrlhf_history(folder: Path) -> dict[str, Any]:
+    return _table_history(folder, "openrlhf", _options)
+
+
+def verl_history(folder: Path) -> dict[str, Any]:
+    return _table_history(folder, "verl", _hydra)
+
+
+SWIFT_SOURCES = (
+    r"swift/(?:arguments|llm/argument|llm/utils|trainers|rlhf_trainers|ray_utils)"
+    r"(?:/base_args)?/\w+\.py"
+)
+SWIFT_CLASSES = {"sft": ("TrainArguments", "SftArguments"), "grpo": ("RLHFArguments",)}
+
+
+def swift_history(folder: Path) -> dict[str, Any]:
+    releases = []
+    for wheel in wheels(folder, "ms-swift"):
+        if wheel.version >= Version("3.0"):  # 2.x has other settings, and no GRPO
+            releases.append(wheel)
+    former = _launch_kind("swift")["former"]
+    facts = yaml.safe_load((FRAMEWORKS / "swift.yaml").read_text())
+    methods: dict[str, Any] = {}
+    for method, owners in SWIFT_CLASSES.items():
+        deciding = {*facts["defaults"]["common"], *facts["defaults"][method]}
+        defaults: dict[str, list[list[Any]]] = {}
+        names = _Spans()
+        for wheel in releases:
+            classes = classes_of(wheel, SWIFT_SOURCES)
+            values: dict[str, Any] = {}
+            for owner in owners:
+                values |= all_fields(classes, owner)
+            names.add(wheel, list(values))
+            present: dict[str, Any] = {}
+            for setting, value in values.items():
+                present.setdefault(former.get(setting, setting), value)
+            present |= {name: value for name, value in values.items() if name in deciding}
+            for name in deciding:
+                _add(defaults, wheel, name, present.get(name))
+        methods[method] = {
+            "defaults": _changed(defaults, deciding),
+            "names": names.partial(releases),
+        }
+    return {
+        "package": "ms-swift",
+        "releases": [str(wheel.version) for wheel in releases],
+        "methods": methods,
     }
 
 
@@ -394,7 +533,13 @@ def _least(releases: list[Wheel], package: str) -> list[list[str]]:
     return rows
 
 
-HISTORIES = {"trl": trl_history, "transformers": transformers_history}
+HISTORIES = {
+    "trl": trl_history,
+    "transformers": transformers_history,
+    "swift": swift_history,
+    "openrlhf": openrlhf_history,
+    "verl": verl_history,
+}
 
 
 def as_text(history: Mapping[str, Any]) -> str:

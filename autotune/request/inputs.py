@@ -100,7 +100,7 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         file = replace(file, config=config)
 
     # 5. What it leaves to its framework has the default of its author's release.
-    if file is not None and choice is not None and file.releases is None:
+    if file is not None and choice is not None and _has_no_release(file):
         launch = (trainer.name, trainer.method, choice.path, file.names)
         releases = reader.once(author_releases, *launch)
         file = with_author_releases(file, trainer, releases, hardware)
@@ -117,6 +117,14 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         if sets_allocator(file)
         else _exported(flags.settings, space, trainer, hardware),
     )
+
+
+def _has_no_release(file: UserFile) -> bool:
+    """Return True for a file whose author's release is not known yet; a copy of the framework has
+    its defaults beside the launch.
+    """
+    is_in_copy = file.launch is not None and file.launch.in_copy
+    return file.releases is None and not is_in_copy
 
 
 def _with_method_of_file(

@@ -40,7 +40,7 @@ def with_author_releases(
     stated = file.config.settings
     fields = trainer.fields()
     for name, value in releases.former_defaults(trainer.method, hardware.count).items():
-        if name in fields and name not in stated:
+        if name in fields and name not in stated and value != fields[name].default:
             defaults[name] = value
     return replace(file, releases=releases, release_defaults=defaults)
 
