@@ -173,6 +173,62 @@ def test_a_run_keeps_what_is_installed_and_says_the_difference() -> None:
     assert not any("trl==0.16.1" in sentence for sentence in request.assumed)
 
 
+# Launch scripts of other frameworks.
+
+VERL = """
+python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {model} data.train_batch_size=64 \\
+  actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
+  actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
+  actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \\
+  actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+"""
+OPENRLHF = """
+python3 -m openrlhf.cli.train_ppo_ray {model} --advantage_estimator group_norm \\
+  --n_samples_per_prompt 8 --train_batch_size 64 --rollout_batch_size 8 --colocate_all_models \\
+  --vllm_num_engines 8 --prompt_max_len 512 --init_kl_coef 0
+"""
+
+
+def launched(text: str, model: str) -> tuple[dict[str, object], str]:
+    Path("train.sh").write_text(text.format(model=f"{model}Qwen/Qwen2.5-0.5B-Instruct"))
+    request = parse_request(Flags(mode="predict", from_command="train.sh", gpus="8xH100"))
+    return dict(candidate_of_job(request).settings), request.assumed[0]
+
+
+def test_verl_0_4_pads_rows_and_generates_eagerly() -> None:
+    """`ppo_trainer.yaml` of verl 0.4: use_remove_padding False, enforce_eager True."""
+    names = (
+        "actor_rollout_ref.model.use_remove_padding",
+        "actor_rollout_ref.rollout.enforce_eager",
+    )
+    model = "actor_rollout_ref.model.path="
+    settings, _ = launched(VERL, model)
+    assert [settings[name] for name in names] == [True, False]
+
+    Path("requirements.txt").write_text("verl==0.4.1\n")
+    settings, first = launched(VERL, model)
+    assert [settings[name] for name in names] == [False, True]
+    assert first.startswith("requirements.txt, line 1, asks for verl==0.4.1")
+
+    # A copy's own configuration has its defaults, whatever the project installs besides.
+    folder = Path("verl/trainer/config")
+    folder.mkdir(parents=True)
+    Path(folder, "ppo_trainer.yaml").write_text(
+        "actor_rollout_ref:\n  model:\n    use_remove_padding: true\n"
+    )
+    settings, _ = launched(VERL, model)
+    assert settings[names[0]] is True
+
+
+def test_openrlhf_0_5_has_its_own_lengths_and_share() -> None:
+    """`train_ppo_ray.py` of OpenRLHF 0.5: --generate_max_len 1024, vLLM's share 0.9."""
+    Path("requirements.txt").write_text("openrlhf==0.5.9\n")
+    settings, first = launched(OPENRLHF, "--pretrain ")
+    assert settings["rollout.max_new_tokens"] == 1024
+    assert settings["vllm.gpu_memory_utilization"] == 0.9
+    assert "rollout.max_new_tokens=1024" in first
+
+
 # Training scripts, which are run up to their trainer.
 
 SCRIPT = """
