@@ -279,7 +279,7 @@ def trl_history(folder: Path) -> dict[str, Any]:
     return {
         "package": "trl",
         "releases": [str(wheel.version) for wheel in releases],
-        "beside": {"transformers": list(map(list, TRANSFORMERS_BESIDE.items()))},
+        "contemporaries": {"transformers": list(map(list, TRANSFORMERS_BESIDE.items()))},
         "least": {"transformers": _least(releases, "transformers")},
         "methods": methods,
     }

@@ -17,7 +17,7 @@ import msgspec
 from autotune.core.space import KnobValue
 
 ANY_METHOD = "any"
-FOLDER = Path(__file__).with_name("default_histories")
+HISTORIES = Path(__file__).with_name("default_histories")
 
 Value = TypeVar("Value")
 Minor = tuple[int, int]
@@ -43,7 +43,7 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     package: str
     releases: tuple[str, ...]
     # Other package -> its release at the time, from a release of this one on
-    beside: dict[str, tuple[tuple[str, str], ...]] = {}
+    contemporaries: dict[str, tuple[tuple[str, str], ...]] = {}
     # Other package -> its least release, from a release of this one on
     least: dict[str, tuple[tuple[str, str], ...]] = {}
     methods: dict[str, MethodHistory]
@@ -87,17 +87,17 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
     def of_other(self, package: str, release: str) -> str | None:
         """Return the release of another package at the time of this one; None: not listed."""
-        rows = self.beside.get(package)
+        rows = self.contemporaries.get(package)
         return None if rows is None else _row_at(rows, release)
 
     def newest_with(
         self,
         method: str,
         names: Collection[str],
-        others: Mapping[str, str],
+        companions: Mapping[str, str],
     ) -> tuple[str, tuple[str, ...]] | None:
         """Return the newest release that has all names, and that installs with the releases of
-        `others`, with the names that the next one lacks; None: it is the newest of all, or none
+        `companions`, with the names that the next one lacks; None: it is the newest of all, or none
         has them all.
         """
         history = self.method(method)
@@ -105,7 +105,7 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return None
         spans = {name: history.names[name] for name in names if name in history.names}
         for release in reversed(self.releases):
-            if self._has(release, spans) and self._installs_with(release, others):
+            if self._has(release, spans) and self._installs_with(release, companions):
                 if release == self.newest:
                     return None
                 ended = [name for name in spans if minor(spans[name][1]) == minor(release)]
@@ -118,23 +118,23 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 return False
         return True
 
-    def _installs_with(self, release: str, others: Mapping[str, str]) -> bool:
+    def _installs_with(self, release: str, companions: Mapping[str, str]) -> bool:
         for package, rows in self.least.items():
-            if package in others and is_before(others[package], _row_at(rows, release)):
+            if package in companions and is_before(companions[package], _row_at(rows, release)):
                 return False
         return True
 
 
 def minor(release: str) -> Minor:
     """Return the first two numbers of a release."""
-    first, _, rest = release.partition(".")
-    second, _, _ = rest.partition(".")
+    first, _, remainder = release.partition(".")
+    second, _, _ = remainder.partition(".")
     return int(first), int(second or 0)
 
 
-def is_before(release: str, other: str) -> bool:
+def is_before(release: str, limit: str) -> bool:
     """Return True for a release of an earlier minor version."""
-    return minor(release) < minor(other)
+    return minor(release) < minor(limit)
 
 
 def _row_at(rows: tuple[tuple[str, Value], ...], release: str) -> Value:
@@ -149,7 +149,7 @@ def _row_at(rows: tuple[tuple[str, Value], ...], release: str) -> Value:
 @cache
 def default_history(name: str) -> DefaultHistory | None:
     """Return the releases of a framework or package; None: its defaults are not listed."""
-    file = FOLDER / f"{name}.json"
+    file = HISTORIES / f"{name}.json"
     if not file.is_file():
         return None
     return msgspec.json.decode(file.read_bytes(), type=DefaultHistory)

@@ -20,8 +20,8 @@ from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.values import UserFile
 
 BF16 = "bf16"
-MODE = "vllm_mode"
-HALF_PRECISIONS = (BF16, "fp16")
+ENGINE_MODE = "vllm_mode"
+LAUNCHED_PRECISIONS = (BF16, "fp16")
 
 
 def with_author_releases(
@@ -39,27 +39,38 @@ def with_author_releases(
     defaults = {}
     stated = file.config.settings
     fields = trainer.fields()
-    for name, value in releases.former_defaults(trainer.method, hardware.count).items():
-        if name in fields and name not in stated and value != fields[name].default:
+    former_defaults = releases.former_defaults(trainer.method, hardware.count)
+    for name, value in former_defaults.items():
+        is_unstated = name in fields and name not in stated
+        if is_unstated and value != fields[name].default:
             defaults[name] = value
-    return replace(file, releases=releases, release_defaults=defaults)
+    return replace(
+        file,
+        releases=releases,
+        release_defaults=defaults,
+    )
 
 
 def _method_history(trainer: Trainer) -> MethodHistory | None:
     history = default_history(trainer.name)
-    return None if history is None else history.method(trainer.method)
+    if history is None:
+        return None
+    return history.method(trainer.method)
 
 
 # Settings.
 
 
-def with_former_settings(file: UserFile, trainer: Trainer) -> UserFile:
+def with_former_settings(
+    file: UserFile,
+    trainer: Trainer,
+) -> UserFile:
     """Return the file as if it stated its author's defaults, in the units of the newest release."""
     if file.releases is None:
         return file
     defaults = dict(file.release_defaults)
     precision = file.config.mixed_precision
-    if BF16 in defaults and precision in HALF_PRECISIONS:
+    if BF16 in defaults and precision in LAUNCHED_PRECISIONS:
         # The launcher's precision counts where the trainer has none.
         del defaults[BF16]
         defaults[precision] = True
@@ -78,8 +89,17 @@ def with_former_settings(file: UserFile, trainer: Trainer) -> UserFile:
     if unit is not None:
         settings[unit.name] = unit.rows
         assumed = (str(unit), *assumed)
-    config = replace(file.config, settings=settings, assumed=assumed)
-    return replace(file, config=config, origins=origins, release_defaults=defaults)
+    config = replace(
+        file.config,
+        settings=settings,
+        assumed=assumed,
+    )
+    return replace(
+        file,
+        config=config,
+        origins=origins,
+        release_defaults=defaults,
+    )
 
 
 def _with_former_values(
@@ -89,13 +109,16 @@ def _with_former_values(
 ) -> Iterator[str]:
     """Yield the sentences, without those of the newest release's defaults that are not taken."""
     for sentence in sentences:
-        name, _, rest = sentence.partition("=")
-        if name in defaults and ", TRL's default, where" in rest:
+        name, _, remainder = sentence.partition("=")
+        if name in defaults and ", TRL's default, where" in remainder:
             continue
-        if sentence == former_keys().deciding[ENGINES_GPU] and settings.get(MODE) == "server":
+        if (
+            sentence == former_keys().deciding[ENGINES_GPU]
+            and settings.get(ENGINE_MODE) == "server"
+        ):
             continue
-        if name in defaults and "(the default of" in rest:
-            _, _, reason = rest.partition(" (")
+        if name in defaults and "(the default of" in remainder:
+            _, _, reason = remainder.partition(" (")
             sentence = f"{name}={setting_text(defaults[name])} ({reason}"
         yield sentence
 
@@ -127,7 +150,7 @@ def _former_unit(
     trainer: Trainer,
 ) -> _FormerUnit | None:
     history = _method_history(trainer)
-    release = releases.own
+    release = releases.of_framework
     if history is None or release is None:
         return None
     for name, (multiplier, last_release) in history.units.items():
@@ -165,7 +188,7 @@ def about_releases(
             by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
     for release, listed in by_release.items():
         yield f"{release.reason}: its defaults are taken, {', '.join(listed)}"
-    if settings.get(MODE) == "server" and MODE in file.release_defaults:
+    if settings.get(ENGINE_MODE) == "server" and ENGINE_MODE in file.release_defaults:
         is_said = SERVER_ASSUMED in file.config.assumed
         if not is_said and "server_gpus" not in file.config.settings:
             yield SERVER_ASSUMED

@@ -44,19 +44,25 @@ class AuthorReleases:
     """Releases of a launch; None: the newest one, which is modelled."""
 
     framework: str  # name of its history
-    own: AuthorRelease | None
+    of_framework: AuthorRelease | None
     transformers: AuthorRelease | None
 
-    def former_defaults(self, method: str, gpus: int) -> dict[str, KnobValue]:
+    def former_defaults(
+        self,
+        method: str,
+        gpus: int,
+    ) -> dict[str, KnobValue]:
         """Return the defaults of the author's releases that the newest ones do not have."""
         defaults: dict[str, KnobValue] = {}
-        if self.own is not None:
-            release = self.own.version
+        if self.of_framework is not None:
+            release = self.of_framework.version
             defaults.update(_history(self.framework).former_defaults(method, release, gpus))
         if self.transformers is not None:
             history = _history(TRANSFORMERS)
-            newest = _history(self.framework).defaults(method, _history(self.framework).newest)
-            for name, value in history.defaults(method, self.transformers.version).items():
+            of_framework = _history(self.framework)
+            newest = of_framework.defaults(method, of_framework.newest)
+            former = history.defaults(method, self.transformers.version)
+            for name, value in former.items():
                 defaults.pop(name, None)
                 if name in newest and value != newest[name]:
                     defaults[name] = value
@@ -72,8 +78,8 @@ class AuthorReleases:
         """Return the release that has the default of a setting."""
         if self.transformers is not None and self.inherited([name]):
             return self.transformers
-        assert self.own is not None
-        return self.own
+        assert self.of_framework is not None
+        return self.of_framework
 
     @property
     def loads_float32(self) -> bool:
@@ -86,17 +92,19 @@ class AuthorReleases:
         """Return the release of transformers, also that of the framework's time; None: newest."""
         if self.transformers is not None:
             return self.transformers.version
-        if self.own is None:
+        if self.of_framework is None:
             return None
-        return _history(self.framework).of_other(TRANSFORMERS, self.own.version)
+        return _history(self.framework).of_other(TRANSFORMERS, self.of_framework.version)
 
     @property
     def reason_of_transformers(self) -> str:
         """Return the beginning of a sentence about transformers."""
         if self.transformers is not None:
             return self.transformers.reason
-        assert self.own is not None
-        return f"{self.own.reason}, of the time of {TRANSFORMERS} {self.transformers_release}"
+        assert self.of_framework is not None
+        return (
+            f"{self.of_framework.reason}, of the time of {TRANSFORMERS} {self.transformers_release}"
+        )
 
 
 def author_releases(
@@ -119,15 +127,15 @@ def author_releases(
         transformers = _by_names(_history(TRANSFORMERS), method, launch, names, {})
 
     # 2. The framework, which has to install with it.
-    own = _stated(history, launch)
-    if own is None:
-        others = {}
+    of_framework = _stated(history, launch)
+    if of_framework is None:
+        companions = {}
         if transformers is not None:
-            others[TRANSFORMERS] = transformers.version
-        own = _by_names(history, method, launch, names, others)
+            companions[TRANSFORMERS] = transformers.version
+        of_framework = _by_names(history, method, launch, names, companions)
     return AuthorReleases(
         framework=framework,
-        own=_unless_newest(own, history),
+        of_framework=_unless_newest(of_framework, history),
         transformers=_unless_newest(transformers, _history(TRANSFORMERS)),
     )
 
@@ -145,7 +153,7 @@ def _stated(history: DefaultHistory, launch: str) -> AuthorRelease | None:
     return AuthorRelease(
         package=history.package,
         version=pin.version,
-        reason=f"{pin.place}, line {pin.line}, asks for {pin.wanted}",
+        reason=f"{pin.place}, line {pin.line}, asks for {pin.requirement}",
         place=pin.place,
         line=pin.line,
     )
@@ -156,9 +164,9 @@ def _by_names(
     method: str,
     launch: str,
     names: Collection[str],
-    others: Mapping[str, str],
+    companions: Mapping[str, str],
 ) -> AuthorRelease | None:
-    newest = history.newest_with(method, names, others)
+    newest = history.newest_with(method, names, companions)
     if newest is None:
         return None
     version, removed = newest
@@ -166,8 +174,10 @@ def _by_names(
         last = ".".join(version.split(".")[:2])
         reason = f"{launch} has {_listed(removed)}, which {history.package} has up to {last}"
     else:
-        other = next(iter(others))
-        reason = f"{history.package} {version} is the newest for {other} {others[other]}"
+        companion = next(iter(companions))
+        reason = (
+            f"{history.package} {version} is the newest for {companion} {companions[companion]}"
+        )
     return AuthorRelease(
         package=history.package,
         version=version,

@@ -18,11 +18,11 @@ from autotune.core.errors import AutotuneError
 from autotune.core.files import read_text
 from autotune.core.units import KIB
 
-FOLDERS_ABOVE = 6
-MOST_BYTES = 512 * KIB
+PROJECT_DEPTH = 6
+MOST_REQUIREMENT_BYTES = 512 * KIB
 LOCK_BYTES = 8 * 1024 * KIB
 
-FILES = (
+PINNING_FILES = (
     "*requirements*.txt",
     "requirements/*.txt",
     "setup.py",
@@ -43,8 +43,8 @@ FILES = (
 )
 """Files of a folder in which a release is looked for, in this order."""
 
-OPERATOR = r"(?:===|==|~=|!=|<=|>=|<|>)"
-VERSION = r"v?\d[\w.*+!-]*"
+COMPARISON = r"(?:===|==|~=|!=|<=|>=|<|>)"
+RELEASE_NUMBER = r"v?\d[\w.*+!-]*"
 STATES_RELEASE = ("===", "==", "~=", "<=", "<")
 
 
@@ -53,7 +53,7 @@ class PinnedRelease:
     """Release that a file of the project asks for."""
 
     version: str  # newest of the listed releases that it allows
-    wanted: str  # as written: `trl==0.14.0`
+    requirement: str  # as written: `trl==0.14.0`
     place: str
     line: int
 
@@ -68,12 +68,12 @@ def pinned_release(
     `listed`: known releases, the newest of each minor version.
     """
     for file in _files(launch):
-        for line, wanted, specifiers in _wanted(file, package):
+        for line, requirement, specifiers in _requirements(file, package):
             version = _newest_allowed(specifiers, listed)
             if version is not None:
                 return PinnedRelease(
                     version=version,
-                    wanted=wanted,
+                    requirement=requirement,
                     place=os.path.relpath(file),
                     line=line,
                 )
@@ -86,7 +86,7 @@ def _files(launch: Path) -> Iterator[Path]:
     if launch.is_file():
         yield launch
     for folder in _folders(launch):
-        for pattern in FILES:
+        for pattern in PINNING_FILES:
             yield from sorted(folder.glob(pattern))
 
 
@@ -95,14 +95,14 @@ def _folders(launch: Path) -> list[Path]:
     repository. Above a launch outside of both is nothing of its project.
     """
     folders = []
-    for folder in (launch.parent, *launch.parent.parents[:FOLDERS_ABOVE]):
+    for folder in (launch.parent, *launch.parent.parents[:PROJECT_DEPTH]):
         folders.append(folder)
         if folder == Path.cwd() or (folder / ".git").exists():
             return folders
     return folders[:1]
 
 
-def _wanted(file: Path, package: str) -> Iterator[tuple[int, str, str]]:
+def _requirements(file: Path, package: str) -> Iterator[tuple[int, str, str]]:
     """Yield line, text and specifiers of each requirement of the package in a file."""
     text = _text_of(file)
     if package.lower() not in text.lower().replace("_", "-"):
@@ -117,8 +117,8 @@ def _wanted(file: Path, package: str) -> Iterator[tuple[int, str, str]]:
             if is_comment and not name.endswith((".py", ".sh")):
                 continue
             line = text.count("\n", 0, match.start("version")) + 1
-            wanted = match[0].strip().splitlines()[-1].strip(" -\"'")
-            yield line, wanted, pattern.operator + match["version"]
+            requirement = match[0].strip().splitlines()[-1].strip(" -\"'")
+            yield line, requirement, pattern.operator + match["version"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,7 +135,9 @@ def _patterns(package: str) -> tuple[_Pattern, ...]:
     name = re.escape(package).replace(r"\-", "[-_.]")
     flags = re.IGNORECASE | re.MULTILINE
     extras = r"\s*(?:\[[^\]\n]*\])?"
-    bounds = rf"(?P<version>{OPERATOR}\s*{VERSION}(?:\s*,\s*{OPERATOR}\s*{VERSION})*)"
+    bounds = (
+        rf"(?P<version>{COMPARISON}\s*{RELEASE_NUMBER}(?:\s*,\s*{COMPARISON}\s*{RELEASE_NUMBER})*)"
+    )
     return (
         # Of pip and of a package: `trl[vllm]>=0.14,<0.16`.
         _Pattern(text=re.compile(rf"(?<![\w./@-]){name}{extras}\s*\(?{bounds}", flags)),
@@ -216,7 +218,7 @@ def _as_pip(text: str) -> str:
 
 
 def _text_of(file: Path) -> str:
-    largest = LOCK_BYTES if file.suffix == ".lock" else MOST_BYTES
+    largest = LOCK_BYTES if file.suffix == ".lock" else MOST_REQUIREMENT_BYTES
     try:
         return read_text(file, largest_bytes=largest, way_out="")
     except AutotuneError:

@@ -17,7 +17,10 @@ from autotune.request.values import UserFile
 HISTORY = "trl"
 
 
-def of_releases(releases: AuthorReleases | None, gpus: int) -> dict[str, Any]:
+def of_releases(
+    releases: AuthorReleases | None,
+    gpus: int,
+) -> dict[str, Any]:
     """Return what an inspection takes from the releases: defaults by method, and the precision of
     a model without a dtype.
     """
@@ -29,10 +32,13 @@ def of_releases(releases: AuthorReleases | None, gpus: int) -> dict[str, Any]:
         values = releases.former_defaults(method, gpus)
         if values:
             defaults[method] = values
-        of_transformers = {name: values[name] for name in releases.inherited(values)}
-        if of_transformers:
-            defaults[TRANSFORMERS] = of_transformers
-    return {"defaults": defaults, "loads_float32": releases.loads_float32}
+        inherited = {name: values[name] for name in releases.inherited(values)}
+        if inherited:
+            defaults[TRANSFORMERS] = inherited
+    return {
+        "defaults": defaults,
+        "loads_float32": releases.loads_float32,
+    }
 
 
 def names_of(inspection: ScriptInspection) -> frozenset[str]:
@@ -70,8 +76,17 @@ def with_releases(
             f" in its checkpoint's {dtype}"
         )
         assumed = (sentence, *assumed)
-    config = replace(file.config, settings=settings, assumed=assumed)
-    return replace(file, config=config, releases=releases, release_defaults=defaults)
+    config = replace(
+        file.config,
+        settings=settings,
+        assumed=assumed,
+    )
+    return replace(
+        file,
+        config=config,
+        releases=releases,
+        release_defaults=defaults,
+    )
 
 
 def _stated_names(inspection: ScriptInspection) -> set[str]:
@@ -79,7 +94,10 @@ def _stated_names(inspection: ScriptInspection) -> set[str]:
     former = former_keys()
     stated = {*inspection.changed, *inspection.expanded, *inspection.former}
     stated.update(_keywords(inspection.config_place))
-    return stated | {former.renamed[name] for name in stated if name in former.renamed}
+    present_names = set()
+    for name in stated:
+        present_names.add(former.renamed.get(name, name))
+    return stated | present_names
 
 
 def _keywords(place: CallSite | None) -> Iterator[str]:
@@ -100,6 +118,10 @@ def _keywords(place: CallSite | None) -> Iterator[str]:
 def _is_at(call: ast.Call, place: CallSite) -> bool:
     if place.span is None:
         return call.lineno == place.line
-    first, last, start, end = place.span
-    position = (call.lineno, call.end_lineno, call.col_offset, call.end_col_offset)
-    return position == (first, last, start, end)
+    position = (
+        call.lineno,
+        call.end_lineno,
+        call.col_offset,
+        call.end_col_offset,
+    )
+    return position == place.span

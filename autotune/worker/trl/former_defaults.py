@@ -15,7 +15,7 @@ from typing import Any
 from ..protocol import Settings
 from .methods import RUNS_BY_METHOD
 
-OF_TRANSFORMERS = "transformers"
+INHERITED_DEFAULTS = "transformers"
 
 
 def take(defaults_by_method: Mapping[str, Settings]) -> None:
@@ -25,7 +25,7 @@ def take(defaults_by_method: Mapping[str, Settings]) -> None:
     from transformers import TrainingArguments
 
     for method, defaults in defaults_by_method.items():
-        if method == OF_TRANSFORMERS:
+        if method == INHERITED_DEFAULTS:
             _take(TrainingArguments, defaults)
             continue
         with suppress(AttributeError, ImportError):  # a release without the method
