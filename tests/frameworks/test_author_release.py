@@ -30,6 +30,10 @@ use_vllm: true
         ("requirements.txt", "trl>=0.12.0\n", None),
         ("requirements.txt", "trl>=0.12,<0.15.2\n", "0.15.1"),
         ("requirements.txt", "trl~=0.14.0\n", "0.14.0"),
+        ("requirements.txt", "trl==v0.14\n", "0.14.0"),
+        ("requirements.txt", "trl==0.13.*\n", "0.13.0"),
+        ("requirements.txt", "trl<0.8\n", "0.12.2"),  # before all that are listed
+        ("requirements.txt", "trl===0.13-of-mine\n", None),
         ("requirements.txt", "# trl==0.12.2\n", None),
         ("requirements.txt", "my-trl==0.12.2\n", None),
         ("requirements.txt", "git+https://github.com/huggingface/trl.git@v0.13.0\n", "0.13.0"),

@@ -124,7 +124,13 @@ def author_releases(
     # 1. transformers, by the project or by its names.
     transformers = _stated(_history(TRANSFORMERS), launch)
     if transformers is None:
-        transformers = _by_names(_history(TRANSFORMERS), method, launch, names, {})
+        transformers = _by_names(
+            _history(TRANSFORMERS),
+            method,
+            launch,
+            names,
+            {},
+        )
 
     # 2. The framework, which has to install with it.
     of_framework = _stated(history, launch)
@@ -132,11 +138,17 @@ def author_releases(
         companions = {}
         if transformers is not None:
             companions[TRANSFORMERS] = transformers.version
-        of_framework = _by_names(history, method, launch, names, companions)
+        of_framework = _by_names(
+            history,
+            method,
+            launch,
+            names,
+            companions,
+        )
     return AuthorReleases(
         framework=framework,
         of_framework=_unless_newest(of_framework, history),
-        transformers=_unless_newest(transformers, _history(TRANSFORMERS)),
+        transformers=transformers,
     )
 
 
@@ -146,8 +158,15 @@ def _history(package: str) -> DefaultHistory:
     return history
 
 
-def _stated(history: DefaultHistory, launch: str) -> AuthorRelease | None:
-    pin = pinned_release(Path(launch), history.package, history.releases)
+def _stated(
+    history: DefaultHistory,
+    launch: str,
+) -> AuthorRelease | None:
+    pin = pinned_release(
+        Path(launch),
+        history.package,
+        history.releases,
+    )
     if pin is None:
         return None
     return AuthorRelease(

@@ -102,7 +102,10 @@ def _folders(launch: Path) -> list[Path]:
     return folders[:1]
 
 
-def _requirements(file: Path, package: str) -> Iterator[tuple[int, str, str]]:
+def _requirements(
+    file: Path,
+    package: str,
+) -> Iterator[tuple[int, str, str]]:
     """Yield line, text and specifiers of each requirement of the package in a file."""
     text = _text_of(file)
     if package.lower() not in text.lower().replace("_", "-"):
@@ -176,28 +179,38 @@ def _patterns(package: str) -> tuple[_Pattern, ...]:
     )
 
 
-def _newest_allowed(text: str, listed: Sequence[str]) -> str | None:
-    """Return the newest release that the specifiers allow; None: no bound, or none of them."""
+def _newest_allowed(
+    text: str,
+    listed: Sequence[str],
+) -> str | None:
+    """Return the newest release that the specifiers allow, the oldest listed one if they allow none
+    of them; None: they have no upper bound.
+    """
     from packaging.specifiers import InvalidSpecifier, SpecifierSet
-    from packaging.version import Version
+    from packaging.version import InvalidVersion, Version
 
     try:
         specifiers = SpecifierSet(_as_pip(text))
-    except InvalidSpecifier:
+    except (InvalidSpecifier, InvalidVersion):
         return None
     operators = {specifier.operator for specifier in specifiers}
     if operators.isdisjoint(STATES_RELEASE):
         return None
     for specifier in specifiers:
-        if specifier.operator in ("==", "===") and not specifier.version.endswith(".*"):
-            return specifier.version
+        is_exact = specifier.operator in ("==", "===")
+        if is_exact and not specifier.version.endswith(".*"):
+            try:
+                version = Version(specifier.version)
+            except InvalidVersion:
+                return None
+            return f"{version.major}.{version.minor}.{version.micro}"
     for newest in reversed(listed):
         version = Version(newest)
         for patch in range(version.micro, -1, -1):
             release = f"{version.major}.{version.minor}.{patch}"
             if specifiers.contains(release):
                 return release
-    return None
+    return listed[0]
 
 
 CARET_OR_TILDE = re.compile(r"^\s*([\^~])(?!=)\s*(\d+)(?:\.(\d+))?(?:\.(\d+))?")
