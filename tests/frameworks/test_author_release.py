@@ -143,6 +143,17 @@ def test_names_say_the_release_where_no_file_does() -> None:
     assert settings["vllm_mode"] == "colocate"
 
 
+def test_names_of_transformers_say_its_release() -> None:
+    """`overwrite_output_dir` left transformers after 4.57, which TRL 1.16 installs with still."""
+    text = f"{GRPO}\noverwrite_output_dir: true\n"
+    settings = candidate_of_job(predicted(text)).settings
+    assert (settings["optim"], settings["bf16"]) == ("adamw_torch_fused", True)
+
+    # In the time of TRL 0.17, transformers had another default.
+    settings = candidate_of_job(predicted(f"{text}\nvllm_device: auto\n")).settings
+    assert (settings["optim"], settings["bf16"]) == ("adamw_torch", False)
+
+
 def test_the_batch_of_trl_0_14_counts_prompts() -> None:
     """Each of two prompts has eight completions in one micro-batch, and on one GPU vLLM shares."""
     Path("requirements.txt").write_text("trl==0.14.0\n")

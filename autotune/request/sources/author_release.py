@@ -37,6 +37,7 @@ class AuthorRelease:
     reason: str  # beginning of a sentence: `requirements.txt, line 3 asks for trl==0.14.0`
     place: str  # file; a launch whose names decide it
     line: int | None = None
+    is_stated: bool = False  # by the project; else its names decide it
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -145,6 +146,12 @@ def author_releases(
             names,
             companions,
         )
+
+    # 3. Names alone leave room for a transformers that came later than the framework's release.
+    if transformers is not None and of_framework is not None and not transformers.is_stated:
+        at_its_time = history.of_other(TRANSFORMERS, of_framework.version)
+        if at_its_time is not None and is_before(at_its_time, transformers.version):
+            transformers = None
     return AuthorReleases(
         framework=framework,
         of_framework=_unless_newest(of_framework, history),
@@ -175,6 +182,7 @@ def _stated(
         reason=f"{pin.place}, line {pin.line}, asks for {pin.requirement}",
         place=pin.place,
         line=pin.line,
+        is_stated=True,
     )
 
 
