@@ -225,6 +225,12 @@ def test_verl_0_4_pads_rows_and_generates_eagerly() -> None:
     assert [settings[name] for name in names] == [False, True]
     assert first.startswith("requirements.txt, line 1, asks for verl==0.4.1")
 
+    # Its names say the release as well: verl 0.8 moved the critic's sharding.
+    Path("requirements.txt").unlink()
+    former = VERL.replace("{model}", "critic.model.fsdp_config.param_offload=true {model}")
+    _, first = launched(former, model)
+    assert "has critic.model.fsdp_config.param_offload, which verl has up to 0.7" in first
+
     # A copy's own configuration has its defaults, whatever the project installs besides.
     folder = Path("verl/trainer/config")
     folder.mkdir(parents=True)

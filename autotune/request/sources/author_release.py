@@ -218,7 +218,8 @@ def _listed(names: Sequence[str]) -> str:
     texts = []
     for name in names[:MOST_NAMES]:
         owner, _, argument = name.rpartition(".")
-        texts.append(f"{argument} of {owner}" if owner else name)
+        is_argument = owner.endswith("Trainer")
+        texts.append(f"{argument} of {owner}" if is_argument else name)
     return ", ".join(texts)
 
 
