@@ -31,9 +31,10 @@ from autotune.frameworks.trl.script_refusals import (
     check_of_machine,
     refusal,
 )
+from autotune.frameworks.trl.script_words import training_words
 from autotune.machine import hardware_detection
 
-MOST_CHECKS = 4  # statements of a script that are passed over: each takes a run of it
+MOST_CHECKS = 8  # statements of a script that are passed over: each takes a run of it
 
 ROWS_MISSING = re.compile(
     r"(?:data|file|rows|jsonl?|dataset)\b.*(?:not found|missing|does not exist|no such)"
@@ -123,7 +124,8 @@ def _answer_of_several(
     # 1. As it is; then with placeholders for values that were not given.
     answer, log = ask(request)
     has_model = request["model"] is not None or request["stand_in"] is not None
-    if _needs_an_argument(answer, has_model) or _ended_without_rows(answer, log):
+    lacks_value = _needs_an_argument(answer, has_model) or _lacks_variable(answer)
+    if lacks_value or _ended_without_rows(answer, log):
         request["fills"] = True
         answer, log = ask(request)
 
@@ -145,7 +147,18 @@ def _answer_of_several(
     if answer.get("error", {}).get("kind") == "no_trainer":
         answer, log = with_all_rows
 
-    # 3. As one process, as Python starts it: its batch does not divide by more.
+    # 3. With a word without which the script only shows what it would do.
+    words: tuple[str, ...] = ()
+    if not request["arguments"] and _trains_nothing(answer):
+        words = training_words(Path(request["script"]))
+    for word in words:
+        word_answer, word_log = ask({**request, "arguments": [word]})
+        if "error" not in word_answer:
+            answer, log = word_answer, word_log
+            answer["absent"].setdefault("choice", []).append(word)
+            break
+
+    # 4. As one process, as Python starts it: its batch does not divide by more.
     if not is_launched and _needs_one_process(answer) and request["ranks"] != 1:
         one_answer, one_log = ask({**request, "ranks": 1})
         if "error" not in one_answer:
@@ -217,6 +230,16 @@ def _ended_without_rows(answer: Mapping[str, Any], log: str) -> bool:
     is_ended = answer.get("error", {}).get("kind") in ("no_trainer", "ended")
     has_looked = "file looked for" in answer.get("absent", {})
     return is_ended and (has_looked or ROWS_MISSING.search(log) is not None)
+
+
+def _lacks_variable(answer: Mapping[str, Any]) -> bool:
+    """Return True if the script stopped, and asked for a variable that is not set."""
+    is_stopped = answer.get("error", {}).get("kind") in ("crashed", "ended")
+    return is_stopped and "unset variable" in answer.get("absent", {})
+
+
+def _trains_nothing(answer: Mapping[str, Any]) -> bool:
+    return answer.get("error", {}).get("kind") in ("ended", "no_trainer")
 
 
 def _config_of(

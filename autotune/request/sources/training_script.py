@@ -41,6 +41,7 @@ from autotune.frameworks.trl.user_launch_files import (
     sharding_by_name,
 )
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.beside_training import beside_training, without_arguments
 from autotune.request.sources.project_model import model_of_project
 from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.sources.unsloth_script import unsloth_settings
@@ -93,8 +94,11 @@ def read_training_script(
     model = _model(script.look, choice.model, stand_in)
     by_tokenizer = _model_of_tokenizer(script.look, model)
     if by_tokenizer is not None:
-        model = by_tokenizer
+        model = stand_in = by_tokenizer
         script = look(stand_in=model)
+    visible_gpus = _visible_gpus(script.look, hardware)
+    if visible_gpus is not None and choice.ranks is None:
+        script = look(stand_in=stand_in, ranks=visible_gpus.count)
     inspection = script.look
     if inspection.unsloth:
         return _unsloth_file(script, model)
@@ -112,7 +116,7 @@ def read_training_script(
         origins=dict.fromkeys(config.settings, origin),
         script=script,
         trainer=script_trainer(trainer, script),
-        script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
+        script_gpus=ONE_GPU if inspection.is_for_one_gpu else visible_gpus,
         unstated=_unstated(inspection),
     )
 
@@ -142,6 +146,15 @@ def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | N
     return None
 
 
+def _visible_gpus(inspection: ScriptInspection, hardware: Hardware) -> ScriptGpus | None:
+    """Return the GPUs that the script leaves itself, if they are fewer."""
+    for devices in inspection.absent.get("visible devices", ()):
+        count = len([device for device in devices.split(",") if device.strip()])
+        if 0 < count < hardware.count:
+            return ScriptGpus(count=count, stated=f"CUDA_VISIBLE_DEVICES={devices}")
+    return None
+
+
 def _unstated(inspection: ScriptInspection) -> tuple[str, ...]:
     """Return the arguments that placeholders stand for, and those without a model."""
     absent = inspection.absent
@@ -162,7 +175,12 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=(*assumed, *_replaced(inspection), *_others(inspection)),
+        assumed=(
+            *without_arguments(inspection, script.arguments),
+            *assumed,
+            *_replaced(inspection),
+            *_others(inspection),
+        ),
     )
     return UserFile(
         framework="unsloth",
@@ -242,7 +260,11 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         settings=settings,
         rest=passed_on,
         notes=tuple(_notes(script)),
-        assumed=(*deepspeed.assumed, *_assumed(inspection)),
+        assumed=(
+            *without_arguments(inspection, script.arguments),
+            *deepspeed.assumed,
+            *_assumed(inspection),
+        ),
     )
 
 
@@ -390,6 +412,7 @@ def _others(inspection: ScriptInspection) -> Iterator[str]:
 def _replaced(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what a prediction left out of the script, or took for a part that is not here."""
     yield from inspection.passed_over
+    yield from beside_training(inspection)
     yield from former_keys().decided_memory({**inspection.raw, **inspection.former})
     yield from _lengths_of_placeholders(inspection)
     for fraction in inspection.absent.get("memory fraction", ()):

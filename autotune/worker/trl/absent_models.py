@@ -15,6 +15,7 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing.patching import all_entered, attribute
+from . import other_models, quantised
 from .missing_arguments import Report
 from .placeholder import Anything
 from .script_capture import ScriptFailed
@@ -39,7 +40,7 @@ class AbsentModels:
 
     def __init__(self, look_up: ConfigLookup, report: Report) -> None:
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
-        self._report = report
+        self.report = report
         self._folders: dict[str, str] = {}
         from transformers import AutoTokenizer
 
@@ -74,7 +75,7 @@ class AbsentModels:
                 raise ScriptFailed("no_model", kind)
             if folder is None:
                 raise ScriptFailed("unknown_model", str(name))
-            self._report(kind, str(name))
+            self.report(kind, str(name))
             if kind == "config":
                 return load(folder, **_plain(options))
             return _with_processors(self._load_tokenizer(folder, **_of_tokenizer(options)))
@@ -151,16 +152,22 @@ class AbsentModels:
         if attention is not None:
             model.config._attn_implementation_internal = attention
         placement = options.get("device_map")
+        other_models.note(model, str(name), placement)
         if placement in DIVIDING:
-            self._report("divided model", str(placement))
+            self.report("divided model", str(placement))
         quantisation = options.get("quantization_config")
         is_quantised = False
         for flag in QUANTISED:
             if options.get(flag) or _flag(quantisation, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
                 is_quantised = True
+        if quantised.is_in_4bit(str(name), quantisation):
+            model.is_loaded_in_4bit = is_quantised = True
+        other_kind = quantised.other_kind(str(name), quantisation)
+        if other_kind is not None:
+            self.report("quantisation", other_kind)
         if stated_dtype is None and dtype != torch.float32 and not is_quantised:
-            self._report("unstated dtype", str(dtype).removeprefix("torch."))
+            self.report("unstated dtype", str(dtype).removeprefix("torch."))
         return model
 
 
@@ -240,9 +247,10 @@ def without_weights(look_up: ConfigLookup, report: Report) -> Replacements:
 def _unneeded_calls() -> Replacements:
     """Replace calls that only matter to models with weights."""
     import huggingface_hub
-    from transformers import PreTrainedModel, modeling_utils
+    from transformers import GenerationMixin, PreTrainedModel, modeling_utils
 
     yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
+    yield attribute(GenerationMixin, "generate", _no_answer)
     yield attribute(huggingface_hub, "login", lambda *_, **__: None)
     yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
     # No model is partitioned while it is built: there is one process here.
@@ -265,6 +273,7 @@ def _loaders(absent: AbsentModels) -> Replacements:
 
 def _builders(absent: AbsentModels) -> Replacements:
     """Replace the loaders of models: they build a model of its config."""
+    import transformers
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -276,6 +285,7 @@ def _builders(absent: AbsentModels) -> Replacements:
     for owner in (PreTrainedModel, *auto_classes):
         if "from_pretrained" in vars(owner):
             yield attribute(owner, "from_pretrained", classmethod(from_pretrained))
+    yield attribute(transformers, "pipeline", other_models.pipeline_of(absent.report))
 
 
 def _moves() -> Replacements:
@@ -283,14 +293,20 @@ def _moves() -> Replacements:
     import torch
 
     module_class = torch.nn.Module
-    for name in ("to", "cuda"):
-        moved = _without_device(getattr(module_class, name))
+    for name in ("to", "cuda", "cpu"):
+        moved = _without_device(getattr(module_class, name), name)
         yield attribute(module_class, name, moved)
 
 
 def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:
     """Keep the vocabulary: a synthetic tokenizer has another size, and a few rows are no memory."""
     return model.get_input_embeddings()
+
+
+def _no_answer(_: Any, inputs: Any = None, **options: Any) -> Any:
+    """Return the prompts, as a model without weights answers them: with nothing."""
+    prompts = options.get("input_ids", inputs)
+    return Anything() if prompts is None else prompts
 
 
 def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -313,15 +329,21 @@ def _with_subclasses(owner: Any) -> Iterator[Any]:
         yield from _with_subclasses(subclass)
 
 
-def _without_device(move: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Module.to` or `Module.cuda` that changes the precision and no device."""
+def _without_device(move: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return `Module.to`, `cuda` or `cpu` that changes the precision, and notes the device."""
     import torch
 
     @functools.wraps(move)
     def moved(module: Any, *args: Any, **options: Any) -> Any:
+        device = None if name == "to" else name
+        dtype = None
         for value in (*args, *options.values()):
             if isinstance(value, torch.dtype):
-                return move(module, value)
-        return module
+                dtype = value
+            elif isinstance(value, str | int | torch.device) and not isinstance(value, bool):
+                device = str(value)
+        if device is not None:
+            other_models.note_move(module, device)
+        return module if dtype is None else move(module, dtype)
 
     return moved

@@ -34,7 +34,8 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "too_long" | "ended" | "no_trainer" | "two_trainers"
-               | "odd_trainer" | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
+               | "odd_trainer" | "odd_model" | "no_model" | "unknown_model" | "other_adapter"
+               | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
@@ -58,11 +59,12 @@ from ..tracing.patching import attribute, swapped
 from . import time_limit
 from .absent_parts import AbsentParts
 from .former_arguments import FormerArguments
-from .script_capture import ScriptFailed, catch, classes_by_method
+from .script_capture import CapturedTrainer, ScriptFailed, catch, classes_by_method
 from .script_description import describe, json_values
 from .vllm_engines import without_vllm
 
 MAX_LOG_CHARACTERS = 4000
+VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def main() -> None:
@@ -134,6 +136,7 @@ def _answer(request: Request, real: TextIO) -> NoReturn:
 def _inspect(request: Request, real: TextIO) -> Result:
     former = FormerArguments(request.get("former") or {})
     absent = AbsentParts()
+    visible = os.environ.get(VISIBLE)
     try:
         without_vllm()
         accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
@@ -148,7 +151,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
             )
             if captured.arguments.get("model") is None:
                 captured.arguments["model"] = request.get("stand_in")
-            answer = describe(captured, absent)
+            if os.environ.get(VISIBLE, visible) != visible:  # the script's own choice
+                absent.report("visible devices", os.environ[VISIBLE])
+            answer = _description(captured, absent)
             answer["former"] = json_values(former.given)
     except ScriptFailed as failure:
         answer = {"error": _describe_failure(failure)}
@@ -157,6 +162,15 @@ def _inspect(request: Request, real: TextIO) -> Result:
         answer = {"error": _describe_failure(second_failure)}
     answer["absent"] = absent.names
     return answer
+
+
+def _description(captured: CapturedTrainer, absent: AbsentParts) -> Result:
+    """Describe the trainer. Raises ScriptFailed for a model that is none of transformers'."""
+    try:
+        return describe(captured, absent)
+    except (AttributeError, StopIteration, TypeError) as error:
+        name = type(captured.arguments.get("model")).__name__
+        raise ScriptFailed("odd_model", name) from error
 
 
 @contextmanager
