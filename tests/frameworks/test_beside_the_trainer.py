@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -58,10 +59,10 @@ def worker() -> Iterator[None]:
         yield
 
 
-def reading(source: str, head: str = HEAD) -> tuple[dict[str, object], str]:
+def reading(source: str, **stated: Any) -> tuple[dict[str, Any], str]:
     """Return the settings of the script on eight GPUs, and the sentences at the answer's top."""
-    Path("train.py").write_text(head + source)
-    flags = Flags(mode="predict", script="train.py", gpus="8xH100")
+    Path("train.py").write_text(HEAD + source)
+    flags = Flags(mode="predict", script="train.py", gpus="8xH100", **stated)
     request = parse_request(flags)
     return dict(candidate_of_job(request).settings), "\n".join(request.assumed)
 
@@ -135,13 +136,13 @@ print(tokenizer.decode(model.generate(**tokens, max_new_tokens=200)[0]))
     [
         ("torch.optim.AdamW(model.parameters())", "adamw_torch"),
         ("torch.optim.SGD(model.parameters(), lr=1e-3)", "sgd"),
-        ("bitsandbytes.optim.PagedAdamW8bit(model.parameters())", "paged_adamw_8bit"),
+        ("transformers.Adafactor(model.parameters())", "adafactor"),
     ],
 )
 def test_a_ready_made_optimizer_has_the_states_of_its_kind(optimizer: str, setting: str) -> None:
     arguments = f"model=model, train_dataset=rows, optimizers=({optimizer}, None)"
     source = f'SFTTrainer(args=SFTConfig(output_dir="o"), {arguments}).train()\n'
-    settings, sentences = reading(f"import bitsandbytes\n{source}")
+    settings, sentences = reading(f"import transformers\n{source}")
     assert settings["optim"] == setting
     assert f"as {setting}" in sentences
 
@@ -254,7 +255,7 @@ reward = Judge()
 """
     _, sentences = reading(source + REWARDED)
     assert "the reward judge (AutoModelForCausalLM) loads" in sentences
-    _, sentences = reading("def reward(completions, **options):\n    return [0.0]\n" + REWARDED)
+    _, sentences = reading(REWARD + REWARDED)
     assert "loads" not in sentences
 
 
@@ -263,7 +264,7 @@ reward = Judge()
     [
         ("from vllm import LLM\nengine = LLM(NAME)\n", "LLM(Qwen/Qwen2.5-0.5B-Instruct)"),
         (
-            "from sentence_transformers import CrossEncoder; engine = CrossEncoder('BAAI/bge-m3')\n",
+            "import sentence_transformers as other; engine = other.CrossEncoder('BAAI/bge-m3')\n",
             "CrossEncoder(BAAI/bge-m3)",
         ),
         (
@@ -275,6 +276,38 @@ reward = Judge()
 def test_an_engine_of_the_scripts_own_is_said(statement: str, engine: str) -> None:
     _, sentences = reading(statement + SUPERVISED)
     assert f"no memory of {engine}" in sentences
+
+
+# Lengths.
+
+
+REWARD = "def reward(completions, **options):\n    return [0.0]\n"
+ABSENT_ROWS = """
+from datasets import load_dataset
+prompts = load_dataset("somebody/prompts", split="train")
+"""
+
+
+def test_prompts_without_a_limit_are_said_at_the_top() -> None:
+    source = REWARD + ABSENT_ROWS + REWARDED
+    settings, sentences = reading(source)
+    assert settings["max_prompt_length"] == 512
+    assert "prompts of 512 tokens, because the script has no limit for them" in sentences
+    settings, sentences = reading(source, max_prompt_length=2048)
+    assert settings["max_prompt_length"] == 2048
+    assert "prompts of" not in sentences
+
+
+def test_rows_that_the_script_cuts_itself_are_said() -> None:
+    source = """
+tokenizer = AutoTokenizer.from_pretrained(NAME)
+rows = rows.map(lambda row: tokenizer(row["text"], max_length=4096, truncation=True))
+options = {"skip_prepare_dataset": True}
+arguments = SFTConfig(output_dir="o", dataset_kwargs=options)
+SFTTrainer(model=model, args=arguments, train_dataset=rows).train()
+"""
+    _, sentences = reading(source)
+    assert "makes its rows itself and cuts them at 4096" in sentences
 
 
 # What a script was not given.
@@ -383,3 +416,50 @@ if not script.sanity_check:
 """
     settings, _ = reading(source)
     assert settings["max_length"] == 1024
+
+
+def test_options_that_two_classes_have_are_given_to_both() -> None:
+    source = """
+from dataclasses import dataclass
+from transformers import HfArgumentParser
+
+@dataclass
+class Own:
+    max_length: int = 77
+    name: str = NAME
+
+own, arguments = HfArgumentParser((Own, SFTConfig)).parse_args_into_dataclasses()
+assert own.max_length == arguments.max_length
+SFTTrainer(model=own.name, args=arguments, train_dataset=rows).train()
+"""
+    settings, _ = reading(source)
+    assert settings["max_length"] == 1024
+
+
+# Programs that a script starts.
+
+
+def test_a_script_that_starts_itself_is_read_with_those_arguments() -> None:
+    source = """
+import subprocess, sys
+if "--bs" in sys.argv:
+    arguments = SFTConfig(output_dir="o", per_device_train_batch_size=int(sys.argv[-1]))
+    SFTTrainer(model=NAME, args=arguments, train_dataset=rows).train()
+else:
+    subprocess.run([sys.executable, __file__, "--bs", "5"], check=True)
+"""
+    settings, sentences = reading(source)
+    assert settings["per_device_train_batch_size"] == 5
+    assert "--bs 5: the first choice" in sentences
+
+
+def test_a_program_that_would_train_is_not_started() -> None:
+    source = """
+import os, subprocess, sys
+subprocess.Popen([sys.executable, "other.py", "--lr", "1"]).wait()
+os.system("python other.py")
+"""
+    Path("other.py").write_text("open('was_run', 'w')")
+    with pytest.raises(BadInput, match=r"starts `.*other\.py --lr 1`, which is not run here"):
+        reading(source)
+    assert not Path("was_run").exists()

@@ -31,7 +31,7 @@ from autotune.frameworks.trl.script_refusals import (
     check_of_machine,
     refusal,
 )
-from autotune.frameworks.trl.script_words import training_words
+from autotune.frameworks.trl.script_words import own_starts, training_words
 from autotune.machine import hardware_detection
 
 MOST_CHECKS = 8  # statements of a script that are passed over: each takes a run of it
@@ -144,19 +144,19 @@ def _answer_of_several(
         answer, log = ask(request)
         if check["kind"] == "check":
             with_all_rows = answer, log
+
+    # 3. With words without which the script only shows what it would do, or starts itself.
+    choices: list[list[str]] = []
+    if not request["arguments"] and _trains_nothing(answer):
+        choices = [*own_starts(request["script"], answer), *training_words(request["script"])]
+    for words in choices:
+        answer_of_words, log_of_words = ask({**request, "arguments": words})
+        if "error" not in answer_of_words:
+            answer, log = answer_of_words, log_of_words
+            answer["absent"].setdefault("choice", []).append(" ".join(words))
+            break
     if answer.get("error", {}).get("kind") == "no_trainer":
         answer, log = with_all_rows
-
-    # 3. With a word without which the script only shows what it would do.
-    words: tuple[str, ...] = ()
-    if not request["arguments"] and _trains_nothing(answer):
-        words = training_words(Path(request["script"]))
-    for word in words:
-        word_answer, word_log = ask({**request, "arguments": [word]})
-        if "error" not in word_answer:
-            answer, log = word_answer, word_log
-            answer["absent"].setdefault("choice", []).append(word)
-            break
 
     # 4. As one process, as Python starts it: its batch does not divide by more.
     if not is_launched and _needs_one_process(answer) and request["ranks"] != 1:

@@ -126,7 +126,7 @@ def refusal(
             way_out=_own_arguments(path) + _variables(absent),
         )
     if kind == "no_trainer":
-        return _no_trainer(path, text)
+        return _no_trainer(path, text, absent.get("started program", ()))
     return _WRONG_TRAINERS[kind](path, text)
 
 
@@ -238,8 +238,17 @@ def _other_program(path: str, program: str) -> BadInput:
     )
 
 
-def _no_trainer(path: str, other_trainer: str) -> BadInput:
+def _no_trainer(
+    path: str,
+    other_trainer: str,
+    programs: Sequence[str],
+) -> BadInput:
     """Return the refusal of a script without a trainer, or with another than the requested one."""
+    if programs and not other_trainer:
+        return BadInput(
+            f"{path} builds no trainer itself, and starts `{programs[0]}`, which is not run here.",
+            way_out=f"Predict what it starts: autotune predict -- {programs[0]}",
+        )
     problem = f"{path} ends and builds no {' or '.join(SUPPORTED_TRAINERS)}"
     if other_trainer:
         return BadInput(

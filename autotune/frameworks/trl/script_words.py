@@ -7,7 +7,10 @@ parser.add_argument("--direct", action="store_true")
 from __future__ import annotations
 
 import re
+import shlex
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 ASKED_WORD = re.compile(r"""["'](-{0,2}\w[\w-]*)["']\s+in\s+sys\.argv""")
 SWITCH = re.compile(
@@ -22,12 +25,21 @@ OF_OTHERS = re.compile(
 MOST_WORDS = 2
 
 
-def training_words(script: Path) -> tuple[str, ...]:
-    """Return the words that may start the training of a script."""
+def own_starts(script: str, answer: Mapping[str, Any]) -> Iterator[list[str]]:
+    """Yield the arguments by which a script starts itself as another program."""
+    for command in answer.get("absent", {}).get("started program", ()):
+        words = shlex.split(command)
+        for place, word in enumerate(words):
+            if Path(word).name == Path(script).name and words[place + 1 :]:
+                yield words[place + 1 :]
+
+
+def training_words(script: str) -> list[list[str]]:
+    """Return the words that may start the training of a script, each as its arguments."""
     try:
-        text = script.read_text("utf-8", "replace")
+        text = Path(script).read_text("utf-8", "replace")
     except OSError:
-        return ()
+        return []
     words: list[str] = []
     for pattern in (ASKED_WORD, SWITCH):
         for match in pattern.finditer(text):
@@ -35,4 +47,4 @@ def training_words(script: Path) -> tuple[str, ...]:
             is_of_training = OF_TRAINING.search(word) and not OF_OTHERS.search(word)
             if is_of_training and word not in words:
                 words.append(word)
-    return tuple(words[:MOST_WORDS])
+    return [[word] for word in words[:MOST_WORDS]]

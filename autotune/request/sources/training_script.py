@@ -356,11 +356,7 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             f" {inspection.method}"
         )
     if inspection.own_rows and inspection.method not in PROMPTED:
-        length = inspection.raw.get("max_length")
-        yield (
-            f"rows of max_length={length} tokens, although the script's own data_collator makes"
-            " them: --set max_length=N gives the longest"
-        )
+        yield _own_rows(inspection)
     if _has_server(inspection):
         yield SERVER_ASSUMED
     if "max_length" in inspection.raw and inspection.raw["max_length"] is None:
@@ -369,11 +365,33 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             " limit: --set max_length=N gives the longest"
         )
     if inspection.method in PROMPTED:
+        yield from _unlimited_prompts(inspection)
         for name in inspection.rewards:
             if "/" in name:  # a model, by its name; a function's has none
                 yield f"no memory of the reward model {name}, which the trainer loads"
     yield from _replaced(inspection)
     yield from _others(inspection)
+
+
+def _unlimited_prompts(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield the sentence about prompts that nothing here gives a length."""
+    if inspection.prompts is None and _former_limit(inspection) is None:
+        reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
+        yield (
+            f"prompts of {DEFAULT_PROMPT_LENGTH} tokens, because the script has no limit for them"
+            f" and its rows are not here{reason}: --max-prompt-length N gives the longest"
+        )
+
+
+def _own_rows(inspection: ScriptInspection) -> str:
+    """Return the sentence about rows that the trainer does not cut."""
+    length = inspection.raw.get("max_length")
+    cuts = [int(cut) for cut in inspection.absent.get("cut length", ())]
+    longest = f" and cuts them at {max(cuts)}" if cuts else ""
+    return (
+        f"rows of max_length={length} tokens, although the script makes its rows itself{longest}:"
+        " --set max_length=N gives the longest"
+    )
 
 
 SHORTEST_PROMPT = 16
@@ -496,13 +514,6 @@ def _notes(script: UserScript) -> Iterator[str]:
 
 def _length_notes(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what is assumed of the lengths of prompts and completions."""
-    is_limited = _former_limit(inspection) is not None
-    if inspection.prompts is None and inspection.method in PROMPTED and not is_limited:
-        reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
-        yield (
-            f"the script's prompt lengths could not be determined{reason}:"
-            f" {DEFAULT_PROMPT_LENGTH} is assumed; see --max-prompt-length"
-        )
     if "rollout_func" in inspection.special:
         yield (
             "the script's rollout_func decides how long completions get: the certificate contains"

@@ -7,6 +7,7 @@ has for the model's name.
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -18,7 +19,7 @@ from ..tracing.patching import all_entered, attribute
 from . import other_models, quantised
 from .missing_arguments import Report
 from .placeholder import Anything
-from .script_capture import ScriptFailed
+from .script_capture import ScriptFailed, is_library
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
 LOADERS = {
@@ -236,7 +237,7 @@ Replacements = Iterator[AbstractContextManager[Any]]
 def without_weights(look_up: ConfigLookup, report: Report) -> Replacements:
     """Replace transformers' loaders of configs, tokenizers and models."""
     absent = AbsentModels(look_up, report)
-    yield from _unneeded_calls()
+    yield from _unneeded_calls(report)
     yield from _loaders(absent)
     yield absent.adapters()
     yield absent.adapter_configs()
@@ -244,13 +245,20 @@ def without_weights(look_up: ConfigLookup, report: Report) -> Replacements:
     yield from _moves()
 
 
-def _unneeded_calls() -> Replacements:
-    """Replace calls that only matter to models with weights."""
+def _unneeded_calls(report: Report) -> Replacements:
+    """Replace calls that only matter to models with weights, and note lengths of rows."""
     import huggingface_hub
-    from transformers import GenerationMixin, PreTrainedModel, modeling_utils
+    from transformers import (
+        GenerationMixin,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        modeling_utils,
+    )
 
     yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
     yield attribute(GenerationMixin, "generate", _no_answer)
+    call = PreTrainedTokenizerBase.__call__
+    yield attribute(PreTrainedTokenizerBase, "__call__", _noting_length(call, report))
     yield attribute(huggingface_hub, "login", lambda *_, **__: None)
     yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
     # No model is partitioned while it is built: there is one process here.
@@ -307,6 +315,20 @@ def _no_answer(_: Any, inputs: Any = None, **options: Any) -> Any:
     """Return the prompts, as a model without weights answers them: with nothing."""
     prompts = options.get("input_ids", inputs)
     return Anything() if prompts is None else prompts
+
+
+def _noting_length(call: Callable[..., Any], report: Report) -> Callable[..., Any]:
+    """Return a tokenizer's call that reports where the script cuts its rows itself."""
+
+    @functools.wraps(call)
+    def called(tokenizer: Any, *args: Any, **options: Any) -> Any:
+        length = options.get("max_length")
+        is_cut = isinstance(length, int) and bool(options.get("truncation"))
+        if is_cut and not is_library(sys._getframe(1).f_code.co_filename):
+            report("cut length", str(length))
+        return call(tokenizer, *args, **options)
+
+    return called
 
 
 def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:

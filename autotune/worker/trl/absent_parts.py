@@ -21,6 +21,7 @@ from . import (
     named_gpus,
     named_ranks,
     searched_values,
+    started_programs,
     time_limit,
     unset_variables,
     user_source,
@@ -68,6 +69,7 @@ class AbsentParts:
             is_library,
             self.report,
         )
+        yield started_programs.reported(is_library, self.report)
         yield absent_values.zeros()
         yield searched_values.largest(script, self.report)
         yield time_limit.no_pauses(is_library)

@@ -78,7 +78,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
         "is_own": captured.is_own,
-        "own_rows": arguments.get("data_collator") is not None,
+        "own_rows": _makes_rows(arguments, configuration.raw),
         "model": _model(arguments, configuration.settings, captured.is_own, absent),
         **_settings_as_json(configuration),
         "adapter": _adapter(arguments, absent),
@@ -91,6 +91,14 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "modules": _own_modules(),
         "unsloth": json_values(absent_unsloth.stated),
     }
+
+
+def _makes_rows(arguments: Settings, raw: Settings) -> bool:
+    """Return True if the script makes its rows itself, and the trainer does not cut them."""
+    collator = arguments.get("data_collator")
+    options = raw.get("dataset_kwargs")
+    skips = isinstance(options, Mapping) and bool(options.get("skip_prepare_dataset"))
+    return skips or collator is not None
 
 
 class _Configuration(NamedTuple):
