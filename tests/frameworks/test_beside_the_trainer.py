@@ -182,6 +182,10 @@ model = AutoModelForCausalLM.from_pretrained(NAME, quantization_config=AwqConfig
 """
     _, sentences = reading(source + SUPERVISED)
     assert "(awq)" in sentences
+    of_bitsandbytes = source.replace("AwqConfig(bits=4)", "BitsAndBytesConfig(load_in_4bit=True)")
+    of_bitsandbytes = of_bitsandbytes.replace("AwqConfig", "BitsAndBytesConfig")
+    _, sentences = reading(f"{of_bitsandbytes}model = get_peft_model(model, lora)\n{SUPERVISED}")
+    assert "in few bits" not in sentences
 
 
 def test_a_class_of_the_scripts_own_is_said() -> None:

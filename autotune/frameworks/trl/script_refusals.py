@@ -72,7 +72,7 @@ OF_ARGUMENTS = re.compile(r"\bargv\b")
 """Statement that fails without the script's arguments, and not because of its rows."""
 
 OF_SCRIPT = re.compile(
-    r"SyntaxError|ValueError|UnboundLocalError|NameError"
+    r"SyntaxError|ValueError|AssertionError|UnboundLocalError|NameError"
     r"|AttributeError: 'Namespace' object|IndexError: list index"
 )
 """Begin of an error of the script's own, and not of a package that it lacks here."""

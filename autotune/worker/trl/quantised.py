@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+BITSANDBYTES = "bitsandbytes"
 IN_4BIT = re.compile(r"bnb-?4bit", re.IGNORECASE)
 OTHER_NAMES = re.compile(
     r"(?:^|[-_])(gptq|awq|int4|int8|fp8|fp4|nvfp4|mxfp4|gguf|hqq|aqlm|w4a16|w8a8)(?:[-_]|$)",
@@ -28,10 +29,10 @@ def other_kind(name: str, quantisation: Any) -> str | None:
         word = OTHER_NAMES.search(name.rpartition("/")[2])
         return None if word is None else word[1].upper()
     if isinstance(quantisation, Mapping):
-        kind = str(quantisation.get("quant_method", "bitsandbytes"))
+        method = quantisation.get("quant_method", BITSANDBYTES)
         is_whole = bool(quantisation.get("dequantize"))
     else:
-        kind = str(getattr(quantisation, "quant_method", "bitsandbytes"))
+        method = getattr(quantisation, "quant_method", BITSANDBYTES)
         is_whole = bool(getattr(quantisation, "dequantize", False))
-    kind = kind.rpartition(".")[2].lower()
-    return None if is_whole or kind.startswith("bitsandbytes") else kind
+    kind = str(getattr(method, "value", method))
+    return None if is_whole or kind.startswith(BITSANDBYTES) else kind

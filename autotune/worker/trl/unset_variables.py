@@ -20,7 +20,7 @@ OF_LAUNCHER = re.compile(
 )
 """Variables of a launcher or of a machine, which a script asks for without need."""
 
-OF_MODEL = re.compile(r"MODEL|CHECKPOINT")
+OF_MODEL = re.compile(r"(?:^|_)(?:MODEL|CHECKPOINT)(?:_(?:NAME|PATH|ID|DIR|OR))*$")
 OF_OUTPUT = re.compile(r"OUT|SAVE|LOG|CACHE")
 OF_PLACE = re.compile(r"DATA|PATH|FILE|DIR|ROOT|INPUT|CORPUS|ROWS|OUT|SAVE|LOG")
 BEHIND_THE_ASKER = (os.__file__, "<frozen os>")
