@@ -149,11 +149,11 @@ def _answer_of_several(
     choices: list[list[str]] = []
     if not request["arguments"] and _trains_nothing(answer):
         choices = [*own_starts(request["script"], answer), *training_words(request["script"])]
-    for words in choices:
-        answer_of_words, log_of_words = ask({**request, "arguments": words})
+    for arguments in choices:
+        answer_of_words, log_of_words = ask({**request, "arguments": arguments})
         if "error" not in answer_of_words:
             answer, log = answer_of_words, log_of_words
-            answer["absent"].setdefault("choice", []).append(" ".join(words))
+            answer["absent"].setdefault("choice", []).append(" ".join(arguments))
             break
     if answer.get("error", {}).get("kind") == "no_trainer":
         answer, log = with_all_rows

@@ -13,12 +13,13 @@ from pathlib import Path
 from typing import Any
 
 ASKED_WORD = re.compile(r"""["'](-{0,2}\w[\w-]*)["']\s+in\s+sys\.argv""")
-SWITCH = re.compile(
-    r"""add_argument\(\s*["'](--[\w-]+)["'](?:(?!add_argument)[^)])*action\s*=\s*["']store_true["']""",
+_SWITCH = re.compile(
+    r"""add_argument\(\s*["'](--[\w-]+)["'](?:(?!add_argument)[^)])*"""
+    r"""action\s*=\s*["']store_true["']""",
     re.DOTALL,
 )
-OF_TRAINING = re.compile(r"train|direct|run|tune|full|sft|grpo|dpo", re.IGNORECASE)
-OF_OTHERS = re.compile(
+_OF_TRAINING = re.compile(r"train|direct|run|tune|full|sft|grpo|dpo", re.IGNORECASE)
+_OF_OTHERS = re.compile(
     r"no[-_]|test|eval|skip|dry|smoke|debug|resume|infer|demo|push|wandb|trial|name|untrained",
     re.IGNORECASE,
 )
@@ -28,10 +29,10 @@ MOST_WORDS = 2
 def own_starts(script: str, answer: Mapping[str, Any]) -> Iterator[list[str]]:
     """Yield the arguments by which a script starts itself as another program."""
     for command in answer.get("absent", {}).get("started program", ()):
-        words = shlex.split(command)
-        for place, word in enumerate(words):
-            if Path(word).name == Path(script).name and words[place + 1 :]:
-                yield words[place + 1 :]
+        parts = shlex.split(command)
+        for place, word in enumerate(parts):
+            if Path(word).name == Path(script).name and parts[place + 1 :]:
+                yield parts[place + 1 :]
 
 
 def training_words(script: str) -> list[list[str]]:
@@ -40,11 +41,11 @@ def training_words(script: str) -> list[list[str]]:
         text = Path(script).read_text("utf-8", "replace")
     except OSError:
         return []
-    words: list[str] = []
-    for pattern in (ASKED_WORD, SWITCH):
+    options: list[str] = []
+    for pattern in (ASKED_WORD, _SWITCH):
         for match in pattern.finditer(text):
             word = match[1]
-            is_of_training = OF_TRAINING.search(word) and not OF_OTHERS.search(word)
-            if is_of_training and word not in words:
-                words.append(word)
-    return [[word] for word in words[:MOST_WORDS]]
+            is_of_training = _OF_TRAINING.search(word) and not _OF_OTHERS.search(word)
+            if is_of_training and word not in options:
+                options.append(word)
+    return [[word] for word in options[:MOST_WORDS]]

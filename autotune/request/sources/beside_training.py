@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from autotune.core.user_script import ScriptInspection
 
-SENTENCES: Mapping[str, str] = {
+_SENTENCES: Mapping[str, str] = {
     "stopped": (
         "the script is read up to what stops it here, behind its trainer ({}): what it would change"
         " later is not counted"
@@ -49,7 +49,7 @@ SENTENCES: Mapping[str, str] = {
 
 
 def beside_training(inspection: ScriptInspection) -> Iterator[str]:
-    for kind, sentence in SENTENCES.items():
+    for kind, sentence in _SENTENCES.items():
         for name in inspection.absent.get(kind, ()):
             yield sentence.format(name)
 

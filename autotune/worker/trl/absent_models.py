@@ -16,7 +16,7 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing.patching import all_entered, attribute
-from . import other_models, quantised
+from . import few_bits, script_models
 from .missing_arguments import Report
 from .placeholder import Anything
 from .script_capture import ScriptFailed, is_library
@@ -153,7 +153,7 @@ class AbsentModels:
         if attention is not None:
             model.config._attn_implementation_internal = attention
         placement = options.get("device_map")
-        other_models.note(model, str(name), placement)
+        script_models.note(model, str(name), placement)
         if placement in DIVIDING:
             self.report("divided model", str(placement))
         quantisation = options.get("quantization_config")
@@ -162,9 +162,9 @@ class AbsentModels:
             if options.get(flag) or _flag(quantisation, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
                 is_quantised = True
-        if quantised.is_in_4bit(str(name), quantisation):
+        if few_bits.is_in_4bit(str(name), quantisation):
             model.is_loaded_in_4bit = is_quantised = True
-        other_kind = quantised.other_kind(str(name), quantisation)
+        other_kind = few_bits.other_kind(str(name), quantisation)
         if other_kind is not None:
             self.report("quantisation", other_kind)
         if stated_dtype is None and dtype != torch.float32 and not is_quantised:
@@ -293,7 +293,7 @@ def _builders(absent: AbsentModels) -> Replacements:
     for owner in (PreTrainedModel, *auto_classes):
         if "from_pretrained" in vars(owner):
             yield attribute(owner, "from_pretrained", classmethod(from_pretrained))
-    yield attribute(transformers, "pipeline", other_models.pipeline_of(absent.report))
+    yield attribute(transformers, "pipeline", script_models.pipeline_of(absent.report))
 
 
 def _moves() -> Replacements:
@@ -365,7 +365,7 @@ def _without_device(move: Callable[..., Any], name: str) -> Callable[..., Any]:
             elif isinstance(value, str | int | torch.device) and not isinstance(value, bool):
                 device = str(value)
         if device is not None:
-            other_models.note_move(module, device)
+            script_models.note_move(module, device)
         return module if dtype is None else move(module, dtype)
 
     return moved

@@ -26,7 +26,7 @@ from . import (
     absent_sklearn,
     absent_tyro,
     absent_unsloth,
-    other_models,
+    script_models,
 )
 from .missing_arguments import IsLibrary, Report
 from .own_trainers import absent_trainer
@@ -136,7 +136,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         absent_fire.fill(module)
         absent_tyro.fill(module)
         absent_sklearn.fill(module)
-        other_models.fill(module, self._report)
+        script_models.fill(module, self._report)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:
@@ -318,7 +318,7 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
     ) -> Any:
         if path is not None or fullname in sys.builtin_module_names:
             return None
-        if fullname in other_models.ENGINES and self._last.is_asked_by_user():
+        if fullname in script_models.STARTED_CLASSES and self._last.is_asked_by_user():
             return self._last.absent_spec(fullname)  # nothing is started here
         spec = importlib.machinery.PathFinder.find_spec(fullname)
         return self._last.absent_spec(fullname) if self.is_empty(spec) else None

@@ -23,8 +23,8 @@ from . import (
     searched_values,
     started_programs,
     time_limit,
-    unset_variables,
     user_source,
+    variables_of_script,
 )
 from .absent_models import ConfigLookup, Replacements
 from .script_capture import is_library
@@ -63,7 +63,7 @@ class AbsentParts:
         if request.get("ranks"):
             yield named_ranks.seen_by_user(request["ranks"], is_library)
         yield missing_arguments.secrets(is_library, self.report)
-        yield unset_variables.seen_by_user(
+        yield variables_of_script.seen_by_user(
             _model_of(request),
             fills,
             is_library,

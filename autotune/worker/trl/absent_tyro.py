@@ -17,7 +17,7 @@ from . import absent_fire
 from .absent_fire import parsed_options
 from .missing_arguments import MODEL_ARGUMENTS
 
-NO = "no_"  # begin of an option that is false
+_NO = "no_"  # begin of an option that is false
 
 
 def cli(
@@ -33,13 +33,17 @@ def cli(
     options: dict[str, Any] = {}
     for name, value in stated.items():
         *path, last = name.split(".")
-        is_negated = value is True and last.startswith(NO)
-        last = last.removeprefix(NO) if is_negated else last
+        is_negated = value is True and last.startswith(_NO)
+        last = last.removeprefix(_NO) if is_negated else last
         options[".".join([*path, last])] = False if is_negated else value
     return _completed(target, default, options)
 
 
-def _completed(target: Any, default: Any, options: Mapping[str, Any]) -> Any:
+def _completed(
+    target: Any,
+    default: Any,
+    options: Mapping[str, Any],
+) -> Any:
     values: dict[str, Any] = {}
     missing: list[str] = []
     for name, start in _defaults_of(target, default).items():
@@ -82,7 +86,10 @@ def _defaults_of(target: Any, default: Any) -> dict[str, Any]:
     return defaults
 
 
-def _below(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def _below(
+    name: str,
+    options: Mapping[str, Any],
+) -> dict[str, Any]:
     """Return the options of a part: `optimizer.lr` of `optimizer` is `lr`."""
     prefix = f"{name}."
     below = {}
@@ -92,7 +99,10 @@ def _below(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     return below
 
 
-def _assign(part: Any, options: Mapping[str, Any]) -> None:
+def _assign(
+    part: Any,
+    options: Mapping[str, Any],
+) -> None:
     """Give a part that is built already the values of its options."""
     for name, value in options.items():
         owner = part

@@ -39,16 +39,20 @@ def _completed(
     report: Report,
 ) -> Callable[..., inspect.Signature]:
     @functools.wraps(ask)
-    def signature(callable_object: Any, *args: Any, **options: Any) -> inspect.Signature:
-        found = ask(callable_object, *args, **options)
+    def signature(
+        callable_object: Any,
+        *args: Any,
+        **options: Any,
+    ) -> inspect.Signature:
+        present = ask(callable_object, *args, **options)
         if is_library(sys._getframe(1).f_code.co_filename):
-            return found
+            return present
         former = FORMER_ARGUMENTS.get(_trainer_of(callable_object), ())
-        added = [name for name in former if name not in found.parameters]
+        added = [name for name in former if name not in present.parameters]
         if not added:
-            return found
+            return present
         report("asked signature", ", ".join(added))
-        return found.replace(parameters=_with(found, added))
+        return present.replace(parameters=_with(present, added))
 
     return signature
 
@@ -61,11 +65,11 @@ def _trainer_of(callable_object: Any) -> str:
     return name.partition(".")[0]
 
 
-def _with(found: inspect.Signature, names: list[str]) -> list[inspect.Parameter]:
+def _with(present: inspect.Signature, names: list[str]) -> list[inspect.Parameter]:
     """Return the parameters with further ones, in front of a `**mapping`."""
     keyword = inspect.Parameter.KEYWORD_ONLY
-    parameters = list(found.parameters.values())
+    parameters = list(present.parameters.values())
     added = [inspect.Parameter(name, keyword, default=None) for name in names]
     mapping = [part for part in parameters if part.kind is inspect.Parameter.VAR_KEYWORD]
-    others = [part for part in parameters if part.kind is not inspect.Parameter.VAR_KEYWORD]
-    return [*others, *added, *mapping]
+    before_mapping = [part for part in parameters if part.kind is not inspect.Parameter.VAR_KEYWORD]
+    return [*before_mapping, *added, *mapping]

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ..protocol import Settings
-from . import other_models
+from . import script_models
 from .absent_parts import AbsentParts
 from .placeholder import Anything
 from .script_capture import CapturedTrainer, is_library
@@ -42,7 +42,7 @@ OPTIONS_OF_ADAPTER = (
 )
 """Options of PEFT that change how many weights are trained, and that no setting has."""
 
-WITHOUT_EFFECT = (None, "none", {}, [], ())
+_WITHOUT_EFFECT = (None, "none", {}, [], ())
 MILLION = 1_000_000
 
 
@@ -90,18 +90,18 @@ def _report_changed(model: Any, absent: AbsentParts) -> None:
     if not hasattr(model, "parameters"):
         return
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    loaded = other_models.count_at_load(base)
-    count = other_models.count_of(base)
+    loaded = script_models.count_at_load(base)
+    count = script_models.count_of(base)
     if loaded is None or _are_close(count, loaded):
         return
     with torch.device("meta"):
-        expected = other_models.count_of(type(base)(base.config))
+        expected = script_models.count_of(type(base)(base.config))
     if not _are_close(count, expected):
         absent.report("changed model", f"{count / MILLION:.0f} of {expected / MILLION:.0f}")
 
 
-def _are_close(count: int, other: int) -> bool:
-    return abs(count - other) <= other / 1000
+def _are_close(count: int, expected: int) -> bool:
+    return abs(count - expected) <= expected / 1000
 
 
 def _report_adapter(arguments: Settings, absent: AbsentParts) -> None:
@@ -112,7 +112,7 @@ def _report_adapter(arguments: Settings, absent: AbsentParts) -> None:
     for adapter in adapters:
         for name in OPTIONS_OF_ADAPTER:
             value = getattr(adapter, name, None)
-            if value not in WITHOUT_EFFECT and not isinstance(value, Anything):
+            if value not in _WITHOUT_EFFECT and not isinstance(value, Anything):
                 absent.report("adapter option", f"{name}={value}")
 
 
@@ -137,10 +137,10 @@ def _report_others(captured: CapturedTrainer, absent: AbsentParts) -> None:
     rewards = arguments.get("reward_funcs") or ()
     if not isinstance(rewards, list | tuple):
         rewards = [rewards]
-    known = [arguments["model"], arguments.get("ref_model"), captured.built_model, *rewards]
-    other_models.report_others(captured.other_models, known, absent.report)
+    of_trainer = [arguments["model"], arguments.get("ref_model"), captured.built_model, *rewards]
+    script_models.report_others(captured.other_models, of_trainer, absent.report)
     for reward in rewards:
-        loaders = sorted(set(other_models.loaders_in(reward, is_library)))
+        loaders = sorted(set(script_models.loaders_in(reward, is_library)))
         if loaders:
             name = getattr(reward, "__name__", type(reward).__name__)
             absent.report("reward's model", f"{name} ({', '.join(loaders)})")

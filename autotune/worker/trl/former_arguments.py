@@ -265,10 +265,10 @@ class _SharedNamespace(argparse.Namespace):
 @contextmanager
 def _shared_options(parser: Any) -> Iterator[None]:
     """Let a parser give an option that several of its classes have to each of them."""
-    known = parser.parse_known_args
+    parse_known = parser.parse_known_args
 
     def parse_known_args(*args: Any, **options: Any) -> Any:
-        namespace, remaining = known(*args, **options)
+        namespace, remaining = parse_known(*args, **options)
         return _SharedNamespace(vars(namespace), parser.dataclass_types), remaining
 
     parser.parse_known_args = parse_known_args

@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..tracing.patching import attribute
-from . import missing_arguments, unset_variables
+from . import missing_arguments, variables_of_script
 from .missing_arguments import IsLibrary
 from .user_answers import answered
 
@@ -23,7 +23,7 @@ BEHIND_THE_ASKER = (
     "<frozen os>",
     "<frozen _collections_abc>",
     missing_arguments.__file__,
-    unset_variables.__file__,
+    variables_of_script.__file__,
 )
 """Files of `os.getenv` and `os.environ.get`, and of what answers there, which ask for somebody
 else.

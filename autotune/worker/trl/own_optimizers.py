@@ -8,7 +8,7 @@ from collections.abc import Mapping
 
 from ..protocol import Settings
 
-SETTINGS: Mapping[str, str] = {
+_SETTINGS: Mapping[str, str] = {
     "AdamW": "adamw_torch",
     "Adam": "adamw_torch",
     "NAdam": "adamw_torch",
@@ -28,7 +28,7 @@ SETTINGS: Mapping[str, str] = {
 }
 """Class of an optimizer -> setting whose states are as large."""
 
-USUAL = "adamw_torch"
+_USUAL = "adamw_torch"
 FURTHER_STATES = ("amsgrad", "momentum", "centered")
 """Options by which an optimizer has one state more than its setting."""
 
@@ -44,7 +44,7 @@ def own_optimizer(arguments: Settings) -> tuple[str, str] | None:
         name = optimizer_class.__name__
     else:
         return None
-    setting = SETTINGS.get(name, USUAL)
-    more = [option for option in FURTHER_STATES if options.get(option)]
-    description = f"{name} with {' and '.join(more)}" if more else name
+    setting = _SETTINGS.get(name, _USUAL)
+    further = [option for option in FURTHER_STATES if options.get(option)]
+    description = f"{name} with {' and '.join(further)}" if further else name
     return setting, f"{description} as {setting}"

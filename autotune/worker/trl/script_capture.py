@@ -23,7 +23,7 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
-from . import former_arguments, other_models, untrained_trainer, user_source
+from . import former_arguments, script_models, untrained_trainer, user_source
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
 from .own_trainers import bound_arguments, method_of
@@ -339,7 +339,7 @@ class Capture:
         """Record a trainer, and return what the script gets instead of it."""
         self.trainers.append(captured)
         if self._takes_own:
-            captured.other_models = other_models.present()
+            captured.other_models = script_models.present()
             return UntrainedTrainer(captured, _end_at_training)
         return _Placeholder(captured)
 
@@ -426,7 +426,7 @@ def _capture_config(config: Any) -> CapturedConfig:
 
 def _end_at_training(captured: CapturedTrainer) -> None:
     captured.train_place = _caller(UNTRAINED)
-    captured.other_models = other_models.present()
+    captured.other_models = script_models.present()
     raise CaptureDone
 
 
@@ -508,10 +508,10 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
 # Calls in the source.
 
 
-def _caller(*others: str) -> CapturedCall:
+def _caller(*further_files: str) -> CapturedCall:
     """Return the call by the nearest frame outside this file and these others."""
     frame: Any = sys._getframe()
-    while frame.f_code.co_filename in (__file__, *others):
+    while frame.f_code.co_filename in (__file__, *further_files):
         frame = frame.f_back
     return _call_of(frame)
 

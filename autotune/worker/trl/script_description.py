@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from .. import dataset_sizes
 from ..protocol import Result, Settings
-from . import absent_unsloth, quantised
+from . import absent_unsloth, few_bits
 from .absent_parts import AbsentParts
 from .beside_trainer import report_beside
 from .methods import RUNS_BY_METHOD
@@ -226,11 +226,11 @@ def _model(
     named_model = _model_by_name(model, arguments, settings, is_own)
     options = settings.get("model_init_kwargs") or {}
     quantisation = arguments.get("quantization_config") or options.get("quantization_config")
-    if quantised.is_in_4bit(model, quantisation):
+    if few_bits.is_in_4bit(model, quantisation):
         named_model["load_in_4bit"] = True
-    other = quantised.other_kind(model, quantisation)
-    if other is not None:
-        absent.report("quantisation", other)
+    other_kind = few_bits.other_kind(model, quantisation)
+    if other_kind is not None:
+        absent.report("quantisation", other_kind)
     return named_model
 
 

@@ -64,7 +64,7 @@ from .script_description import describe, json_values
 from .vllm_engines import without_vllm
 
 MAX_LOG_CHARACTERS = 4000
-VISIBLE = "CUDA_VISIBLE_DEVICES"
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def main() -> None:
@@ -136,7 +136,7 @@ def _answer(request: Request, real: TextIO) -> NoReturn:
 def _inspect(request: Request, real: TextIO) -> Result:
     former = FormerArguments(request.get("former") or {})
     absent = AbsentParts()
-    visible = os.environ.get(VISIBLE)
+    visible = os.environ.get(_VISIBLE)
     try:
         without_vllm()
         accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
@@ -151,8 +151,8 @@ def _inspect(request: Request, real: TextIO) -> Result:
             )
             if captured.arguments.get("model") is None:
                 captured.arguments["model"] = request.get("stand_in")
-            if os.environ.get(VISIBLE, visible) != visible:  # the script's own choice
-                absent.report("visible devices", os.environ[VISIBLE])
+            if os.environ.get(_VISIBLE, visible) != visible:  # the script's own choice
+                absent.report("visible devices", os.environ[_VISIBLE])
             answer = _description(captured, absent)
             answer["former"] = json_values(former.given)
     except ScriptFailed as failure:

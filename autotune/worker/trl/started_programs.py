@@ -19,16 +19,16 @@ from ..tracing.patching import attribute
 from .missing_arguments import IsLibrary, Report
 from .placeholder import Anything
 
-LAUNCHER = re.compile(r"python[\d.]*|accelerate|torchrun|deepspeed|trl|uv|vllm")
-NO_TRAINING = frozenset({"pip", "venv", "-c"})  # words behind a launcher
-CALLS = ("run", "call", "check_call", "check_output", "Popen")
+_LAUNCHER = re.compile(r"python[\d.]*|accelerate|torchrun|deepspeed|trl|uv|vllm")
+_NO_TRAINING = frozenset({"pip", "venv", "-c"})  # program behind a launcher
+_CALLS = ("run", "call", "check_call", "check_output", "Popen")
 
 
 @contextmanager
 def reported(is_library: IsLibrary, report: Report) -> Iterator[None]:
     """Report programs of the user's files that would train, and start none of them."""
     with ExitStack() as stack:
-        for name in CALLS:
+        for name in _CALLS:
             call = _reporting(getattr(subprocess, name), name, is_library, report)
             stack.enter_context(attribute(subprocess, name, call))
         system = _reporting(os.system, "system", is_library, report)
@@ -47,10 +47,10 @@ def _reporting(
 
     def started(*args: Any, **options: Any) -> Any:
         command = next(iter(args), options.get("args", ""))
-        words = _words(command)
-        if is_library(sys._getframe(1).f_code.co_filename) or not _may_train(words):
+        program = _words(command)
+        if is_library(sys._getframe(1).f_code.co_filename) or not _may_train(program):
             return start(*args, **options)
-        report("started program", shlex.join(words))
+        report("started program", shlex.join(program))
         if name == "run":
             return subprocess.CompletedProcess(command, 0, stdout="", stderr="")
         return "" if name == "check_output" else 0
@@ -58,13 +58,17 @@ def _reporting(
     return started
 
 
-def _reporting_class(owner: type, is_library: IsLibrary, report: Report) -> type:
+def _reporting_class(
+    owner: type,
+    is_library: IsLibrary,
+    report: Report,
+) -> type:
     class Popen(owner):  # type: ignore[misc]
         def __new__(cls, *args: Any, **options: Any) -> Any:
-            words = _words(next(iter(args), options.get("args", "")))
-            if is_library(sys._getframe(1).f_code.co_filename) or not _may_train(words):
+            program = _words(next(iter(args), options.get("args", "")))
+            if is_library(sys._getframe(1).f_code.co_filename) or not _may_train(program):
                 return super().__new__(cls)
-            report("started program", shlex.join(words))
+            report("started program", shlex.join(program))
             return Anything()
 
     return Popen
@@ -79,8 +83,8 @@ def _words(command: Any) -> list[str]:
     return [str(word) for word in command] if isinstance(command, Sequence) else []
 
 
-def _may_train(words: Sequence[str]) -> bool:
+def _may_train(program: Sequence[str]) -> bool:
     """Return True for an interpreter or a launcher with something to run."""
-    names = {Path(word).name for word in words[:3]}
-    is_launcher = any(LAUNCHER.fullmatch(name) for name in names)
-    return is_launcher and NO_TRAINING.isdisjoint(words)
+    names = {Path(word).name for word in program[:3]}
+    is_launcher = any(_LAUNCHER.fullmatch(name) for name in names)
+    return is_launcher and _NO_TRAINING.isdisjoint(program)

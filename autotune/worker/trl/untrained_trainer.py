@@ -17,8 +17,8 @@ from typing import Any
 
 from .placeholder import Anything
 
-MODELS = ("model", "model_wrapped")
-REPLACED = frozenset(
+_MODELS = ("model", "model_wrapped")
+_REPLACED = frozenset(
     {
         "args",
         "compute_loss",
@@ -34,7 +34,11 @@ REPLACED = frozenset(
 class UntrainedTrainer:
     """Object that a script gets instead of its trainer. `train`: ends the script."""
 
-    def __init__(self, captured: Any, train: Callable[[Any], None]) -> None:
+    def __init__(
+        self,
+        captured: Any,
+        train: Callable[[Any], None],
+    ) -> None:
         values = self.__dict__
         values["_captured"] = captured
         values["_train"] = train
@@ -48,7 +52,11 @@ class UntrainedTrainer:
 
     pop_callback = remove_callback
 
-    def train(self, *_: Any, **__: Any) -> None:
+    def train(
+        self,
+        *_: Any,
+        **__: Any,
+    ) -> None:
         self._train(self._captured)
 
     def __getattr__(self, name: str) -> Any:
@@ -57,18 +65,22 @@ class UntrainedTrainer:
         if name in self._assigned:
             return self._assigned[name]
         captured = self._captured
-        if name in MODELS:
+        if name in _MODELS:
             return self._model()
         if name == "args" and captured.configured is not None:
             return captured.configured.config
         value = captured.arguments.get("processing_class" if name == "tokenizer" else name)
         return Anything() if value is None else value
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(
+        self,
+        name: str,
+        value: Any,
+    ) -> None:
         self._assigned[name] = value
         if name == "model":
             self._captured.arguments["model"] = value
-        elif name in REPLACED:
+        elif name in _REPLACED:
             self._captured.replaced.append(name)
 
     def _model(self) -> Any:

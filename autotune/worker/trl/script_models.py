@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from .missing_arguments import IsLibrary, Report
 from .placeholder import Anything
 
-ENGINES = {
+STARTED_CLASSES = {
     "vllm": ("LLM", "LLMEngine", "AsyncLLMEngine"),
     "sglang": ("Engine",),
     "sentence_transformers": ("SentenceTransformer", "CrossEncoder"),
@@ -27,15 +27,15 @@ ENGINES = {
 }
 """Package -> classes that put a model on a GPU."""
 
-LOADER = re.compile(
+_LOADER = re.compile(
     r"^AutoModel|For(?:CausalLM|SequenceClassification|ConditionalGeneration)$"
     r"|^(?:SentenceTransformer|CrossEncoder|Detoxify|BERTScorer|LLM|pipeline)$"
 )
 """Names by which code loads a model."""
 
 MOST_FUNCTIONS = 40  # of the user's that are followed from a reward
-MOVED_TO = "_autotune_moved_to"
-PARAMETERS = "_autotune_parameters"
+_MOVED_TO = "_autotune_moved_to"
+_PARAMETERS = "_autotune_parameters"
 
 
 class _Loaded(NamedTuple):
@@ -47,9 +47,13 @@ class _Loaded(NamedTuple):
 _loaded: list[_Loaded] = []
 
 
-def note(model: Any, name: str, placement: Any) -> None:
+def note(
+    model: Any,
+    name: str,
+    placement: Any,
+) -> None:
     """Remember a model that the script loaded. `placement`: its device_map."""
-    object.__setattr__(model, PARAMETERS, count_of(model))
+    object.__setattr__(model, _PARAMETERS, count_of(model))
     is_placed = placement is not None and "cpu" not in str(placement)
     _loaded.append(_Loaded(weakref.ref(model), name, is_placed))
 
@@ -65,12 +69,12 @@ def count_of(model: Any) -> int:
 
 def count_at_load(model: Any) -> int | None:
     """Return the number of parameters that a model had when it was loaded; None: it was not."""
-    return vars(model).get(PARAMETERS)
+    return vars(model).get(_PARAMETERS)
 
 
 def note_move(module: Any, device: str) -> None:
     """Remember to which device the script moved a module."""
-    object.__setattr__(module, MOVED_TO, device)
+    object.__setattr__(module, _MOVED_TO, device)
 
 
 def present() -> list[tuple[str, Any]]:
@@ -81,7 +85,7 @@ def present() -> list[tuple[str, Any]]:
         model = loaded.model()
         if model is None:
             continue
-        device = getattr(model, MOVED_TO, None)
+        device = getattr(model, _MOVED_TO, None)
         is_on_gpu = loaded.is_placed if device is None else "cpu" not in device
         if is_on_gpu:
             models.append((loaded.name, model))
@@ -105,7 +109,7 @@ def report_others(
 
 def fill(module: types.ModuleType, report: Report) -> None:
     """Give a placeholder the classes that start an engine, each of which is reported."""
-    for name in ENGINES.get(module.__name__, ()):
+    for name in STARTED_CLASSES.get(module.__name__, ()):
         vars(module)[name] = _reported(name, report)
 
 
@@ -122,15 +126,20 @@ def _reported(name: str, report: Report) -> type:
     return Engine
 
 
-CPU = (-1, "cpu")
+_CPU = (-1, "cpu")
 
 
 def pipeline_of(report: Report) -> Callable[..., Any]:
     """Return a stand-in for transformers' pipelines, which reports the model that one loads."""
 
-    def pipeline(task: Any = None, model: Any = None, *_: Any, **options: Any) -> Any:
+    def pipeline(
+        task: Any = None,
+        model: Any = None,
+        *_: Any,
+        **options: Any,
+    ) -> Any:
         names = model is None or isinstance(model, str)
-        if names and options.get("device") not in CPU:
+        if names and options.get("device") not in _CPU:
             report("engine", f"pipeline({model or task})")
         return Anything()
 
@@ -140,14 +149,14 @@ def pipeline_of(report: Report) -> Callable[..., Any]:
 def loaders_in(reward: Any, is_library: IsLibrary) -> Iterator[str]:
     """Yield the names by which the user's code behind a reward loads models."""
     waiting = list(_functions_of(reward, is_library))
-    seen: set[int] = set()
-    while waiting and len(seen) < MOST_FUNCTIONS:
+    followed: set[int] = set()
+    while waiting and len(followed) < MOST_FUNCTIONS:
         function = waiting.pop(0)
-        if id(function) in seen:
+        if id(function) in followed:
             continue
-        seen.add(id(function))
+        followed.add(id(function))
         for name in _names_in(function.__code__):
-            if LOADER.search(name):
+            if _LOADER.search(name):
                 yield name
             value = function.__globals__.get(name)
             waiting += _functions_of(value, is_library)
