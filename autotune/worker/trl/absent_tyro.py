@@ -29,7 +29,7 @@ def cli(
 ) -> Any:
     """Return the dataclass's object, or what the function returns."""
     argv = sys.argv[1:] if args is None else args
-    _, stated = parsed_options(argv)
+    stated = parsed_options(argv)[1]
     options: dict[str, Any] = {}
     for name, value in stated.items():
         *path, last = name.split(".")

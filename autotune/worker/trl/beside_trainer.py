@@ -42,7 +42,7 @@ OPTIONS_OF_ADAPTER = (
 )
 """Options of PEFT that change how many weights are trained, and that no setting has."""
 
-_WITHOUT_EFFECT = (None, "none", {}, [], ())
+_WITHOUT_EFFECT: tuple[Any, ...] = (None, "none", {}, [], ())
 MILLION = 1_000_000
 
 

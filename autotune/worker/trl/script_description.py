@@ -82,7 +82,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "model": _model(arguments, configuration.settings, captured.is_own, absent),
         **_settings_as_json(configuration),
         "adapter": _adapter(arguments, absent),
-        **_parts_as_json(captured),
+        **_parts_as_json(captured, "own optimizer" in absent.names),
         **_data(captured, absent),
         "trainer_place": _place(captured.place),
         "train_place": _place(captured.train_place),
@@ -159,7 +159,6 @@ def _with_optimizer(
         return configuration
     setting, description = optimizer
     absent.report("own optimizer", description)
-    arguments["optimizers"] = ()
     return configuration._replace(
         settings={**configuration.settings, "optim": setting},
         raw={**configuration.raw, "optim": setting},
@@ -192,10 +191,15 @@ def _settings_as_json(configuration: _Configuration) -> Result:
     }
 
 
-def _parts_as_json(captured: CapturedTrainer) -> Result:
-    """Return the objects that the script passes to its trainer, by name."""
+def _parts_as_json(captured: CapturedTrainer, has_setting: bool) -> Result:
+    """Return the objects that the script passes to its trainer, by name.
+
+    `has_setting`: a setting stands for its ready-made optimizer.
+    """
     arguments = captured.arguments
     optimizers = arguments.get("optimizers") or ()
+    if has_setting:
+        optimizers = ()
     rewards = dataset_sizes.listed(arguments.get("reward_funcs"))
     stated_callbacks = dataset_sizes.listed(arguments.get("callbacks"))
     callbacks = [*stated_callbacks, *captured.callbacks]

@@ -69,7 +69,8 @@ def count_of(model: Any) -> int:
 
 def count_at_load(model: Any) -> int | None:
     """Return the number of parameters that a model had when it was loaded; None: it was not."""
-    return vars(model).get(_PARAMETERS)
+    count: int | None = vars(model).get(_PARAMETERS)
+    return count
 
 
 def note_move(module: Any, device: str) -> None:
