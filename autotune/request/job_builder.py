@@ -225,7 +225,20 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
         ranks = trainer.ranks(completed, sources.hardware.count)
         script_gpus = sources.file.script_gpus
         yield from difference_of_gpus(script_gpus, ranks, trainer)
-        yield from sources.file.config.assumed
+        for sentence in sources.file.config.assumed:
+            if _setting_to_give(sentence) not in settings.of_flags:
+                yield sentence
+
+
+GIVEN_BY = re.compile(r"--(?:set (\w+)=\w+|(max-prompt-length) N) gives")
+
+
+def _setting_to_give(sentence: str) -> str | None:
+    """Return the setting that a flag gives in place of what the sentence assumes; None: no one."""
+    way_out = GIVEN_BY.search(sentence)
+    if way_out is None:
+        return None
+    return (way_out[1] or way_out[2]).replace("-", "_")
 
 
 def _share_notes(

@@ -32,9 +32,10 @@ from autotune.frameworks.trl.script_refusals import (
     check_of_machine,
     refusal,
 )
+from autotune.frameworks.trl.script_words import own_starts, training_words
 from autotune.machine import hardware_detection
 
-MOST_CHECKS = 4  # statements of a script that are passed over: each takes a run of it
+MOST_CHECKS = 8  # statements of a script that are passed over: each takes a run of it
 
 ROWS_MISSING = re.compile(
     r"(?:data|file|rows|jsonl?|dataset)\b.*(?:not found|missing|does not exist|no such)"
@@ -129,7 +130,8 @@ def _answer_of_several(
     # 1. As it is; then with placeholders for values that were not given.
     answer, log = ask(request)
     has_model = request["model"] is not None or request["stand_in"] is not None
-    if _needs_an_argument(answer, has_model) or _ended_without_rows(answer, log):
+    lacks_value = _needs_an_argument(answer, has_model) or _lacks_variable(answer)
+    if lacks_value or _ended_without_rows(answer, log):
         request["fills"] = True
         answer, log = ask(request)
 
@@ -148,10 +150,21 @@ def _answer_of_several(
         answer, log = ask(request)
         if check["kind"] == "check":
             with_all_rows = answer, log
+
+    # 3. With words without which the script only shows what it would do, or starts itself.
+    choices: list[list[str]] = []
+    if not request["arguments"] and _trains_nothing(answer):
+        choices = [*own_starts(request["script"], answer), *training_words(request["script"])]
+    for arguments in choices:
+        answer_of_words, log_of_words = ask({**request, "arguments": arguments})
+        if "error" not in answer_of_words:
+            answer, log = answer_of_words, log_of_words
+            answer["absent"].setdefault("choice", []).append(" ".join(arguments))
+            break
     if answer.get("error", {}).get("kind") == "no_trainer":
         answer, log = with_all_rows
 
-    # 3. As one process, as Python starts it: its batch does not divide by more.
+    # 4. As one process, as Python starts it: its batch does not divide by more.
     if not is_launched and _needs_one_process(answer) and request["ranks"] != 1:
         one_answer, one_log = ask({**request, "ranks": 1})
         if "error" not in one_answer:
@@ -223,6 +236,16 @@ def _ended_without_rows(answer: Mapping[str, Any], log: str) -> bool:
     is_ended = answer.get("error", {}).get("kind") in ("no_trainer", "ended")
     has_looked = "file looked for" in answer.get("absent", {})
     return is_ended and (has_looked or ROWS_MISSING.search(log) is not None)
+
+
+def _lacks_variable(answer: Mapping[str, Any]) -> bool:
+    """Return True if the script stopped, and asked for a variable that is not set."""
+    is_stopped = answer.get("error", {}).get("kind") in ("crashed", "ended")
+    return is_stopped and "unset variable" in answer.get("absent", {})
+
+
+def _trains_nothing(answer: Mapping[str, Any]) -> bool:
+    return answer.get("error", {}).get("kind") in ("ended", "no_trainer")
 
 
 def _config_of(

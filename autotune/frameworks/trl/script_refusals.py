@@ -58,6 +58,7 @@ PLACEHOLDERS = frozenset({"dataset", "package"})
 
 OF_TRAINING = re.compile(
     r"Trainer|Config\b|Arguments|from_pretrained|argparse|parse_args|peft|lora|quantiz|model\b"
+    r"|^\w*(?:args|arguments|config)\s*="
     r"|batch_size|num_generations|deepspeed|max_\w*len|max_\w*tokens|seq_len"
     r"|^(?:import|from|class|def) ",
     re.IGNORECASE,
@@ -67,8 +68,14 @@ OF_TRAINING = re.compile(
 ONE_TRAINER = "Give each a script of its own, or let an argument choose between them."
 
 
-OF_ARGUMENTS = re.compile(r"\bsys\.argv\[")
+OF_ARGUMENTS = re.compile(r"\bargv\b")
 """Statement that fails without the script's arguments, and not because of its rows."""
+
+OF_SCRIPT = re.compile(
+    r"SyntaxError|ValueError|AssertionError|UnboundLocalError|NameError"
+    r"|AttributeError: 'Namespace' object|IndexError: list index"
+)
+"""Begin of an error of the script's own, and not of a package that it lacks here."""
 
 
 def check_of_machine(answer: Mapping[str, Any]) -> Mapping[str, Any] | None:
@@ -107,7 +114,7 @@ def refusal(
     kind = str(error["kind"])
     text = _first_line_of(error)
     if kind == "crashed":
-        return _crash(path, python, error, packages)
+        return _crash(path, python, error, absent)
     if kind == "too_long":
         return BadInput(
             f"{path} builds no trainer within {text}: it is{_place_of(error)} then.",
@@ -116,10 +123,10 @@ def refusal(
     if kind == "ended":
         return BadInput(
             f"{path} exits with status {text} before it builds a trainer{last_line(log)}",
-            way_out=_own_arguments(path),
+            way_out=_own_arguments(path) + _variables(absent),
         )
     if kind == "no_trainer":
-        return _no_trainer(path, text)
+        return _no_trainer(path, text, absent.get("started program", ()))
     return _WRONG_TRAINERS[kind](path, text)
 
 
@@ -165,9 +172,10 @@ def _crash(
     path: str,
     python: Path,
     error: Mapping[str, Any],
-    packages: Sequence[str],
+    absent: Mapping[str, Sequence[str]],
 ) -> Exception:
     """Return the refusal of a script that raises an error before it builds a trainer."""
+    packages = absent.get("package", ())
     text = _first_line_of(error)
     place = _place_of(error)
     if text.startswith("ModuleNotFoundError"):
@@ -175,8 +183,12 @@ def _crash(
             f"{path} stops{place}: {text}. {python} lacks it: name another interpreter with"
             " --python."
         )
-    is_of_script = text.startswith(("SyntaxError", "ValueError"))
-    if packages and not is_of_script:
+    if _lacks_arguments(path, error):
+        return BadInput(
+            f"{path} needs arguments that are not given: it stops{place} ({text}).",
+            way_out=_own_arguments(path),
+        )
+    if packages and not OF_SCRIPT.match(text):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
             f" ({', '.join(packages)}): name another interpreter with --python."
@@ -184,8 +196,17 @@ def _crash(
         )
     return BadInput(
         f"{path} stops{place}, before its trainer is built: {text.rstrip('.')}.",
-        way_out=_way_out_of_crash(path, text),
+        way_out=_way_out_of_crash(path, text) + _variables(absent),
     )
+
+
+def _lacks_arguments(path: str, error: Mapping[str, Any]) -> bool:
+    """Return True if the script stopped where it takes an argument by its place."""
+    line = error.get("line")
+    if not str(error["text"]).startswith("IndexError") or not line:
+        return False
+    lines = Path(path).read_text("utf-8", "replace").splitlines()
+    return OF_ARGUMENTS.search(lines[line - 1]) is not None
 
 
 def _way_out_of_crash(path: str, text: str) -> str:
@@ -194,6 +215,15 @@ def _way_out_of_crash(path: str, text: str) -> str:
     if "divisible" in text:
         return "Batches are those of one process for each GPU: --gpus names another number."
     return f"Check that `python {path}` trains. {_own_arguments(path)}"
+
+
+def _variables(absent: Mapping[str, Any]) -> str:
+    """Return the way out of a script that asked for variables in vain."""
+    names = absent.get("unset variable", ())
+    if not names:
+        return ""
+    values = " ".join(f"{name}=VALUE" for name in names[:3])
+    return f" It asks for variables that are not set: {values} autotune ... gives them."
 
 
 def _own_arguments(path: str) -> str:
@@ -208,8 +238,17 @@ def _other_program(path: str, program: str) -> BadInput:
     )
 
 
-def _no_trainer(path: str, other_trainer: str) -> BadInput:
+def _no_trainer(
+    path: str,
+    other_trainer: str,
+    programs: Sequence[str],
+) -> BadInput:
     """Return the refusal of a script without a trainer, or with another than the requested one."""
+    if programs and not other_trainer:
+        return BadInput(
+            f"{path} builds no trainer itself, and starts `{programs[0]}`, which is not run here.",
+            way_out=f"Predict what it starts: autotune predict -- {programs[0]}",
+        )
     problem = f"{path} ends and builds no {' or '.join(SUPPORTED_TRAINERS)}"
     if other_trainer:
         return BadInput(
@@ -243,6 +282,14 @@ def _odd_trainer(path: str, problem: str) -> BadInput:
     return BadInput(
         f"{path}: {problem}, so that its arguments are unknown.",
         way_out="Call it from your class's __init__.",
+    )
+
+
+def _odd_model(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} trains {name}, a model that is none of transformers' or PEFT's, so that its shape"
+        " is unknown.",
+        way_out="Give the training with flags: --model NAME --method sft --set ...",
     )
 
 
@@ -289,6 +336,7 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "two_trainers": _two_trainers,
     "other_trainer": _other_trainer,
     "odd_trainer": _odd_trainer,
+    "odd_model": _odd_model,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
     "other_adapter": _other_adapter,

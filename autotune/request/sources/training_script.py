@@ -43,6 +43,7 @@ from autotune.frameworks.trl.user_launch_files import (
 )
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.author_release import author_releases
+from autotune.request.sources.beside_training import beside_training, without_arguments
 from autotune.request.sources.project_model import model_of_project
 from autotune.request.sources.release_of_script import names_of, of_releases, with_releases
 from autotune.request.sources.server_of_launch import SERVER_ASSUMED
@@ -104,8 +105,12 @@ def read_training_script(
     model = _model(script.look, choice.model, stand_in)
     by_tokenizer = _model_of_tokenizer(script.look, model)
     if by_tokenizer is not None:
-        model = by_tokenizer
+        model = stand_in = by_tokenizer
         script = look(stand_in=model, **of_releases(releases, hardware.count))
+    visible_gpus = _visible_gpus(script.look, hardware)
+    if visible_gpus is not None and choice.ranks is None:
+        defaults = of_releases(releases, visible_gpus.count)
+        script = look(stand_in=stand_in, ranks=visible_gpus.count, **defaults)
     inspection = script.look
     if inspection.unsloth:
         return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
@@ -123,7 +128,7 @@ def read_training_script(
         origins=dict.fromkeys(config.settings, origin),
         script=script,
         trainer=script_trainer(trainer, script),
-        script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
+        script_gpus=ONE_GPU if inspection.is_for_one_gpu else visible_gpus,
         unstated=_unstated(inspection),
     )
     return with_releases(file, releases, inspection, hardware.count)
@@ -154,6 +159,15 @@ def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | N
     return None
 
 
+def _visible_gpus(inspection: ScriptInspection, hardware: Hardware) -> ScriptGpus | None:
+    """Return the GPUs that the script leaves itself, if they are fewer."""
+    for devices in inspection.absent.get("visible devices", ()):
+        count = len([device for device in devices.split(",") if device.strip()])
+        if 0 < count < hardware.count:
+            return ScriptGpus(count=count, stated=f"CUDA_VISIBLE_DEVICES={devices}")
+    return None
+
+
 def _unstated(inspection: ScriptInspection) -> tuple[str, ...]:
     """Return the arguments that placeholders stand for, and those without a model."""
     absent = inspection.absent
@@ -174,7 +188,12 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         settings=settings,
         rest={},
         notes=tuple(_notes(script)),
-        assumed=(*assumed, *_replaced(inspection), *_others(inspection)),
+        assumed=(
+            *without_arguments(inspection, script.arguments),
+            *assumed,
+            *_replaced(inspection),
+            *_others(inspection),
+        ),
     )
     return UserFile(
         framework="unsloth",
@@ -255,7 +274,11 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         settings=settings,
         rest=passed_on,
         notes=tuple(_notes(script)),
-        assumed=(*deepspeed.assumed, *_assumed(inspection)),
+        assumed=(
+            *without_arguments(inspection, script.arguments),
+            *deepspeed.assumed,
+            *_assumed(inspection),
+        ),
     )
 
 
@@ -347,11 +370,7 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             f" {inspection.method}"
         )
     if inspection.own_rows and inspection.method not in PROMPTED:
-        length = inspection.raw.get("max_length")
-        yield (
-            f"rows of max_length={length} tokens, although the script's own data_collator makes"
-            " them: --set max_length=N gives the longest"
-        )
+        yield _own_rows(inspection)
     if _has_server(inspection):
         yield SERVER_ASSUMED
     if "max_length" in inspection.raw and inspection.raw["max_length"] is None:
@@ -360,11 +379,33 @@ def _assumed(inspection: ScriptInspection) -> Iterator[str]:
             " limit: --set max_length=N gives the longest"
         )
     if inspection.method in PROMPTED:
+        yield from _unlimited_prompts(inspection)
         for name in inspection.rewards:
             if "/" in name:  # a model, by its name; a function's has none
                 yield f"no memory of the reward model {name}, which the trainer loads"
     yield from _replaced(inspection)
     yield from _others(inspection)
+
+
+def _unlimited_prompts(inspection: ScriptInspection) -> Iterator[str]:
+    """Yield the sentence about prompts that nothing here gives a length."""
+    if inspection.prompts is None and _former_limit(inspection) is None:
+        reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
+        yield (
+            f"prompts of {DEFAULT_PROMPT_LENGTH} tokens, because the script has no limit for them"
+            f" and its rows are not here{reason}: --max-prompt-length N gives the longest"
+        )
+
+
+def _own_rows(inspection: ScriptInspection) -> str:
+    """Return the sentence about rows that the trainer does not cut."""
+    length = inspection.raw.get("max_length")
+    cuts = [int(cut) for cut in inspection.absent.get("cut length", ())]
+    longest = f" and cuts them at {max(cuts)}" if cuts else ""
+    return (
+        f"rows of max_length={length} tokens, although the script makes its rows itself{longest}:"
+        " --set max_length=N gives the longest"
+    )
 
 
 SHORTEST_PROMPT = 16
@@ -403,6 +444,7 @@ def _others(inspection: ScriptInspection) -> Iterator[str]:
 def _replaced(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what a prediction left out of the script, or took for a part that is not here."""
     yield from inspection.passed_over
+    yield from beside_training(inspection)
     yield from former_keys().decided_memory({**inspection.raw, **inspection.former})
     yield from _lengths_of_placeholders(inspection)
     for fraction in inspection.absent.get("memory fraction", ()):
@@ -486,13 +528,6 @@ def _notes(script: UserScript) -> Iterator[str]:
 
 def _length_notes(inspection: ScriptInspection) -> Iterator[str]:
     """Yield what is assumed of the lengths of prompts and completions."""
-    is_limited = _former_limit(inspection) is not None
-    if inspection.prompts is None and inspection.method in PROMPTED and not is_limited:
-        reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""
-        yield (
-            f"the script's prompt lengths could not be determined{reason}:"
-            f" {DEFAULT_PROMPT_LENGTH} is assumed; see --max-prompt-length"
-        )
     if "rollout_func" in inspection.special:
         yield (
             "the script's rollout_func decides how long completions get: the certificate contains"

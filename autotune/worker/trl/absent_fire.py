@@ -17,7 +17,7 @@ model: list[str | None] = [None]
 
 def run(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     """Call the function with `--name value`, `--name=value` and `--name` of the command line."""
-    positional, options = _parsed(sys.argv[1:])
+    positional, options = parsed_options(sys.argv[1:])
     for name, parameter in inspect.signature(function).parameters.items():
         has_value = name in options or parameter.default not in (None, "", inspect.Parameter.empty)
         if name in MODEL_ARGUMENTS and model[0] is not None and not has_value:
@@ -25,7 +25,8 @@ def run(function: Callable[..., Any], *_: Any, **__: Any) -> Any:
     return function(*positional, **options)
 
 
-def _parsed(argv: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+def parsed_options(argv: Sequence[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Return words and options of a command line, each value as YAML reads it."""
     positional: list[Any] = []
     options: dict[str, Any] = {}
     remaining = list(argv)

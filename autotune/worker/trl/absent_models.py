@@ -7,6 +7,7 @@ has for the model's name.
 from __future__ import annotations
 
 import functools
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, suppress
@@ -15,9 +16,10 @@ from typing import Any
 
 from .. import synthetic
 from ..tracing.patching import all_entered, attribute
+from . import few_bits, script_models
 from .missing_arguments import Report
 from .placeholder import Anything
-from .script_capture import ScriptFailed
+from .script_capture import ScriptFailed, is_library
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
 LOADERS = {
@@ -46,7 +48,7 @@ class AbsentModels:
     ) -> None:
         self._loads_float32 = loads_float32
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
-        self._report = report
+        self.report = report
         self._folders: dict[str, str] = {}
         from transformers import AutoTokenizer
 
@@ -81,7 +83,7 @@ class AbsentModels:
                 raise ScriptFailed("no_model", kind)
             if folder is None:
                 raise ScriptFailed("unknown_model", str(name))
-            self._report(kind, str(name))
+            self.report(kind, str(name))
             if kind == "config":
                 return load(folder, **_plain(options))
             return _with_processors(self._load_tokenizer(folder, **_of_tokenizer(options)))
@@ -142,15 +144,17 @@ class AbsentModels:
             trusts_code = bool(options.get("trust_remote_code"))
             config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code)
         stated_dtype = options.get("dtype", options.get("torch_dtype"))
-        is_quantised = _is_quantised(options)
+        quantisation = options.get("quantization_config")
+        is_in_4bit = few_bits.is_in_4bit(str(name), quantisation)
+        is_quantised = is_in_4bit or _is_quantised(options)
         dtype = _dtype(stated_dtype, config)
         if stated_dtype is None and not is_quantised and dtype != torch.float32:
             name_of_dtype = str(dtype).removeprefix("torch.")
             if self._loads_float32:
-                self._report("dtype of transformers 4", name_of_dtype)
+                self.report("dtype of transformers 4", name_of_dtype)
                 dtype = torch.float32
             else:
-                self._report("unstated dtype", name_of_dtype)
+                self.report("unstated dtype", name_of_dtype)
         is_auto = hasattr(model_class, "from_config")
         build = model_class.from_config if is_auto else model_class._from_config
         try:
@@ -166,11 +170,17 @@ class AbsentModels:
         if attention is not None:
             model.config._attn_implementation_internal = attention
         placement = options.get("device_map")
+        script_models.note(model, str(name), placement)
         if placement in DIVIDING:
-            self._report("divided model", str(placement))
+            self.report("divided model", str(placement))
         for flag in QUANTISED:
             if _is_on(options, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
+        if is_in_4bit:
+            model.is_loaded_in_4bit = True
+        other_kind = few_bits.other_kind(str(name), quantisation)
+        if other_kind is not None:
+            self.report("quantisation", other_kind)
         return model
 
 
@@ -254,7 +264,7 @@ def without_weights(
     transformers 4, a model without a dtype has that one.
     """
     absent = AbsentModels(look_up, report, loads_float32=loads_float32)
-    yield from _unneeded_calls()
+    yield from _unneeded_calls(report)
     yield from _loaders(absent)
     yield absent.adapters()
     yield absent.adapter_configs()
@@ -262,12 +272,20 @@ def without_weights(
     yield from _moves()
 
 
-def _unneeded_calls() -> Replacements:
-    """Replace calls that only matter to models with weights."""
+def _unneeded_calls(report: Report) -> Replacements:
+    """Replace calls that only matter to models with weights, and note lengths of rows."""
     import huggingface_hub
-    from transformers import PreTrainedModel, modeling_utils
+    from transformers import (
+        GenerationMixin,
+        PreTrainedModel,
+        PreTrainedTokenizerBase,
+        modeling_utils,
+    )
 
     yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
+    yield attribute(GenerationMixin, "generate", _no_answer)
+    call = PreTrainedTokenizerBase.__call__
+    yield attribute(PreTrainedTokenizerBase, "__call__", _noting_length(call, report))
     yield attribute(huggingface_hub, "login", lambda *_, **__: None)
     yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
     # No model is partitioned while it is built: there is one process here.
@@ -290,6 +308,7 @@ def _loaders(absent: AbsentModels) -> Replacements:
 
 def _builders(absent: AbsentModels) -> Replacements:
     """Replace the loaders of models: they build a model of its config."""
+    import transformers
     from transformers import PreTrainedModel
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
@@ -301,6 +320,7 @@ def _builders(absent: AbsentModels) -> Replacements:
     for owner in (PreTrainedModel, *auto_classes):
         if "from_pretrained" in vars(owner):
             yield attribute(owner, "from_pretrained", classmethod(from_pretrained))
+    yield attribute(transformers, "pipeline", script_models.pipeline_of(absent.report))
 
 
 def _moves() -> Replacements:
@@ -308,14 +328,34 @@ def _moves() -> Replacements:
     import torch
 
     module_class = torch.nn.Module
-    for name in ("to", "cuda"):
-        moved = _without_device(getattr(module_class, name))
+    for name in ("to", "cuda", "cpu"):
+        moved = _without_device(getattr(module_class, name), name)
         yield attribute(module_class, name, moved)
 
 
 def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:
     """Keep the vocabulary: a synthetic tokenizer has another size, and a few rows are no memory."""
     return model.get_input_embeddings()
+
+
+def _no_answer(_: Any, inputs: Any = None, **options: Any) -> Any:
+    """Return the prompts, as a model without weights answers them: with nothing."""
+    prompts = options.get("input_ids", inputs)
+    return Anything() if prompts is None else prompts
+
+
+def _noting_length(call: Callable[..., Any], report: Report) -> Callable[..., Any]:
+    """Return a tokenizer's call that reports where the script cuts its rows itself."""
+
+    @functools.wraps(call)
+    def called(tokenizer: Any, *args: Any, **options: Any) -> Any:
+        length = options.get("max_length")
+        is_cut = isinstance(length, int) and bool(options.get("truncation"))
+        if is_cut and not is_library(sys._getframe(1).f_code.co_filename):
+            report("cut length", str(length))
+        return call(tokenizer, *args, **options)
+
+    return called
 
 
 def _behind_config(load: Callable[..., Any]) -> Callable[..., Any]:
@@ -338,15 +378,21 @@ def _with_subclasses(owner: Any) -> Iterator[Any]:
         yield from _with_subclasses(subclass)
 
 
-def _without_device(move: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `Module.to` or `Module.cuda` that changes the precision and no device."""
+def _without_device(move: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """Return `Module.to`, `cuda` or `cpu` that changes the precision, and notes the device."""
     import torch
 
     @functools.wraps(move)
     def moved(module: Any, *args: Any, **options: Any) -> Any:
+        device = None if name == "to" else name
+        dtype = None
         for value in (*args, *options.values()):
             if isinstance(value, torch.dtype):
-                return move(module, value)
-        return module
+                dtype = value
+            elif isinstance(value, str | int | torch.device) and not isinstance(value, bool):
+                device = str(value)
+        if device is not None:
+            script_models.note_move(module, device)
+        return module if dtype is None else move(module, dtype)
 
     return moved

@@ -8,6 +8,7 @@ package of the user's own beside the script, or in `src` above it, is found firs
 from __future__ import annotations
 
 import builtins
+import dataclasses
 import importlib
 import importlib.abc
 import importlib.machinery
@@ -19,7 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from ..tracing.patching import attribute
-from . import absent_fire, absent_hydra, absent_sklearn, absent_unsloth
+from . import (
+    absent_fire,
+    absent_hydra,
+    absent_sklearn,
+    absent_tyro,
+    absent_unsloth,
+    script_models,
+)
 from .missing_arguments import IsLibrary, Report
 from .own_trainers import absent_trainer
 from .placeholder import Anything, is_linear
@@ -54,6 +62,8 @@ class _AbsentModule(types.ModuleType):
             raise AttributeError(name)
         if name.endswith("Trainer"):
             return absent_trainer(name)
+        if name.endswith(OF_SCRIPTS):
+            return former_script_arguments(name)
         if name.endswith(OF_CONFIGURATIONS) and hasattr(importlib.import_module("trl"), name):
             return getattr(importlib.import_module("trl"), name)
         # A former place in a library that is here: `trl.commands.cli_utils.TrlParser`.
@@ -86,7 +96,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         name = fullname.partition(".")[0]
         if f"{fullname}.".startswith(tuple(self._replaced)):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
-        if fullname in REQUIRED or not self._is_asked_by_user():
+        if fullname in REQUIRED or not self.is_asked_by_user():
             return None
         folder = _folder_of(name, self._script) if fullname == name else None
         if folder is not None and str(folder) not in sys.path:
@@ -101,7 +111,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         self._report("package", fullname)
         return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
 
-    def _is_asked_by_user(self) -> bool:
+    def is_asked_by_user(self) -> bool:
         """Return True if the nearest frame outside of the import system is the user's.
 
         `from package import name` tries a module of that name as well, which is none.
@@ -124,7 +134,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         absent_hydra.fill(module)
         absent_unsloth.fill(module)
         absent_fire.fill(module)
+        absent_tyro.fill(module)
         absent_sklearn.fill(module)
+        script_models.fill(module, self._report)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:
@@ -170,12 +182,40 @@ def former_names(
             for part in names:
                 if part != "*" and not _has(module, part):
                     report("name", f"{module.__name__}.{part}")
-                    present_name = PRESENT_CLASSES.get(part, part)
-                    setattr(module, part, getattr(module, present_name, Anything()))
+                    setattr(module, part, _present_part(module, part))
         return module
 
     with attribute(builtins, "__import__", completed), _former_parts_of_trl(is_library, report):
         yield
+
+
+def _with_chat_format(model: Any, tokenizer: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    """Return the model and its tokenizer: a few words more are no memory."""
+    return model, tokenizer
+
+
+OF_SCRIPTS = "ScriptArguments"
+"""End of the names of the dataclasses that TRL's own scripts had, one each, before 0.13."""
+
+
+def former_script_arguments(name: str) -> type:
+    """Return TRL's present class of such arguments with the fields of its former ones."""
+    present = importlib.import_module("trl").ScriptArguments
+    switches = [(switch, bool, False) for switch in ("sanity_check", "ignore_bias_buffers")]
+    return dataclasses.make_dataclass(name, switches, bases=(present,))
+
+
+FORMER_FUNCTIONS = {"setup_chat_format": _with_chat_format}
+"""Function of earlier releases -> what it does to a model."""
+
+
+def _present_part(module: types.ModuleType, name: str) -> Any:
+    """Return what stands for a name that a library has no more."""
+    if name in FORMER_FUNCTIONS:
+        return FORMER_FUNCTIONS[name]
+    if name.endswith(OF_SCRIPTS):
+        return former_script_arguments(name)
+    return getattr(module, PRESENT_CLASSES.get(name, name), Anything())
 
 
 PARTS_TO_REPLACE = ("torch.utils.tensorboard",)
@@ -211,7 +251,7 @@ def _former_parts_of_trl(is_library: IsLibrary, report: Report) -> Iterator[None
             if not is_of_user or name.startswith("_"):
                 raise
             report("name", f"trl.{name}")
-            return Anything()
+            return FORMER_FUNCTIONS.get(name, Anything())
 
     with attribute(owner, "__getattr__", looked_up):
         yield
@@ -278,6 +318,8 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
     ) -> Any:
         if path is not None or fullname in sys.builtin_module_names:
             return None
+        if fullname in script_models.STARTED_CLASSES and self._last.is_asked_by_user():
+            return self._last.absent_spec(fullname)  # nothing is started here
         spec = importlib.machinery.PathFinder.find_spec(fullname)
         return self._last.absent_spec(fullname) if self.is_empty(spec) else None
 

@@ -15,13 +15,16 @@ from . import (
     absent_models,
     absent_packages,
     absent_values,
+    asked_signatures,
     composed_config,
     missing_arguments,
     named_gpus,
     named_ranks,
     searched_values,
+    started_programs,
     time_limit,
     user_source,
+    variables_of_script,
 )
 from .absent_models import ConfigLookup, Replacements
 from .script_capture import is_library
@@ -32,6 +35,7 @@ class AbsentParts:
 
     def __init__(self) -> None:
         self.names: dict[str, list[str]] = {}
+        self.are_replaced = False  # nothing is trained here
 
     def report(self, kind: str, name: str) -> None:
         names = self.names.setdefault(kind, [])
@@ -43,6 +47,7 @@ class AbsentParts:
         """Replace what is not here, if the request allows it."""
         if not request.get("absent"):
             return
+        self.are_replaced = True
         script = Path(request["script"])
         checks = [user_source.Check(*place) for place in request.get("passed_over", ())]
         yield absent_data.placeholders(self.report)
@@ -57,10 +62,18 @@ class AbsentParts:
         )
         yield absent_packages.placeholders(script, is_library, self.report)
         yield absent_packages.former_names(is_library, self.report)
+        yield asked_signatures.of_former_releases(is_library, self.report)
         yield self._completed_arguments(request)
         if request.get("ranks"):
             yield named_ranks.seen_by_user(request["ranks"], is_library)
         yield missing_arguments.secrets(is_library, self.report)
+        yield variables_of_script.seen_by_user(
+            _model_of(request),
+            fills,
+            is_library,
+            self.report,
+        )
+        yield started_programs.reported(is_library, self.report)
         yield absent_values.zeros()
         yield searched_values.largest(script, self.report)
         yield time_limit.no_pauses(is_library)
@@ -69,13 +82,19 @@ class AbsentParts:
 
     def _completed_arguments(self, request: Request) -> AbstractContextManager[None]:
         """Complete the arguments of the script, for each kind of parser that it may use."""
-        model = request.get("model")
-        if model is None and request.get("stand_in"):
-            model = missing_arguments.UnstatedModel(request["stand_in"])
+        model = _model_of(request)
         absent_fire.model[0] = model
         composed_config.report_choice[0] = self.report
         fills = bool(request.get("fills"))
         return missing_arguments.completed(model, fills, self.report)
+
+
+def _model_of(request: Request) -> str | None:
+    """Return the model that stands for one that is not stated."""
+    model: str | None = request.get("model")
+    if model is None and request.get("stand_in"):
+        return missing_arguments.UnstatedModel(request["stand_in"])
+    return model
 
 
 def _configs_through(channel: TextIO) -> ConfigLookup:

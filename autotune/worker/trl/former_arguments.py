@@ -7,11 +7,13 @@ covered; objects have the former names as attributes too.
 
 from __future__ import annotations
 
+import argparse
 import functools
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any, TypeAlias
+from typing import Any, ClassVar, TypeAlias
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
@@ -30,7 +32,7 @@ class FormerArguments:
         self.given: Arguments = {}
 
     def is_former(self, name: str) -> bool:
-        return name in self._renamed or name in self._removed
+        return name in self._renamed or name in self._removed or name in self._moved
 
     def present(self, accepted: Collection[str], stated: Mapping[str, Any]) -> Arguments:
         """Return the arguments under names that are accepted; unknown ones stay as they are."""
@@ -98,10 +100,10 @@ class FormerArguments:
         present_name = self._renamed.get(name)
         if present_name is not None and present_name in values:
             return values[present_name]
+        if name in self._moved:
+            return self.given.get(name, self._moved[name])
         if self.is_former(name):
             return self.given.get(name)
-        if name in self._moved:
-            return self._moved[name]
         raise AttributeError(f"{type(config).__name__!r} object has no attribute {name!r}")
 
 
@@ -233,6 +235,44 @@ def _parsing(former: FormerArguments, parse: ConfigMethod) -> ConfigMethod:
         argv = sys.argv[1:] if args is None else args
         flags = parser._option_string_actions
         present_argv = former.present_flags(flags, argv)
-        return parse(parser, present_argv, *positional, **options)
+        with _shared_options(parser):
+            return parse(parser, present_argv, *positional, **options)
 
     return parse_present
+
+
+class _SharedNamespace(argparse.Namespace):
+    """Values of a command line, of which each class of a parser takes its own: one that several
+    classes have stays for all of them.
+    """
+
+    _owners: ClassVar[dict[int, Counter[str]]] = {}  # by id: an attribute would be one more value
+
+    def __init__(self, values: Mapping[str, Any], classes: Iterable[Any]) -> None:
+        super().__init__(**values)
+        owners = Counter[str]()
+        for owner in classes:
+            owners.update(list(owner.__dataclass_fields__))
+        self._owners[id(self)] = owners
+
+    def __delattr__(self, name: str) -> None:
+        owners = self._owners[id(self)]
+        owners[name] -= 1
+        if owners[name] <= 0:
+            super().__delattr__(name)
+
+
+@contextmanager
+def _shared_options(parser: Any) -> Iterator[None]:
+    """Let a parser give an option that several of its classes have to each of them."""
+    parse_known = parser.parse_known_args
+
+    def parse_known_args(*args: Any, **options: Any) -> Any:
+        namespace, remaining = parse_known(*args, **options)
+        return _SharedNamespace(vars(namespace), parser.dataclass_types), remaining
+
+    parser.parse_known_args = parse_known_args
+    try:
+        yield
+    finally:
+        del parser.parse_known_args

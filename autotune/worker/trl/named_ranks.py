@@ -14,7 +14,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from ..tracing.patching import attribute
-from . import missing_arguments
+from . import missing_arguments, variables_of_script
 from .missing_arguments import IsLibrary
 from .user_answers import answered
 
@@ -23,8 +23,11 @@ BEHIND_THE_ASKER = (
     "<frozen os>",
     "<frozen _collections_abc>",
     missing_arguments.__file__,
+    variables_of_script.__file__,
 )
-"""Files of `os.getenv` and `os.environ.get`, and of secrets, which ask for somebody else."""
+"""Files of `os.getenv` and `os.environ.get`, and of what answers there, which ask for somebody
+else.
+"""
 
 
 OF_FIRST_RANK = {
@@ -87,6 +90,7 @@ def _counting(construct: Callable[..., None], ranks: int) -> Callable[..., None]
 
     @functools.wraps(construct)
     def constructed(state: Any, *args: Any, **options: Any) -> None:
+        options.pop("backend", None)  # of ranks that are not here: it would look for them
         construct(state, *args, **options)
         state.num_processes = ranks
 

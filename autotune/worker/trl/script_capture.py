@@ -23,14 +23,16 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
-from . import former_arguments, user_source
+from . import former_arguments, script_models, untrained_trainer, user_source
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
 from .own_trainers import bound_arguments, method_of
 from .placeholder import Anything
 from .time_limit import TooLong
+from .untrained_trainer import UntrainedTrainer
 
 WORKER_FOLDER = str(Path(__file__).parents[1])
+UNTRAINED = untrained_trainer.__file__
 
 
 class CaptureDone(BaseException):
@@ -113,6 +115,12 @@ class CapturedTrainer:
     train_place: CapturedCall | None = None
     is_own: bool = False  # it derives from none of TRL's
     namespace: Any = None  # the script's module: its functions look up their globals there
+    # Of a prediction: the trainer's model if the script asked for it, parts that the script
+    # assigned to its trainer, and what ended the script before it trained
+    built_model: Any = None
+    replaced: list[str] = field(default_factory=list)
+    stopped: str | None = None
+    other_models: list[tuple[str, Any]] = field(default_factory=list)  # names and models
 
 
 def defaults_of(config: Any) -> Arguments:
@@ -218,10 +226,16 @@ def _run(
     except ScriptFailed:
         raise
     except TooLong as late:
-        raise ScriptFailed("too_long", str(late), line=_line_of(late, str(path))) from None
+        line = _line_of(late, str(path))
+        if not capture.has_trainer:
+            raise ScriptFailed("too_long", str(late), line=line) from None
+        capture.trainers[-1].stopped = f"line {line} takes more than {late}"
     except Exception as error:
         text = f"{type(error).__name__}: {error}"
         line = _line_of(error, str(path))
+        if capture.has_trainer:
+            capture.trainers[-1].stopped = f"line {line}: {text}" if line else text
+            return main
         check = user_source.check_of(error, is_library)
         raise ScriptFailed("crashed", text, line=line, check=check) from error
     return main
@@ -257,6 +271,11 @@ class Capture:
         self._takes_own = takes_own
         self._configs: dict[int, CapturedConfig] = {}  # by id
 
+    @property
+    def has_trainer(self) -> bool:
+        """Return True if a prediction knows what it is about, whatever the script does then."""
+        return self._takes_own and bool(self.trainers)
+
     def construct(self, method: str, trainer_class: Any, /, *args: Any, **kwargs: Any) -> Any:
         """Capture a construction, and return the placeholder."""
         if self._passes_over(method):
@@ -286,8 +305,7 @@ class Capture:
             moved={**added, **moved},
             added=tuple(added),
         )
-        self.trainers.append(captured)
-        return _Placeholder(captured)
+        return self._placeholder(captured)
 
     def _passes_over(self, method: str) -> bool:
         """Return True for a trainer that a prediction of the stated method is not about."""
@@ -315,7 +333,14 @@ class Capture:
             configured=self._configs.get(id(config)),
             is_own=True,
         )
+        return self._placeholder(captured)
+
+    def _placeholder(self, captured: CapturedTrainer) -> Any:
+        """Record a trainer, and return what the script gets instead of it."""
         self.trainers.append(captured)
+        if self._takes_own:
+            captured.other_models = script_models.present()
+            return UntrainedTrainer(captured, _end_at_training)
         return _Placeholder(captured)
 
     def recording(self, complete: Callable[..., None]) -> Callable[..., None]:
@@ -399,8 +424,14 @@ def _capture_config(config: Any) -> CapturedConfig:
     )
 
 
+def _end_at_training(captured: CapturedTrainer) -> None:
+    captured.train_place = _caller(UNTRAINED)
+    captured.other_models = script_models.present()
+    raise CaptureDone
+
+
 class _Placeholder:
-    """Object that the script gets instead of its trainer."""
+    """Object that the script gets instead of its trainer, which a probe trains later."""
 
     def __init__(self, captured: CapturedTrainer) -> None:
         self.__dict__["_captured"] = captured
@@ -477,10 +508,10 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
 # Calls in the source.
 
 
-def _caller() -> CapturedCall:
-    """Return the call by the nearest frame outside this file."""
+def _caller(*further_files: str) -> CapturedCall:
+    """Return the call by the nearest frame outside this file and these others."""
     frame: Any = sys._getframe()
-    while frame.f_code.co_filename == __file__:
+    while frame.f_code.co_filename in (__file__, *further_files):
         frame = frame.f_back
     return _call_of(frame)
 

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 from .. import dataset_sizes
 from ..protocol import Result, Settings
-from . import absent_unsloth
+from . import absent_unsloth, few_bits
 from .absent_parts import AbsentParts
+from .beside_trainer import report_beside
 from .methods import RUNS_BY_METHOD
+from .own_optimizers import own_optimizer
 from .placeholder import Anything
 from .script_capture import CapturedCall, CapturedTrainer, ScriptFailed, defaults_of, differs
 
@@ -59,20 +61,28 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
     if _is_placeholder(arguments["model"]):
         absent.report("setting", "dtype")
     configuration = _without_placeholders(_configuration(captured), absent)
-    configuration = _with_checkpointing_of_model(configuration, arguments["model"])
+    model = captured.built_model if captured.built_model is not None else arguments["model"]
+    configuration = _with_checkpointing_of_model(configuration, model)
+    if absent.are_replaced:
+        configuration = _with_optimizer(configuration, arguments, absent)
     _report_frozen(arguments, absent)
     _report_reference(arguments, absent)
+    if absent.are_replaced:
+        report_beside(captured, absent)
     for name in SIZES_OF_A_STEP.intersection(captured.added):
         absent.report("added attribute", f"{name}={captured.moved[name]}")
+    for name in SIZES_OF_A_STEP.intersection(captured.moved).difference(captured.added):
+        if "asked signature" in absent.names:
+            absent.report("asked argument", f"{name}={captured.moved[name]}")
     return {
         "method": captured.method,
         "trainer": captured.trainer_class.__name__,
         "is_own": captured.is_own,
-        "own_rows": arguments.get("data_collator") is not None,
-        "model": _model(arguments, configuration.settings, captured.is_own),
+        "own_rows": _makes_rows(arguments, configuration.raw),
+        "model": _model(arguments, configuration.settings, captured.is_own, absent),
         **_settings_as_json(configuration),
         "adapter": _adapter(arguments, absent),
-        **_parts_as_json(captured),
+        **_parts_as_json(captured, "own optimizer" in absent.names),
         **_data(captured, absent),
         "trainer_place": _place(captured.place),
         "train_place": _place(captured.train_place),
@@ -81,6 +91,14 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "modules": _own_modules(),
         "unsloth": json_values(absent_unsloth.stated),
     }
+
+
+def _makes_rows(arguments: Settings, raw: Settings) -> bool:
+    """Return True if the script makes its rows itself, and the trainer does not cut them."""
+    collator = arguments.get("data_collator")
+    options = raw.get("dataset_kwargs")
+    skips = isinstance(options, Mapping) and bool(options.get("skip_prepare_dataset"))
+    return skips or collator is not None
 
 
 class _Configuration(NamedTuple):
@@ -130,6 +148,23 @@ def _with_checkpointing_of_model(configuration: _Configuration, model: Any) -> _
     )
 
 
+def _with_optimizer(
+    configuration: _Configuration,
+    arguments: Settings,
+    absent: AbsentParts,
+) -> _Configuration:
+    """Return the configuration with the kind of an optimizer that the script built itself."""
+    optimizer = own_optimizer(arguments)
+    if optimizer is None:
+        return configuration
+    setting, description = optimizer
+    absent.report("own optimizer", description)
+    return configuration._replace(
+        settings={**configuration.settings, "optim": setting},
+        raw={**configuration.raw, "optim": setting},
+    )
+
+
 def _without_placeholders(configuration: _Configuration, absent: AbsentParts) -> _Configuration:
     """Return the configuration without values that come from a part which is not here."""
     cleaned = []
@@ -156,10 +191,15 @@ def _settings_as_json(configuration: _Configuration) -> Result:
     }
 
 
-def _parts_as_json(captured: CapturedTrainer) -> Result:
-    """Return the objects that the script passes to its trainer, by name."""
+def _parts_as_json(captured: CapturedTrainer, has_setting: bool) -> Result:
+    """Return the objects that the script passes to its trainer, by name.
+
+    `has_setting`: a setting stands for its ready-made optimizer.
+    """
     arguments = captured.arguments
     optimizers = arguments.get("optimizers") or ()
+    if has_setting:
+        optimizers = ()
     rewards = dataset_sizes.listed(arguments.get("reward_funcs"))
     stated_callbacks = dataset_sizes.listed(arguments.get("callbacks"))
     callbacks = [*stated_callbacks, *captured.callbacks]
@@ -182,11 +222,20 @@ def _model(
     arguments: Settings,
     settings: Settings,
     is_own: bool,
+    absent: AbsentParts,
 ) -> Result:
     model = arguments["model"]
-    if isinstance(model, str):
-        return _model_by_name(model, arguments, settings, is_own)
-    return _loaded_model(model)
+    if not isinstance(model, str):
+        return _loaded_model(model)
+    named_model = _model_by_name(model, arguments, settings, is_own)
+    options = settings.get("model_init_kwargs") or {}
+    quantisation = arguments.get("quantization_config") or options.get("quantization_config")
+    if few_bits.is_in_4bit(model, quantisation):
+        named_model["load_in_4bit"] = True
+    other_kind = few_bits.other_kind(model, quantisation)
+    if other_kind is not None:
+        absent.report("quantisation", other_kind)
+    return named_model
 
 
 def _model_by_name(

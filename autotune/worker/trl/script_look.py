@@ -36,7 +36,8 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "too_long" | "ended" | "no_trainer" | "two_trainers"
-               | "odd_trainer" | "no_model" | "unknown_model" | "other_adapter" | "absent_config",
+               | "odd_trainer" | "odd_model" | "no_model" | "unknown_model" | "other_adapter"
+               | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
@@ -60,11 +61,12 @@ from ..tracing.patching import attribute, swapped
 from . import former_defaults, time_limit
 from .absent_parts import AbsentParts
 from .former_arguments import FormerArguments
-from .script_capture import ScriptFailed, catch, classes_by_method
+from .script_capture import CapturedTrainer, ScriptFailed, catch, classes_by_method
 from .script_description import describe, json_values
 from .vllm_engines import without_vllm
 
 MAX_LOG_CHARACTERS = 4000
+_VISIBLE = "CUDA_VISIBLE_DEVICES"
 
 
 def main() -> None:
@@ -136,6 +138,7 @@ def _answer(request: Request, real: TextIO) -> NoReturn:
 def _inspect(request: Request, real: TextIO) -> Result:
     former = FormerArguments(request.get("former") or {})
     absent = AbsentParts()
+    visible = os.environ.get(_VISIBLE)
     try:
         without_vllm()
         former_defaults.take(request.get("defaults") or {})
@@ -151,7 +154,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
             )
             if captured.arguments.get("model") is None:
                 captured.arguments["model"] = request.get("stand_in")
-            answer = describe(captured, absent)
+            if os.environ.get(_VISIBLE, visible) != visible:  # the script's own choice
+                absent.report("visible devices", os.environ[_VISIBLE])
+            answer = _description(captured, absent)
             answer["former"] = json_values(former.given)
     except ScriptFailed as failure:
         answer = {"error": _describe_failure(failure)}
@@ -160,6 +165,15 @@ def _inspect(request: Request, real: TextIO) -> Result:
         answer = {"error": _describe_failure(second_failure)}
     answer["absent"] = absent.names
     return answer
+
+
+def _description(captured: CapturedTrainer, absent: AbsentParts) -> Result:
+    """Describe the trainer. Raises ScriptFailed for a model that is none of transformers'."""
+    try:
+        return describe(captured, absent)
+    except (AttributeError, StopIteration, TypeError) as error:
+        name = type(captured.arguments.get("model")).__name__
+        raise ScriptFailed("odd_model", name) from error
 
 
 @contextmanager
