@@ -80,7 +80,8 @@ class LaunchScript:
     is_former: bool = False  # True: it has names of an earlier release
     config_name: NamedConfig | None = None
     in_copy: bool = False  # beside the configuration files of a copy of the framework
-    counts_prompts: bool = False  # a copy whose micro-batches count prompts, and not rows
+    # What the code of this copy does in another way than the framework's release, in its own terms
+    ways_of_copy: frozenset[str] = frozenset()
     assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
 
 

@@ -41,16 +41,23 @@ from autotune.frameworks.verl_batches import (
     SCORERS,
     SEQUENCE_PARALLEL,
     counts_prompts,
+    does,
+    rows_of_prompt,
     rows_per_gpu,
     score_tokens_of,
 )
-from autotune.frameworks.verl_copies import with_unit_of_copy
+from autotune.frameworks.verl_copies import (
+    ALWAYS_ENTROPY,
+    KEEPS_REFERENCE,
+    with_ways_of_copy,
+)
 from autotune.frameworks.verl_critic import (
     CRITIC_MICRO_BATCH,
     CRITIC_SETTINGS,
     critic_of,
     critic_sequence,
     dtype_of,
+    reference_on_gpus,
 )
 from autotune.frameworks.verl_turns import in_verl_terms
 
@@ -86,7 +93,7 @@ class Verl(StandIn):
             self.decides_memory = (*self.facts.core, *CRITIC_SETTINGS)
 
     def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
-        return with_unit_of_copy(in_verl_terms(launch))
+        return with_ways_of_copy(in_verl_terms(launch))
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})
@@ -135,14 +142,14 @@ class Verl(StandIn):
         budget = values.count(TOKEN_BUDGET)
         micro_batch = rows_per_gpu(values, task, ranks, MICRO_BATCH)
         scored = max(rows_per_gpu(values, task, ranks, f"{part}.{SCORE_ROWS}") for part in SCORERS)
-        mini_batch = mini_prompts * generations * sequence // max(1, ranks)
+        mini_rows = mini_prompts * rows_of_prompt(values, task)
+        mini_batch = mini_rows * sequence // max(1, ranks)
         if counts_prompts(task):
             micro_batch = min(micro_batch, max(1, mini_batch))
 
         # 1. Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
         if values.is_on(HAS_TOKEN_BUDGET):
-            mini_rows = ceil_divided(mini_prompts * generations, ranks // sequence or 1)
-            mini_tokens = mini_rows * longest // sequence
+            mini_tokens = ceil_divided(mini_rows, ranks // sequence or 1) * longest // sequence
             tokens = max(1, min(budget, mini_tokens))
             rows = max(1, min(budget, mini_tokens) * sequence // longest)
         else:
@@ -167,6 +174,7 @@ class Verl(StandIn):
             "generation_batch": prompts * generations,
             "ranks": ranks,
             "in_copy": int(in_copy),
+            "keeps_reference": int(_keeps_reference(values, task)),
             "serves": serves,
             "uses": uses,
             "mini": mini_batch,
@@ -190,15 +198,18 @@ class Verl(StandIn):
             "shard_ranks": max(0, values.count(f"{FSDP}.fsdp_size")),
             "held_dtype": dtype_of(values, f"{FSDP}.model_dtype"),
             "mixed": sharded_by == "fsdp2",
-            "scorings": 2 if any(map(values.is_on, KL_TERMS)) else 1,
-            **_losses(values),
+            "scorings": 2 if _has_reference(values, task) else 1,
+            **_losses(values, task),
             **self._generation(values),
             **self._sync(values, sharded_by),
         }
+        other_models = []
         if self.method == "ppo":
-            composition["other_models"] = (
-                critic_of(values, task, self.sizes(values, task), sum(self.lengths(values))),
-            )
+            critic = critic_of(values, task, self.sizes(values, task), sum(self.lengths(values)))
+            other_models.append(critic)
+        if _keeps_reference(values, task):
+            other_models.append(reference_on_gpus(task))
+        composition["other_models"] = tuple(other_models)
         return composition
 
     def _generation(self, values: Values) -> SpecFields:
@@ -308,7 +319,19 @@ def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:
     return options
 
 
-def _losses(values: Values) -> SpecFields:
+def _has_reference(values: Values, task: Task) -> bool:
+    """Return True if a reference is scored: copies that keep it on the GPUs always have one."""
+    return any(map(values.is_on, KL_TERMS)) or does(task, KEEPS_REFERENCE)
+
+
+def _keeps_reference(values: Values, task: Task) -> bool:
+    """Return True for a reference on the GPUs; an adapter's is the model below it."""
+    is_offloaded = values.is_on("actor_rollout_ref.ref.fsdp_config.param_offload")
+    has_adapter = values.count(f"{MODEL}.lora_rank") > 0
+    return does(task, KEEPS_REFERENCE) and not is_offloaded and not has_adapter
+
+
+def _losses(values: Values, task: Task) -> SpecFields:
     """Return the loss and its options. Every scoring pass computes the entropy."""
     if values.is_on(f"{MODEL}.use_fused_kernels"):
         backend = values.text(f"{MODEL}.fused_kernel_options.impl_backend")
@@ -323,8 +346,10 @@ def _losses(values: Values) -> SpecFields:
         chunk = values.count(f"{ACTOR}.entropy_from_logits_chunk_size")
         entropy_options["entropy_chunk"] = chunk
 
-    trains_entropy = values.fraction(f"{ACTOR}.entropy_coeff") != 0 or values.is_on(
-        f"{ACTOR}.calculate_entropy"
+    trains_entropy = (
+        values.fraction(f"{ACTOR}.entropy_coeff") != 0
+        or values.is_on(f"{ACTOR}.calculate_entropy")
+        or does(task, ALWAYS_ENTROPY)
     )
     loss_options: dict[str, object] = {
         "in_place": not trains_entropy,

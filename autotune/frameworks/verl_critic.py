@@ -13,6 +13,7 @@ from autotune.core.errors import CannotPredict
 from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
 from autotune.frameworks.stand_in_step import OtherModel
+from autotune.frameworks.verl_batches import rows_of_prompt
 
 CRITIC = "critic"
 POLICY_MODEL = "actor_rollout_ref.model.path"
@@ -50,7 +51,7 @@ def critic_of(
         offloads_weights=values.is_on("critic.fsdp.param_offload"),
         state_bytes_per_weight=0 if offloads_moments else MOMENTS,
         offloaded_bytes_per_weight=MOMENTS if offloads_moments else 0,
-        activation_scale=_critic_tokens(values, sizes["ranks"], longest) / sizes["tokens"],
+        activation_scale=_critic_tokens(values, task, sizes["ranks"], longest) / sizes["tokens"],
     )
 
 
@@ -63,6 +64,14 @@ def _model(values: Values, task: Task) -> str:
         return stated or policy
     is_the_same = launch.stated[POLICY_MODEL].text == stated
     return policy if is_the_same or not stated else stated
+
+
+def reference_on_gpus(task: Task) -> OtherModel:
+    """Return the reference of a copy that keeps it on the GPUs, in bfloat16."""
+    return OtherModel(
+        role="reference",
+        model=task.workload.model.name,
+    )
 
 
 def _refuse_unlike_critic(values: Values) -> None:
@@ -79,6 +88,7 @@ def _refuse_unlike_critic(values: Values) -> None:
 
 def _critic_tokens(
     values: Values,
+    task: Task,
     ranks: int,
     longest: int,
 ) -> int:
@@ -86,9 +96,8 @@ def _critic_tokens(
     sequence = critic_sequence(values)
     groups = max(1, ranks // sequence)
     if values.is_on(f"{CRITIC}.use_dynamic_bsz"):
-        mini_rows = values.count(f"{CRITIC}.ppo_mini_batch_size") * values.count(
-            "actor_rollout_ref.rollout.n"
-        )
+        mini_prompts = values.count(f"{CRITIC}.ppo_mini_batch_size")
+        mini_rows = mini_prompts * rows_of_prompt(values, task)
         mini_tokens = ceil_divided(mini_rows, groups) * longest // sequence
         return max(1, min(values.count(f"{CRITIC}.ppo_max_token_len_per_gpu"), mini_tokens))
     per_gpu = values.count(f"{CRITIC_MICRO_BATCH}_per_gpu")
