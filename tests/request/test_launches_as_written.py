@@ -255,6 +255,51 @@ def test_an_estimator_of_a_copy_trains_no_critic(tmp_path: Path) -> None:
         predicted(tmp_path, verl_launch().replace("adv_estimator=grpo", "adv_estimator=remax"))
 
 
+@pytest.mark.parametrize(
+    ("estimator", "more", "method"),
+    [
+        ("turn_gae", "", "ppo"),  # values of a critic are in its name
+        ("my_own", "critic.enable=True", "ppo"),
+        ("gae", "critic.enable=False", "grpo"),
+    ],
+)
+def test_a_switch_of_the_critic_counts_above_the_estimator(
+    estimator: str,
+    more: str,
+    method: str,
+    tmp_path: Path,
+) -> None:
+    """`need_critic` of verl: `critic.enable` first, then the estimator."""
+    text = verl_launch(more=f"critic.ppo_micro_batch_size_per_gpu=1 {more}")
+    request = predicted(tmp_path, text.replace("adv_estimator=grpo", f"adv_estimator={estimator}"))
+    assert request.job.task.workload.method == method
+
+
+@pytest.mark.parametrize(
+    ("more", "completion", "is_open"),
+    [
+        ("actor_rollout_ref.rollout.max_turns=4", 4 * 500, True),
+        (
+            "actor_rollout_ref.rollout.max_turns=4"
+            " actor_rollout_ref.rollout.tool_response_length=300",
+            4 * 500 + 3 * 300,
+            False,
+        ),
+        ("actor_rollout_ref.rollout.max_turns=1", 500, False),
+    ],
+)
+def test_a_completion_has_the_answers_of_all_turns(
+    more: str,
+    completion: int,
+    is_open: bool,
+    tmp_path: Path,
+) -> None:
+    text = verl_launch(more=f"data.max_response_length=500 {more}")
+    request = predicted(tmp_path, text)
+    assert candidate_of_job(request).settings["data.max_response_length"] == completion
+    assert any("no tools' answers" in line for line in request.assumed) is is_open
+
+
 def test_the_numbers_of_gpus_that_divide_a_batch_are_a_way_out(tmp_path: Path) -> None:
     """7 completions of each prompt: of 8 ranks or fewer, seven have whole groups.
 
