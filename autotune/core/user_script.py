@@ -82,6 +82,8 @@ class LaunchScript:
     in_copy: bool = False  # beside the configuration files of a copy of the framework
     # What the code of this copy does in another way than the framework's release, in its own terms
     ways_of_copy: frozenset[str] = frozenset()
+    # Settings of a copy that the framework's release has no more, and that are read all the same
+    of_copy: Mapping[str, StatedSetting] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
 
 

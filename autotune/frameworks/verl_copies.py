@@ -30,6 +30,7 @@ COUNTS_PROMPTS = "counts prompts"
 KEEPS_REFERENCE = "keeps the reference"
 ALWAYS_ENTROPY = "always computes the entropy"
 COUNTS_STEPS = "counts steps"
+DIVIDES_GPUS = "divides the GPUs"  # `verl_divided.py`
 
 WORKER_OF_COPY = "workers/fsdp_workers.py"
 ACTOR_OF_COPY = "workers/actor/dp_actor.py"
@@ -57,7 +58,7 @@ def with_ways_of_copy(launch: LaunchScript) -> LaunchScript:
         return launch
     return replace(
         launch,
-        ways_of_copy=frozenset(ways),
+        ways_of_copy=launch.ways_of_copy | ways,
         assumed=(*launch.assumed, *_said(launch, ways)),
     )
 

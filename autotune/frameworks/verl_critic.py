@@ -13,7 +13,8 @@ from autotune.core.errors import CannotPredict
 from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
 from autotune.frameworks.stand_in_step import OtherModel
-from autotune.frameworks.verl_batches import rows_of_prompt
+from autotune.frameworks.verl_batches import does, rows_of_prompt
+from autotune.frameworks.verl_copies import KEEPS_REFERENCE
 
 CRITIC = "critic"
 POLICY_MODEL = "actor_rollout_ref.model.path"
@@ -64,6 +65,13 @@ def _model(values: Values, task: Task) -> str:
         return stated or policy
     is_the_same = launch.stated[POLICY_MODEL].text == stated
     return policy if is_the_same or not stated else stated
+
+
+def keeps_reference(values: Values, task: Task) -> bool:
+    """Return True for a reference on the GPUs; an adapter's is the model below it."""
+    is_offloaded = values.is_on("actor_rollout_ref.ref.fsdp_config.param_offload")
+    has_adapter = values.count("actor_rollout_ref.model.lora_rank") > 0
+    return does(task, KEEPS_REFERENCE) and not is_offloaded and not has_adapter
 
 
 def reference_on_gpus(task: Task) -> OtherModel:

@@ -123,7 +123,8 @@ def test_micro_batches_of_a_copy_that_counts_prompts(
 GRPO = (
     "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64"
     f" data.max_prompt_length=400 data.max_response_length=600{MODEL} {MICRO_BATCH}_per_gpu=4"
-    " actor_rollout_ref.actor.ppo_mini_batch_size=64 actor_rollout_ref.model.use_remove_padding=true"
+    " actor_rollout_ref.actor.ppo_mini_batch_size=64"
+    " actor_rollout_ref.model.use_remove_padding=true"
     " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
 )
 

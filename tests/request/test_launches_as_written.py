@@ -110,8 +110,8 @@ def test_a_script_for_fewer_gpus_is_predicted_on_its_own(tmp_path: Path) -> None
 
 
 def test_gpus_that_a_project_gives_to_one_part_are_said(tmp_path: Path) -> None:
-    """An entry point of a fork trains on four of eight GPUs, and generates on the others."""
-    name = "trainer.n_training_gpus_per_node"
+    """A fork of verl with a setting of its own, which may be for training or generation."""
+    name = "trainer.n_judge_gpus"
     (line,) = [
         line
         for line in predicted(tmp_path, verl_launch(more=f"+{name}=4")).assumed
@@ -275,17 +275,19 @@ def test_a_switch_of_the_critic_counts_above_the_estimator(
     assert request.job.task.workload.method == method
 
 
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
 @pytest.mark.parametrize(
     ("more", "completion", "is_open"),
     [
-        ("actor_rollout_ref.rollout.max_turns=4", 4 * 500, True),
+        (f"{ROLLOUT}.max_turns=4", 4 * 500, True),
         (
-            "actor_rollout_ref.rollout.max_turns=4"
-            " actor_rollout_ref.rollout.tool_response_length=300",
+            f"{ROLLOUT}.max_turns=4 {ROLLOUT}.tool_response_length=300",
             4 * 500 + 3 * 300,
             False,
         ),
-        ("actor_rollout_ref.rollout.max_turns=1", 500, False),
+        (f"{ROLLOUT}.max_turns=1", 500, False),
     ],
 )
 def test_a_completion_has_the_answers_of_all_turns(

@@ -22,7 +22,9 @@ ENGINE = ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.
 OTHERS = ("sglang.launch_server", "swift deploy", "lmdeploy serve", "openrlhf.cli.serve_rm")
 """Programs that start a server: modules, files, and words one behind the other."""
 
-NOT_STARTED = frozenset(("pkill", "pgrep", "killall", "kill", "ps", "grep", "echo", "printf", "pip"))
+NOT_STARTED = frozenset(
+    ("pkill", "pgrep", "killall", "kill", "ps", "grep", "echo", "printf", "pip")
+)
 """Commands that only speak of a program."""
 
 _OF_SWIFT = "vllm_"  # beginning of its options
