@@ -35,6 +35,8 @@ from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import SpecFields
 from autotune.frameworks.verl_batches import (
+    ACTOR,
+    MODEL,
     PROMPTS,
     ROLLOUT,
     SCORE_ROWS,
@@ -46,7 +48,7 @@ from autotune.frameworks.verl_batches import (
     rows_per_gpu,
     score_tokens_of,
 )
-from autotune.frameworks.verl_copies import DIVIDES_GPUS, KEEPS_REFERENCE, with_ways_of_copy
+from autotune.frameworks.verl_copies import KEEPS_REFERENCE, SPLITS_GPUS, with_ways_of_copy
 from autotune.frameworks.verl_critic import (
     CRITIC_MICRO_BATCH,
     CRITIC_SETTINGS,
@@ -74,8 +76,6 @@ from autotune.frameworks.verl_transformers import (
 )
 from autotune.frameworks.verl_turns import in_verl_terms
 
-ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
 KL_TERMS = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 """Either needs the log-probabilities of a reference."""
 FSDP = f"{ACTOR}.fsdp_config"
@@ -321,7 +321,7 @@ def _prompts_between_syncs(values: Values) -> int:
 
 def _prompts_of_step(values: Values, task: Task) -> int:
     """Return the prompts between two syncs; copies that divide the GPUs sync after each step."""
-    if does(task, DIVIDES_GPUS):
+    if does(task, SPLITS_GPUS):
         return values.count(PROMPTS)
     return _prompts_between_syncs(values)
 

@@ -6,6 +6,8 @@ from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
 from autotune.frameworks.verl_copies import COUNTS_PROMPTS, COUNTS_STEPS
 
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 PROMPTS = "data.train_batch_size"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"

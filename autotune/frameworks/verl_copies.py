@@ -30,14 +30,14 @@ COUNTS_PROMPTS = "counts prompts"
 KEEPS_REFERENCE = "keeps the reference"
 ALWAYS_ENTROPY = "always computes the entropy"
 COUNTS_STEPS = "counts steps"
-DIVIDES_GPUS = "divides the GPUs"  # `verl_divided.py`
+SPLITS_GPUS = "divides the GPUs"  # `verl_divided.py`
 
 WORKER_OF_COPY = "workers/fsdp_workers.py"
 ACTOR_OF_COPY = "workers/actor/dp_actor.py"
 MULTIPLIES = re.compile(r"micro_batch_size\s*\*=\s*self\.config\.rollout\.n\b")
 OFFLOADS_BY_SETTING = "offload_fsdp_param_and_grad("
 OFFLOADS_REFERENCE = "CPUOffload(offload_params=True)"
-CRITIC = "class CriticWorker"
+CRITIC_WORKER = "class CriticWorker"
 CHOOSES_ENTROPY = "calculate_entropy"
 
 ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
@@ -67,7 +67,7 @@ def _ways_of_code(package: Path) -> Iterator[str]:
     worker = _text(package / WORKER_OF_COPY)
     if MULTIPLIES.search(worker):
         yield COUNTS_PROMPTS
-    of_policy = worker.partition(CRITIC)[0]
+    of_policy = worker.partition(CRITIC_WORKER)[0]
     if OFFLOADS_BY_SETTING in of_policy and OFFLOADS_REFERENCE not in of_policy:
         yield KEEPS_REFERENCE
     actor = _text(package / ACTOR_OF_COPY)

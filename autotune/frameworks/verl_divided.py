@@ -13,13 +13,13 @@ from typing import NamedTuple
 
 from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
 from autotune.frameworks.script_gpus import ScriptGpus
-from autotune.frameworks.verl_copies import DIVIDES_GPUS
+from autotune.frameworks.verl_copies import SPLITS_GPUS
 
 TRAINING_NODES = "trainer.nnodes"
 TRAINING_GPUS = "trainer.n_gpus_per_node"
 SERVER_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
 TRAINER_MODE = "trainer.v1.trainer_mode"
-SEPARATE = "separate_async"
+SEPARATE_MODE = "separate_async"
 
 PART_THAT_TRAINS = "trainer.n_training_gpus_per_node"
 ROLLOUT_GPUS = "rollout.n_gpus_per_node"
@@ -43,16 +43,16 @@ def with_divided_gpus(launch: LaunchScript) -> LaunchScript:
     for name in (PART_THAT_TRAINS, ROLLOUT_GPUS, ROLLOUT_NODES):
         stated.pop(name, None)
     stated[SERVER_GPUS] = _at(origin, str(division.generates))
-    stated[TRAINER_MODE] = _at(origin, SEPARATE)
+    stated[TRAINER_MODE] = _at(origin, SEPARATE_MODE)
     sentence = (
         f"{division.generates} GPUs generate and do not train, by {division.name} (line"
         f" {origin.line}), beside {division.trains} of the script that do; how both overlap is that"
-        f" of {SEPARATE}"
+        f" of {SEPARATE_MODE}"
     )
     return replace(
         launch,
         stated=stated,
-        ways_of_copy=launch.ways_of_copy | {DIVIDES_GPUS},
+        ways_of_copy=launch.ways_of_copy | {SPLITS_GPUS},
         assumed=(*launch.assumed, sentence),
     )
 
@@ -76,7 +76,7 @@ def gpus_of_both(launch: LaunchScript, training: ScriptGpus | None) -> ScriptGpu
     """
     generates = stated_number(launch.stated.get(SERVER_GPUS))
     names_others = ROLLOUT_GPUS in launch.text
-    if training is None or DIVIDES_GPUS not in launch.ways_of_copy or not names_others:
+    if training is None or SPLITS_GPUS not in launch.ways_of_copy or not names_others:
         return training
     return ScriptGpus(
         count=training.count + generates,

@@ -5,11 +5,8 @@ from __future__ import annotations
 from autotune.core.job import Task
 from autotune.frameworks.base import Values
 from autotune.frameworks.stand_in_step import SpecFields
-from autotune.frameworks.verl_batches import does
+from autotune.frameworks.verl_batches import ACTOR, MODEL, does
 from autotune.frameworks.verl_copies import ALWAYS_ENTROPY
-
-ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
 
 
 def losses_of(values: Values, task: Task) -> SpecFields:

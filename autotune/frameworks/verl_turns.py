@@ -30,7 +30,7 @@ ANSWER = "data.max_response_length"
 TURNS = "max_turns"
 
 
-ANSWERS = "actor_rollout_ref.rollout.max_turns"
+ANSWER_TURNS = "actor_rollout_ref.rollout.max_turns"
 TOOL_ANSWER = "actor_rollout_ref.rollout.tool_response_length"
 
 OF_ENGINE = {
@@ -77,18 +77,18 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
 
 def _with_answers(stated: dict[str, StatedSetting]) -> Iterator[str]:
     """Make the completion that of all answers of a row, and yield what it counts."""
-    answers = stated_number(stated.get(ANSWERS))
+    answers = stated_number(stated.get(ANSWER_TURNS))
     answer = stated_number(stated.get(ANSWER))
     if answers < 2 or not answer:
         return
     tool_answer = stated_number(stated.get(TOOL_ANSWER))
     completion = answers * answer + (answers - 1) * tool_answer
     stated[ANSWER] = _computed(stated[ANSWER], completion)
-    del stated[ANSWERS]
+    del stated[ANSWER_TURNS]
     counted = f"{answers} answers of {answer} tokens"
     if tool_answer:
         counted += f" and tools' answers of {tool_answer}"
-    yield f"rows of {ANSWERS}={answers} turns: a completion is {counted}"
+    yield f"rows of {ANSWER_TURNS}={answers} turns: a completion is {counted}"
     if not tool_answer:
         yield (
             f"no tools' answers in these rows, which make them longer, and need more memory: --set"

@@ -29,9 +29,9 @@ SETTINGS = (
 )
 
 
-def request_of(folder: Path, more: str, gpus: int, module: str = "main_ppo") -> ParsedRequest:
+def request_of(folder: Path, arguments: str, gpus: int, module: str = "main_ppo") -> ParsedRequest:
     script = folder / "run.sh"
-    script.write_text(f"python3 -m verl.trainer.{module}{SETTINGS} {more}\n")
+    script.write_text(f"python3 -m verl.trainer.{module}{SETTINGS} {arguments}\n")
     flags = Flags(from_command=str(script), gpus=f"{gpus}xH100-80G", mode="predict")
     return parse_request(flags)
 
@@ -43,19 +43,19 @@ def step_of(request: ParsedRequest) -> StandInSpec:
 
 
 @pytest.mark.parametrize(
-    ("more", "trains", "generates"),
+    ("arguments", "trains", "generates"),
     [
         ("trainer.n_gpus_per_node=8 trainer.n_training_gpus_per_node=4", 4, 4),
         ("trainer.n_gpus_per_node=4 rollout.n_gpus_per_node=2 rollout.nnodes=2", 4, 4),
     ],
 )
 def test_gpus_that_generate_do_not_train(
-    more: str,
+    arguments: str,
     trains: int,
     generates: int,
     tmp_path: Path,
 ) -> None:
-    request = request_of(tmp_path, f"{more} trainer.nnodes=1", gpus=8)
+    request = request_of(tmp_path, f"{arguments} trainer.nnodes=1", gpus=8)
     assert request.job.task.hardware.count == 8
     spec = step_of(request)
     assert spec.ranks == trains

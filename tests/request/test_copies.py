@@ -197,8 +197,8 @@ def test_an_old_copy_trains_with_the_entropy_whatever_its_coefficient(
     coefficient = "actor_rollout_ref.actor.entropy_coeff=0.0"
     spec, assumed = step_of(tmp_path, coefficient, {"actor/dp_actor.py": actor})
     assert spec.loss_options["in_place"] is overwrites_logits
-    said = any("the entropy is computed in training" in line for line in assumed)
-    assert said is not overwrites_logits
+    is_said = any("the entropy is computed in training" in line for line in assumed)
+    assert is_said is not overwrites_logits
 
 
 def test_files_of_a_defaults_list_are_composed(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def test_an_estimator_of_a_copy_trains_no_critic(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("estimator", "more", "method"),
+    ("estimator", "arguments", "method"),
     [
         ("turn_gae", "", "ppo"),  # values of a critic are in its name
         ("my_own", "critic.enable=True", "ppo"),
@@ -265,12 +265,12 @@ def test_an_estimator_of_a_copy_trains_no_critic(tmp_path: Path) -> None:
 )
 def test_a_switch_of_the_critic_counts_above_the_estimator(
     estimator: str,
-    more: str,
+    arguments: str,
     method: str,
     tmp_path: Path,
 ) -> None:
     """`need_critic` of verl: `critic.enable` first, then the estimator."""
-    text = verl_launch(more=f"critic.ppo_micro_batch_size_per_gpu=1 {more}")
+    text = verl_launch(more=f"critic.ppo_micro_batch_size_per_gpu=1 {arguments}")
     request = predicted(tmp_path, text.replace("adv_estimator=grpo", f"adv_estimator={estimator}"))
     assert request.job.task.workload.method == method
 
@@ -279,7 +279,7 @@ ROLLOUT = "actor_rollout_ref.rollout"
 
 
 @pytest.mark.parametrize(
-    ("more", "completion", "is_open"),
+    ("arguments", "completion", "is_open"),
     [
         (f"{ROLLOUT}.max_turns=4", 4 * 500, True),
         (
@@ -291,12 +291,12 @@ ROLLOUT = "actor_rollout_ref.rollout"
     ],
 )
 def test_a_completion_has_the_answers_of_all_turns(
-    more: str,
+    arguments: str,
     completion: int,
     is_open: bool,
     tmp_path: Path,
 ) -> None:
-    text = verl_launch(more=f"data.max_response_length=500 {more}")
+    text = verl_launch(more=f"data.max_response_length=500 {arguments}")
     request = predicted(tmp_path, text)
     assert candidate_of_job(request).settings["data.max_response_length"] == completion
     assert any("no tools' answers" in line for line in request.assumed) is is_open

@@ -18,7 +18,7 @@ from autotune.frameworks.engine_servers import SHARE
 
 TRL_SERVER = ("trl vllm-serve", "trl.scripts.vllm_serve", "vllm_serve.py")
 SWIFT_SERVER = ("swift rollout", "swift.cli.rollout")
-ENGINE = ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+ENGINE_SERVER = ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 OTHERS = ("sglang.launch_server", "swift deploy", "lmdeploy serve", "openrlhf.cli.serve_rm")
 """Programs that start a server: modules, files, and words one behind the other."""
 
@@ -71,7 +71,7 @@ def uncounted_servers(
     """Yield the sentences about servers of which no memory is counted."""
     lines = {counted.line} if counted is not None else set()
     for command in commands:
-        for program in (*TRL_SERVER, *SWIFT_SERVER, *ENGINE, *OTHERS):
+        for program in (*TRL_SERVER, *SWIFT_SERVER, *ENGINE_SERVER, *OTHERS):
             if command.line in lines or _options_of(command, (program,)) is None:
                 continue
             lines.add(command.line)

@@ -22,7 +22,7 @@ from autotune.frameworks.launch_arguments import is_known
 from autotune.frameworks.launch_commands import find_launch, starts_framework
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.trl.server_launch import (
-    ENGINE,
+    ENGINE_SERVER,
     SWIFT_SERVER,
     server_of,
     uncounted_servers,
@@ -70,13 +70,18 @@ def read_launch_script(
         config, origins = framework_launch_config(launch, kind, trainer, stated_by_flags)
         server = None
         if launch.framework == "swift":
-            server = server_of(commands, SWIFT_SERVER) or server_of(commands, ENGINE)
+            server = server_of(commands, SWIFT_SERVER)
+            if server is None:
+                server = server_of(commands, ENGINE_SERVER)
             config, origins = with_rollout_server(launch, config, origins, server)
         tuning = _tuning(launch, kind)
     if config.settings.get("vllm_mode") != "server":
         server = None
-    others = tuple(uncounted_servers(commands, server))
-    config = replace(config, assumed=(*config.assumed, *others))
+    uncounted = tuple(uncounted_servers(commands, server))
+    config = replace(
+        config,
+        assumed=(*config.assumed, *uncounted),
+    )
     return UserFile(
         framework=launch.framework,
         method=launch.method,

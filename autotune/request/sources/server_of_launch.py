@@ -87,12 +87,23 @@ def with_rollout_server(
         assumed[:0] = server.assumed
     elif "server_gpus" not in settings:
         assumed.append(SERVER_ASSUMED.replace("trl vllm-serve", "swift rollout"))
-    origin = Origin(source=Source.FILE, place=launch.path, line=line)
-    config = replace(config, settings=settings, assumed=tuple(assumed))
+    origin = Origin(
+        source=Source.FILE,
+        place=launch.path,
+        line=line,
+    )
+    config = replace(
+        config,
+        settings=settings,
+        assumed=tuple(assumed),
+    )
     return config, {**origins, **dict.fromkeys(new_names, origin)}
 
 
-def _reason_for_server(launch: LaunchScript, server: ServerLaunch | None) -> str:
+def _reason_for_server(
+    launch: LaunchScript,
+    server: ServerLaunch | None,
+) -> str:
     """Return why completions come from a server, though no setting says so; empty: none does."""
     if server is not None:
         return f"line {server.line} starts it"
