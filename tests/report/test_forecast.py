@@ -230,8 +230,7 @@ def test_a_saving_that_is_not_counted_may_make_it_fit() -> None:
     stream = io.StringIO()
     console = Console(file=stream, width=200)
     sentences = (
-        "offload_policy=false, because the value of the file is not modelled: it needs less memory"
-        " than the answer has",
+        "offload_policy=false, because the value is not modelled: it needs less memory",
         "8 GPUs for training",
     )
     show_ways(console, (), uncounted=uncounted_savings(sentences))
