@@ -188,11 +188,17 @@ class _PredictionDisplay:
 
     def show_rest(self, answer: PredictAnswer) -> None:
         """Show the advice, the evidence, and what was predicted."""
-        from autotune.report.prediction_text import show_basis, show_evidence, show_ways
+        from autotune.report.prediction_text import (
+            show_basis,
+            show_evidence,
+            show_ways,
+            uncounted_savings,
+        )
 
         assert self._started is not None
         if not answer.prediction.fits:
-            show_ways(self._output, answer.ways, self._advice_notes)
+            uncounted = uncounted_savings(self._started.assumed_of_file)
+            show_ways(self._output, answer.ways, self._advice_notes, uncounted)
         self._output.print()
         show_evidence(self._output, answer.prediction)
         self._output.print()

@@ -120,6 +120,8 @@ class StepShape:
     checkpointing: bool  # activations are recomputed in the backward pass
     optimizer: str
     generation: CompletionSource = "none"
+    generates_in: str | None = None  # precision of the trainer's generation; None: the policy's
+    rows_at_once: int | None = None  # of the trainer's generation on a rank; None: all of its part
     gathers_per_token: bool = False  # gathers sharded weights per token instead of once per rollout
     engine: EngineSettings | None = None  # None: no engine on the training devices
     split: SplitEngines | None = None  # None: no engines on other devices, or of unknown number

@@ -80,7 +80,10 @@ class LaunchScript:
     is_former: bool = False  # True: it has names of an earlier release
     config_name: NamedConfig | None = None
     in_copy: bool = False  # beside the configuration files of a copy of the framework
-    counts_prompts: bool = False  # a copy whose micro-batches count prompts, and not rows
+    # What the code of this copy does in another way than the framework's release, in its own terms
+    ways_of_copy: frozenset[str] = frozenset()
+    # Settings of a copy that the framework's release has no more, and that are read all the same
+    of_copy: Mapping[str, StatedSetting] = field(default_factory=dict)
     assumed: tuple[str, ...] = ()  # what the reading rests on, in sentences
 
 

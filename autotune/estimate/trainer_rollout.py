@@ -11,6 +11,7 @@ as they do from token to token.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -84,10 +85,15 @@ def trainer_rollout(
     *,
     prompts_differ: bool = True,
 ) -> Generation:
-    """Return one rank's rollout: its part of the batch, at once. `prompts_differ`: in length."""
-    dtype = composition["policy"].dtype
+    """Return one rank's rollout: its part of the batch, or as much of it as is generated at once.
+    `prompts_differ`: in length.
+    """
+    dtype = composition.generates_in or composition["policy"].dtype
     size = model_shape.dtype_bytes(dtype)
     batch = max(1, composition.generation_batch // composition.ranks)
+    if composition.rows_at_once is not None:
+        chunks = max(1, batch // composition.rows_at_once)
+        batch = math.ceil(batch / chunks)
     prompt = composition.prompt_length
     completion = composition.completion_length
 

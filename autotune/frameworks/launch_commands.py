@@ -80,12 +80,13 @@ def find_launch(
     settings = _settings_of(path, training)
     stated = settings.stated
     _refuse_other_steps(path, kind, stated)
+    method = _method(path, training, stated)
     former_flags = _former_flags(training)
     return LaunchScript(
         path=path,
         text=text,
         framework=kind.framework,
-        method=_method(path, training, stated),
+        method=method,
         line=command.line,
         end=command.end,
         dotted=kind.dotted,
@@ -101,7 +102,7 @@ def find_launch(
         config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=(
             *cut_by_comment(path, text, command),
-            *_taken_for_granted(training, stated),
+            *_taken_for_granted(training, stated, method),
             *command.doubts,
         ),
     )
@@ -223,6 +224,7 @@ def _lines_of_unknown_names(training: _Training) -> list[int]:
 def _taken_for_granted(
     training: _Training,
     stated: Mapping[str, StatedSetting],
+    method: str,
 ) -> Iterator[str]:
     """Yield what the script does not state, and is assumed of its one training."""
     kind = training.kind
@@ -230,8 +232,7 @@ def _taken_for_granted(
     setting = stated.get(kind.chosen_by or "")
     if kind.method_otherwise and setting is not None and setting.text not in kind.methods:
         yield (
-            f"{kind.chosen_by}={setting.text} (line {setting.line}) trains the models of"
-            f" {kind.method_otherwise}"
+            f"{kind.chosen_by}={setting.text} (line {setting.line}) trains the models of {method}"
         )
     if training.repeats > 1:
         yield f"the first of {training.repeats} trainings that a loop starts ({place})"
@@ -351,13 +352,37 @@ def _method(
     name = ""
     if setting is not None and setting.text:
         name = setting.text
+    if name in kind.not_modelled:
+        raise _not_modelled(path, kind, name, setting)
+    switched = _switched_method(kind, stated)
+    if switched is not None:
+        return switched
     if name in kind.methods:
         return kind.methods[name]
-    if name and kind.method_otherwise and name not in kind.not_modelled:
-        return kind.method_otherwise
+    if name and kind.method_otherwise:
+        return _method_of_unknown(kind, name)
     if setting is not None and not name:
         raise without_value(path, str(kind.chosen_by), setting)
     raise _not_modelled(path, kind, name, setting)
+
+
+def _switched_method(
+    kind: LaunchKind,
+    stated: Mapping[str, StatedSetting],
+) -> str | None:
+    """Return the method that a switch states, whatever the name of its own setting says."""
+    switch = stated.get(kind.method_switch)
+    text = "" if switch is None or switch.text is None else switch.text.lower()
+    return kind.switched_methods.get(text)
+
+
+def _method_of_unknown(kind: LaunchKind, name: str) -> str:
+    """Return the method of a name of the project's own, by a part of it."""
+    for part, method in kind.methods_by_part.items():
+        if part in name:
+            return method
+    assert kind.method_otherwise is not None
+    return kind.method_otherwise
 
 
 def _not_modelled(

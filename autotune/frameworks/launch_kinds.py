@@ -68,6 +68,13 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     method_otherwise: str | None = None
     """Method of names that are in neither list, as copies of the framework have; None: refused."""
 
+    methods_by_part: dict[str, str] = {}
+    """Part of a name that is in neither list -> its method."""
+
+    method_switch: str = ""
+    """Setting that decides the method above its name."""
+
+    switched_methods: dict[str, str] = {}  # value of the switch in small letters -> method
     not_modelled: Texts = ()  # names of methods that are refused
 
     # Settings.

@@ -35,27 +35,47 @@ from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_settings
 from autotune.frameworks.stand_in import StandIn
 from autotune.frameworks.stand_in_step import SpecFields
 from autotune.frameworks.verl_batches import (
+    ACTOR,
+    MODEL,
     PROMPTS,
     ROLLOUT,
     SCORE_ROWS,
     SCORERS,
     SEQUENCE_PARALLEL,
     counts_prompts,
+    does,
+    rows_of_prompt,
     rows_per_gpu,
     score_tokens_of,
 )
-from autotune.frameworks.verl_copies import with_unit_of_copy
+from autotune.frameworks.verl_copies import KEEPS_REFERENCE, SPLITS_GPUS, with_ways_of_copy
 from autotune.frameworks.verl_critic import (
     CRITIC_MICRO_BATCH,
     CRITIC_SETTINGS,
     critic_of,
     critic_sequence,
     dtype_of,
+    keeps_reference,
+    reference_on_gpus,
+)
+from autotune.frameworks.verl_divided import (
+    SERVER_GPUS,
+    TRAINER_MODE,
+    TRAINING_GPUS,
+    TRAINING_NODES,
+    gpus_of_both,
+    with_divided_gpus,
+)
+from autotune.frameworks.verl_losses import losses_of
+from autotune.frameworks.verl_transformers import (
+    TRANSFORMERS,
+    engine_gpus,
+    generates_by_itself,
+    own_generation,
+    with_chunk_of_rows,
 )
 from autotune.frameworks.verl_turns import in_verl_terms
 
-ACTOR = "actor_rollout_ref.actor"
-MODEL = "actor_rollout_ref.model"
 KL_TERMS = (f"{ACTOR}.use_kl_loss", "algorithm.use_kl_in_reward")
 """Either needs the log-probabilities of a reference."""
 FSDP = f"{ACTOR}.fsdp_config"
@@ -65,10 +85,6 @@ MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size"
 HAS_TOKEN_BUDGET = f"{ACTOR}.use_dynamic_bsz"
 TOKEN_BUDGET = f"{ACTOR}.ppo_max_token_len_per_gpu"
 BUCKET = f"{ROLLOUT}.checkpoint_engine.update_weights_bucket_megabytes"
-TRAINING_NODES = "trainer.nnodes"
-TRAINING_GPUS = "trainer.n_gpus_per_node"
-SERVER_GPUS = f"{ROLLOUT}.n_gpus_per_node"
-TRAINER_MODE = "trainer.v1.trainer_mode"
 SEPARATE = "trainer.v1.separate_async"
 ESTIMATORS = {"grpo": "grpo", "ppo": "gae"}
 BYPASS = {
@@ -86,16 +102,18 @@ class Verl(StandIn):
             self.decides_memory = (*self.facts.core, *CRITIC_SETTINGS)
 
     def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
-        return with_unit_of_copy(in_verl_terms(launch))
+        launch = with_divided_gpus(with_chunk_of_rows(in_verl_terms(launch)))
+        return with_ways_of_copy(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
-        return gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})
+        gpus = gpus_of_settings(launch, {TRAINING_GPUS: 8, TRAINING_NODES: 1})
+        return gpus_of_both(launch, gpus)
 
     def derived(self, values: Values, task: Task) -> Settings:
         derived: dict[str, KnobValue] = {
             "algorithm.adv_estimator": ESTIMATORS[self.method],
             **_placement(values, task),
-            f"{ROLLOUT}.name": "vllm",
+            f"{ROLLOUT}.name": TRANSFORMERS if generates_by_itself(values) else "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(values, task),
         }
         if self.method == "ppo":
@@ -135,14 +153,14 @@ class Verl(StandIn):
         budget = values.count(TOKEN_BUDGET)
         micro_batch = rows_per_gpu(values, task, ranks, MICRO_BATCH)
         scored = max(rows_per_gpu(values, task, ranks, f"{part}.{SCORE_ROWS}") for part in SCORERS)
-        mini_batch = mini_prompts * generations * sequence // max(1, ranks)
+        mini_rows = mini_prompts * rows_of_prompt(values, task)
+        mini_batch = mini_rows * sequence // max(1, ranks)
         if counts_prompts(task):
             micro_batch = min(micro_batch, max(1, mini_batch))
 
         # 1. Tokens of a micro-batch on one GPU, of which Ulysses divides each row.
         if values.is_on(HAS_TOKEN_BUDGET):
-            mini_rows = ceil_divided(mini_prompts * generations, ranks // sequence or 1)
-            mini_tokens = mini_rows * longest // sequence
+            mini_tokens = ceil_divided(mini_rows, ranks // sequence or 1) * longest // sequence
             tokens = max(1, min(budget, mini_tokens))
             rows = max(1, min(budget, mini_tokens) * sequence // longest)
         else:
@@ -157,7 +175,6 @@ class Verl(StandIn):
         if _is_separate(values):
             serves = _server_gpus(values)
             uses = ranks + serves
-        replicas = max(1, values.count(f"{ROLLOUT}.data_parallel_size"))
         return {
             "micro_batch": rows,
             "row_ranks": sequence,
@@ -167,17 +184,18 @@ class Verl(StandIn):
             "generation_batch": prompts * generations,
             "ranks": ranks,
             "in_copy": int(in_copy),
+            "keeps_reference": int(keeps_reference(values, task)),
             "serves": serves,
             "uses": uses,
             "mini": mini_batch,
             "micro": micro_batch,
             "scored": scored,
-            "between_syncs": _prompts_between_syncs(values),
+            "between_syncs": _prompts_of_step(values, task),
             "sequence_budget": budget * sequence,
             "row_tokens": ceil_divided(longest, sequence),
             "critic_micro": rows_per_gpu(values, task, ranks, CRITIC_MICRO_BATCH),
             "critic_row_tokens": ceil_divided(longest, critic_sequence(values)),
-            "engine_gpus": values.count(f"{ROLLOUT}.tensor_model_parallel_size") * replicas,
+            "engine_gpus": engine_gpus(values),
         }
 
     def composition(self, values: Values, task: Task) -> SpecFields:
@@ -190,19 +208,24 @@ class Verl(StandIn):
             "shard_ranks": max(0, values.count(f"{FSDP}.fsdp_size")),
             "held_dtype": dtype_of(values, f"{FSDP}.model_dtype"),
             "mixed": sharded_by == "fsdp2",
-            "scorings": 2 if any(map(values.is_on, KL_TERMS)) else 1,
-            **_losses(values),
-            **self._generation(values),
+            "scorings": 2 if _has_reference(values, task) else 1,
+            **losses_of(values, task),
+            **self._generation(values, task),
             **self._sync(values, sharded_by),
         }
+        other_models = []
         if self.method == "ppo":
-            composition["other_models"] = (
-                critic_of(values, task, self.sizes(values, task), sum(self.lengths(values))),
-            )
+            critic = critic_of(values, task, self.sizes(values, task), sum(self.lengths(values)))
+            other_models.append(critic)
+        if keeps_reference(values, task):
+            other_models.append(reference_on_gpus(task))
+        composition["other_models"] = tuple(other_models)
         return composition
 
-    def _generation(self, values: Values) -> SpecFields:
+    def _generation(self, values: Values, task: Task) -> SpecFields:
         """Return the engines, and what leaves the device while they generate."""
+        if generates_by_itself(values):
+            return own_generation(values, task)
         if _is_separate(values):
             return {"generation": "server", "split": self._split(values)}
         offloaded: tuple[str, ...] = ()
@@ -231,6 +254,8 @@ class Verl(StandIn):
 
     def _sync(self, values: Values, sharded_by: str) -> SpecFields:
         """Return how weights are sent. NCCL's engine has a second buffer, to receive."""
+        if generates_by_itself(values):
+            return {}
         sends_adapter = bool(self.adapter_settings(values)) and not values.is_on(
             f"{MODEL}.lora.merge"
         )
@@ -294,6 +319,13 @@ def _prompts_between_syncs(values: Values) -> int:
     return values.count(MINI_PROMPTS) * values.count(f"{SEPARATE}.parameter_sync_step")
 
 
+def _prompts_of_step(values: Values, task: Task) -> int:
+    """Return the prompts between two syncs; copies that divide the GPUs sync after each step."""
+    if does(task, SPLITS_GPUS):
+        return values.count(PROMPTS)
+    return _prompts_between_syncs(values)
+
+
 def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:
     reshards = values.is_on(f"{FSDP}.reshard_after_forward")
     weight_bytes = 2 if dtype_of(values, f"{FSDP}.model_dtype") == "bfloat16" else 4
@@ -308,34 +340,9 @@ def _sharding_options(values: Values, uses_fsdp2: bool) -> dict[str, object]:
     return options
 
 
-def _losses(values: Values) -> SpecFields:
-    """Return the loss and its options. Every scoring pass computes the entropy."""
-    if values.is_on(f"{MODEL}.use_fused_kernels"):
-        backend = values.text(f"{MODEL}.fused_kernel_options.impl_backend")
-        head = "kernel" if backend == "triton" else "tokens"
-        return {"loss": "logprobs_fused", "loss_options": {"head": head}}
-
-    packs = values.is_on(f"{MODEL}.use_remove_padding")
-    entropy_options: dict[str, object] = {"entropy": "softmax", "entropy_widened": True}
-    if packs and values.is_on(f"{FSDP}.use_torch_compile"):
-        entropy_options = {"entropy": "compiled"}
-    if packs and values.is_on(f"{ACTOR}.entropy_from_logits_with_chunking"):
-        chunk = values.count(f"{ACTOR}.entropy_from_logits_chunk_size")
-        entropy_options["entropy_chunk"] = chunk
-
-    trains_entropy = values.fraction(f"{ACTOR}.entropy_coeff") != 0 or values.is_on(
-        f"{ACTOR}.calculate_entropy"
-    )
-    loss_options: dict[str, object] = {
-        "in_place": not trains_entropy,
-        "kernel_package": "flash_attn",
-        "kernel_user": "verl",
-    }
-    if not packs:
-        loss_options["copied"] = True
-    if trains_entropy:
-        loss_options |= entropy_options
-    return {"loss_options": loss_options, "score_options": entropy_options}
+def _has_reference(values: Values, task: Task) -> bool:
+    """Return True if a reference is scored: copies that keep it on the GPUs always have one."""
+    return any(map(values.is_on, KL_TERMS)) or does(task, KEEPS_REFERENCE)
 
 
 TRAINERS = (Verl("verl", "grpo"), Verl("verl", "ppo"))

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
+from autotune.frameworks.verl_copies import COUNTS_PROMPTS, COUNTS_STEPS
 
+ACTOR = "actor_rollout_ref.actor"
+MODEL = "actor_rollout_ref.model"
 PROMPTS = "data.train_batch_size"
 ROLLOUT = "actor_rollout_ref.rollout"
 REF = "actor_rollout_ref.ref"
@@ -37,8 +40,18 @@ def rows_per_gpu(
 
 def counts_prompts(task: Task) -> bool:
     """Return True for a copy whose micro-batches count prompts (`verl_copies.py`)."""
+    return does(task, COUNTS_PROMPTS)
+
+
+def does(task: Task, way: str) -> bool:
+    """Return True if the launch's copy of verl does this (`verl_copies.py`)."""
     launch = task.workload.launch
-    return launch is not None and launch.counts_prompts
+    return launch is not None and way in launch.ways_of_copy
+
+
+def rows_of_prompt(values: Values, task: Task) -> int:
+    """Return the rows of a mini-batch for each of its `ppo_mini_batch_size`."""
+    return 1 if does(task, COUNTS_STEPS) else values.count(f"{ROLLOUT}.n")
 
 
 def score_tokens_of(
@@ -54,11 +67,12 @@ def score_tokens_of(
     completions = values.count(PROMPTS) * values.count(f"{ROLLOUT}.n")
     all_rows = ceil_divided(completions, ranks // sequence or 1)
     most_tokens = all_rows * longest // sequence
+    has_more_rows = does(task, COUNTS_STEPS)
     tokens = 1
     for part in SCORERS:
         if values.is_on(f"{part}.log_prob_use_dynamic_bsz"):
             budget = values.count(f"{part}.log_prob_max_token_len_per_gpu")
-            tokens = max(tokens, min(budget, most_tokens))
+            tokens = max(tokens, budget if has_more_rows else min(budget, most_tokens))
         else:
             rows = rows_per_gpu(values, task, ranks, f"{part}.{SCORE_ROWS}") or 1
             if counts_prompts(task):

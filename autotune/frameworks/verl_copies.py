@@ -1,8 +1,15 @@
-"""Copies of verl from before 0.2, whose micro-batches count prompts.
+"""What the code of a copy of verl does with its settings, where today's release does otherwise.
 
-Their worker divides a micro-batch of all GPUs by their number, and takes the part once for each
-completion of a prompt (`fsdp_workers.py`): 16 prompts on 2 GPUs with 16 completions are 128 rows on
-each. Releases since count rows. A GPU has no more rows than its part of the batch.
+Each way is read from the copy's own files, beside `trainer/config/ppo_trainer.yaml`:
+
+- `COUNTS_PROMPTS` (before 0.2): the worker divides a micro-batch of all GPUs by their number, and
+  takes the part once for each completion of a prompt. 16 prompts on 2 GPUs with 16 completions are
+  128 rows on each. A GPU has no more rows than its part of the batch.
+- `KEEPS_REFERENCE` (before 0.2): FSDP offloads nothing of the reference, which stays on the GPUs
+  unless `ref.fsdp_config.param_offload` says otherwise. Releases since force it to the host.
+- `ALWAYS_ENTROPY` (before 0.4): the actor's loss has the entropy whatever its coefficient.
+- `COUNTS_STEPS` (verl-agent): `env.rollout.n` starts a group, and `rollout.n` is 1. Rows are steps
+  of episodes, of which a mini-batch has `ppo_mini_batch_size`.
 """
 
 from __future__ import annotations
@@ -14,41 +21,91 @@ from pathlib import Path
 
 from autotune.core.files import read_text
 from autotune.core.units import MIB
-from autotune.core.user_script import LaunchScript, stated_number
+from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
 from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_kinds import kind_of
 from autotune.frameworks.verl_turns import PROMPT_COMPLETIONS
 
+COUNTS_PROMPTS = "counts prompts"
+KEEPS_REFERENCE = "keeps the reference"
+ALWAYS_ENTROPY = "always computes the entropy"
+COUNTS_STEPS = "counts steps"
+SPLITS_GPUS = "divides the GPUs"  # `verl_divided.py`
+
 WORKER_OF_COPY = "workers/fsdp_workers.py"
+ACTOR_OF_COPY = "workers/actor/dp_actor.py"
 MULTIPLIES = re.compile(r"micro_batch_size\s*\*=\s*self\.config\.rollout\.n\b")
+OFFLOADS_BY_SETTING = "offload_fsdp_param_and_grad("
+OFFLOADS_REFERENCE = "CPUOffload(offload_params=True)"
+CRITIC_WORKER = "class CriticWorker"
+CHOOSES_ENTROPY = "calculate_entropy"
+
+ENTROPY = "actor_rollout_ref.actor.entropy_coeff"
+MINI_BATCH = "actor_rollout_ref.actor.ppo_mini_batch_size"
+GROUP_OF_STEPS = re.compile(r"(?m)^[^#\n]*\benv\.rollout\.n=")
 
 
-def with_unit_of_copy(launch: LaunchScript) -> LaunchScript:
-    """Return the launch with the unit in which its copy of verl counts micro-batches."""
+def with_ways_of_copy(launch: LaunchScript) -> LaunchScript:
+    """Return the launch with what its copy of verl does in another way than today's release."""
+    ways: set[str] = set()
     place = kind_of(launch.framework, launch.method).config_files
     config_file = None if place is None else copied_file(launch, place)
-    if config_file is None or not _counts_prompts(config_file):
+    if config_file is not None:
+        ways.update(_ways_of_code(config_file.parents[2]))
+    if GROUP_OF_STEPS.search(launch.text):
+        ways.add(COUNTS_STEPS)
+    if not ways:
         return launch
     return replace(
         launch,
-        counts_prompts=True,
-        assumed=(*launch.assumed, *_said(launch)),
+        ways_of_copy=launch.ways_of_copy | ways,
+        assumed=(*launch.assumed, *_said(launch, ways)),
     )
 
 
-def _counts_prompts(config_file: Path) -> bool:
-    """Return True if the worker beside `trainer/config/ppo_trainer.yaml` multiplies them."""
-    worker = config_file.parents[2] / WORKER_OF_COPY
-    if not worker.is_file():
-        return False
-    text = read_text(worker, largest_bytes=MIB, way_out="Move it elsewhere.")
-    return MULTIPLIES.search(text) is not None
+def _ways_of_code(package: Path) -> Iterator[str]:
+    worker = _text(package / WORKER_OF_COPY)
+    if MULTIPLIES.search(worker):
+        yield COUNTS_PROMPTS
+    of_policy = worker.partition(CRITIC_WORKER)[0]
+    if OFFLOADS_BY_SETTING in of_policy and OFFLOADS_REFERENCE not in of_policy:
+        yield KEEPS_REFERENCE
+    actor = _text(package / ACTOR_OF_COPY)
+    if "entropy" in actor and CHOOSES_ENTROPY not in actor:
+        yield ALWAYS_ENTROPY
 
 
-def _said(launch: LaunchScript) -> Iterator[str]:
+def _text(file: Path) -> str:
+    if not file.is_file():
+        return ""
+    return read_text(file, largest_bytes=MIB, way_out="Move it elsewhere.")
+
+
+def _said(launch: LaunchScript, ways: set[str]) -> Iterator[str]:
     completions = stated_number(launch.stated.get(PROMPT_COMPLETIONS))
-    if completions > 1:
+    if COUNTS_PROMPTS in ways and completions > 1:
         yield (
             f"micro-batches of the actor and of log-probabilities count prompts of {completions}"
             f" completions, as {WORKER_OF_COPY} of this copy of verl has it"
         )
+    if ALWAYS_ENTROPY in ways and _is_zero(launch.stated.get(ENTROPY)):
+        yield (
+            f"the entropy is computed in training although {ENTROPY}=0, as {ACTOR_OF_COPY} of this"
+            " copy of verl has it"
+        )
+    rows = stated_number(launch.stated.get(MINI_BATCH))
+    if COUNTS_STEPS in ways and completions > 1 and rows:
+        yield (
+            f"a mini-batch has {rows} rows ({MINI_BATCH}), each a step of one of the"
+            f" {completions} episodes of a prompt (env.rollout.n); how many steps they have decides"
+            " seconds, and no memory"
+        )
+
+
+def _is_zero(stated: StatedSetting | None) -> bool:
+    if stated is None or not stated.text:
+        return False
+    try:
+        return float(stated.text) == 0
+    except ValueError:
+        return False

@@ -13,6 +13,8 @@ from autotune.core.errors import CannotPredict
 from autotune.core.job import Task
 from autotune.frameworks.base import Values, ceil_divided
 from autotune.frameworks.stand_in_step import OtherModel
+from autotune.frameworks.verl_batches import does, rows_of_prompt
+from autotune.frameworks.verl_copies import KEEPS_REFERENCE
 
 CRITIC = "critic"
 POLICY_MODEL = "actor_rollout_ref.model.path"
@@ -50,7 +52,7 @@ def critic_of(
         offloads_weights=values.is_on("critic.fsdp.param_offload"),
         state_bytes_per_weight=0 if offloads_moments else MOMENTS,
         offloaded_bytes_per_weight=MOMENTS if offloads_moments else 0,
-        activation_scale=_critic_tokens(values, sizes["ranks"], longest) / sizes["tokens"],
+        activation_scale=_critic_tokens(values, task, sizes["ranks"], longest) / sizes["tokens"],
     )
 
 
@@ -63,6 +65,21 @@ def _model(values: Values, task: Task) -> str:
         return stated or policy
     is_the_same = launch.stated[POLICY_MODEL].text == stated
     return policy if is_the_same or not stated else stated
+
+
+def keeps_reference(values: Values, task: Task) -> bool:
+    """Return True for a reference on the GPUs; an adapter's is the model below it."""
+    is_offloaded = values.is_on("actor_rollout_ref.ref.fsdp_config.param_offload")
+    has_adapter = values.count("actor_rollout_ref.model.lora_rank") > 0
+    return does(task, KEEPS_REFERENCE) and not is_offloaded and not has_adapter
+
+
+def reference_on_gpus(task: Task) -> OtherModel:
+    """Return the reference of a copy that keeps it on the GPUs, in bfloat16."""
+    return OtherModel(
+        role="reference",
+        model=task.workload.model.name,
+    )
 
 
 def _refuse_unlike_critic(values: Values) -> None:
@@ -79,6 +96,7 @@ def _refuse_unlike_critic(values: Values) -> None:
 
 def _critic_tokens(
     values: Values,
+    task: Task,
     ranks: int,
     longest: int,
 ) -> int:
@@ -86,9 +104,8 @@ def _critic_tokens(
     sequence = critic_sequence(values)
     groups = max(1, ranks // sequence)
     if values.is_on(f"{CRITIC}.use_dynamic_bsz"):
-        mini_rows = values.count(f"{CRITIC}.ppo_mini_batch_size") * values.count(
-            "actor_rollout_ref.rollout.n"
-        )
+        mini_prompts = values.count(f"{CRITIC}.ppo_mini_batch_size")
+        mini_rows = mini_prompts * rows_of_prompt(values, task)
         mini_tokens = ceil_divided(mini_rows, groups) * longest // sequence
         return max(1, min(values.count(f"{CRITIC}.ppo_max_token_len_per_gpu"), mini_tokens))
     per_gpu = values.count(f"{CRITIC_MICRO_BATCH}_per_gpu")

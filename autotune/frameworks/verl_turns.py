@@ -9,10 +9,14 @@ Search-R1 and its many copies are verl of early 2025 with a loop of turns (`gene
 
 With a start of 2,048, answers and results of 500, two turns and a cut at 4,096 tokens a row has
 2,048 + min(4,096, 2 x (500 + 500) + 500) = 4,548 tokens.
+
+RL-Factory (`envs/utils/tool_utils.py` there) generates up to `rollout.max_turns` answers of
+max_response_length, with a tool's answer between two of them, and cuts no row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 
 from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
@@ -25,6 +29,9 @@ PROMPT = "data.max_prompt_length"
 ANSWER = "data.max_response_length"
 TURNS = "max_turns"
 
+
+ANSWER_TURNS = "actor_rollout_ref.rollout.max_turns"
+TOOL_ANSWER = "actor_rollout_ref.rollout.tool_response_length"
 
 OF_ENGINE = {
     "actor_rollout_ref.actor.fsdp_config.ulysses_sequence_parallel_size": (
@@ -64,7 +71,29 @@ def in_verl_terms(launch: LaunchScript) -> LaunchScript:
             " answers and results"
         )
         del stated[STARTING], stated[RESULT], stated[TURNS]
+    assumed.extend(_with_answers(stated))
     return replace(launch, stated=stated, assumed=tuple(assumed))
+
+
+def _with_answers(stated: dict[str, StatedSetting]) -> Iterator[str]:
+    """Make the completion that of all answers of a row, and yield what it counts."""
+    answers = stated_number(stated.get(ANSWER_TURNS))
+    answer = stated_number(stated.get(ANSWER))
+    if answers < 2 or not answer:
+        return
+    tool_answer = stated_number(stated.get(TOOL_ANSWER))
+    completion = answers * answer + (answers - 1) * tool_answer
+    stated[ANSWER] = _computed(stated[ANSWER], completion)
+    del stated[ANSWER_TURNS]
+    counted = f"{answers} answers of {answer} tokens"
+    if tool_answer:
+        counted += f" and tools' answers of {tool_answer}"
+    yield f"rows of {ANSWER_TURNS}={answers} turns: a completion is {counted}"
+    if not tool_answer:
+        yield (
+            f"no tools' answers in these rows, which make them longer, and need more memory: --set"
+            f" {ANSWER}=N gives the tokens of all turns"
+        )
 
 
 def _computed(stated: StatedSetting, value: int) -> StatedSetting:

@@ -81,15 +81,35 @@ def show_ways(
     console: TextConsole,
     ways: Sequence[WayToFit],
     notes: Sequence[str] = (),
+    uncounted: Sequence[str] = (),
 ) -> None:
-    """Print the changes that make the candidate of `predict` fit, and notes on others."""
+    """Print the changes that make the candidate of `predict` fit, and notes on others. `uncounted`:
+    settings of the file that need less memory than the answer has.
+    """
     if ways:
         console.print("Changes that make it fit, the cheapest first:")
         _list_ways(console, ways, flag="--set")
+    elif uncounted:
+        names = " and ".join(uncounted)
+        print_line(
+            console,
+            f"No change of what is counted makes it surely fit. {names} of the file may: it needs"
+            " less memory, and is not counted. Measure it.",
+        )
     else:
         console.print("No change makes it surely fit, nor do the strongest ones together.")
     for note in notes:
         print_line(console, note)
+
+
+NEEDS_LESS = "not modelled: it needs less memory"
+"""Part of the sentence about a setting that was left out (`untraced` of a framework)."""
+
+
+def uncounted_savings(assumed: Sequence[str]) -> list[str]:
+    """Return the settings of a file that need less memory and are not counted."""
+    sentences = [sentence for sentence in assumed if NEEDS_LESS in sentence]
+    return [sentence.partition("=")[0] for sentence in sentences]
 
 
 def show_ways_of_baseline(console: TextConsole, ways: Sequence[WayToFit]) -> None:

@@ -58,6 +58,15 @@ def test_arguments_behind_a_comment_are_lost_and_said(
     assert sentence.startswith(f"run.sh, line {line}: a comment ends the command of line 2")
 
 
+def test_lines_with_a_backslash_alone_stand_around_a_comment() -> None:
+    text = "true\ntrain --batch 4 \\\n  \\\n  # sizes\n  \\\n  # lengths\n  --length 512\n"
+    assert arguments_by_bash(text) == "--batch 4"
+    (sentence,) = cut_by_comment("run.sh", text, training_in(text))
+    assert sentence.startswith("run.sh, line 4: a comment ends the command of line 2")
+    apart = "true\ntrain --batch 4 \\\n  # sizes\n\nLENGTH=512\n"
+    assert list(cut_by_comment("run.sh", apart, training_in(apart))) == []
+
+
 def test_a_blank_behind_a_backslash_ends_the_command_and_is_said() -> None:
     text = "true\ntrain --batch 4 \\ \n  --length 512\n"
     assert arguments_by_bash(text).split() == ["--batch", "4"]

@@ -360,11 +360,6 @@ def test_gpus_of_a_vllm_server_do_not_train(tmp_path: Path) -> None:
             "--method sft",
         ),
         (
-            "python3 -m recipe.one_step_off_policy.main_ppo a=b",
-            "is an asynchronous trainer",
-            "--space verl-async",
-        ),
-        (
             "python3 -m verl.experimental.fully_async_policy.fully_async_main a=b",
             "asynchronous",
             "separate_async",

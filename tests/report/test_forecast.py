@@ -20,7 +20,13 @@ from autotune.report.answer_document import document as answer_document
 from autotune.report.answer_document import prediction_document
 from autotune.report.document_rows import prediction_row
 from autotune.report.forecast_text import show_forecast
-from autotune.report.prediction_text import show_basis, show_evidence, show_verdict, show_ways
+from autotune.report.prediction_text import (
+    show_basis,
+    show_evidence,
+    show_verdict,
+    show_ways,
+    uncounted_savings,
+)
 from autotune.search import forecast_search
 from tests.simulated import toy_job, toy_space
 
@@ -218,6 +224,19 @@ def test_what_fits_and_what_depends(job: Job) -> None:
     refused = replace(PREDICTION, failure="ValueError: No available memory for the cache blocks")
     assert "it would stop with: ValueError: No available memory" in shown(job, refused)
     assert "No change makes it surely fit" in text
+
+
+def test_a_saving_that_is_not_counted_may_make_it_fit() -> None:
+    stream = io.StringIO()
+    console = Console(file=stream, width=200)
+    sentences = (
+        "offload_policy=false, because the value is not modelled: it needs less memory",
+        "8 GPUs for training",
+    )
+    show_ways(console, (), uncounted=uncounted_savings(sentences))
+    text = stream.getvalue()
+    assert "No change makes it surely fit" not in text
+    assert "offload_policy of the file may" in text
 
 
 def test_an_engine_and_an_unknown_speed(job: Job) -> None:

@@ -5,6 +5,7 @@ Expected values are those of the files written here, or of the releases that the
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 
 from autotune.catalog.assumed_shapes import assumed_model
 from autotune.core.errors import BadInput
+from autotune.frameworks.stand_in_step import StandInSpec
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
@@ -150,6 +152,87 @@ def test_micro_batches_of_a_copy_that_counts_prompts(
     request = request_of(tmp_path, text, gpus=f"{gpus}xA100-80G")
     spec = request.trainer.step(candidate_of_job(request).settings, request.job.task)
     assert spec.micro_batch == 16 // gpus
+
+
+GRPO = (
+    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo data.train_batch_size=64"
+    f" data.max_prompt_length=400 data.max_response_length=600{MODEL} {MICRO_BATCH}_per_gpu=4"
+    " actor_rollout_ref.actor.ppo_mini_batch_size=64"
+    " actor_rollout_ref.model.use_remove_padding=true"
+    " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"
+)
+
+
+def step_of(
+    folder: Path,
+    arguments: str,
+    codes: Mapping[str, str],
+) -> tuple[StandInSpec, tuple[str, ...]]:
+    """Return the step of a launch in a copy with this code, and what the answer assumes."""
+    write_config(folder, "ppo_trainer.yaml", "data: {train_batch_size: 1024}\n")
+    for name, code in codes.items():
+        file = folder / "verl" / "workers" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(code)
+    request = request_of(folder, f"{GRPO} {arguments}\n", gpus="8xA100-80G")
+    spec = request.trainer.step(candidate_of_job(request).settings, request.job.task)
+    assert isinstance(spec, StandInSpec)
+    return spec, tuple(request.assumed)
+
+
+def test_a_mini_batch_of_steps_has_rows_and_no_groups(tmp_path: Path) -> None:
+    """verl-agent: 64 rows on 8 GPUs are 8 each, two micro-batches of 4; of prompts it were 128."""
+    spec, assumed = step_of(tmp_path, "env.rollout.n=16", {})
+    assert (spec.micro_batch, spec.accumulation) == (4, 2)
+    assert any("a mini-batch has 64 rows" in line for line in assumed)
+    spec, assumed = step_of(tmp_path, "actor_rollout_ref.rollout.n=16", {})
+    assert (spec.micro_batch, spec.accumulation) == (4, 32)
+    assert not any("a mini-batch has" in line for line in assumed)
+
+
+OLD_WORKER = "class Actor: offload_fsdp_param_and_grad(module)\nclass CriticWorker: pass\n"
+FORCED = "class Actor: offload_fsdp_param_and_grad(module), CPUOffload(offload_params=True)\n"
+REFERENCE_OFFLOAD = "actor_rollout_ref.ref.fsdp_config.param_offload"
+
+
+@pytest.mark.parametrize(
+    ("worker", "arguments", "roles"),
+    [
+        (OLD_WORKER, "", ["reference"]),
+        (OLD_WORKER, "actor_rollout_ref.actor.use_kl_loss=false", ["reference"]),
+        (OLD_WORKER, f"{REFERENCE_OFFLOAD}=true", []),
+        (FORCED, "", []),
+    ],
+)
+def test_the_reference_of_an_old_copy_stays_on_the_gpus(
+    worker: str,
+    arguments: str,
+    roles: list[str],
+    tmp_path: Path,
+) -> None:
+    spec, _ = step_of(tmp_path, arguments, {"fsdp_workers.py": worker})
+    assert [model.role for model in spec.other_models] == roles
+    on_gpus = any("the reference is on the GPUs" in note for note in spec.notes)
+    assert on_gpus is bool(roles)
+
+
+@pytest.mark.parametrize(
+    ("actor", "overwrites_logits"),
+    [
+        ("entropy, log_prob = self._forward_micro_batch(data)\n", False),
+        ("if calculate_entropy: entropy = self.entropy(logits)\n", True),
+    ],
+)
+def test_an_old_copy_trains_with_the_entropy_whatever_its_coefficient(
+    actor: str,
+    overwrites_logits: bool,
+    tmp_path: Path,
+) -> None:
+    coefficient = "actor_rollout_ref.actor.entropy_coeff=0.0"
+    spec, assumed = step_of(tmp_path, coefficient, {"actor/dp_actor.py": actor})
+    assert spec.loss_options["in_place"] is overwrites_logits
+    is_said = any("the entropy is computed in training" in line for line in assumed)
+    assert is_said is not overwrites_logits
 
 
 def test_files_of_a_defaults_list_are_composed(tmp_path: Path) -> None:

@@ -110,8 +110,8 @@ def test_a_script_for_fewer_gpus_is_predicted_on_its_own(tmp_path: Path) -> None
 
 
 def test_gpus_that_a_project_gives_to_one_part_are_said(tmp_path: Path) -> None:
-    """An entry point of a fork trains on four of eight GPUs, and generates on the others."""
-    name = "trainer.n_training_gpus_per_node"
+    """A fork of verl with a setting of its own, which may be for training or generation."""
+    name = "trainer.n_judge_gpus"
     (line,) = [
         line
         for line in predicted(tmp_path, verl_launch(more=f"+{name}=4")).assumed
@@ -253,6 +253,53 @@ def test_an_estimator_of_a_copy_trains_no_critic(tmp_path: Path) -> None:
     )
     with pytest.raises(BadInput, match="remax"):
         predicted(tmp_path, verl_launch().replace("adv_estimator=grpo", "adv_estimator=remax"))
+
+
+@pytest.mark.parametrize(
+    ("estimator", "arguments", "method"),
+    [
+        ("turn_gae", "", "ppo"),  # values of a critic are in its name
+        ("my_own", "critic.enable=True", "ppo"),
+        ("gae", "critic.enable=False", "grpo"),
+    ],
+)
+def test_a_switch_of_the_critic_counts_above_the_estimator(
+    estimator: str,
+    arguments: str,
+    method: str,
+    tmp_path: Path,
+) -> None:
+    """`need_critic` of verl: `critic.enable` first, then the estimator."""
+    text = verl_launch(more=f"critic.ppo_micro_batch_size_per_gpu=1 {arguments}")
+    request = predicted(tmp_path, text.replace("adv_estimator=grpo", f"adv_estimator={estimator}"))
+    assert request.job.task.workload.method == method
+
+
+ROLLOUT = "actor_rollout_ref.rollout"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "completion", "is_open"),
+    [
+        (f"{ROLLOUT}.max_turns=4", 4 * 500, True),
+        (
+            f"{ROLLOUT}.max_turns=4 {ROLLOUT}.tool_response_length=300",
+            4 * 500 + 3 * 300,
+            False,
+        ),
+        (f"{ROLLOUT}.max_turns=1", 500, False),
+    ],
+)
+def test_a_completion_has_the_answers_of_all_turns(
+    arguments: str,
+    completion: int,
+    is_open: bool,
+    tmp_path: Path,
+) -> None:
+    text = verl_launch(more=f"data.max_response_length=500 {arguments}")
+    request = predicted(tmp_path, text)
+    assert candidate_of_job(request).settings["data.max_response_length"] == completion
+    assert any("no tools' answers" in line for line in request.assumed) is is_open
 
 
 def test_the_numbers_of_gpus_that_divide_a_batch_are_a_way_out(tmp_path: Path) -> None:

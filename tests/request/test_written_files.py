@@ -159,6 +159,48 @@ def test_what_only_a_run_knows_of_a_server_is_named_with_a_way_to_give_it() -> N
     assert server_of(commands_of("vllm serve judge &\ntrl grpo --config c\n")) is None
 
 
+SWIFT_TRAINING = (
+    f"NPROC_PER_NODE=6 swift rlhf --rlhf_type grpo --model {MODEL} --use_vllm true"
+    " --num_generations 6 --per_device_train_batch_size 2 --max_completion_length 128"
+)
+
+
+def test_the_gpus_of_swift_rollout_do_not_train(tmp_path: Path) -> None:
+    """Six of eight GPUs train, and the server has the two of one replica."""
+    server = "swift rollout --model m --vllm_tensor_parallel_size 2 --vllm_max_model_len 4096 &"
+    request = parsed(tmp_path, f"pkill -f swift\n{server}\n{SWIFT_TRAINING}\n", gpus="8xH100")
+    knobs = settings_of(request)
+    assert knobs["vllm_mode"] == "server", "a line starts it"
+    assert (knobs["server_gpus"], knobs["vllm_tensor_parallel_size"]) == (2, 2)
+    assert knobs["vllm_gpu_memory_utilization"] == 0.9, "the default of `swift rollout`"
+    assert knobs["vllm_max_model_len"] == 4096
+    assert request.trainer.ranks(knobs, 8) == 6
+    assert "a server of vLLM on 2 GPUs" in " ".join(request.assumed)
+    assert "no memory of the server" not in " ".join(request.assumed)
+
+
+def test_an_address_of_a_server_is_its_mode(tmp_path: Path) -> None:
+    text = f"{SWIFT_TRAINING} --vllm_server_host 127.0.0.1\n"
+    request = parsed(tmp_path, text, gpus="7xH100")
+    assert settings_of(request)["vllm_mode"] == "server"
+    assert "as `swift rollout` starts it" in " ".join(request.assumed)
+
+
+@pytest.mark.parametrize(
+    ("line", "is_said"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0 vllm serve judge &", True),
+        ("python -m sglang.launch_server --model judge &", True),
+        ("pkill -f vllm.entrypoints.openai.api_server", False),
+        ('echo "vllm serve judge"', False),
+    ],
+)
+def test_a_server_beside_the_training_is_said(line: str, is_said: bool, tmp_path: Path) -> None:
+    text = SWIFT_TRAINING.replace("--use_vllm true", "--use_vllm false")
+    request = parsed(tmp_path, f"{line}\n{text}\n", gpus="6xH100")
+    assert ("no memory of the server that line 1 starts" in " ".join(request.assumed)) is is_said
+
+
 def test_a_program_on_the_input_is_the_training(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

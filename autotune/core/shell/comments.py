@@ -16,8 +16,12 @@ from collections.abc import Iterator
 
 from autotune.core.shell.state import SimpleCommand
 
-CUTTING_COMMENT = re.compile(r"[ \t]*\\\n[ \t]*#[^\n]*\n(?:[ \t]*#[^\n]*\n)*(?P<behind>[^\n]*)")
-"""Joined comment directly behind a command, with those below it, and the line behind them."""
+CUTTING_COMMENT = re.compile(
+    r"(?:[ \t]*\\\n)+[ \t]*(?P<comment>#)[^\n]*\n(?:[ \t]*(?:#[^\n]*|\\)\n)*(?P<behind>[^\n]*)"
+)
+"""Joined comment directly behind a command, with those below it, and the line behind them. Lines
+with a backslash alone may stand between.
+"""
 
 CUTTING_BLANK = re.compile(r"[ \t]*\\[ \t]+\n(?P<behind>[^\n]*)")
 
@@ -35,13 +39,15 @@ def cut_by_comment(
     """
     noun = "a comment"
     match = CUTTING_COMMENT.match(text, command.end)
-    line = text.count("\n", 0, command.end) + 2
-    if match is None:
+    place = command.end
+    if match is not None:
+        place = match.start("comment")
+    else:
         noun = "a blank behind the backslash"
         match = CUTTING_BLANK.match(text, command.end)
-        line -= 1
     if match is None or not ARGUMENT.match(match["behind"]):
         return
+    line = text.count("\n", 0, place) + 1
     yield (
         f"{path}, line {line}: {noun} ends the command of line {command.line}, as in bash: the"
         " arguments behind it are no part of the training"

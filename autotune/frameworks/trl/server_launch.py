@@ -1,7 +1,9 @@
-"""Server of vLLM that a launch script starts beside its training: `trl vllm-serve ... &`.
+"""Server of an engine that a launch script starts beside its training: `trl vllm-serve ... &`, or
+`swift rollout ... &`.
 
 Its GPUs, and the share of their memory that it claims, are settings of the training in autotune:
-`server_gpus`, `server_tensor_parallel_size`, `vllm_gpu_memory_utilization`.
+`server_gpus`, `server_tensor_parallel_size`, `vllm_gpu_memory_utilization`. A server from which no
+training takes completions, such as a judge's, is said.
 """
 
 from __future__ import annotations
@@ -14,6 +16,18 @@ from autotune.core.shell.script import UNKNOWN, SimpleCommand
 from autotune.core.space import KnobValue
 from autotune.frameworks.engine_servers import SHARE
 
+TRL_SERVER = ("trl vllm-serve", "trl.scripts.vllm_serve", "vllm_serve.py")
+SWIFT_SERVER = ("swift rollout", "swift.cli.rollout")
+ENGINE_SERVER = ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
+OTHERS = ("sglang.launch_server", "swift deploy", "lmdeploy serve", "openrlhf.cli.serve_rm")
+"""Programs that start a server: modules, files, and words one behind the other."""
+
+NOT_STARTED = frozenset(
+    ("pkill", "pgrep", "killall", "kill", "ps", "grep", "echo", "printf", "pip")
+)
+"""Commands that only speak of a program."""
+
+_OF_SWIFT = "vllm_"  # beginning of its options
 _COUNTS = ("tensor_parallel_size", "data_parallel_size")
 _SHARE = "gpu_memory_utilization"
 _WINDOW = "max_model_len"
@@ -28,11 +42,16 @@ class ServerLaunch:
     assumed: tuple[str, ...] = ()
 
 
-def server_of(commands: Sequence[SimpleCommand]) -> ServerLaunch | None:
-    """Return the server of TRL that a script starts, the first of several; None: there is none."""
+def server_of(
+    commands: Sequence[SimpleCommand],
+    programs: Sequence[str] = TRL_SERVER,
+) -> ServerLaunch | None:
+    """Return the server that a script starts by one of these programs, the first of several; None:
+    there is none.
+    """
     servers: list[ServerLaunch] = []
     for command in commands:
-        options = _options_of(command)
+        options = _options_of(command, programs)
         if options is not None:
             servers.append(_server(command, options))
     if not servers:
@@ -45,14 +64,36 @@ def server_of(commands: Sequence[SimpleCommand]) -> ServerLaunch | None:
     return servers[0]
 
 
-def _options_of(command: SimpleCommand) -> dict[str, str] | None:
-    """Return the options of `trl vllm-serve`; None: the command is another one."""
+def uncounted_servers(
+    commands: Sequence[SimpleCommand],
+    counted: ServerLaunch | None,
+) -> Iterator[str]:
+    """Yield the sentences about servers of which no memory is counted."""
+    lines = {counted.line} if counted is not None else set()
+    for command in commands:
+        for program in (*TRL_SERVER, *SWIFT_SERVER, *ENGINE_SERVER, *OTHERS):
+            if command.line in lines or _options_of(command, (program,)) is None:
+                continue
+            lines.add(command.line)
+            yield (
+                f"no memory of the server that line {command.line} starts ({program}): it needs"
+                " more than the answer has where it shares a GPU with the training"
+            )
+
+
+def _options_of(
+    command: SimpleCommand,
+    programs: Sequence[str],
+) -> dict[str, str] | None:
+    """Return the options of a server; None: the command starts none of these."""
     texts = [word.text for word in command.words]
-    for place, text in enumerate(texts):
-        name = text.rpartition("/")[2]
-        follows_trl = place > 0 and texts[place - 1].rpartition("/")[2] == "trl"
-        is_server = name in ("trl.scripts.vllm_serve", "vllm_serve.py")
-        if is_server or (name == "vllm-serve" and follows_trl):
+    names = [text.rpartition("/")[2] for text in texts]
+    if not names or names[0] in NOT_STARTED:
+        return None
+    for place, name in enumerate(names):
+        before = names[place - 1] if place else ""
+        is_one_word = " " not in name
+        if is_one_word and (name in programs or f"{before} {name}" in programs):
             return dict(_pairs(texts[place + 1 :]))
     return None
 
@@ -61,7 +102,8 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
     for text, following in itertools.pairwise([*texts, ""]):
         flag, equals, value = text.partition("=")
         if flag.startswith("--"):
-            yield flag[2:].replace("-", "_"), value if equals else following
+            name = flag[2:].replace("-", "_").removeprefix(_OF_SWIFT)
+            yield name, value if equals else following
 
 
 def _server(

@@ -21,11 +21,16 @@ from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_arguments import is_known
 from autotune.frameworks.launch_commands import find_launch, starts_framework
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
-from autotune.frameworks.trl.server_launch import server_of
+from autotune.frameworks.trl.server_launch import (
+    ENGINE_SERVER,
+    SWIFT_SERVER,
+    server_of,
+    uncounted_servers,
+)
 from autotune.frameworks.unset_variables import variables
 from autotune.request.sources.framework_launch import framework_launch_config
 from autotune.request.sources.launch_text import launch_commands, launch_text
-from autotune.request.sources.server_of_launch import with_server
+from autotune.request.sources.server_of_launch import with_rollout_server, with_server
 from autotune.request.sources.trl_launch import trl_launch_config
 from autotune.request.sources.whole_names import with_whole_names
 from autotune.request.values import FileChoice, UserFile
@@ -58,11 +63,25 @@ def read_launch_script(
     if launch.framework == "trl":
         fields = trainer.fields()
         config, origins = trl_launch_config(launch, fields, stated_by_flags)
-        config, origins = with_server(choice.path, config, origins, server_of(commands))
+        server = server_of(commands)
+        config, origins = with_server(choice.path, config, origins, server)
         tuning = None  # TRL's settings say it
     else:
         config, origins = framework_launch_config(launch, kind, trainer, stated_by_flags)
+        server = None
+        if launch.framework == "swift":
+            server = server_of(commands, SWIFT_SERVER)
+            if server is None:
+                server = server_of(commands, ENGINE_SERVER)
+            config, origins = with_rollout_server(launch, config, origins, server)
         tuning = _tuning(launch, kind)
+    if config.settings.get("vllm_mode") != "server":
+        server = None
+    uncounted = tuple(uncounted_servers(commands, server))
+    config = replace(
+        config,
+        assumed=(*config.assumed, *uncounted),
+    )
     return UserFile(
         framework=launch.framework,
         method=launch.method,

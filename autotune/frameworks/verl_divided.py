@@ -1,0 +1,92 @@
+"""GPUs that a copy of verl divides between training and generation.
+
+    rLLM         trainer.n_training_gpus_per_node of the trainer.n_gpus_per_node of each node
+    one step off rollout.n_gpus_per_node x rollout.nnodes beside those of the trainer
+
+They are read as verl's own `separate_async`, in which engines have GPUs of their own.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
+from autotune.frameworks.script_gpus import ScriptGpus
+from autotune.frameworks.verl_copies import SPLITS_GPUS
+
+TRAINING_NODES = "trainer.nnodes"
+TRAINING_GPUS = "trainer.n_gpus_per_node"
+SERVER_GPUS = "actor_rollout_ref.rollout.n_gpus_per_node"
+TRAINER_MODE = "trainer.v1.trainer_mode"
+SEPARATE_MODE = "separate_async"
+
+PART_THAT_TRAINS = "trainer.n_training_gpus_per_node"
+ROLLOUT_GPUS = "rollout.n_gpus_per_node"
+ROLLOUT_NODES = "rollout.nnodes"
+GPUS_OF_NODE = 8
+
+
+class _Division(NamedTuple):
+    trains: int
+    generates: int
+    name: str  # setting that states it
+
+
+def with_divided_gpus(launch: LaunchScript) -> LaunchScript:
+    """Return the launch with the engines' GPUs in verl's own settings."""
+    division = _division(launch)
+    if division is None:
+        return launch
+    stated = dict(launch.stated)
+    origin = stated[division.name]
+    for name in (PART_THAT_TRAINS, ROLLOUT_GPUS, ROLLOUT_NODES):
+        stated.pop(name, None)
+    stated[SERVER_GPUS] = _at(origin, str(division.generates))
+    stated[TRAINER_MODE] = _at(origin, SEPARATE_MODE)
+    sentence = (
+        f"{division.generates} GPUs generate and do not train, by {division.name} (line"
+        f" {origin.line}), beside {division.trains} of the script that do; how both overlap is that"
+        f" of {SEPARATE_MODE}"
+    )
+    return replace(
+        launch,
+        stated=stated,
+        ways_of_copy=launch.ways_of_copy | {SPLITS_GPUS},
+        assumed=(*launch.assumed, sentence),
+    )
+
+
+def _division(launch: LaunchScript) -> _Division | None:
+    nodes = stated_number(launch.stated.get(TRAINING_NODES)) or 1
+    of_node = stated_number(launch.stated.get(TRAINING_GPUS)) or GPUS_OF_NODE
+    part = stated_number(launch.stated.get(PART_THAT_TRAINS))
+    if 0 < part < of_node:
+        return _Division(part * nodes, (of_node - part) * nodes, PART_THAT_TRAINS)
+    generates = stated_number(launch.stated.get(ROLLOUT_GPUS))
+    generates *= stated_number(launch.stated.get(ROLLOUT_NODES)) or 1
+    if generates:
+        return _Division(of_node * nodes, generates, ROLLOUT_GPUS)
+    return None
+
+
+def gpus_of_both(launch: LaunchScript, training: ScriptGpus | None) -> ScriptGpus | None:
+    """Return the GPUs of a script, those of its engines included. `training`: by the trainer's
+    settings.
+    """
+    generates = stated_number(launch.stated.get(SERVER_GPUS))
+    names_others = ROLLOUT_GPUS in launch.text
+    if training is None or SPLITS_GPUS not in launch.ways_of_copy or not names_others:
+        return training
+    return ScriptGpus(
+        count=training.count + generates,
+        stated=f"{training.stated} and {generates} of {ROLLOUT_GPUS}",
+    )
+
+
+def _at(origin: StatedSetting, text: str) -> StatedSetting:
+    return StatedSetting(
+        text=text,
+        line=origin.line,
+        span=None,
+    )

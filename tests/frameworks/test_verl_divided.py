@@ -1,0 +1,93 @@
+"""Launches of verl's copies: GPUs that train and GPUs that generate, and generation without an
+engine.
+
+Expected numbers are counted by hand from the settings written here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.estimate.model_shape import shape
+from autotune.estimate.trainer_rollout import trainer_rollout
+from autotune.frameworks.stand_in_step import StandInSpec, compose
+from autotune.request.flags import Flags
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
+from autotune.request.request_parser import parse_request
+from tests.estimate.synthetic import training
+
+ROLLOUT = "actor_rollout_ref.rollout"
+SETTINGS = (
+    " algorithm.adv_estimator=grpo data.train_batch_size=64 data.max_prompt_length=512"
+    " data.max_response_length=512 actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    f" {ROLLOUT}.n=8 actor_rollout_ref.actor.ppo_mini_batch_size=16"
+    " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
+    f" {ROLLOUT}.tensor_model_parallel_size=1 {ROLLOUT}.log_prob_micro_batch_size_per_gpu=2"
+    " actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=2"
+)
+
+
+def request_of(folder: Path, arguments: str, gpus: int, module: str = "main_ppo") -> ParsedRequest:
+    script = folder / "run.sh"
+    script.write_text(f"python3 -m verl.trainer.{module}{SETTINGS} {arguments}\n")
+    flags = Flags(from_command=str(script), gpus=f"{gpus}xH100-80G", mode="predict")
+    return parse_request(flags)
+
+
+def step_of(request: ParsedRequest) -> StandInSpec:
+    spec = request.trainer.step(candidate_of_job(request).settings, request.job.task)
+    assert isinstance(spec, StandInSpec)
+    return spec
+
+
+@pytest.mark.parametrize(
+    ("arguments", "trains", "generates"),
+    [
+        ("trainer.n_gpus_per_node=8 trainer.n_training_gpus_per_node=4", 4, 4),
+        ("trainer.n_gpus_per_node=4 rollout.n_gpus_per_node=2 rollout.nnodes=2", 4, 4),
+    ],
+)
+def test_gpus_that_generate_do_not_train(
+    arguments: str,
+    trains: int,
+    generates: int,
+    tmp_path: Path,
+) -> None:
+    request = request_of(tmp_path, f"{arguments} trainer.nnodes=1", gpus=8)
+    assert request.job.task.hardware.count == 8
+    spec = step_of(request)
+    assert spec.ranks == trains
+    assert spec.generation == "server"
+    assert spec.engine is None, "no engine on the training GPUs"
+    assert spec.split is not None and spec.split.gpus == generates
+    assumed = " ".join(request.assumed)
+    assert f"{generates} GPUs generate and do not train" in assumed
+    assert "training and generation on all GPUs" not in assumed
+
+
+def test_one_step_off_policy_is_read_by_its_settings(tmp_path: Path) -> None:
+    script = tmp_path / "run.sh"
+    script.write_text(
+        f"python3 -m recipe.one_step_off_policy.main_ppo{SETTINGS} trainer.n_gpus_per_node=2"
+        " rollout.n_gpus_per_node=2\n"
+    )
+    flags = Flags(from_command=str(script), gpus="4xH100-80G", mode="predict")
+    assert step_of(parse_request(flags)).ranks == 2
+
+
+@pytest.mark.parametrize(("chunk", "rows"), [("", 64), (f"{ROLLOUT}.micro_batch_size=24", 32)])
+def test_transformers_generates_with_the_actor(chunk: str, rows: int, tmp_path: Path) -> None:
+    """64 prompts of 8 completions on 8 GPUs are 64 rows each. In chunks of 24: 64 // 24 = 2 of 32
+    (`hf_rollout.py`). Keys and values of Qwen2.5-0.5B are 24 layers x 2 x 2 heads x 64, of 2 bytes.
+    """
+    request = request_of(tmp_path, f"{ROLLOUT}.name=hf {chunk}", gpus=8)
+    spec = step_of(request)
+    assert (spec.generation, spec.engine, spec.held_dtype) == ("trainer", None, "float32")
+    assert "micro_batch_size (line" not in " ".join(request.assumed)
+
+    task = request.job.task
+    config = task.workload.model.config
+    generation = trainer_rollout(compose(spec, task), shape(config), training())
+    assert generation.kv_cache_bytes == rows * 1023 * 24 * 2 * 2 * 64 * 2
