@@ -19,7 +19,7 @@ from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
-from autotune.request.sources.config_file import method_of_file
+from autotune.request.sources.config_file import METHOD_OF_PATH, method_of_file
 from autotune.request.sources.documented_launch import (
     documented_launches,
     launches_in,
@@ -41,10 +41,10 @@ YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|HfArgumentParser")
 TAKES_FLAG = re.compile(r"TrlParser")
 """Parser of TRL, which has the option `--config` itself."""
 
-METHOD_WORD = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|rloo|reward)(?=[^a-z]|$)")
-"""Method in the path of a file: `recipes/Qwen2.5-7B/sft/config.yaml`."""
+TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*Trainer\b")
+CONFIG_OF_METHOD = re.compile(r"\b(SFT|DPO|GRPO|KTO|RLOO|Reward)Config\b")
+"""Configuration of a trainer whose own name says no method."""
 
-TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*(?:Trainer|Config)\b")
 OTHER_TRAINER = re.compile(r"\b(?:GKD|GOLD|PPO|PRM|ORPO|CPO|BCO|XPO|NashMD|MiniLLM)Trainer\b")
 """Trainer of TRL whose method is none of those predicted."""
 
@@ -82,6 +82,8 @@ def read_by_its_script(
             file = read_launched_program(program, python, hardware, method, True)
         except AutotuneError as error:
             sentence, _, _ = str(error).partition(". ")
+            if "KeyError" in sentence and not author_names(document):
+                continue  # the script needs keys that the file lacks: it is for another
             failure = failure or (
                 f"TRL's meaning of its keys: {program.choice.path}, which reads it, could not be"
                 f" followed ({sentence.rstrip('.')})"
@@ -278,7 +280,7 @@ def _method_of(choice: FileChoice) -> str | None:
     document = read_document(Path(choice.path), last_counts=True)
     if "num_generations" in document.content:
         return "rloo" if "rloo" in choice.path.lower() else "grpo"
-    methods = METHOD_WORD.findall(choice.path.lower())
+    methods = METHOD_OF_PATH.findall(choice.path.lower())
     if not methods:
         return None
     return str(methods[-1])
@@ -296,7 +298,8 @@ def _option_of(script: Path, method: str | None) -> str | None:
         return None
     if not TRAINER.search(text) or not YAML_READER.search(text):
         return None
-    methods = {name.lower() for name in TRAINER_OF_METHOD.findall(text)}
+    named = TRAINER_OF_METHOD.findall(text) or CONFIG_OF_METHOD.findall(text)
+    methods = {name.lower() for name in named}
     is_of_others = not methods and OTHER_TRAINER.search(text) is not None
     if method is not None and method not in methods and (methods or is_of_others):
         return None
