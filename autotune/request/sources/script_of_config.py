@@ -37,7 +37,10 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FILE_OPTION = re.compile(r"""["'](--?[\w-]*(?:config|cfg|recipe|yaml)[\w-]*)["']""")
 """Option of a parser that takes a file of settings."""
 
-YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|HfArgumentParser")
+YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|(?:Hf|H4)ArgumentParser")
+TAKES_FILE = re.compile(r"H4ArgumentParser\(\(")
+"""Parser of the alignment handbook, whose scripts take a file without an option."""
+
 TAKES_FLAG = re.compile(r"TrlParser")
 """Parser of TRL, which has the option `--config` itself."""
 
@@ -185,7 +188,7 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
             choice=FileChoice(
                 flag="--script",
                 path=str(script),
-                arguments=(option, str(file)),
+                arguments=(option, str(file)) if option else (str(file),),
                 model=choice.model,
             ),
             launch_path=str(script),
@@ -211,7 +214,8 @@ def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
             continue
         text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
         mentioned = sum(name in text for name in own_names)
-        if own_names or _names_folder(text, file):
+        is_of_handbook = not option and "dataset_mixer" in document.content
+        if own_names or is_of_handbook or _names_folder(text, file):
             scripts.append((-mentioned, script, option))
     scripts.sort(key=lambda entry: entry[0])
     return [(script, option) for _, script, option in scripts]
@@ -235,6 +239,7 @@ def _with_other_file(
         for index, argument in enumerate(arguments):
             name, equals, value = argument.rpartition("=")
             is_taken = name == option or (index > 0 and arguments[index - 1] == option)
+            is_taken |= not option and index == 0
             if is_taken and value.endswith(YAML_SUFFIXES):
                 arguments[index] = f"{name}{equals}{file}"
                 started = replace(program.choice, arguments=tuple(arguments))
@@ -288,7 +293,7 @@ def _method_of(choice: FileChoice) -> str | None:
 
 def _option_of(script: Path, method: str | None) -> str | None:
     """Return the option by which a script that trains by the method, if one is known, takes a file
-    of settings; None: it has none.
+    of settings; empty: its first argument is one; None: it takes none.
     """
     if OF_TESTS.search(str(script)):
         return None
@@ -306,4 +311,6 @@ def _option_of(script: Path, method: str | None) -> str | None:
     option = FILE_OPTION.search(text)
     if option is not None:
         return option[1]
-    return "--config" if TAKES_FLAG.search(text) else None
+    if TAKES_FLAG.search(text):
+        return "--config"
+    return "" if TAKES_FILE.search(text) else None

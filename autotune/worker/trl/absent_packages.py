@@ -13,7 +13,7 @@ import importlib.abc
 import importlib.machinery
 import sys
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -144,6 +144,15 @@ PRESENT_CLASSES = {
 """Class of transformers 4 -> the one of 5 that builds the same models."""
 
 
+def _chat_format(model: Any, tokenizer: Any, *_: Any, **__: Any) -> tuple[Any, Any]:
+    """Return both as they are: the two words that it added are no memory."""
+    return model, tokenizer
+
+
+FORMER_FUNCTIONS: Mapping[str, Any] = {"setup_chat_format": _chat_format}
+"""Function of former TRL that returns the model -> what stands for it."""
+
+
 @contextmanager
 def former_names(
     is_library: IsLibrary,
@@ -171,7 +180,8 @@ def former_names(
                 if part != "*" and not _has(module, part):
                     report("name", f"{module.__name__}.{part}")
                     present_name = PRESENT_CLASSES.get(part, part)
-                    setattr(module, part, getattr(module, present_name, Anything()))
+                    stand_in = FORMER_FUNCTIONS.get(part) or Anything()
+                    setattr(module, part, getattr(module, present_name, stand_in))
         return module
 
     with attribute(builtins, "__import__", completed), _former_parts_of_trl(is_library, report):
@@ -211,7 +221,7 @@ def _former_parts_of_trl(is_library: IsLibrary, report: Report) -> Iterator[None
             if not is_of_user or name.startswith("_"):
                 raise
             report("name", f"trl.{name}")
-            return Anything()
+            return FORMER_FUNCTIONS.get(name) or Anything()
 
     with attribute(owner, "__getattr__", looked_up):
         yield
