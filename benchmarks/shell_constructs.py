@@ -356,6 +356,198 @@ SCRIPTS = {
         "export A=1\nunset A\nexport B=2\nexport -n B\ntorchrun train.py\n"
     ),
     "environment of env -u": "export A=1\nenv -u A torchrun train.py\n",
+    # Chosen from bash's manual, by its chapters, before any of them was tried.
+    "status of a pipe": "false | true\nA=${PIPESTATUS[0]}\ntorchrun train.py $A\n",
+    "status of a function": "f() { return 3; }\nf\nA=$?\ntorchrun train.py $A\n",
+    "status of a substitution": "A=$(exit 4)\nB=$?\ntorchrun train.py $B\n",
+    "status in a condition": (
+        "grep -q 5 values.txt\nif [ $? -eq 0 ]; then A=1; fi\ntorchrun train.py $A\n"
+    ),
+    "status of a subshell": "(exit 2)\ntorchrun train.py $?\n",
+    "status of and": "true && false\nA=$?\ntorchrun train.py $A\n",
+    "status of a negation": "! true\ntorchrun train.py $?\n",
+    "sed -E of groups": (
+        "A=$(echo run-7b-x | sed -E 's/.*-([0-9]+)b.*/\\1/')\ntorchrun train.py $A\n"
+    ),
+    "sed -n and p": "A=$(sed -n '2p' values.txt)\ntorchrun train.py $A\n",
+    "sed -n of a pattern": "A=$(sed -n 's/lr: //p' template.yaml)\ntorchrun train.py \"$A\"\n",
+    "sed of a place": "A=$(sed 's/3/4/' values.txt | head -1)\ntorchrun train.py $A\n",
+    "sed that deletes": "A=$(sed '1d' values.txt)\ntorchrun train.py $A\n",
+    "extglob removed": (
+        "shopt -s extglob\nA=007\nB=${A##+(0)}\nC=${A/@(0|7)/x}\ntorchrun train.py $B $C\n"
+    ),
+    "extglob of case": (
+        "shopt -s extglob\nA=qwen7b\ncase $A in @(qwen|llama)*) B=1;; *) B=2;; esac\n"
+        "torchrun train.py $B\n"
+    ),
+    "extglob negated": (
+        "shopt -s extglob\nA=abc\n[[ $A == !(abd) ]] && B=1\n[[ $A == ?(x)abc ]] && C=1\n"
+        "torchrun train.py $B $C\n"
+    ),
+    "printf of an exponent": "torchrun train.py $(printf '%e' 0.00001) $(printf '%.1e' 5e-6)\n",
+    "printf of general numbers": "torchrun train.py $(printf '%g' 0.0001) $(printf '%5.1f' 2)\n",
+    "printf of bases": "torchrun train.py $(printf '%x %o %d' 255 8 0x10) $(printf %q 'a b')\n",
+    "command -v of a function": (
+        "f() { :; }\nif command -v f > /dev/null; then A=1; fi\n"
+        "command -v cd > /dev/null && B=1\ntorchrun train.py $A $B\n"
+    ),
+    "hash of a program": (
+        "if hash nothing_here 2> /dev/null; then A=1; fi\ntorchrun train.py ${A:-2}\n"
+    ),
+    "type -t": "f() { :; }\ntorchrun train.py $(type -t f) $(type -t cd) $(type -t if)\n",
+    "arrays in arithmetic": (
+        "A=(4 5 6)\ni=1\nB=$((A[i] + A[2]))\n((A[0] += 3))\ntorchrun train.py $B $A\n"
+    ),
+    "map in arithmetic": "declare -A M=([a]=3)\nB=$((M[a] * 2))\ntorchrun train.py $B\n",
+    "arithmetic of bases": (
+        "torchrun train.py $((16#ff)) $((010)) $((2**10)) $((7 & 3 | 8)) $((5, 6))\n"
+    ),
+    "arithmetic of increments": "i=3\nA=$((i++))\nB=$((--i))\ntorchrun train.py $A $B $i\n",
+    "arithmetic of names": "A=B\nB=7\ntorchrun train.py $((A + 1)) $((!B)) $((~B))\n",
+    "arithmetic for with two": (
+        "for ((i = 0, j = 9; i < 3; i++, j--)); do X=$X$i$j; done\ntorchrun train.py $X\n"
+    ),
+    "readarray of a count": (
+        "readarray -t -n 1 A < values.txt\nreadarray -t -s 1 B < values.txt\n"
+        "torchrun train.py $A $B\n"
+    ),
+    "mapfile with ends": "mapfile A < values.txt\ntorchrun train.py ${#A[@]} ${A[0]}x\n",
+    "mapfile of nuls": (
+        "mapfile -t -d '' A < <(printf 'a\\0b c\\0')\ntorchrun train.py \"${A[@]}\"\n"
+    ),
+    "select of an answer": ("select a in x y; do torchrun train.py $a; break; done <<< 2\n"),
+    "until that counts": "i=0\nuntil [ $i -ge 3 ]; do i=$((i + 1)); done\ntorchrun train.py $i\n",
+    "coproc that prints": ('coproc P { echo 5; }\nread -r a <&"${P[0]}"\ntorchrun train.py $a\n'),
+    "quoted for reuse": "A='a b'\ntorchrun train.py ${A@Q} ${A@U} ${A@u} ${A@L}\n",
+    "expanded escapes": "A='a\\tb'\ntorchrun train.py \"${A@E}\" $'x\\ty' $'\\x41'\n",
+    "attributes": "declare -i A=3\ndeclare -rx B=1\ntorchrun train.py ${A@a} ${B@a}\n",
+    "keys and values": 'A=(x y)\ntorchrun train.py "${A[@]@K}"\n',
+    "trap that assigns": "trap 'A=2' USR1\nA=1\ntorchrun train.py $A\n",
+    "trap of DEBUG": "N=0\ntrap 'N=1' DEBUG\ntrue\ntrap - DEBUG\ntorchrun train.py $N\n",
+    "trap of ERR": "A=0\ntrap 'A=1' ERR\nfalse\ntorchrun train.py $A\n",
+    "trap that is taken back": (
+        "trap 'torchrun train.py --late' EXIT\ntrap - EXIT\ntorchrun train.py\n"
+    ),
+    "trap of a subshell": "A=1\n( trap 'echo' EXIT; A=2 )\ntorchrun train.py $A\n",
+    "wait for a status": "false &\nwait $!\nA=$?\ntorchrun train.py $A\n",
+    "wait for all": "true & false &\nwait\ntorchrun train.py $?\n",
+    "names by prefix": "LR_A=1\nLR_B=2\ntorchrun train.py ${!LR_*} ${!LR_@}\n",
+    "nameref": "declare -n R=A\nA=4\nR=5\ntorchrun train.py $A $R\n",
+    "nameref of an argument": "f() { local -n out=$1; out=9; }\nf B\ntorchrun train.py $B\n",
+    "array that is appended": (
+        "A=(1)\nA+=(2 3)\nA[5]=x\nunset 'A[0]'\ntorchrun train.py ${A[@]} ${!A[@]}\n"
+    ),
+    "text that is appended": "A=x\nA+=y\ndeclare -i N=1\nN+=2\ntorchrun train.py $A $N\n",
+    "lower and upper case": "declare -u A=abc\ndeclare -l B=XY\ntorchrun train.py $A $B\n",
+    "pattern of replacement ends": "A=a.b.c\ntorchrun train.py ${A/%.c/.d} ${A/#a/z} ${A//./}\n",
+    "slices of arguments": "set -- a b c d\ntorchrun train.py ${@:2:2} ${*: -1} ${#*} ${!#}\n",
+    "shift of several": "set -- a b c\nshift 2\nshift 5 || A=no\ntorchrun train.py $1 $A\n",
+    "set of options": "set -f\nA=*\ntorchrun train.py $A\nset +f\n",
+    "set -k": 'set -- -n 3\nset -- "$@" --x\ntorchrun train.py "$@"\n',
+    "IFS of a colon": 'IFS=:\nA=a:b\nset -- $A\ntorchrun train.py $1 $2 "$*"\n',
+    "null patterns": "shopt -s nullglob\nA=(*.none)\ntorchrun train.py ${#A[@]} x\n",
+    "recursive patterns": "shopt -s globstar\ntorchrun train.py **/*.sh\n",
+    "patterns of hidden files": "touch .h\nshopt -s dotglob\ntorchrun train.py .h*\n",
+    "classes of letters": (
+        "[[ a1 == [[:alpha:]][0-9] ]] && A=1\ncase x in [!a-c]) B=2;; esac\n"
+        "torchrun train.py $A $B\n"
+    ),
+    "case that falls through": (
+        "case a in a) A=1;& b) B=2;; c) C=3;; esac\ncase a in a) D=4;;& [a-z]) E=5;; esac\n"
+        "torchrun train.py $A $B $C $D $E\n"
+    ),
+    "test of several": (
+        "[ 1 = 1 -a 2 = 3 -o 4 = 4 ] && A=1\n[[ ! ( 1 == 2 ) && -z '' ]] && B=1\n"
+        "torchrun train.py $A $B\n"
+    ),
+    "test of ages": (
+        "[ values.txt -nt none ] && A=1\n[ values.txt -ef ./values.txt ] && B=1\n"
+        "torchrun train.py $A $B\n"
+    ),
+    "test -t": "if [ -t 0 ]; then A=1; else A=2; fi\ntorchrun train.py --port $A\n",
+    "expression": (
+        "A=$(expr 3 + 4)\nB=$(expr length abcd)\nC=$(expr abc : 'a\\(.*\\)')\n"
+        "torchrun train.py $A $B $C\n"
+    ),
+    "let of several": "let A=2*3 B=A+1\ntorchrun train.py $A $B\n",
+    "sequences": "torchrun train.py $(seq 3) $(seq -s, 1 3) $(seq 0 2 4) {a..c} {3..1}\n",
+    "here-string of words": (
+        "read -r a b <<< \"$(echo 1 2)\"\nread -ra C <<< 'x y'\ntorchrun train.py $a $b ${C[1]}\n"
+    ),
+    "read with a default": (
+        "read -r A < none 2> /dev/null || A=4\nread -r -t 1 B <<< 5\ntorchrun train.py $A $B\n"
+    ),
+    "read by a character": (
+        "read -r -n 2 A <<< abcd\nread -r -d , B <<< 'x,y'\ntorchrun train.py $A $B\n"
+    ),
+    "loop with continue": (
+        "for i in 1 2 3; do [ $i = 2 ] && continue; X=$X$i; done\ntorchrun train.py $X\n"
+    ),
+    "loop of a pipe that is lost": (
+        "A=1\necho 2 | while read -r x; do A=$x; done\ntorchrun train.py $A\n"
+    ),
+    "lastpipe": "shopt -s lastpipe\necho 2 | read -r A\ntorchrun train.py $A\n",
+    "function with locals": (
+        "A=1\nf() { local A=2; g; }\ng() { B=$A; }\nf\ntorchrun train.py $A $B\n"
+    ),
+    "function that is unset": (
+        "f() { echo 1; }\nunset -f f\nA=$(f 2> /dev/null || echo 2)\ntorchrun train.py $A\n"
+    ),
+    "function's own name": "f() { echo ${FUNCNAME[0]}; }\ntorchrun train.py $(f) $LINENO\n",
+    "recursion": (
+        "f() { [ $1 -le 1 ] && echo 1 || echo $(( $1 * $(f $(( $1 - 1 ))) )); }\n"
+        "torchrun train.py $(f 4)\n"
+    ),
+    "command that shadows": (
+        'echo() { builtin echo x"$@"; }\ntorchrun train.py $(echo 1) $(command echo 2)\n'
+    ),
+    "variables of one command": "A=1\nA=2 true\nA=3 eval 'B=$A'\ntorchrun train.py $A $B\n",
+    "exported function": "f() { echo 3; }\nexport -f f\ntorchrun train.py $(bash -c f)\n",
+    "shell within a shell": (
+        "A=$(bash -c 'echo $1' _ 7)\nB=$(sh -c 'echo ${0}' 8)\ntorchrun train.py $A $B\n"
+    ),
+    "disabled and enabled": "enable -n echo\nenable echo\ntorchrun train.py $(echo 1)\n",
+    "aliases": "shopt -s expand_aliases\nalias t='torchrun train.py'\nt --x\n",
+    "times of the shell": "A=$SECONDS\ntorchrun train.py --port $((A + 5000)) --b 2\n",
+    "identity of the shell": "torchrun train.py --run_id $$ --lr 1\n",
+    "names of the machine": "torchrun train.py --name $(hostname) --lr 1\n",
+    "count of processors": "N=$(nproc)\ntorchrun train.py --workers $N --lr 1\n",
+    "GPUs of nvidia-smi": (
+        "N=$(nvidia-smi -L | wc -l)\ntorchrun --nproc_per_node $N train.py --lr 1\n"
+    ),
+    "memory of nvidia-smi": (
+        "M=$(nvidia-smi --query-gpu=memory.total --format=csv,noheader,nounits | head -1)\n"
+        "if [ ${M:-0} -gt 40000 ]; then B=8; else B=2; fi\ntorchrun train.py --b $B\n"
+    ),
+    "place of the script": (
+        'cd "${0%/*}" 2> /dev/null\ntorchrun train.py ${BASH_SOURCE[0]##*/} ${BASH_SOURCE##*/}\n'
+    ),
+    "dirs": (
+        "pushd common > /dev/null\nA=$(dirs +0)\npopd > /dev/null\n"
+        "torchrun train.py ${A##*/} ${OLDPWD##*/}\n"
+    ),
+    "umask and ulimit": "ulimit -n 1024\numask 022\ntorchrun train.py\n",
+    "brace expansion of options": "torchrun train.py --{a,b}=1 x{1..2}{a,b} {x,}\n",
+    "comment in the middle": "torchrun train.py --a 1 `# comment` --b 2\n",
+    "colon with values": ": ${A:=1} ${B:=$((A + 1))}\ntorchrun train.py $A $B\n",
+    "closed descriptors": (
+        "exec 3<values.txt\nread -r -u 3 A\nread -r B <&3\nexec 3<&-\ntorchrun train.py $A $B\n"
+    ),
+    "tee to a file that is read": "echo 6 | tee n.txt > /dev/null\ntorchrun train.py $(< n.txt)\n",
+    "awk of a field": (
+        "torchrun train.py $(awk -F: '{print $2}' template.yaml | xargs) $(echo 'a b' | awk "
+        "'{print $2}')\n"
+    ),
+    "awk of a variable": "torchrun train.py $(awk -v x=3 'BEGIN{printf \"%.2f\", x / 4}')\n",
+    "bc of a scale": "torchrun train.py $(echo 'scale=2; 7 / 2' | bc)\n",
+    "base and folder": (
+        "P=/a/b/c.yaml\n"
+        "torchrun train.py $(basename $P .yaml) $(dirname $P) $(basename $(dirname $P))\n"
+    ),
+    "sorted and joined": (
+        "torchrun train.py $(printf '3\\n1\\n2\\n' | sort -n | paste -sd,) $(printf '1\\n2\\n' "
+        "| tr '\\n' ' ')\n"
+    ),
     # What ends a script.
     "set -e and false": "set -e\nfalse\ntorchrun train.py\n",
     "set -e and a function": "set -e\nf() { false; echo; }\nf\ntorchrun train.py\n",

@@ -215,9 +215,11 @@ def _alike(name: list[str], *, by_whole_number: bool) -> KnownModel | None:
         if not is_alike or _is_part_of_another(name, known_words):
             continue
         release = _release(name, known_words[0])
+        releases = known_words
         if release is not None and by_whole_number:
             release, _, _ = release.partition(".")
-        is_alike = release in (None, *known_words)
+            releases = [word.partition(".")[0] for word in known_words]
+        is_alike = release in (None, *releases)
         if not is_alike or _OTHER_SHAPES & {*known_words} != kinds:
             continue
         rank = (-len(known_words), known_words)

@@ -178,6 +178,23 @@ SCRIPTS = {
     "backquotes inside others": "launch `echo \\`echo a\\`` `echo '$'b`\n",
     "items with a front": 'A=(a b); launch "${A[@]/#/-}" ${A[@]/%/+}\n',
     "printf of a list": 'A=(a b c); X=$(printf \',%s\' "${A[@]}"); launch "${X:1}"\n',
+    "items in arithmetic": (
+        "A=(4 5 6); i=1; declare -A M=([a]=3); ((A[0] += 3)); ((A[i]++)); N=$((A[i + 1] + M[a]))\n"
+        'launch $N "${A[@]}" $((A[9]))\n'
+    ),
+    "options of patterns": (
+        "shopt -s nullglob; A=(*.none); set -f; B=*; set +f; shopt -u nullglob\n"
+        'launch ${#A[@]} "$B" *.none\n'
+    ),
+    "parts that read takes": (
+        "read -r -n 2 A <<< abcd; read -r -d , B <<< x,y; shopt -s lastpipe; echo 2 | read -r C\n"
+        "launch $A $B $C\n"
+    ),
+    "names in front of bash's own": (
+        "echo() { builtin echo x\"$@\"; }; A=1; A=3 eval 'B=$A'; launch $(echo 1) "
+        "$(command echo 2) $A $B\n"
+    ),
+    "aliases": "shopt -s expand_aliases\nalias go='launch --a'\ngo 1\n",
     "no function any more": "f() { launch wrong; }; unset -f f; f; launch right\n",
 }
 
@@ -314,6 +331,22 @@ def test_windows_line_ends_are_read() -> None:
     assert [word.text for word in launch.words] == ["launch", "--x", "1", "--y", "2"]
     spans = [word.span for word in launch.words if word.span is not None]
     assert [text[start:end] for start, end in spans] == ["launch", "--x", "$A", "--y", "2"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "A=0; trap 'A=1' ERR; false; launch $A\n",
+        "touch .new; launch .n*\n",
+        "shopt -s globstar; launch **/*.sh\n",
+        "select A in 1 2; do launch $A; done <<< 2\n",
+    ],
+)
+def test_what_is_not_followed_is_not_known(text: str, tmp_path: Path) -> None:
+    """Bash has 1, `.new`, the scripts below this folder and 2."""
+    commands = commands_of(text, environment={"PWD": str(tmp_path)}, reads_files=True)
+    (launch,) = [command for command in commands if command.words[0].text == "launch"]
+    assert UNKNOWN in launch.words[1].text
 
 
 def test_an_unset_variable_is_named() -> None:

@@ -317,3 +317,73 @@ def test_a_script_whose_arguments_name_its_model_asks_for_them(
     with pytest.raises(BadInput, match="passes no model to its tokenizer") as refusal:
         look(empty_project, source, cards)
     assert "-- --model_name_or_path MODEL" in refusal.value.way_out
+
+
+OWN_CONSTRUCTOR = """
+import os
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from trl import GRPOConfig, GRPOTrainer, setup_chat_format
+
+
+class Mine(GRPOTrainer):
+    def __init__(self, model, reward_funcs, args, train_dataset):
+        self.funcs = reward_funcs
+        Trainer.__init__(self, model=model, args=args, train_dataset=train_dataset)
+
+
+name = "/models/Qwen2.5-1.5B-Instruct"
+assert "adapter_model.safetensors" not in os.listdir(name)
+assert "adapter_model.safetensors" in os.listdir(f"{name}-lora")
+tokenizer = AutoTokenizer.from_pretrained(name)
+assert tokenizer.additional_special_tokens == []
+model, tokenizer = setup_chat_format(AutoModelForCausalLM.from_pretrained(name), tokenizer)
+args = GRPOConfig(output_dir="out", report_to="wandb", gradient_checkpointing=False)
+Mine(model, [], args, []).train()
+"""
+
+
+def test_a_constructor_that_passes_trls_by(empty_project: Path, cards: Hardware) -> None:
+    """A copy of a former release calls transformers' constructor itself."""
+    inspection = look(empty_project, OWN_CONSTRUCTOR, cards)
+    assert inspection.method == "grpo"
+    assert inspection.raw["gradient_checkpointing"] is False
+    assert inspection.model.config is not None
+    assert inspection.model.config["hidden_size"] == 1536
+
+
+FORMER_VISION = """
+import torch
+from transformers import (
+    AutoModelForCausalLM, Qwen2VLConfig, Qwen2VLForConditionalGeneration
+)
+from trl import SFTConfig, SFTTrainer
+
+AutoModelForCausalLM.register(Qwen2VLConfig, Qwen2VLForConditionalGeneration)
+model = AutoModelForCausalLM.from_pretrained(
+    "Qwen/Qwen2-VL-2B-Instruct", torch_dtype=torch.bfloat16
+)
+model.visual.requires_grad_(False)
+SFTTrainer(model=model, args=SFTConfig(output_dir="out"), train_dataset=[]).train()
+"""
+
+
+def test_a_model_with_images_as_transformers_4_has_it(
+    empty_project: Path,
+    cards: Hardware,
+) -> None:
+    inspection = look(empty_project, FORMER_VISION, cards)
+    assert inspection.model.dtype == "bfloat16"
+    assert inspection.model.config is not None
+    assert inspection.model.config["model_type"] == "qwen2_vl"
+
+
+def test_distillation_is_no_training_on_texts(empty_project: Path, cards: Hardware) -> None:
+    """GKD's trainer derives from SFT's, and has a teacher in addition."""
+    source = """
+from trl import SFTConfig
+from trl.experimental.gkd import GKDTrainer
+
+GKDTrainer(model="Qwen/Qwen2.5-0.5B", args=SFTConfig(output_dir="out"), train_dataset=[]).train()
+"""
+    with pytest.raises(BadInput, match="GKDTrainer, whose training is not modelled"):
+        look(empty_project, source, cards)

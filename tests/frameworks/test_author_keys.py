@@ -8,6 +8,8 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.frameworks.trl.user_config import UserConfig, read_user_config
+from autotune.request.sources.config_file import method_of_file
+from autotune.request.values import FileChoice
 
 
 def read(
@@ -203,6 +205,19 @@ OWN = "model_name: Qwen/Qwen2.5-3B\nmax_length: 512\n"
             "optimizer_bits: 8\n",
             {},
         ),
+        # A switch that is off turns its block off, whatever stands in it.
+        (
+            "use_unsloth: false\nunsloth_configs:\n  load_in_4bit: true\n",
+            {},
+        ),
+        (
+            "quantization:\n  enabled: false\n  load_in_4bit: true\nlora_r: 8\n",
+            {"use_peft": True, "lora_r": 8},
+        ),
+        (
+            "use_unsloth: true\nunsloth_configs:\n  load_in_4bit: true\n",
+            {"use_peft": True, "load_in_4bit": True},
+        ),
     ],
 )
 def test_adapter_and_bits_of_an_authors_file(
@@ -244,6 +259,22 @@ def test_a_rank_beside_target_modules_is_an_adapters(tmp_path: Path) -> None:
     assert config.settings["use_peft"] is True and config.settings["lora_r"] == 64
     without = read(tmp_path, "model_name_or_path: a\nr: 64\nnum_generations: 4\n")
     assert "use_peft" not in without.settings
+
+
+@pytest.mark.parametrize(("folder", "expected"), [("dpo", "dpo"), ("sft", "sft"), ("", "sft")])
+def test_the_path_says_which_of_several_methods(
+    folder: str,
+    expected: str,
+    tmp_path: Path,
+) -> None:
+    """SFT and DPO have `max_length`, and GRPO has none."""
+    path = tmp_path / folder / "run.yaml"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(OWN)
+    answer = method_of_file(FileChoice(flag="--config", path=str(path)))
+    assert answer is not None
+    method, _ = answer
+    assert method == expected
 
 
 def test_a_file_of_open_instruct_is_refused(tmp_path: Path) -> None:

@@ -87,6 +87,43 @@ def test_the_script_that_reads_a_file(document: str, expected: tuple[str, ...]) 
     assert arguments[-len(expected) or len(arguments) :] == expected
 
 
+def test_a_file_of_a_group_of_hydra() -> None:
+    """Both files are of the group `math`; one launch has this file, the other its neighbour."""
+    Path("recipes/math").mkdir(parents=True)
+    for name in ("first", "second"):
+        Path(f"recipes/math/{name}.yaml").write_text(RECIPE)
+    Path("README.md").write_text("python mine/train.py +math=first --seed 1\n")
+    expected = ("mine/train.py", ("+math=second", "--seed", "1"))
+    assert programs("recipes/math/second.yaml")[0] == expected
+
+
+def test_a_launch_with_a_file_of_another_folder() -> None:
+    """The script is found by its option, and its launch by the script."""
+    Path("README.md").write_text(
+        "accelerate launch --num_processes 2 mine/train.py --recipe other/run.yaml --seed 1\n"
+    )
+    choice = FileChoice(flag="--config", path=RECIPE_PATH)
+    (program,) = _programs(choice)
+    assert program.choice.arguments == ("--recipe", RECIPE_PATH, "--seed", "1")
+    assert program.takes_other_file and program.launcher[0] == "accelerate"
+
+
+def test_the_script_that_speaks_of_the_files_keys_is_first() -> None:
+    Path("mine/a_first.py").write_text(
+        SCRIPT.replace('settings["window"] * 2', "64").replace('["adapter"]', '["lora"]')
+    )
+    names = [script for script, _ in programs()]
+    assert names == ["mine/train.py", "mine/a_first.py"]
+
+
+def test_a_method_by_the_completions_of_a_file() -> None:
+    """Only a trainer of groups has `num_generations`, whatever words the path has."""
+    Path(RECIPE_PATH).write_text(f"{RECIPE}num_generations: 4\n")
+    assert programs() == []
+    Path("mine/groups.py").write_text(SCRIPT.replace("SFTTrainer", "GRPOTrainer"))
+    assert [script for script, _ in programs()] == ["mine/groups.py"]
+
+
 def test_a_script_that_reads_no_such_file() -> None:
     Path("mine/train.py").write_text(SCRIPT.replace("--recipe", "--rows"))
     assert programs() == []

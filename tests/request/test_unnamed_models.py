@@ -109,3 +109,9 @@ def test_a_critic_by_the_same_unset_variable_is_as_large_as_its_policy() -> None
     request = parse_request(Flags(from_command="run_3b.sh", gpus="8xA100-80G", mode="predict"))
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-3B"
     assert not any("critic.model.path" in line for line in request.assumed)
+
+
+def test_the_shape_of_another_release_of_the_same_number() -> None:
+    """Llama 3 of 70B has the shape of Llama 3.1's, which is catalogued."""
+    model = model_of("/models/finnish-llama-3-70b-tuned-2-epochs")
+    assert not model.is_guess and "meta-llama/Llama-3.1-70B" in model.origin

@@ -7,6 +7,8 @@
     power        value [ ** unary ]
     value        NUMBER | NAME [ ++ | -- ] | ( assignments )
 
+A NAME may be an item of an array, `A[i]`.
+
 `((N = 4, N += 2))` calls `write("N", 4)`, then `write("N", 6)`. A value is None where only a run of
 the script has it; so is all that is computed from it.
 """
@@ -24,7 +26,7 @@ LARGEST_NUMBER = 2**63
 MAX_TOKENS = 500
 
 _TOKEN = re.compile(
-    r"\s*(?P<token>[0-9]+#[0-9a-zA-Z]+|0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_][A-Za-z0-9_]*"
+    r"\s*(?P<token>[0-9]+#[0-9a-zA-Z]+|0[xX][0-9a-fA-F]+|[0-9]+|[A-Za-z_][A-Za-z0-9_]*(?:\[[^][]*\])?"
     r"|<<=|>>=|\*\*|\+\+|--|<<|>>|<=|>=|==|!=|&&|\|\||[-+*/%&^|]=|[-+*/%&^|~!<>=?:(),])"
 )
 _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
@@ -78,6 +80,10 @@ _OPERATIONS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
 """Sign -> precedence and operation."""
 
 
+def _is_name(token: str) -> bool:
+    return token[:1].isalpha() or token[:1] == "_"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Variables:
     """Variables of a formula."""
@@ -128,7 +134,7 @@ class _FormulaReader:
     def _assignment(self) -> ShellNumber:
         name = self._peek()
         sign = self._peek(1)
-        if not name.isidentifier() or sign not in _ASSIGNMENTS:
+        if not _is_name(name) or sign not in _ASSIGNMENTS:
             return self._choice()
         self._place += 2
         value = self._assignment()
@@ -203,7 +209,7 @@ class _FormulaReader:
         return value
 
     def _stepped(self, name: str, sign: str) -> ShellNumber:
-        if not name.isidentifier():
+        if not _is_name(name):
             raise ValueError("no variable to count with")
         before = self._variables.read(name)
         return self._written(name, self._computed(sign[0], before, 1))

@@ -94,6 +94,8 @@ def _set_options(
         shell.stops_at_unset = is_on
     if name == "pipefail":
         shell.stops_at_failed_pipes = is_on
+    if "f" in option or name == "noglob":
+        shell.options = shell.options | {"noglob"} if is_on else shell.options - {"noglob"}
 
 
 def _change_folder(
@@ -152,13 +154,21 @@ def _read(
 
     # 2. The text, of which one line is read unless `-d` says otherwise.
     text = _next_text(shell, reads_all="d" in values)
+    is_ended = False
+    if text is not None and values.get("d"):
+        text, end, _ = text.partition(values["d"][:1])
+        is_ended = bool(end)
+    if text is not None and not {"n", "N"}.isdisjoint(values):
+        count = values.get("n", values.get("N", ""))
+        text = text.removesuffix("\n")[: int(count)] if count.isdecimal() else None
+        is_ended = True
     if not call.certain or text is None or UNKNOWN in text:
         for name in names:
             shell.variables[name] = UNKNOWN
         if array is not None:
             shell.variables[array] = [unknown_word(call.words[0].line)]
         return None
-    is_whole = text.endswith("\n") and "d" not in values
+    is_whole = is_ended or (text.endswith("\n") and "d" not in values)
     text = text.removesuffix("\n")
 
     # 3. Its parts.
@@ -315,15 +325,52 @@ def _read_lines(
     return True
 
 
+_ASSIGNED_BY_TRAP = re.compile(r"(?:^|[\s;&|(])([A-Za-z_]\w*)\+?=")
+
+
 def _trap(
     shell: ShellState,
     call: BuiltInCall,
 ) -> Truth:
-    """`trap COMMANDS EXIT`. Those of signals are not reached."""
+    """`trap COMMANDS EXIT`. Those of signals are not reached; what those of ERR and DEBUG assign
+    is not known.
+    """
     arguments = [argument for argument in call.arguments if argument != "--"]
+    if not {"ERR", "DEBUG", "RETURN"}.isdisjoint(arguments[1:]):
+        for name in _ASSIGNED_BY_TRAP.findall(arguments[0]):
+            shell.variables[name] = UNKNOWN
     if len(arguments) > 1 and {"EXIT", "0"} & {*arguments[1:]}:
         is_kept = call.certain and UNKNOWN not in arguments[0] and arguments[0] != "-"
         shell.exit_trap = arguments[0] if is_kept else ""
+    return True
+
+
+def _choose_options(
+    shell: ShellState,
+    call: BuiltInCall,
+) -> Truth:
+    """`shopt -s nullglob`."""
+    names = {argument for argument in call.arguments if not argument.startswith("-")}
+    if not call.certain:
+        return None
+    if "-s" in call.arguments:
+        shell.options |= names
+    elif "-u" in call.arguments:
+        shell.options -= names
+    else:
+        return None
+    return True
+
+
+def _name_aliases(
+    shell: ShellState,
+    call: BuiltInCall,
+) -> Truth:
+    """`alias run='torchrun train.py'`."""
+    for argument in call.arguments:
+        name, is_defined, text = argument.partition("=")
+        if is_defined and call.certain:
+            shell.aliases[name] = text
     return True
 
 
@@ -389,6 +436,8 @@ BUILT_INS: Mapping[str, BuiltIn] = {
     "let": _let,
     "printf": _print,
     "trap": _trap,
+    "shopt": _choose_options,
+    "alias": _name_aliases,
     "mapfile": _read_lines,
     "readarray": _read_lines,
     ":": _true,

@@ -168,7 +168,8 @@ class TextRunner(ShellState):
                     status = part_status
                 self.received = Received("".join(own_output))
             self.printed = printed
-            last_status = self.in_subshell(parts[-1])
+            is_here = "lastpipe" in self.options
+            last_status = parts[-1]() if is_here else self.in_subshell(parts[-1])
         finally:
             self.received, self.printed = received, printed
         return last_status if status is True else status

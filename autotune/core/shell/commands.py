@@ -141,6 +141,34 @@ class CommandRunner(OtherCommands):
             for place in range(first, len(self.commands)):
                 self.commands[place] = moved_to(self.commands[place], line, end=0)
 
+    def _evaluate_with(
+        self,
+        start: StartedWords,
+        certain: bool,
+    ) -> Truth:
+        """`A=1 eval TEXT`: the variable is that of the text alone."""
+        before = {name: self.variables.get(name) for name in start.settings}
+        self.variables.update(start.settings)
+        try:
+            return self.evaluate(start.command_words, certain, self.source.raw(start.node))
+        finally:
+            for name, value in before.items():
+                if value is None:
+                    self.variables.pop(name, None)
+                else:
+                    self.variables[name] = value
+
+    def _expanded_alias(self, node: Node) -> str:
+        """Return the text of a command whose name is an alias; empty: it is none."""
+        name = node.child_by_field_name("name")
+        if name is None or "expand_aliases" not in self.options:
+            return ""
+        word = self.source.raw(name)
+        if word not in self.aliases:
+            return ""
+        text = self.source.raw(node)
+        return text.replace(word, self.aliases[word], 1)
+
     # Simple commands.
 
     def run_command(
@@ -149,6 +177,13 @@ class CommandRunner(OtherCommands):
         certain: bool,
         redirects: Sequence[Node],
     ) -> Truth:
+        alias = self._expanded_alias(node)
+        if alias:
+            aliases, self.aliases = self.aliases, {}
+            try:
+                return self.follow_text(alias, certain=certain)
+            finally:
+                self.aliases = aliases
         own_redirects = [child for child in node.named_children if child.type.endswith("_redirect")]
         if not redirects and not own_redirects:
             return self._expand_and_start(node, certain, ())
@@ -213,7 +248,7 @@ class CommandRunner(OtherCommands):
         if name in PREFIXES:
             return self.behind_prefix(start, certain)
         if name == "eval":
-            return self.evaluate(command_words, certain, self.source.raw(start.node))
+            return self._evaluate_with(start, certain)
         if name in ("source", "."):
             return self.read_file(command_words, certain)
         if name in BUILT_INS:

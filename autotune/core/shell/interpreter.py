@@ -291,6 +291,10 @@ class Interpreter(CommandRunner):
         if variable is None or body is None:
             return True
         name = self.source.raw(variable)
+        if node.children[0].type == "select":
+            self.variables["REPLY"] = UNKNOWN
+            self.variables[name] = UNKNOWN
+            return self._uncertain([body])
         values: list[Word] = []
         if any(child.type == "in" for child in node.children):
             for value in node.children_by_field_name("value"):

@@ -92,6 +92,8 @@ class OtherCommands(TextRunner):
                 received=received,
             )
             self.commands.append(command)
+        if name == "touch":
+            self.made |= {word.text for word in start.command_words[1:]}
         if self.printed is not None or name in CHANGE_FILES:
             arguments = [word.text for word in start.command_words[1:]]
             self.emit(printed_by(self, name, arguments, certain))
@@ -111,7 +113,15 @@ class OtherCommands(TextRunner):
             return True
         if command_words[0].text.startswith("-"):
             return None
-        status = self.start(replace(start, command_words=command_words), certain)
+        passed_over = None
+        name = command_words[0].text
+        if prefix.text in ("command", "builtin", "exec"):
+            passed_over = self.functions.pop(name, None)
+        try:
+            status = self.start(replace(start, command_words=command_words), certain)
+        finally:
+            if passed_over is not None:
+                self.functions[name] = passed_over
         if prefix.text == "exec" and certain:
             raise ScriptEnd
         return status

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -122,6 +123,9 @@ class ShellState:
     is_certain: bool = True  # whether a run reaches the present statement
     statement: Node | None = None  # the present one
     sourced: int = 0  # files of `source` around the present statement
+    options: frozenset[str] = frozenset()  # of `shopt -s`, and `noglob` of `set -f`
+    aliases: dict[str, str] = field(default_factory=dict)
+    made: frozenset[str] = frozenset()  # files that `touch` makes
     exit_trap: str = ""  # commands of `trap ... EXIT`
     stops_at_failures: bool = False  # `set -e`
     stops_at_failed_pipes: bool = False  # `set -o pipefail`
@@ -131,6 +135,7 @@ class ShellState:
         self.expansion.output_of = self.output_of
         self.expansion.note_unset = self.note_unset
         self.expansion.paths_matching = self.paths_matching
+        self.expansion.drops_patterns = self.drops_patterns
 
     def output_of(self, command: str) -> str:
         """Return what the commands of `$(...)` print."""
@@ -167,9 +172,20 @@ class ShellState:
 
     def paths_matching(self, pattern: str) -> list[str]:
         """Return the names of files that a pattern means, as a script in this folder has them."""
-        if not self.reads_files or not self.folder:
+        if not self.reads_files or not self.folder or "noglob" in self.options:
             return []
+        is_made = any(fnmatch.fnmatch(name, pattern) for name in self.made)
+        is_other = {"nocaseglob", "failglob"} & self.options or (
+            "dotglob" in self.options and not pattern.startswith(".")
+        )
+        is_recursive = "globstar" in self.options and "**" in pattern
+        if is_made or is_other or is_recursive:
+            return [UNKNOWN]
         return names_matching(self.folder, pattern)
+
+    def drops_patterns(self) -> bool:
+        """Return True if a pattern without a file is left out, and does not stay as it is."""
+        return "nullglob" in self.options and "noglob" not in self.options
 
     def line_of_statement(self) -> int:
         if self.statement is None:

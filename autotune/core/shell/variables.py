@@ -37,6 +37,9 @@ class ShellVariables:
     paths_matching: Callable[[str], list[str]] = lambda pattern: []
     """Return the names of files that an unquoted pattern means."""
 
+    drops_patterns: Callable[[], bool] = lambda: False
+    """Return True if an unquoted pattern that means no file is left out."""
+
     missing: tuple[str, ...] = ()
     """Variables without a value in place of words before the first one of the last expansion."""
 
@@ -125,7 +128,7 @@ class ShellVariables:
         names = list(names_in(expanded))
 
         def read(name: str) -> ShellNumber:
-            marked = self.marked(name)
+            marked = self._element_text(name) if "[" in name else self.marked(name)
             names.extend(names_in(marked))
             return _number_in(plain(marked))
 
@@ -135,7 +138,7 @@ class ShellVariables:
         ) -> None:
             if not certain:
                 number = None
-            self.variables[name] = _text_of_number(number, names)
+            self._set_element(name, _text_of_number(number, names))
 
         formula = plain(expanded)
         try:
@@ -147,10 +150,45 @@ class ShellVariables:
             number = None
         return _text_of_number(number, names)
 
+    def _element_text(self, element: str) -> str:
+        """Return the item of an array, as `A[i]` has it in arithmetic."""
+        name, _, subscript = element.removesuffix("]").partition("[")
+        value = self.variables.get(name, "")
+        if isinstance(value, dict):
+            return value.get(subscript, "")
+        index = _index_in(self.computed(subscript))
+        items = [Word(text=value, line=1, span=None)] if isinstance(value, str) else value
+        if index is None or any(UNKNOWN in item.text for item in items):
+            return UNKNOWN
+        return items[index].text if index < len(items) else ""
+
+    def _set_element(self, element: str, text: str) -> None:
+        """Give a variable, or an item of an array that is there, a new text."""
+        name, is_item, subscript = element.removesuffix("]").partition("[")
+        if not is_item:
+            self.variables[name] = text
+            return
+        value = self.variables.get(name, "")
+        if isinstance(value, dict):
+            self.variables[name] = {**value, subscript: text}
+            return
+        index = _index_in(self.computed(subscript))
+        if isinstance(value, str) or index is None or index >= len(value):
+            self.variables[name] = [Word(text=UNKNOWN, line=1, span=None)]
+            return
+        items = list(value)
+        items[index] = Word(text=text, line=items[index].line, span=None)
+        self.variables[name] = items
+
     def _forget(self, formula: str) -> None:
         """Forget what an expression assigns that has no value here."""
         for match in _ASSIGNED.finditer(formula):
             self.variables[match["name"] or match["counted"]] = UNKNOWN
+
+
+def _index_in(text: str) -> int | None:
+    """Return the place that a subscript means, from the start; None: it is not known."""
+    return int(text) if text.isascii() and text.isdigit() else None
 
 
 def _text_of_number(
@@ -184,6 +222,6 @@ def _number_in(text: str) -> ShellNumber:
 
 
 _ASSIGNED = re.compile(
-    r"(?P<name>[A-Za-z_]\w*)\s*(?:<<|>>|[-+*/%&^|])?=(?!=)"
-    r"|(?:\+\+|--)?(?P<counted>[A-Za-z_]\w*)\s*(?:\+\+|--)"
+    r"(?P<name>[A-Za-z_]\w*)(?:\[[^][]*\])?\s*(?:<<|>>|[-+*/%&^|])?=(?!=)"
+    r"|(?:\+\+|--)?(?P<counted>[A-Za-z_]\w*)(?:\[[^][]*\])?\s*(?:\+\+|--)"
 )

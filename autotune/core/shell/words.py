@@ -135,6 +135,8 @@ class Expansion(ShellParameters):
                 if names:
                     expanded += [Word(text=name, line=line, span=None) for name in names]
                     continue
+                if self.drops_patterns():
+                    continue
             word = Word(
                 text=text,
                 line=line,

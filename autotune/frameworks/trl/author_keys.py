@@ -76,9 +76,45 @@ def is_usual_switch(name: str) -> bool:
     return is_about_memory is not None and SWITCH.search(name) is not None
 
 
+SWITCH_OF_BLOCK = re.compile(r"(?:is_)?(?:use|enabled?|active)")
+"""Name of a key that turns the block around it on: `unsloth: {enabled: false}`."""
+
+SWITCH_OF_OTHERS = re.compile(r"(?:(?:use|enable|with)_(?P<behind>\w+)|(?P<before>\w+)_enabled?)")
+"""Name of a key that turns those with its word on: `use_unsloth`, beside `unsloth_configs`."""
+
+
 def author_keys(content: Mapping[str, object]) -> list[AuthorKey]:
-    """Return every value of a file, those inside blocks and lists of blocks included."""
-    return list(_keys_below("", content))
+    """Return every value of a file, those inside blocks and lists of blocks included, without what
+    a switch of the file turns off.
+    """
+    keys = list(_keys_below("", content))
+    prefixes = list(_disabled(keys))
+    left = []
+    for key in keys:
+        is_disabled = any(_is_behind(key, switch, prefix) for switch, prefix in prefixes)
+        if not is_disabled:
+            left.append(key)
+    return left
+
+
+def _disabled(keys: Sequence[AuthorKey]) -> Iterator[tuple[AuthorKey, str]]:
+    """Yield each switch that is off, with the start of the places that it turns off."""
+    for key in keys:
+        if not key.is_off:
+            continue
+        block = key.place.removesuffix(key.name)
+        others = SWITCH_OF_OTHERS.fullmatch(key.name)
+        if block and SWITCH_OF_BLOCK.fullmatch(key.name):
+            yield key, block
+        elif others is not None:
+            yield key, block + (others["behind"] or others["before"])
+
+
+def _is_behind(key: AuthorKey, switch: AuthorKey, prefix: str) -> bool:
+    if key is switch or not key.place.startswith(prefix):
+        return False
+    rest = key.place.removeprefix(prefix)
+    return prefix.endswith(".") or rest.startswith(("_", "."))
 
 
 def _keys_below(place: str, value: object) -> Iterator[AuthorKey]:

@@ -45,6 +45,10 @@ OTHER_METHOD = re.compile(
 """Word of a path that is a method; in the group: one that is not predicted."""
 
 
+METHOD_OF_PATH = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|rloo|reward)(?=[^a-z]|$)")
+"""Method in the path of a file: `recipes/Qwen2.5-7B/sft/config.yaml`."""
+
+
 def refuse_other_method(choice: FileChoice) -> None:
     """Refuse a file whose path says a method that is none of those predicted: its settings alone
     would be taken for another's, such as ORPO's for DPO's, which has a reference model.
@@ -69,6 +73,7 @@ def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
         return "dpo", (f"loss_type {loss}",)
     usual_method, *other_methods = METHODS_OF_FILES
     of_grpo = fields(usual_method).keys()
+    possible: dict[str, tuple[str, ...]] = {}
     for method in other_methods:
         accepted = fields(method)
         names = set()
@@ -77,8 +82,14 @@ def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
         own_names = names & (accepted.keys() - of_grpo)
         lacking = of_grpo - accepted.keys()
         if own_names and names.isdisjoint(lacking):
-            return method, tuple(sorted(own_names))
-    return None
+            possible[method] = tuple(sorted(own_names))
+    if not possible:
+        return None
+    # Several methods have all of them, such as `max_length`: a word of the path says which.
+    for word in reversed(METHOD_OF_PATH.findall(choice.path.lower())):
+        if word in possible:
+            return word, possible[word]
+    return next(iter(possible.items()))
 
 
 MODEL_KEY = re.compile(r"(?:^|_)(?:model|base|run|exp|experiment|output|hub)(?:_|$)")

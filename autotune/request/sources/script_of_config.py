@@ -19,8 +19,12 @@ from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
-from autotune.request.sources.config_file import method_of_file
-from autotune.request.sources.documented_launch import launches_in, project_documents
+from autotune.request.sources.config_file import METHOD_OF_PATH, method_of_file
+from autotune.request.sources.documented_launch import (
+    documented_launches,
+    launches_in,
+    project_documents,
+)
 from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
 from autotune.request.sources.launched_program import (
     TRAINER,
@@ -33,14 +37,20 @@ YAML_SUFFIXES = (".yaml", ".yml")
 FILE_OPTION = re.compile(r"""["'](--?[\w-]*(?:config|cfg|recipe|yaml)[\w-]*)["']""")
 """Option of a parser that takes a file of settings."""
 
-YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|HfArgumentParser")
+YAML_READER = re.compile(r"\byaml\b|OmegaConf|TrlParser|(?:Hf|H4)ArgumentParser")
+TAKES_FILE = re.compile(r"H4ArgumentParser\(\(")
+"""Parser of the alignment handbook, whose scripts take a file without an option."""
+
 TAKES_FLAG = re.compile(r"TrlParser")
 """Parser of TRL, which has the option `--config` itself."""
 
-METHOD_WORD = re.compile(r"(?:^|[^a-z])(sft|dpo|grpo|kto|rloo|reward)(?=[^a-z]|$)")
-"""Method in the path of a file: `recipes/Qwen2.5-7B/sft/config.yaml`."""
-
 TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*Trainer\b")
+CONFIG_OF_METHOD = re.compile(r"\b(SFT|DPO|GRPO|KTO|RLOO|Reward)Config\b")
+"""Configuration of a trainer whose own name says no method."""
+
+OTHER_TRAINER = re.compile(r"\b(?:GKD|GOLD|PPO|PRM|ORPO|CPO|BCO|XPO|NashMD|MiniLLM)Trainer\b")
+"""Trainer of TRL whose method is none of those predicted."""
+
 OF_TESTS = re.compile(r"(?:^|[/_])tests?(?:[/_.]|$)")
 
 SIZE_SETTINGS = (
@@ -75,6 +85,8 @@ def read_by_its_script(
             file = read_launched_program(program, python, hardware, method, True)
         except AutotuneError as error:
             sentence, _, _ = str(error).partition(". ")
+            if "KeyError" in sentence and not author_names(document):
+                continue  # the script needs keys that the file lacks: it is for another
             failure = failure or (
                 f"TRL's meaning of its keys: {program.choice.path}, which reads it, could not be"
                 f" followed ({sentence.rstrip('.')})"
@@ -131,15 +143,15 @@ def _is_read(document: Document, file: UserFile) -> bool:
 def _origin(program: LaunchedProgram) -> str:
     if not program.line:
         return "the project's script with such an option"
-    return f"{program.launch_path}, line {program.line}"
+    place = f"{program.launch_path}, line {program.line}"
+    return f"{place}, starts it with another" if program.takes_other_file else place
 
 
 def _needs_its_script(document: Document) -> bool:
-    """Return True if a file has keys that TRL lacks, and is of no other program: what loads its
-    model is the author's script, whatever the keys are about.
+    """Return True for a file of no other program: what loads its model is the author's script,
+    whatever the keys are about.
     """
-    is_of_other_program = not former_keys().foreign.keys().isdisjoint(document.content)
-    return not is_of_other_program and bool(author_names(document))
+    return former_keys().foreign.keys().isdisjoint(document.content)
 
 
 def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
@@ -147,10 +159,14 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
     file = Path(choice.path)
     documents = project_documents(file)
 
-    # 1. A document starts it with this file, or with another of its folder.
+    # 1. A document starts it with this file, or with another of its folder, which may be one of
+    # Hydra's groups: `+math=file`.
+    group = re.escape(file.resolve().parent.name)
     names = (
         re.escape(file.name),
-        rf"{re.escape(file.resolve().parent.name)}/[\w.-]+\.ya?ml",
+        rf"{group}={re.escape(file.stem)}(?![\w.-])",
+        rf"{group}/[\w.-]+\.ya?ml",
+        rf"{group}=[\w.-]+",
     )
     tried: set[str] = set()
     for name in names:
@@ -162,24 +178,73 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
                     tried.add(started.choice.path)
                     yield started
 
-    # 2. A script of the project takes such a file, and trains by its method.
+    # 2. A script of the project takes such a file, and trains by its method: as a document starts
+    # it with a file of another folder, or with the option alone.
+    for script, option in _scripts(choice):
+        if str(script) in tried:
+            continue
+        started = _with_other_file(script, option, file)
+        yield started or LaunchedProgram(
+            choice=FileChoice(
+                flag="--script",
+                path=str(script),
+                arguments=(option, str(file)) if option else (str(file),),
+                model=choice.model,
+            ),
+            launch_path=str(script),
+            line=0,
+            launcher=("python",),
+            folder="",
+            is_example=True,
+        )
+
+
+def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
+    """Return the project's scripts that take such a file, with the option: first those that speak
+    of most of the file's own keys. A file without such keys is read by a script that names it.
+    """
+    file = Path(choice.path)
+    document = read_document(file, last_counts=True)
+    own_names = author_names(document)
     method = _method_of(choice)
+    scripts: list[tuple[int, Path, str]] = []
     for script in project_documents(file, (".py",)):
         option = _option_of(script, method)
-        if option is not None and str(script) not in tried:
-            yield LaunchedProgram(
-                choice=FileChoice(
-                    flag="--script",
-                    path=str(script),
-                    arguments=(option, str(file)),
-                    model=choice.model,
-                ),
-                launch_path=str(script),
-                line=0,
-                launcher=("python",),
-                folder="",
-                is_example=True,
-            )
+        if option is None:
+            continue
+        text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
+        mentioned = sum(name in text for name in own_names)
+        is_of_handbook = not option and "dataset_mixer" in document.content
+        if own_names or is_of_handbook or _names_folder(text, file):
+            scripts.append((-mentioned, script, option))
+    scripts.sort(key=lambda entry: entry[0])
+    return [(script, option) for _, script, option in scripts]
+
+
+def _names_folder(text: str, file: Path) -> bool:
+    """Return True for a script that names a file of the same folder: `configs/sft.yaml`."""
+    folder = re.escape(file.resolve().parent.name)
+    return re.search(rf"{folder}/[\w.-]+\.ya?ml", text) is not None
+
+
+def _with_other_file(
+    script: Path,
+    option: str,
+    file: Path,
+) -> LaunchedProgram | None:
+    """Return a documented launch of the script with this file in place of its own."""
+    choice = FileChoice(flag="--script", path=str(script))
+    for program in documented_launches(choice):
+        arguments = list(program.choice.arguments)
+        for index, argument in enumerate(arguments):
+            name, equals, value = argument.rpartition("=")
+            is_taken = name == option or (index > 0 and arguments[index - 1] == option)
+            is_taken |= not option and index == 0
+            if is_taken and value.endswith(YAML_SUFFIXES):
+                arguments[index] = f"{name}{equals}{file}"
+                started = replace(program.choice, arguments=tuple(arguments))
+                return replace(program, choice=started, takes_other_file=True)
+    return None
 
 
 def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
@@ -190,6 +255,10 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
     folder = file.resolve().parent
     for index, argument in enumerate(arguments):
         option, equals, value = argument.rpartition("=")
+        if option.lstrip("+") == folder.name and _is_in_group(value, file):
+            arguments[index] = f"{option}={file.stem}"
+            choice = replace(program.choice, arguments=tuple(arguments))
+            return replace(program, choice=choice)
         if not value.endswith(YAML_SUFFIXES):
             continue
         stated = Path(value).resolve()
@@ -200,13 +269,23 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
     return None
 
 
+def _is_in_group(value: str, file: Path) -> bool:
+    """Return True for the name of a file in the same group of Hydra's; a sweep has several."""
+    first, _, _ = value.partition(",")
+    stem = first.removesuffix(".yaml")
+    return bool(stem) and file.with_name(f"{stem}.yaml").is_file()
+
+
 def _method_of(choice: FileChoice) -> str | None:
     """Return the method of which the file has settings, or which its path names."""
     by_settings = method_of_file(choice)
     if by_settings is not None:
         method, _ = by_settings
         return method
-    methods = METHOD_WORD.findall(choice.path.lower())
+    document = read_document(Path(choice.path), last_counts=True)
+    if "num_generations" in document.content:
+        return "rloo" if "rloo" in choice.path.lower() else "grpo"
+    methods = METHOD_OF_PATH.findall(choice.path.lower())
     if not methods:
         return None
     return str(methods[-1])
@@ -214,7 +293,7 @@ def _method_of(choice: FileChoice) -> str | None:
 
 def _option_of(script: Path, method: str | None) -> str | None:
     """Return the option by which a script that trains by the method, if one is known, takes a file
-    of settings; None: it has none.
+    of settings; empty: its first argument is one; None: it takes none.
     """
     if OF_TESTS.search(str(script)):
         return None
@@ -224,10 +303,14 @@ def _option_of(script: Path, method: str | None) -> str | None:
         return None
     if not TRAINER.search(text) or not YAML_READER.search(text):
         return None
-    methods = {name.lower() for name in TRAINER_OF_METHOD.findall(text)}
-    if method is not None and methods and method not in methods:
+    named = TRAINER_OF_METHOD.findall(text) or CONFIG_OF_METHOD.findall(text)
+    methods = {name.lower() for name in named}
+    is_of_others = not methods and OTHER_TRAINER.search(text) is not None
+    if method is not None and method not in methods and (methods or is_of_others):
         return None
     option = FILE_OPTION.search(text)
     if option is not None:
         return option[1]
-    return "--config" if TAKES_FLAG.search(text) else None
+    if TAKES_FLAG.search(text):
+        return "--config"
+    return "" if TAKES_FILE.search(text) else None

@@ -7,6 +7,8 @@ has for the model's name.
 from __future__ import annotations
 
 import functools
+import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
@@ -50,6 +52,7 @@ class AbsentModels:
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
         self.report = report
         self._folders: dict[str, str] = {}
+        self._registered: dict[tuple[Any, Any], Any] = {}  # of the script: auto class, config class
         from transformers import AutoTokenizer
 
         # A synthetic folder has no processor of images.
@@ -134,6 +137,16 @@ class AbsentModels:
 
         return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
+    def registered(self, owner: Any) -> AbstractContextManager[None]:
+        """Keep the classes that a script registers, which transformers 5 ignores for its own."""
+        register = vars(owner)["register"].__func__
+
+        def kept(own_class: Any, config_class: Any, model_class: Any, **options: Any) -> None:
+            self._registered[own_class, config_class] = model_class
+            register(own_class, config_class, model_class, **options)
+
+        return attribute(owner, "register", classmethod(kept))
+
     def built(self, model_class: Any, name: Any, **options: Any) -> Any:
         """Build the model on the device `meta`."""
         import torch
@@ -148,6 +161,7 @@ class AbsentModels:
         is_in_4bit = few_bits.is_in_4bit(str(name), quantisation)
         is_quantised = is_in_4bit or _is_quantised(options)
         dtype = _dtype(stated_dtype, config)
+        model_class = self._registered.get((model_class, type(config)), model_class)
         if stated_dtype is None and not is_quantised and dtype != torch.float32:
             name_of_dtype = str(dtype).removeprefix("torch.")
             if self._loads_float32:
@@ -166,6 +180,7 @@ class AbsentModels:
             # The name has the shape of another architecture, which no class of this one can have.
             raise ScriptFailed("unknown_model", str(name)) from error
         model.config._name_or_path = str(name)
+        _name_former_parts(model)
         attention = options.get("attn_implementation")
         if attention is not None:
             model.config._attn_implementation_internal = attention
@@ -184,8 +199,33 @@ class AbsentModels:
         return model
 
 
+FORMER_PARTS = (
+    "visual",
+    "vision_tower",
+    "vision_model",
+    "language_model",
+    "multi_modal_projector",
+    "connector",
+)
+"""Parts of a model with images that were its own attributes in transformers 4."""
+
+
+def _name_former_parts(model: Any) -> None:
+    """Give a model its parts under the names by which scripts freeze them."""
+    inner = getattr(model, "model", None)
+    for name in FORMER_PARTS:
+        part = getattr(inner, name, None)
+        if part is not None and not hasattr(model, name):
+            # Past torch's own attributes: the part is one of the inner model's already.
+            vars(model)[name] = part
+
+
 def _with_processors(tokenizer: Any) -> Any:
-    """Give a tokenizer the parts that the processor of a model with images has."""
+    """Give a tokenizer the parts that the processor of a model with images has, and what the
+    tokenizers of transformers 4 had.
+    """
+    if not hasattr(tokenizer, "additional_special_tokens"):
+        vars(tokenizer)["additional_special_tokens"] = []
     if not hasattr(tokenizer, "tokenizer"):
         tokenizer.tokenizer = tokenizer
     for name in ("image_processor", "video_processor"):
@@ -249,6 +289,33 @@ def _dtype(stated: Any, config: Any) -> Any:
     return stated
 
 
+FOLDER_OF_MODEL = re.compile(r"model|checkpoint|ckpt|\d[bm](?![a-z])", re.IGNORECASE)
+FOLDER_OF_ADAPTER = re.compile(r"(?:^|[^a-z])(?:q?lora|adapters?|peft)(?=[^a-z]|$)", re.IGNORECASE)
+FILES_OF_MODEL = ("config.json", "model.safetensors", "tokenizer_config.json")
+FILES_OF_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+
+
+def _listed(list_folder: Callable[..., list[str]]) -> Callable[..., list[str]]:
+    """Return `os.listdir` that finds the usual files in a model's folder that is not here.
+
+    Scripts look there for those of an adapter.
+    """
+
+    @functools.wraps(list_folder)
+    def listed(folder: Any = ".", *args: Any) -> list[str]:
+        try:
+            return list_folder(folder, *args)
+        except FileNotFoundError:
+            name = str(folder)
+            if FOLDER_OF_ADAPTER.search(name):
+                return list(FILES_OF_ADAPTER)
+            if FOLDER_OF_MODEL.search(name):
+                return list(FILES_OF_MODEL)
+            raise
+
+    return listed
+
+
 Replacements = Iterator[AbstractContextManager[Any]]
 """Context managers, each of which replaces a function while it is entered."""
 
@@ -288,6 +355,7 @@ def _unneeded_calls(report: Report) -> Replacements:
     yield attribute(PreTrainedTokenizerBase, "__call__", _noting_length(call, report))
     yield attribute(huggingface_hub, "login", lambda *_, **__: None)
     yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
+    yield attribute(os, "listdir", _listed(os.listdir))
     # No model is partitioned while it is built: there is one process here.
     yield attribute(modeling_utils, "is_deepspeed_zero3_enabled", lambda: False)
 
@@ -316,6 +384,7 @@ def _builders(absent: AbsentModels) -> Replacements:
         name = options.pop("pretrained_model_name_or_path", None)
         return absent.built(cls, next(iter(args), name), **options)
 
+    yield absent.registered(_BaseAutoModelClass)
     auto_classes = _with_subclasses(_BaseAutoModelClass)
     for owner in (PreTrainedModel, *auto_classes):
         if "from_pretrained" in vars(owner):

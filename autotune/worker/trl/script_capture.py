@@ -39,6 +39,10 @@ class CaptureDone(BaseException):
     """Ends the script. Not an Exception, so the script does not catch it by accident."""
 
 
+class PassesBase(BaseException):
+    """A subclass of TRL's trainer has its own copy of TRL's constructor."""
+
+
 class ScriptFailed(Exception):
     """The script did not reach a trainer; `kind` selects the message for the user."""
 
@@ -282,6 +286,7 @@ class Capture:
             self.passed.append(trainer_class.__name__)
             return Anything()
         config_class, base = RUNS_BY_METHOD[method].classes()
+        _refuse_other_method(trainer_class, base)
         moved: Arguments = {}
 
         def present(stated: Mapping[str, Any]) -> Arguments:
@@ -291,7 +296,10 @@ class Capture:
             moved.update(of_config)
             return arguments
 
-        arguments = _constructor_arguments(base, trainer_class, args, kwargs, present)
+        try:
+            arguments = _constructor_arguments(base, trainer_class, args, kwargs, present)
+        except PassesBase:
+            return self.construct_own(trainer_class, *args, **kwargs)
         config = arguments.get("args")
         defaults = defaults_of(config_class)
         _, added = self._former.of_trainer((), defaults, _added_attributes(config, defaults))
@@ -356,6 +364,18 @@ class Capture:
         return recorded
 
 
+OTHER_METHODS = frozenset({"GKDTrainer", "GOLDTrainer", "MiniLLMTrainer"})
+"""Trainers that TRL derives from those of other methods, with models of their own in addition."""
+
+
+def _refuse_other_method(trainer_class: Any, base: Any) -> None:
+    for owner in trainer_class.__mro__:
+        if owner is base:
+            return
+        if owner.__name__ in OTHER_METHODS and owner.__module__.startswith("trl."):
+            raise ScriptFailed("other_trainer", owner.__name__)
+
+
 def _added_attributes(config: Any, defaults: Mapping[str, Any]) -> Arguments:
     """Return attributes that a script gave to its configuration, whose class has no such field.
 
@@ -382,8 +402,13 @@ def _constructor_arguments(
 
     `present`: gives arguments of former releases their place.
     """
+    from transformers import Trainer
+
     constructor = base.__init__
     reached: list[Arguments] = []
+
+    def passed_by(*_: Any, **__: Any) -> None:
+        raise PassesBase
 
     def record(self: Any, *inner_args: Any, **inner_kwargs: Any) -> None:
         bound = inspect.signature(constructor).bind(
@@ -394,7 +419,9 @@ def _constructor_arguments(
         reached.append(arguments)
         raise CaptureDone
 
-    with attribute(base, "__init__", record), contextlib.suppress(CaptureDone):
+    recorded = attribute(base, "__init__", record)
+    of_transformers = attribute(Trainer, "__init__", passed_by)
+    with recorded, of_transformers, contextlib.suppress(CaptureDone):
         trainer = object.__new__(trainer_class)
         trainer_class.__init__(trainer, *args, **kwargs)
     if not reached:
