@@ -41,6 +41,13 @@ REQUIRED = frozenset(
 )
 """Packages that decide what is trained: their absence stays an error."""
 
+INSTALLED = frozenset({"unsloth", "wandb", "marimo", "fire", "hydra"})
+"""Packages that are installed where a script trains, before which no folder of a project comes that
+has their name and is no package.
+"""
+
+NEEDS_GPU = "unsloth"  # its copy in a project is not imported here either
+
 LEVELS = 4  # folders above the script in which its packages are looked for
 
 
@@ -88,7 +95,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if fullname in REQUIRED or not self._is_asked_by_user():
             return None
-        folder = _folder_of(name, self._script) if fullname == name else None
+        folder = None
+        if fullname == name and name not in INSTALLED:
+            folder = _folder_of(name, self._script)
         if folder is not None and str(folder) not in sys.path:
             sys.path.append(str(folder))
             folders = [str(folder)]
@@ -279,7 +288,14 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
         if path is not None or fullname in sys.builtin_module_names:
             return None
         spec = importlib.machinery.PathFinder.find_spec(fullname)
-        return self._last.absent_spec(fullname) if self.is_empty(spec) else None
+        is_replaced = self._is_shadow(fullname, spec) or self.is_empty(spec)
+        return self._last.absent_spec(fullname) if is_replaced else None
+
+    def _is_shadow(self, name: str, spec: Any) -> bool:
+        """Return True for a project's folder in the place of an installed package."""
+        if spec is None or name not in INSTALLED:
+            return False
+        return spec.origin is None or (name == NEEDS_GPU and not self._is_library(spec.origin))
 
     def imported(self) -> dict[str, types.ModuleType]:
         """Return such folders that a library has imported already."""
