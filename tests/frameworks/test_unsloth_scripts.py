@@ -84,6 +84,28 @@ def test_the_bits_of_unsloths_weights() -> None:
         unsloth_reading(model="load_in_16bit=True")
 
 
+def test_an_adapter_that_unsloth_loads_is_trained_further() -> None:
+    """Without a word of an adapter a model in 16 bits is trained whole."""
+    Path("README.md").write_text("Our Qwen/Qwen2.5-0.5B-Instruct learns to answer.\n")
+    load = """
+from unsloth import FastLanguageModel
+model, _ = FastLanguageModel.from_pretrained({name}, load_in_4bit=False)
+""" + TRAIN.format(settings="")
+    settings, sentences = reading(load.replace("{name}", '"out/first-lora"'))
+    assert settings["lora_rank"] == 16
+    assert "the adapter out/first-lora, which is trained further and is not here" in sentences
+    settings, sentences = reading(load.replace("{name}", "NAME"))
+    assert settings["full_finetuning"] is True
+    assert "all weights are trained, because the script adds no adapter" in sentences
+
+
+def test_a_checkpoint_in_four_bits_that_is_loaded_in_sixteen_is_said() -> None:
+    named = '"unsloth/Qwen2.5-0.5B-Instruct-bnb-4bit"'
+    settings, sentences = unsloth_reading(name=named, model="load_in_4bit=False")
+    assert settings["load_in_4bit"] is False
+    assert "in place of the one in 4 bits that it knows" in sentences
+
+
 def test_unsloths_longest_row() -> None:
     """A limit that equals TRL's default counts where the script states it by unsloth's name."""
     settings, _ = unsloth_reading(model="max_seq_length=4096", settings="max_seq_length=1024")

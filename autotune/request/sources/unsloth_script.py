@@ -6,6 +6,7 @@ and adapter, the trainer's configuration decides batch and lengths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -35,9 +36,12 @@ OF_THE_TRAINER: Mapping[str, tuple[str, ...]] = {
 """Settings of the trainer's configuration that decide memory."""
 
 DEFAULT_RANK = 16  # of unsloth's adapters
-OF_ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
-OF_THE_MLP = ("gate_proj", "up_proj", "down_proj")
-ALL_LINEAR = frozenset({*OF_ATTENTION, *OF_THE_MLP})
+OF_AN_ADAPTER = re.compile(r"adapter|lora|peft|checkpoint", re.IGNORECASE)
+"""Words in the name of an adapter, which unsloth loads with the model below it."""
+
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
+ALL_LINEAR = frozenset({*ATTENTION_MODULES, *MLP_MODULES})
 EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 """Numbers of experts in a model's configuration."""
 
@@ -103,17 +107,18 @@ def _checkpointing(stated: Mapping[str, Any]) -> KnobValue:
 
 def _is_float32(stated: Mapping[str, Any]) -> bool:
     """Return True if all weights are trained in float32; those of float16 are widened to it."""
-    return bool(stated.get("float32_mixed_precision")) or stated["dtype"] in ("float32", "float16")
+    is_widened = stated["dtype"] in ("float32", "float16")
+    return is_widened or bool(stated.get("float32_mixed_precision"))
 
 
 def _modules(inspection: ScriptInspection) -> dict[str, KnobValue]:
     """Return the modules with an adapter, if not all linear ones, and those trained whole."""
     stated = inspection.unsloth
     targets: object = stated.get("target_modules")
-    whole: object = stated.get("modules_to_save")
+    trained: object = stated.get("modules_to_save")
     if "r" not in stated and inspection.adapter is not None:
         targets = inspection.adapter.get("lora_target_modules")
-        whole = inspection.adapter.get("lora_modules_to_save")
+        trained = inspection.adapter.get("lora_modules_to_save")
     targets = _of_families(targets, stated)
 
     settings: dict[str, KnobValue] = {}
@@ -121,8 +126,8 @@ def _modules(inspection: ScriptInspection) -> dict[str, KnobValue]:
         settings["target_modules"] = ",".join(sorted(targets))
     elif isinstance(targets, str) and targets != "all-linear":
         settings["target_modules"] = targets  # a pattern
-    if isinstance(whole, list) and whole:
-        settings["modules_to_save"] = ",".join(sorted(whole))
+    if isinstance(trained, list) and trained:
+        settings["modules_to_save"] = ",".join(sorted(trained))
     return settings
 
 
@@ -130,9 +135,9 @@ def _of_families(targets: object, stated: Mapping[str, Any]) -> object:
     """Leave out the targets of a family that has no adapter."""
     left_out: set[str] = set()
     if not stated.get("finetune_attention_modules", True):
-        left_out.update(OF_ATTENTION)
+        left_out.update(ATTENTION_MODULES)
     if not stated.get("finetune_mlp_modules", True):
-        left_out.update(OF_THE_MLP)
+        left_out.update(MLP_MODULES)
     if not left_out or targets == "all-linear" or left_out == ALL_LINEAR:
         return targets
     names = targets if isinstance(targets, list) else sorted(ALL_LINEAR)
@@ -145,13 +150,24 @@ def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
     rank = stated.get("r")
     if rank is None and inspection.adapter is not None:
         rank = inspection.adapter.get("lora_r")
-    if rank is None and stated["load_in_4bit"]:
-        return DEFAULT_RANK, "qlora"
+    if rank is None and (stated["load_in_4bit"] or _loads_adapter(inspection)):
+        rank = DEFAULT_RANK
     if rank is None or stated["full_finetuning"]:
         return None, "full"
     if stated["load_in_4bit"]:
         return rank, "qlora"
     return rank, "lora"
+
+
+def _loads_adapter(inspection: ScriptInspection) -> bool:
+    """Return True if the model's name is that of an adapter, to which the script adds none."""
+    stated = inspection.unsloth
+    if "r" in stated or inspection.adapter is not None:
+        return False
+    if stated["full_finetuning"]:
+        return False
+    name = str(stated.get("model_name"))
+    return OF_AN_ADAPTER.search(name) is not None
 
 
 def _assumed(
@@ -193,6 +209,11 @@ def _other_weights(
     for name in ("load_in_8bit", "load_in_fp8"):
         if stated.get(name):
             yield f"weights in 16 bits, where {name} has 8: it needs less than this"
+    if stated.get("names_four_bits") and not settings["load_in_4bit"]:
+        yield (
+            "weights in 16 bits: with load_in_4bit=False unsloth loads them in place of the one"
+            " in 4 bits that it knows; another one stays in 4 bits and needs less than this"
+        )
     is_adapted = not settings["full_finetuning"] and not settings["load_in_4bit"]
     if is_adapted and stated["dtype"] == "float32":
         yield "weights in 16 bits, where dtype=float32 has 32: it needs more than this"
@@ -205,11 +226,18 @@ def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
     stated = inspection.unsloth
     config = inspection.model.config or {}
     has_adapter = "r" in stated or inspection.adapter is not None
-    if not has_adapter and stated["load_in_4bit"]:
+    if _loads_adapter(inspection):
+        yield (
+            f"the adapter {stated['model_name']}, which is trained further and is not here, is one"
+            f" of rank {DEFAULT_RANK} at all linear layers: --lora-rank N gives its own"
+        )
+    elif not has_adapter and stated["load_in_4bit"]:
         yield (
             f"an adapter of rank {DEFAULT_RANK}: the script has none, and weights in 4 bits need"
             " one"
         )
+    elif not has_adapter and not stated["full_finetuning"]:
+        yield "all weights are trained, because the script adds no adapter to its model"
     if not has_adapter or stated["full_finetuning"]:
         return
     if stated.get("finetune_vision_layers") and config.get("vision_config"):
@@ -236,12 +264,17 @@ def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
     text_config = config.get("text_config") or {}
-    return any(config.get(name) or text_config.get(name) for name in EXPERTS)
+    for name in EXPERTS:
+        if config.get(name) or text_config.get(name):
+            return True
+    return False
 
 
 def _adapts_mlp(stated: Mapping[str, Any]) -> bool:
     """Return True if the adapter is on the layers of which experts are made."""
-    targets = stated.get("target_modules")
     if not stated.get("finetune_mlp_modules", True):
         return False
-    return not isinstance(targets, list) or not frozenset(OF_THE_MLP).isdisjoint(targets)
+    targets = stated.get("target_modules")
+    if not isinstance(targets, list):
+        return True
+    return not frozenset(MLP_MODULES).isdisjoint(targets)

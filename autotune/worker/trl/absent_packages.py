@@ -295,7 +295,9 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
         """Return True for a project's folder in the place of an installed package."""
         if spec is None or name not in INSTALLED:
             return False
-        return spec.origin is None or (name == NEEDS_GPU and not self._is_library(spec.origin))
+        if spec.origin is None:
+            return True
+        return name == NEEDS_GPU and not self._is_library(spec.origin)
 
     def imported(self) -> dict[str, types.ModuleType]:
         """Return such folders that a library has imported already."""

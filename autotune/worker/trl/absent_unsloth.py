@@ -53,7 +53,14 @@ CONFIG_DEFAULTS = {
 }
 """Defaults that unsloth gives to TRL's configurations."""
 
-CONFIGURATIONS = ("SFTConfig", "GRPOConfig", "DPOConfig", "KTOConfig", "RewardConfig", "RLOOConfig")
+PATCHED_CONFIGS = (
+    "SFTConfig",
+    "GRPOConfig",
+    "DPOConfig",
+    "KTOConfig",
+    "RewardConfig",
+    "RLOOConfig",
+)
 LOSSES_WITHOUT_REFERENCE = ("dapo", "dr_grpo")
 BETA_OF_OTHER_LOSSES = 0.001
 """Weight of a reference that unsloth's GRPO has by default, beside these losses."""
@@ -104,9 +111,12 @@ class FastLanguageModel:
             "dtype": dtype,
             "load_in_4bit": load_in_4bit,
         }
-        stated.update({name: arguments.get(name, MODEL_DEFAULTS[name]) for name in MODEL_DEFAULTS})
+        for name, default in MODEL_DEFAULTS.items():
+            stated[name] = arguments.get(name, default)
         stated["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
         _settle_precision(model_name, options.get("quantization_config"))
+        stated["model_name"] = model_name
+        stated["names_four_bits"] = model_name.lower().endswith(FOUR_BITS_OF_NAME)
         precision = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
         shape_name = _without_bits(model_name)
         model = _model_of_any_kind(shape_name, precision)
@@ -171,21 +181,29 @@ def _trained_whole(model: Any) -> list[str]:
     """Return the modules that are trained whole. Embeddings among the targets are: unsloth moves
     them there. Of two that share their weights one is trained.
     """
-    whole = stated["modules_to_save"] or []
-    if isinstance(whole, str):
-        whole = [whole]
-    names = [str(name).rpartition(".")[2] for name in whole]
+    modules = stated["modules_to_save"] or []
+    if isinstance(modules, str):
+        modules = [modules]
+    names = {_last_part(module) for module in modules}
     targets = stated["target_modules"]
     if isinstance(targets, list | tuple):
-        moved = [name for name in targets if str(name).rpartition(".")[2] in EMBEDDINGS]
-        stated["target_modules"] = [name for name in targets if name not in moved]
-        names += [str(name).rpartition(".")[2] for name in moved]
-    if stated["fast_inference"] and "lm_head" in names:
-        names.remove("lm_head")  # an engine beside the training cannot take a trained one
+        remaining = []
+        for target in targets:
+            if _last_part(target) in EMBEDDINGS:
+                names.add(_last_part(target))
+            else:
+                remaining.append(target)
+        stated["target_modules"] = remaining
+    if stated["fast_inference"]:
+        names.discard("lm_head")  # an engine beside the training cannot take a trained one
     is_tied = getattr(model.config, "tie_word_embeddings", False)
-    if is_tied and set(names) >= set(EMBEDDINGS):
-        names.remove("lm_head")
-    return sorted(set(names))
+    if is_tied and names.issuperset(EMBEDDINGS):
+        names.discard("lm_head")
+    return sorted(names)
+
+
+def _last_part(module: Any) -> str:
+    return str(module).rpartition(".")[2]
 
 
 def _model_of_any_kind(name: str, precision: Any) -> Any:
@@ -243,7 +261,7 @@ def fill(module: types.ModuleType) -> None:
         import trl
 
         _record_checkpointing(transformers.TrainingArguments)
-        for name in CONFIGURATIONS:
+        for name in PATCHED_CONFIGS:
             _give_defaults(getattr(trl, name))
 
 
@@ -273,8 +291,9 @@ def _complete_group(settings: dict[str, Any], default_group: Any) -> None:
     if not is_stated and rows % group:
         stated["micro_batch"] = micro_batch
         settings["per_device_train_batch_size"] = group
-    loss = settings.get("loss_type") or LOSSES_WITHOUT_REFERENCE[0]
-    if settings.get("beta") is None and str(loss).lower() not in LOSSES_WITHOUT_REFERENCE:
+    loss = str(settings.get("loss_type") or LOSSES_WITHOUT_REFERENCE[0])
+    has_reference = loss.lower() not in LOSSES_WITHOUT_REFERENCE
+    if has_reference and settings.get("beta") is None:
         settings["beta"] = BETA_OF_OTHER_LOSSES
 
 
