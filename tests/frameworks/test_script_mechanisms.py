@@ -6,6 +6,7 @@ script, and off what transformers' own trainer does with such a model.
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,10 @@ from autotune.request.job_builder import candidate_of_job
 from autotune.request.request_parser import parse_request
 
 pytest.importorskip("trl")
+
+from peft import LoraConfig
+from peft.tuners.tuners_utils import check_target_module_exists
+
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
 
 HEAD = """
@@ -104,6 +109,20 @@ model.set_adapter("second")
     assert reading(second + TRAIN.format(settings=""))[0]["lora_r"] == 64
     of_transformers = 'model.add_adapter(LoraConfig(r=32, target_modules=["q_proj"]))\n'
     assert reading(of_transformers + TRAIN.format(settings=""))[0]["lora_r"] == 32
+
+
+def test_one_module_of_an_adapter_is_matched_as_by_peft() -> None:
+    """TRL makes a list of one a pattern for the whole path: it would match nothing."""
+    source = """
+model = get_peft_model(model, LoraConfig(r=8, target_modules=["q_proj"]))
+assert len([name for name, _ in model.named_modules() if name.endswith(".lora_A")]) == 24
+"""
+    settings, _ = reading(source + TRAIN.format(settings=""))
+    config = LoraConfig(target_modules=str(settings["lora_target_modules"]))
+    matches = functools.partial(check_target_module_exists, config)
+    assert matches("model.layers.0.self_attn.q_proj")
+    assert not matches("model.layers.0.self_attn.k_proj")
+    assert not matches("model.layers.0.self_attn.qq_proj")
 
 
 def test_frozen_weights_and_a_divided_model_are_said() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from autotune.core.errors import CannotPredict
 from autotune.estimate.replay import StepStage
-from autotune.prediction import service as service_module
+from autotune.prediction import single_predictions
 from autotune.prediction.service import PredictionService, open_prediction_service
 from autotune.request.flags import flags_of
 from autotune.request.job_builder import candidate_of_job
@@ -96,7 +96,7 @@ def test_a_speed_needs_no_replay(monkeypatch: pytest.MonkeyPatch) -> None:
             candidate = request.trainer.complete(knobs, request.job.task)
             rates[size] = exact.predict(candidate).tokens_per_second
             with monkeypatch.context() as patches:
-                patches.setattr(service_module, "memory", lambda *_: pytest.fail("a prediction"))
+                patches.setattr(single_predictions, "memory", lambda *_: pytest.fail("whole"))
                 assert service.rate_without_replay(candidate) == rates[size]
     assert len({rate.value for rate in rates.values() if rate}) == 3
 
@@ -122,7 +122,7 @@ def test_a_replay_up_to_a_limit_is_the_replay_without_one(allocator: str) -> Non
 
 def fresh_stage(service: PredictionService, candidate: Any) -> StepStage:
     """Return the step of a candidate without any replay so far."""
-    step = service._modelled_step(candidate)
+    step = service.modelled_step(candidate)
     assert step is not None
     inputs, stage = step
     fresh = stage.at(stage._sizes[: len(inputs.trace.sizes)], stage._context)
@@ -136,10 +136,10 @@ def test_a_refused_replay_is_shorter(monkeypatch: pytest.MonkeyPatch) -> None:
     request = request_of(flags)
     candidate = candidate_of_job(request)
     service = open_prediction_service(request.job, request.trainer, traces=False)
-    monkeypatch.setattr(service_module, "memory", lambda *_: pytest.fail("a whole prediction"))
+    monkeypatch.setattr(single_predictions, "memory", lambda *_: pytest.fail("a whole prediction"))
     with contextlib.closing(service):
         assert service.requests_may_fit(candidate)
-        stage = service._modelled_step(candidate)[1]  # type: ignore[index]
+        stage = service.modelled_step(candidate)[1]  # type: ignore[index]
         assert not service.may_fit(candidate)
     assert stage._replays
     assert all(result.out_of_memory is not None for result in stage._replays.values())
@@ -154,7 +154,7 @@ def test_settings_that_allocate_nothing_share_a_family() -> None:
         for attention in (None, "sdpa", "eager"):
             knobs = {**base.knobs, "attn_implementation": attention}
             candidate = request.trainer.complete(knobs, request.job.task)
-            step = service._modelled_step(candidate)
+            step = service.modelled_step(candidate)
             assert step is not None
             stages.append(step[1])
         assert service.families == 3

@@ -86,8 +86,8 @@ def service_of(task: Task, tracer: TracerPool) -> PredictionService:
 
 
 def family_of(service: PredictionService, candidate: Candidate) -> Family:
-    (key,) = service._group_by_family([candidate])
-    return service._families[key]
+    (key,) = service._families.by_key([candidate])
+    return service._surveys.families[key]
 
 
 def synthetic_prediction(size: float) -> Prediction:

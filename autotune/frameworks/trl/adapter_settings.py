@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from functools import cache
 
 import msgspec
@@ -45,8 +46,21 @@ def pattern_of_modules(text: str) -> str:
     modules = read_list(text)
     if not modules:
         return text
-    names = "|".join(re.escape(str(module)) for module in modules)
+    return pattern_of_names(map(str, modules))
+
+
+def pattern_of_names(modules: Iterable[str]) -> str:
+    names = "|".join(map(re.escape, modules))
     return rf"(.*\.)?({names})"
+
+
+def targets_of_script(modules: object) -> object:
+    """Return the modules of a script's adapter. TRL takes a list of one for a pattern of the whole
+    path, which PEFT, to which the script gives it, does not.
+    """
+    if isinstance(modules, list) and len(modules) == 1:
+        return pattern_of_names(modules)
+    return modules
 
 
 def assumed_adapter(workload: Workload) -> dict[str, KnobValue]:

@@ -20,6 +20,7 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.engine_servers import SHARE
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl import async_grpo
+from autotune.frameworks.trl.adapter_settings import TARGETS, targets_of_script
 from autotune.frameworks.trl.config_values import TRAINED
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
@@ -220,7 +221,8 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
     if model.load_in_4bit or model.load_in_8bit:
         settings["load_in_4bit"] = model.load_in_4bit
         settings["load_in_8bit"] = model.load_in_8bit
-    for name, value in (adapter or {}).items():
+    for name, stated_value in (adapter or {}).items():
+        value = targets_of_script(stated_value) if name == TARGETS else stated_value
         if _is_plain(value):
             settings[name] = value
         else:
