@@ -106,6 +106,14 @@ def test_a_checkpoint_in_four_bits_that_is_loaded_in_sixteen_is_said() -> None:
     assert "in place of the one in 4 bits that it knows" in sentences
 
 
+def test_two_models_that_unsloth_loads_are_said() -> None:
+    sentence = "one model, where the script loads 2 before it trains"
+    assert sentence not in unsloth_reading()[1]
+    first = "kept, _ = FastLanguageModel.from_pretrained(NAME)\n"
+    source = UNSLOTH.format(loader="FastLanguageModel", name="NAME", model="", adapter="") + first
+    assert sentence in reading(source + TRAIN.format(settings=""))[1]
+
+
 def test_unsloths_longest_row() -> None:
     """A limit that equals TRL's default counts where the script states it by unsloth's name."""
     settings, _ = unsloth_reading(model="max_seq_length=4096", settings="max_seq_length=1024")

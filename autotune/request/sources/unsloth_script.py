@@ -20,8 +20,18 @@ METHODS = ("sft", "grpo", "dpo")
 MODEL_ARGUMENTS_OF_UNSLOTH = ("max_seq_length", "load_in_4bit", "full_finetuning")
 ENGINE_ARGUMENTS_OF_UNSLOTH = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
 OF_THE_TRAINER: Mapping[str, tuple[str, ...]] = {
-    "sft": (MICRO_BATCH, ACCUMULATION, "optim", "packing"),
-    "dpo": (MICRO_BATCH, ACCUMULATION, "optim", "precompute_ref_log_probs"),
+    "sft": (
+        MICRO_BATCH,
+        ACCUMULATION,
+        "optim",
+        "packing",
+    ),
+    "dpo": (
+        MICRO_BATCH,
+        ACCUMULATION,
+        "optim",
+        "precompute_ref_log_probs",
+    ),
     "grpo": (
         MICRO_BATCH,
         ACCUMULATION,
@@ -131,7 +141,10 @@ def _modules(inspection: ScriptInspection) -> dict[str, KnobValue]:
     return settings
 
 
-def _of_families(targets: object, stated: Mapping[str, Any]) -> object:
+def _of_families(
+    targets: object,
+    stated: Mapping[str, Any],
+) -> object:
     """Leave out the targets of a family that has no adapter."""
     left_out: set[str] = set()
     if not stated.get("finetune_attention_modules", True):
@@ -140,7 +153,9 @@ def _of_families(targets: object, stated: Mapping[str, Any]) -> object:
         left_out.update(MLP_MODULES)
     if not left_out or targets == "all-linear" or left_out == ALL_LINEAR:
         return targets
-    names = targets if isinstance(targets, list) else sorted(ALL_LINEAR)
+    names = sorted(ALL_LINEAR)
+    if isinstance(targets, list):
+        names = targets
     return [name for name in names if name not in left_out]
 
 
@@ -167,7 +182,7 @@ def _loads_adapter(inspection: ScriptInspection) -> bool:
     if stated["full_finetuning"]:
         return False
     name = str(stated.get("model_name"))
-    return OF_AN_ADAPTER.search(name) is not None
+    return "merged" not in name and OF_AN_ADAPTER.search(name) is not None
 
 
 def _assumed(
@@ -214,6 +229,11 @@ def _other_weights(
             "weights in 16 bits: with load_in_4bit=False unsloth loads them in place of the one"
             " in 4 bits that it knows; another one stays in 4 bits and needs less than this"
         )
+    if stated.get("loads", 1) > 1:
+        yield (
+            f"one model, where the script loads {stated['loads']} before it trains: those that it"
+            " keeps need more than this"
+        )
     is_adapted = not settings["full_finetuning"] and not settings["load_in_4bit"]
     if is_adapted and stated["dtype"] == "float32":
         yield "weights in 16 bits, where dtype=float32 has 32: it needs more than this"
@@ -233,8 +253,8 @@ def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
         )
     elif not has_adapter and stated["load_in_4bit"]:
         yield (
-            f"an adapter of rank {DEFAULT_RANK}: the script has none, and weights in 4 bits need"
-            " one"
+            f"an adapter of rank {DEFAULT_RANK}: the script adds none, and weights in 4 bits need"
+            " one, which its model may have: --lora-rank N gives another rank"
         )
     elif not has_adapter and not stated["full_finetuning"]:
         yield "all weights are trained, because the script adds no adapter to its model"
@@ -264,10 +284,8 @@ def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
 
 def _has_experts(config: Mapping[str, Any]) -> bool:
     text_config = config.get("text_config") or {}
-    for name in EXPERTS:
-        if config.get(name) or text_config.get(name):
-            return True
-    return False
+    settings = {**text_config, **config}
+    return any(settings.get(name) for name in EXPERTS)
 
 
 def _adapts_mlp(stated: Mapping[str, Any]) -> bool:

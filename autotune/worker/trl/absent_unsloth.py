@@ -116,6 +116,7 @@ class FastLanguageModel:
         stated["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
         _settle_precision(model_name, options.get("quantization_config"))
         stated["model_name"] = model_name
+        stated["loads"] = stated.get("loads", 0) + 1
         stated["names_four_bits"] = model_name.lower().endswith(FOUR_BITS_OF_NAME)
         precision = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
         shape_name = _without_bits(model_name)
