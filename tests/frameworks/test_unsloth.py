@@ -207,8 +207,8 @@ def test_all_weights_that_are_trained_are_compared_with_a_copy(
 
 
 def test_modules_of_an_adapter_are_those_of_the_trace_and_of_the_script() -> None:
-    held = {"target_modules": "q_proj,v_proj", "modules_to_save": "embed_tokens"}
-    trainer, candidate, task = case_of("sft", **held)
+    modules = {"target_modules": "q_proj,v_proj", "modules_to_save": "embed_tokens"}
+    trainer, candidate, task = case_of("sft", **modules)
     script = constants(trainer, candidate, task)["ADAPTER"]
     traced: Any = trainer.trace_request(candidate, task)
     assert script["target_modules"] == traced["adapter"]["lora_target_modules"]

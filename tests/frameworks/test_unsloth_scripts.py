@@ -100,8 +100,8 @@ model, _ = FastLanguageModel.from_pretrained({name}, load_in_4bit=False)
 
 
 def test_a_checkpoint_in_four_bits_that_is_loaded_in_sixteen_is_said() -> None:
-    named = '"unsloth/Qwen2.5-0.5B-Instruct-bnb-4bit"'
-    settings, sentences = unsloth_reading(name=named, model="load_in_4bit=False")
+    checkpoint = '"unsloth/Qwen2.5-0.5B-Instruct-bnb-4bit"'
+    settings, sentences = unsloth_reading(name=checkpoint, model="load_in_4bit=False")
     assert settings["load_in_4bit"] is False
     assert "in place of the one in 4 bits that it knows" in sentences
 
