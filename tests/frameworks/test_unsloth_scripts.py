@@ -63,6 +63,23 @@ def test_unsloths_embeddings_among_the_targets_are_trained_whole() -> None:
     assert (settings["target_modules"], settings["modules_to_save"]) == ("q_proj", "embed_tokens")
 
 
+def test_unsloths_trainer_of_continued_training_is_a_supervised_one() -> None:
+    train = """
+from unsloth import UnslothTrainer, UnslothTrainingArguments
+args = UnslothTrainingArguments(output_dir="o", embedding_learning_rate=1e-5, {settings})
+UnslothTrainer(model=model, args=args, train_dataset=rows, max_seq_length=512).train()
+"""
+    settings, _ = unsloth_reading(
+        train,
+        adapter='8, ["q_proj", "embed_tokens"]',
+        settings="per_device_train_batch_size=3",
+    )
+    assert settings["modules_to_save"] == "embed_tokens"
+    assert settings["target_modules"] == "q_proj"
+    assert settings["max_seq_length"] == 512
+    assert settings["per_device_train_batch_size"] == 3
+
+
 def test_unsloths_checkpointing_is_off_where_both_of_its_settings_are() -> None:
     """TRL's default turns it on no more, and an argument of the trainer does."""
     off = "use_gradient_checkpointing=False"

@@ -66,6 +66,8 @@ BETA_OF_OTHER_LOSSES = 0.001
 """Weight of a reference that unsloth's GRPO has by default, beside these losses."""
 
 OWN_ARGUMENTS = (
+    "embedding_learning_rate",
+    "loraplus_lr_ratio",
     "vllm_sampling_params",
     "unsloth_num_chunks",
     "unsloth_logit_chunk_multiplier",
@@ -126,10 +128,16 @@ class FastLanguageModel:
         return model, AutoTokenizer.from_pretrained(shape_name)
 
     @classmethod
-    def get_peft_model(cls, model: Any, r: int = 16, **options: Any) -> Any:
+    def get_peft_model(
+        cls,
+        model: Any,
+        r: int = 16,
+        target_modules: Any = None,
+        **options: Any,
+    ) -> Any:
         if stated.get("full_finetuning"):
             return model  # unsloth adds no adapter to a model whose weights are all trained
-        arguments = {**options, "r": r}
+        arguments = {**options, "r": r, "target_modules": target_modules}
         for name, default in ADAPTER_DEFAULTS.items():
             stated[name] = arguments.get(name, default)
         adapts_vision = options.get("finetune_vision_layers", cls.adapts_vision)
@@ -264,6 +272,8 @@ def fill(module: types.ModuleType) -> None:
         _record_checkpointing(transformers.TrainingArguments)
         for name in PATCHED_CONFIGS:
             _give_defaults(getattr(trl, name))
+        # Of continued training: supervised, with a learning rate of its own for embeddings.
+        vars(module).update(UnslothTrainer=trl.SFTTrainer, UnslothTrainingArguments=trl.SFTConfig)
 
 
 def _give_defaults(config_class: Any) -> None:
