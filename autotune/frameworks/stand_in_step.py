@@ -83,6 +83,8 @@ class StandInSpec(StepShape):
     engine_dtype: str = "bfloat16"
     mixed: bool = False  # mixed precision through bf16=true
     adapter: Mapping[str, object] | None = None
+    widens_adapter: bool = False  # an adapter in float32, whatever the weights have
+    scores_in_step: bool = False  # a reference scores each micro-batch before its backward pass
     quantised: bool = False
     loss: str = "logprobs"
     loss_options: Mapping[str, object] = field(default_factory=dict)
@@ -170,7 +172,7 @@ def _settings_request(spec: StandInSpec, rows: int) -> RequestPart:
         "max_grad_norm": spec.clip,
         "bf16": spec.mixed or spec.sharded_by.startswith("zero"),
         "use_cache": False,
-        "autocast_adapter_dtype": False,  # the adapter has the precision of the weights
+        "autocast_adapter_dtype": spec.widens_adapter,  # else of the weights' precision
         "loss": spec.loss,
         "loss_options": dict(spec.loss_options),
     }
@@ -180,6 +182,8 @@ def _settings_request(spec: StandInSpec, rows: int) -> RequestPart:
         settings["offloads_optimizer"] = True
     if spec.float32_expert_weights:
         settings["float32_expert_weights"] = True
+    if spec.scores_in_step:
+        settings["scores_in_step"] = True
     settings["score"] = None
     if spec.generation != "none" and spec.score_tokens != 0:
         settings["score"] = _score_request(spec)

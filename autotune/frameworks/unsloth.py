@@ -21,7 +21,7 @@ from autotune.core.composition import EngineSettings
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate
-from autotune.frameworks.base import Settings, count_of, model_path, share_of
+from autotune.frameworks.base import MICRO_BATCH, Settings, count_of, model_path, share_of
 from autotune.frameworks.launched_run import (
     OUT,
     SYNTHETIC_ROWS,
@@ -31,16 +31,24 @@ from autotune.frameworks.launched_run import (
     synthetic_prompts,
     synthetic_texts,
 )
-from autotune.frameworks.stand_in_step import SpecFields
+from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
-OF_THE_MODEL = ("max_seq_length", "load_in_4bit", "full_finetuning", "offload_embedding")
+OF_THE_MODEL = (
+    "max_seq_length",
+    "load_in_4bit",
+    "full_finetuning",
+    "float32_mixed_precision",
+    "offload_embedding",
+)
 OF_THE_ENGINE = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
 NOT_IN_CONFIG = frozenset(
     {
         *OF_THE_MODEL,
         *OF_THE_ENGINE,
         "lora_rank",
+        "target_modules",
+        "modules_to_save",
         "use_gradient_checkpointing",
         "vllm_standby",
         "max_prompt_length",
@@ -54,7 +62,11 @@ FUSED_PARTS = ("activations", "logits")
 STANDBY = {"UNSLOTH_VLLM_STANDBY": "1", "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE": "1"}
 """Environment of standby; the second variable keeps the stated share of vLLM."""
 
-TRAINER_CLASSES = {"sft": ("SFTTrainer", "SFTConfig"), "grpo": ("GRPOTrainer", "GRPOConfig")}
+TRAINER_CLASSES = {
+    "sft": ("SFTTrainer", "SFTConfig"),
+    "grpo": ("GRPOTrainer", "GRPOConfig"),
+    "dpo": ("DPOTrainer", "DPOConfig"),
+}
 SCRIPT = Path(__file__).with_name("unsloth_script.txt")
 REWARD = '''
 
@@ -154,17 +166,21 @@ class Unsloth(TransformersTrainer):
         return arguments
 
     def _synthetic_rows(self, settings: Settings) -> str:
-        """Return different rows: of the longest length for SFT, prompts within the limit for
-        GRPO.
+        """Return different rows: of the longest length for SFT and DPO, prompts within the limit
+        for GRPO.
         """
+        longest = count_of(settings, "max_seq_length")
+        rows: list[dict[str, str]] = []
         if self.online:
-            column = "prompt"
-            longest = count_of(settings, "max_prompt_length")
-            texts = synthetic_prompts(N_SYNTHETIC_ROWS, longest)
+            prompt_length = count_of(settings, "max_prompt_length")
+            for text in synthetic_prompts(N_SYNTHETIC_ROWS, prompt_length):
+                rows.append({"prompt": text})
+        elif self.method == "dpo":
+            for text in synthetic_texts(N_SYNTHETIC_ROWS, longest):
+                rows.append({"prompt": "0", "chosen": text, "rejected": text[::-1]})
         else:
-            column = "text"
-            texts = synthetic_texts(N_SYNTHETIC_ROWS, count_of(settings, "max_seq_length"))
-        return "".join(json.dumps({column: text}) + "\n" for text in texts)
+            rows = [{"text": text} for text in synthetic_texts(N_SYNTHETIC_ROWS, longest)]
+        return "".join(json.dumps(row) + "\n" for row in rows)
 
     # The stand-in step.
 
@@ -178,19 +194,43 @@ class Unsloth(TransformersTrainer):
             "fused_parts": FUSED_PARTS,
             "same_code_parts": (),
         }
-        if not settings.get("full_finetuning"):
-            rank = count_of(settings, "lora_rank")
-            composition["adapter"] = {
-                "lora_r": rank,
-                "lora_alpha": rank,
-                "lora_target_modules": "all-linear",
-            }
-        if self.online and settings.get("fast_inference"):
+        if settings.get("full_finetuning"):
+            if settings.get("float32_mixed_precision"):
+                composition |= {"held_dtype": "float32", "mixed": True}
+            if self._has_reference(settings):
+                model = task.workload.model.name
+                composition["other_models"] = (OtherModel(role="reference", model=model),)
+        else:
+            composition |= {"adapter": _adapter(settings), "widens_adapter": True}
+        if self.method == "dpo":
+            composition |= self._pairs(settings)
+        elif self.online and settings.get("fast_inference"):
             composition["generation"] = "engine"
             composition["engine"] = self._engine(settings, task)
         elif self.online:
             composition["generation"] = "trainer"
         return composition
+
+    def _has_reference(self, settings: Settings) -> bool:
+        """Return True if a model without an adapter is compared with a copy of its first
+        weights.
+        """
+        if self.method == "dpo":
+            return not settings.get("precompute_ref_log_probs")
+        return self.online and bool(settings.get("beta"))
+
+    def _pairs(self, settings: Settings) -> SpecFields:
+        """Return what two answers in one pass change, which the reference scores as well while
+        the policy's logits are there.
+        """
+        rows = 2 * count_of(settings, MICRO_BATCH)
+        return {
+            "tokens": rows * sum(self.lengths(settings)),
+            "score_tokens": 0,
+            "sequences_per_row": 2,
+            "loss": "logprobs",
+            "scores_in_step": not settings.get("precompute_ref_log_probs"),
+        }
 
     def _engine(self, settings: Settings, task: Task) -> EngineSettings:
         return EngineSettings(
@@ -218,15 +258,42 @@ def _adapter_arguments(settings: Settings) -> dict[str, object] | None:
     if settings.get("full_finetuning"):
         return None
     rank = settings.get("lora_rank")
-    return {
+    arguments: dict[str, object] = {
         "r": rank,
         "lora_alpha": rank,
         "use_gradient_checkpointing": settings["use_gradient_checkpointing"],
     }
+    for name in ("target_modules", "modules_to_save"):
+        if settings.get(name):
+            arguments[name] = _listed(settings, name)
+    return arguments
+
+
+def _adapter(settings: Settings) -> dict[str, object]:
+    """Return the adapter of a trace."""
+    rank = count_of(settings, "lora_rank")
+    adapter: dict[str, object] = {
+        "lora_r": rank,
+        "lora_alpha": rank,
+        "lora_target_modules": "all-linear",
+    }
+    if settings.get("target_modules"):
+        adapter["lora_target_modules"] = _listed(settings, "target_modules")
+    if settings.get("modules_to_save"):
+        adapter["lora_modules_to_save"] = _listed(settings, "modules_to_save")
+    return adapter
+
+
+def _listed(settings: Settings, name: str) -> list[str] | str:
+    """Return names of modules; a pattern, which has other characters than names, as it is."""
+    text = str(settings[name])
+    names = text.split(",")
+    is_pattern = not all(part.replace(".", "_").isidentifier() for part in names)
+    return text if is_pattern else names
 
 
 def _literal(value: object) -> str:
     return pprint.pformat(value, width=100, sort_dicts=False)
 
 
-TRAINERS = (Unsloth("sft"), Unsloth("grpo"))
+TRAINERS = (Unsloth("sft"), Unsloth("grpo"), Unsloth("dpo"))

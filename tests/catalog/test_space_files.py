@@ -52,6 +52,7 @@ def test_the_shipped_spaces_are_there() -> None:
         "open-reasoner-zero-ppo",
         "swift-grpo",
         "swift-sft",
+        "unsloth-dpo",
         "unsloth-grpo",
         "unsloth-sft",
         "skyrl",

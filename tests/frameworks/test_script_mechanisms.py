@@ -216,17 +216,6 @@ GRPOTrainer(
     assert "a server of vLLM on one GPU with 0.9 of its memory" in sentences
 
 
-def test_unsloths_engine_beside_sft_and_adapters_on_images_are_said() -> None:
-    source = """
-from unsloth import FastLanguageModel
-model, _ = FastLanguageModel.from_pretrained(NAME, fast_inference=True, gpu_memory_utilization=0.5)
-model = FastLanguageModel.get_peft_model(model, finetune_vision_layers=True)
-""" + TRAIN.format(settings="")
-    _, sentences = reading(source)
-    assert "starts beside the training with 0.5 of the GPU" in sentences
-    assert "finetune_vision_layers=True" in sentences
-
-
 def test_a_script_wraps_its_model_for_ranks_that_are_not_here() -> None:
     source = """
 from google.cloud import storage

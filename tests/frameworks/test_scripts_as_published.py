@@ -359,7 +359,7 @@ def test_a_script_of_unsloth_is_one_of_that_framework() -> None:
     assert (settings_by_name["max_prompt_length"], settings_by_name["optim"]) == (256, "adamw_8bit")
     lines = " ".join(request.assumed)
     assert "where the script has 1: unsloth makes groups whole" in lines
-    assert "where the script has it on q_proj, v_proj" in lines
+    assert settings_by_name["target_modules"] == "q_proj,v_proj"
 
 
 FIRE = """

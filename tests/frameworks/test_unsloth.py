@@ -154,7 +154,7 @@ def test_its_own_source_takes_what_is_rendered() -> None:
         "unsloth_logit_chunk_multiplier": 2,
         "float8_kv_cache": True,
     }
-    for method in ("sft", "grpo"):
+    for method in ("sft", "grpo", "dpo"):
         trainer, candidate, task = case_of(method, **(everything if method == "grpo" else {}))
         settings = constants(trainer, candidate, task, ProbePlan())
         assert set(settings["MODEL"]) <= set(takes["from_pretrained"]) and set(
@@ -173,3 +173,57 @@ def test_it_is_told_within_bounds_a_plain_step_the_most_and_the_state_the_least(
     assert trainer.trace_request(candidate, task)["method"] == "generic"
     offline = case_of("sft")
     assert offline[0].compose(*offline[1:]).engine is None
+
+
+def test_pairs_are_two_rows_each_which_a_reference_scores_beside_them() -> None:
+    trainer, candidate, task = case_of("dpo", per_device_train_batch_size=3, max_seq_length=100)
+    spec = trainer.step(candidate.settings, task)
+    assert (spec.tokens, spec.sequences_per_row, spec.loss) == (2 * 3 * 100, 2, "logprobs")
+    settings: Any = trainer.trace_request(candidate, task)["settings"]
+    assert settings["scores_in_step"] and settings["per_device_train_batch_size"] == 6
+    rows = trainer.launch(candidate, task).files["rows.jsonl"].splitlines()
+    assert set(json.loads(rows[0])) == {"prompt", "chosen", "rejected"}
+    before = case_of("dpo", precompute_ref_log_probs=True)
+    assert not before[0].step(before[1].settings, before[2]).scores_in_step
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "roles"),
+    [
+        ("dpo", {}, ["policy", "reference"]),
+        ("dpo", {"precompute_ref_log_probs": True}, ["policy"]),
+        ("grpo", {"beta": 0.04, "fast_inference": False}, ["policy", "reference"]),
+        ("grpo", {"fast_inference": False}, ["policy"]),
+        ("sft", {}, ["policy"]),
+    ],
+)
+def test_all_weights_that_are_trained_are_compared_with_a_copy(
+    method: str, settings: dict[str, Any], roles: list[str]
+) -> None:
+    trainer, candidate, task = case_of(method, tuning="full", **settings)
+    assert [resident.role for resident in trainer.compose(candidate, task).residents] == roles
+    adapted = case_of(method, **settings)
+    assert [resident.role for resident in adapted[0].compose(*adapted[1:]).residents] == ["policy"]
+
+
+def test_modules_of_an_adapter_are_those_of_the_trace_and_of_the_script() -> None:
+    modules = {"target_modules": "q_proj,v_proj", "modules_to_save": "embed_tokens"}
+    trainer, candidate, task = case_of("sft", **modules)
+    script = constants(trainer, candidate, task)["ADAPTER"]
+    traced: Any = trainer.trace_request(candidate, task)
+    assert script["target_modules"] == traced["adapter"]["lora_target_modules"]
+    assert script["target_modules"] == ["q_proj", "v_proj"]
+    assert script["modules_to_save"] == traced["adapter"]["lora_modules_to_save"]
+    assert traced["adapter"]["lora_modules_to_save"] == ["embed_tokens"]
+    assert traced["settings"]["autocast_adapter_dtype"]  # unsloth's adapters are float32
+    pattern = r"model\.layers\.\d+\.self_attn\.q_proj"
+    trainer, candidate, task = case_of("sft", target_modules=pattern)
+    traced = trainer.trace_request(candidate, task)
+    assert traced["adapter"]["lora_target_modules"] == pattern
+
+
+def test_weights_in_float32_are_held_so() -> None:
+    trainer, candidate, task = case_of("sft", tuning="full", float32_mixed_precision=True)
+    traced: Any = trainer.trace_request(candidate, task)
+    assert (traced["model"]["dtype"], traced["settings"]["bf16"]) == ("float32", True)
+    assert constants(trainer, candidate, task)["MODEL"]["float32_mixed_precision"] is True

@@ -6,6 +6,7 @@ and adapter, the trainer's configuration decides batch and lengths.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -15,11 +16,22 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
-METHODS = ("sft", "grpo")
+METHODS = ("sft", "grpo", "dpo")
 MODEL_ARGUMENTS_OF_UNSLOTH = ("max_seq_length", "load_in_4bit", "full_finetuning")
 ENGINE_ARGUMENTS_OF_UNSLOTH = ("fast_inference", "gpu_memory_utilization", "float8_kv_cache")
 OF_THE_TRAINER: Mapping[str, tuple[str, ...]] = {
-    "sft": (MICRO_BATCH, ACCUMULATION, "optim", "packing"),
+    "sft": (
+        MICRO_BATCH,
+        ACCUMULATION,
+        "optim",
+        "packing",
+    ),
+    "dpo": (
+        MICRO_BATCH,
+        ACCUMULATION,
+        "optim",
+        "precompute_ref_log_probs",
+    ),
     "grpo": (
         MICRO_BATCH,
         ACCUMULATION,
@@ -27,14 +39,21 @@ OF_THE_TRAINER: Mapping[str, tuple[str, ...]] = {
         "num_generations",
         "max_completion_length",
         "beta",
+        "steps_per_generation",
+        "generation_batch_size",
     ),
 }
 """Settings of the trainer's configuration that decide memory."""
 
 DEFAULT_RANK = 16  # of unsloth's adapters
-ALL_LINEAR = frozenset(
-    {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-)
+OF_AN_ADAPTER = re.compile(r"adapter|lora|peft|checkpoint", re.IGNORECASE)
+"""Words in the name of an adapter, which unsloth loads with the model below it."""
+
+ATTENTION_MODULES = ("q_proj", "k_proj", "v_proj", "o_proj")
+MLP_MODULES = ("gate_proj", "up_proj", "down_proj")
+ALL_LINEAR = frozenset({*ATTENTION_MODULES, *MLP_MODULES})
+EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
+"""Numbers of experts in a model's configuration."""
 
 
 def unsloth_settings(
@@ -56,12 +75,13 @@ def unsloth_settings(
     for name in MODEL_ARGUMENTS_OF_UNSLOTH:
         settings[name] = stated[name]
     rank, tuning = _adapter(inspection)
+    settings["full_finetuning"] = tuning == "full"
     if rank is not None:
         settings["lora_rank"] = rank
-    settings["full_finetuning"] = tuning == "full"
-    checkpointing = stated.get("use_gradient_checkpointing")
-    if checkpointing is not None:
-        settings["use_gradient_checkpointing"] = checkpointing
+        settings |= _modules(inspection)
+    elif _is_float32(stated):
+        settings["float32_mixed_precision"] = True
+    settings["use_gradient_checkpointing"] = _checkpointing(stated)
 
     # 2. The trainer's configuration.
     for name in OF_THE_TRAINER[method]:
@@ -72,17 +92,71 @@ def unsloth_settings(
             settings[name] = stated[name]
         settings["max_prompt_length"] = prompt_length
     else:
-        limit = inspection.settings.get("max_length")
-        longest = stated["max_seq_length"]
-        if isinstance(limit, int):
-            settings["max_seq_length"] = min(limit, longest)
-    assumed = [*_other_batch(stated, settings), *_other_targets(stated)]
-    if method != "grpo" and stated.get("fast_inference"):
-        assumed.append(
-            "no memory of vLLM's engine, which fast_inference=True starts beside the training with"
-            f" {stated['gpu_memory_utilization']} of the GPU"
-        )
-    return settings, tuning, tuple(assumed)
+        settings["max_seq_length"] = _longest_row(inspection)
+    return settings, tuning, tuple(_assumed(inspection, settings))
+
+
+def _longest_row(inspection: ScriptInspection) -> int:
+    """Return the tokens of the longest row: the limit of the trainer, if any, and of the model.
+
+    TRL's default is no limit of the script's in SFT, and one in DPO.
+    """
+    longest: int = inspection.unsloth["max_seq_length"]
+    limits = inspection.raw if inspection.method == "dpo" else inspection.settings
+    limit = inspection.former.get("max_seq_length", limits.get("max_length"))
+    return min(limit, longest) if isinstance(limit, int) else longest
+
+
+def _checkpointing(stated: Mapping[str, Any]) -> KnobValue:
+    """Return the kind of checkpointing. The trainer's own turns on what the model has off."""
+    of_the_model: KnobValue = stated.get("use_gradient_checkpointing", "unsloth")
+    if not of_the_model:
+        return stated.get("trainer_checkpointing") is True
+    return of_the_model
+
+
+def _is_float32(stated: Mapping[str, Any]) -> bool:
+    """Return True if all weights are trained in float32; those of float16 are widened to it."""
+    is_widened = stated["dtype"] in ("float32", "float16")
+    return is_widened or bool(stated.get("float32_mixed_precision"))
+
+
+def _modules(inspection: ScriptInspection) -> dict[str, KnobValue]:
+    """Return the modules with an adapter, if not all linear ones, and those trained whole."""
+    stated = inspection.unsloth
+    targets: object = stated.get("target_modules")
+    trained: object = stated.get("modules_to_save")
+    if "r" not in stated and inspection.adapter is not None:
+        targets = inspection.adapter.get("lora_target_modules")
+        trained = inspection.adapter.get("lora_modules_to_save")
+    targets = _of_families(targets, stated)
+
+    settings: dict[str, KnobValue] = {}
+    if isinstance(targets, list) and frozenset(targets) != ALL_LINEAR:
+        settings["target_modules"] = ",".join(sorted(targets))
+    elif isinstance(targets, str) and targets != "all-linear":
+        settings["target_modules"] = targets  # a pattern
+    if isinstance(trained, list) and trained:
+        settings["modules_to_save"] = ",".join(sorted(trained))
+    return settings
+
+
+def _of_families(
+    targets: object,
+    stated: Mapping[str, Any],
+) -> object:
+    """Leave out the targets of a family that has no adapter."""
+    left_out: set[str] = set()
+    if not stated.get("finetune_attention_modules", True):
+        left_out.update(ATTENTION_MODULES)
+    if not stated.get("finetune_mlp_modules", True):
+        left_out.update(MLP_MODULES)
+    if not left_out or targets == "all-linear" or left_out == ALL_LINEAR:
+        return targets
+    names = sorted(ALL_LINEAR)
+    if isinstance(targets, list):
+        names = targets
+    return [name for name in names if name not in left_out]
 
 
 def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
@@ -91,8 +165,8 @@ def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
     rank = stated.get("r")
     if rank is None and inspection.adapter is not None:
         rank = inspection.adapter.get("lora_r")
-    if rank is None and stated["load_in_4bit"]:
-        return DEFAULT_RANK, "qlora"
+    if rank is None and (stated["load_in_4bit"] or _loads_adapter(inspection)):
+        rank = DEFAULT_RANK
     if rank is None or stated["full_finetuning"]:
         return None, "full"
     if stated["load_in_4bit"]:
@@ -100,31 +174,125 @@ def _adapter(inspection: ScriptInspection) -> tuple[int | None, Tuning]:
     return rank, "lora"
 
 
-def _other_batch(stated: Mapping[str, Any], settings: Mapping[str, KnobValue]) -> Iterator[str]:
-    """Say that unsloth makes groups whole: a micro-batch becomes one group."""
+def _loads_adapter(inspection: ScriptInspection) -> bool:
+    """Return True if the model's name is that of an adapter, to which the script adds none."""
+    stated = inspection.unsloth
+    if "r" in stated or inspection.adapter is not None:
+        return False
+    if stated["full_finetuning"]:
+        return False
+    name = str(stated.get("model_name"))
+    return "merged" not in name and OF_AN_ADAPTER.search(name) is not None
+
+
+def _assumed(
+    inspection: ScriptInspection,
+    settings: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield what the answer does not count, with its direction."""
+    stated = inspection.unsloth
     micro_batch = stated.get("micro_batch")
     if micro_batch is not None:
         yield (
             f"{MICRO_BATCH}={settings[MICRO_BATCH]} where the script has {micro_batch}: unsloth"
             " makes groups whole"
         )
-
-
-def _other_targets(stated: Mapping[str, Any]) -> Iterator[str]:
-    """Say that the adapter is predicted on other modules than the script names."""
-    if "r" not in stated and stated["load_in_4bit"]:
+    if inspection.is_own:
         yield (
-            f"an adapter of rank {DEFAULT_RANK}: the script has none, and weights in 4 bits need"
-            " one"
+            f"{inspection.trainer} is the script's own trainer: its step is taken for that of"
+            f" unsloth's {inspection.method}"
         )
+    if inspection.own_rows and inspection.method not in ("grpo", "dpo"):
+        yield (
+            f"rows of max_seq_length={settings['max_seq_length']} tokens, although the script's own"
+            " data_collator makes them: --set max_seq_length=N gives the longest"
+        )
+    yield from _other_weights(stated, settings)
+    yield from _other_targets(inspection)
+    if inspection.method != "grpo" and stated.get("fast_inference"):
+        yield (
+            "no memory of vLLM's engine, which fast_inference=True starts beside the training with"
+            f" {stated['gpu_memory_utilization']} of the GPU"
+        )
+
+
+def _other_weights(
+    stated: Mapping[str, Any],
+    settings: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Say that the weights have other bits or another place than predicted."""
+    for name in ("load_in_8bit", "load_in_fp8"):
+        if stated.get(name):
+            yield f"weights in 16 bits, where {name} has 8: it needs less than this"
+    if stated.get("names_four_bits") and not settings["load_in_4bit"]:
+        yield (
+            "weights in 16 bits: with load_in_4bit=False unsloth loads them in place of the one"
+            " in 4 bits that it knows; another one stays in 4 bits and needs less than this"
+        )
+    if stated.get("loads", 1) > 1:
+        yield (
+            f"one model, where the script loads {stated['loads']} before it trains: those that it"
+            " keeps need more than this"
+        )
+    is_adapted = not settings["full_finetuning"] and not settings["load_in_4bit"]
+    if is_adapted and stated["dtype"] == "float32":
+        yield "weights in 16 bits, where dtype=float32 has 32: it needs more than this"
     if stated.get("offload_embedding"):
         yield "offload_embedding=True keeps the embeddings on the host, and needs less than this"
-    if stated.get("finetune_vision_layers"):
+
+
+def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
+    """Say that the adapter is predicted on other modules than the script has it."""
+    stated = inspection.unsloth
+    config = inspection.model.config or {}
+    has_adapter = "r" in stated or inspection.adapter is not None
+    if _loads_adapter(inspection):
+        yield (
+            f"the adapter {stated['model_name']}, which is trained further and is not here, is one"
+            f" of rank {DEFAULT_RANK} at all linear layers: --lora-rank N gives its own"
+        )
+    elif not has_adapter and stated["load_in_4bit"]:
+        yield (
+            f"an adapter of rank {DEFAULT_RANK}: the script adds none, and weights in 4 bits need"
+            " one, which its model may have: --lora-rank N gives another rank"
+        )
+    elif not has_adapter and not stated["full_finetuning"]:
+        yield "all weights are trained, because the script adds no adapter to its model"
+    if not has_adapter or stated["full_finetuning"]:
+        return
+    if stated.get("finetune_vision_layers") and config.get("vision_config"):
         yield (
             "no adapter on the layers that see images, which finetune_vision_layers=True has: it"
             " needs more than this"
         )
+    if not stated.get("finetune_language_layers", True):
+        yield (
+            "an adapter on the language layers, which finetune_language_layers=False has not: it"
+            " needs less than this"
+        )
+    if stated.get("layers_to_transform") or stated.get("finetune_last_n_layers"):
+        yield "an adapter in all layers, where the script has it in some: it needs less than this"
+    if stated.get("use_dora"):
+        yield "an adapter of LoRA, where use_dora=True also keeps norms: it needs more than this"
+    if stated.get("qat_scheme"):
+        yield "no memory of qat_scheme, which rounds the weights of each pass: it needs more"
+    if _has_experts(config) and _adapts_mlp(stated):
+        yield (
+            "no adapter on the experts, to which unsloth gives one each: it needs more than this"
+        )
+
+
+def _has_experts(config: Mapping[str, Any]) -> bool:
+    text_config = config.get("text_config") or {}
+    settings = {**text_config, **config}
+    return any(settings.get(name) for name in EXPERTS)
+
+
+def _adapts_mlp(stated: Mapping[str, Any]) -> bool:
+    """Return True if the adapter is on the layers of which experts are made."""
+    if not stated.get("finetune_mlp_modules", True):
+        return False
     targets = stated.get("target_modules")
-    if isinstance(targets, list) and not frozenset(targets) >= ALL_LINEAR:
-        listed = ", ".join(targets)
-        yield f"an adapter on all linear layers, where the script has it on {listed}"
+    if not isinstance(targets, list):
+        return True
+    return not frozenset(MLP_MODULES).isdisjoint(targets)

@@ -217,6 +217,8 @@ class StandInStep:
         self.annotator.enter("forward")
         with offloaded(self.settings.get("activations_in_flight")):
             loss = self._loss(inputs)
+        if self.settings.get("scores_in_step"):  # as a reference does, beside the policy's logits
+            self._score(inputs)
         if micro_steps > 1:
             loss = loss / micro_steps
         self.annotator.enter("backward")

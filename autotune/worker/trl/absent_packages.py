@@ -49,6 +49,13 @@ REQUIRED = frozenset(
 )
 """Packages that decide what is trained: their absence stays an error."""
 
+INSTALLED = frozenset({"unsloth", "wandb", "marimo", "fire", "hydra"})
+"""Packages that are installed where a script trains, before which no folder of a project comes that
+has their name and is no package.
+"""
+
+NEEDS_GPU = "unsloth"  # its copy in a project is not imported here either
+
 LEVELS = 4  # folders above the script in which its packages are looked for
 
 
@@ -98,7 +105,9 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
             return importlib.machinery.ModuleSpec(fullname, self, is_package=True)
         if fullname in REQUIRED or not self.is_asked_by_user():
             return None
-        folder = _folder_of(name, self._script) if fullname == name else None
+        folder = None
+        if fullname == name and name not in INSTALLED:
+            folder = _folder_of(name, self._script)
         if folder is not None and str(folder) not in sys.path:
             sys.path.append(str(folder))
             folders = [str(folder)]
@@ -321,7 +330,16 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
         if fullname in script_models.STARTED_CLASSES and self._last.is_asked_by_user():
             return self._last.absent_spec(fullname)  # nothing is started here
         spec = importlib.machinery.PathFinder.find_spec(fullname)
-        return self._last.absent_spec(fullname) if self.is_empty(spec) else None
+        is_replaced = self._is_shadow(fullname, spec) or self.is_empty(spec)
+        return self._last.absent_spec(fullname) if is_replaced else None
+
+    def _is_shadow(self, name: str, spec: Any) -> bool:
+        """Return True for a project's folder in the place of an installed package."""
+        if spec is None or name not in INSTALLED:
+            return False
+        if spec.origin is None:
+            return True
+        return name == NEEDS_GPU and not self._is_library(spec.origin)
 
     def imported(self) -> dict[str, types.ModuleType]:
         """Return such folders that a library has imported already."""

@@ -1,7 +1,8 @@
 """unsloth for a script on a machine that lacks it: its models have no weights, and what its two
 functions were given is recorded. Its configurations have unsloth's own defaults.
 
-Written for unsloth 2026.10 (`models/loader.py`, `models/llama.py`, `models/rl.py`).
+Written for unsloth 2026.10 (`models/loader.py`, `models/llama.py`, `models/vision.py`,
+`models/rl.py`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,14 @@ from .placeholder import Anything
 
 MODEL_DEFAULTS = {
     "max_seq_length": 2048,
+    "dtype": None,
     "load_in_4bit": True,
+    "load_in_8bit": False,
+    "load_in_16bit": False,
+    "load_in_fp8": False,
     "full_finetuning": False,
+    "float32_mixed_precision": None,
+    "use_gradient_checkpointing": "unsloth",
     "fast_inference": False,
     "gpu_memory_utilization": 0.5,
     "float8_kv_cache": False,
@@ -23,10 +30,20 @@ MODEL_DEFAULTS = {
 }
 """Settings of `from_pretrained` that decide memory -> default."""
 
+PRECISIONS = ("load_in_4bit", "load_in_8bit", "load_in_16bit", "load_in_fp8")
+"""Of these arguments at most one may be true."""
+
 ADAPTER_DEFAULTS = {
     "r": 16,
     "target_modules": None,
-    "finetune_vision_layers": False,
+    "modules_to_save": None,
+    "finetune_language_layers": True,
+    "finetune_attention_modules": True,
+    "finetune_mlp_modules": True,
+    "finetune_last_n_layers": None,
+    "layers_to_transform": None,
+    "use_dora": False,
+    "qat_scheme": None,
     "use_gradient_checkpointing": "unsloth",
 }
 CONFIG_DEFAULTS = {
@@ -36,7 +53,21 @@ CONFIG_DEFAULTS = {
 }
 """Defaults that unsloth gives to TRL's configurations."""
 
+PATCHED_CONFIGS = (
+    "SFTConfig",
+    "GRPOConfig",
+    "DPOConfig",
+    "KTOConfig",
+    "RewardConfig",
+    "RLOOConfig",
+)
+LOSSES_WITHOUT_REFERENCE = ("dapo", "dr_grpo")
+BETA_OF_OTHER_LOSSES = 0.001
+"""Weight of a reference that unsloth's GRPO has by default, beside these losses."""
+
 OWN_ARGUMENTS = (
+    "embedding_learning_rate",
+    "loraplus_lr_ratio",
     "vllm_sampling_params",
     "unsloth_num_chunks",
     "unsloth_logit_chunk_multiplier",
@@ -44,7 +75,8 @@ OWN_ARGUMENTS = (
 )
 """Arguments that unsloth adds to TRL's configurations."""
 
-SHAPE_OF_NAME = "-bnb-4bit"  # end of the names of checkpoints in four bits
+FOUR_BITS_OF_NAME = ("-unsloth-bnb-4bit", "-bnb-4bit")  # ends of names of checkpoints in four bits
+SIXTEEN_BITS_OF_NAME = "-bf16"  # end of the names of checkpoints that are loaded as they are
 AFTER_THE_MODEL = (
     "print_trainable_parameters",
     "save_lora",
@@ -59,7 +91,10 @@ stated: dict[str, Any] = {}
 
 
 class FastLanguageModel:
-    """Loader of models, of texts or images."""
+    """Loader of models of texts."""
+
+    adapts_vision = False
+    """Whether an adapter is on the layers that see images, unless an argument says so."""
 
     @staticmethod
     def from_pretrained(
@@ -72,24 +107,44 @@ class FastLanguageModel:
         import torch
         from transformers import AutoTokenizer
 
-        arguments = {**options, "max_seq_length": max_seq_length, "load_in_4bit": load_in_4bit}
+        arguments = {
+            **options,
+            "max_seq_length": max_seq_length,
+            "dtype": dtype,
+            "load_in_4bit": load_in_4bit,
+        }
         for name, default in MODEL_DEFAULTS.items():
             stated[name] = arguments.get(name, default)
-        if arguments.get("load_in_8bit") or stated["full_finetuning"]:
-            stated["load_in_4bit"] = False
-        stated["load_in_8bit"] = bool(arguments.get("load_in_8bit"))
-        precision = dtype or torch.bfloat16
-        shape_name = model_name.removesuffix(SHAPE_OF_NAME)
+        stated["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
+        _settle_precision(model_name, options.get("quantization_config"))
+        stated["model_name"] = model_name
+        stated["loads"] = stated.get("loads", 0) + 1
+        stated["names_four_bits"] = model_name.lower().endswith(FOUR_BITS_OF_NAME)
+        precision = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
+        shape_name = _without_bits(model_name)
         model = _model_of_any_kind(shape_name, precision)
         for name in AFTER_THE_MODEL:
             setattr(model, name, nothing)
         return model, AutoTokenizer.from_pretrained(shape_name)
 
-    @staticmethod
-    def get_peft_model(model: Any, r: int = 16, **options: Any) -> Any:
-        arguments = {**options, "r": r}
+    @classmethod
+    def get_peft_model(
+        cls,
+        model: Any,
+        r: int = 16,
+        target_modules: Any = None,
+        **options: Any,
+    ) -> Any:
+        if stated.get("full_finetuning"):
+            return model  # unsloth adds no adapter to a model whose weights are all trained
+        arguments = {**options, "r": r, "target_modules": target_modules}
         for name, default in ADAPTER_DEFAULTS.items():
             stated[name] = arguments.get(name, default)
+        adapts_vision = options.get("finetune_vision_layers", cls.adapts_vision)
+        if stated["target_modules"] == "all-linear":
+            adapts_vision = True
+        stated["finetune_vision_layers"] = adapts_vision
+        stated["modules_to_save"] = _trained_whole(model)
         return model
 
     @staticmethod
@@ -97,6 +152,67 @@ class FastLanguageModel:
         return model
 
     for_training = for_inference
+
+
+class FastModel(FastLanguageModel):
+    """Loader of models of any kind."""
+
+    adapts_vision = True
+
+
+def _settle_precision(model_name: str, quantisation: Any) -> None:
+    """Settle the bits of the weights as unsloth does, which refuses contradictions."""
+    bits = quantisation if isinstance(quantisation, Mapping) else vars(quantisation or Anything)
+    if bits.get("load_in_4bit") or bits.get("_load_in_4bit"):
+        stated.update(load_in_4bit=True, load_in_8bit=False)
+    elif bits.get("load_in_8bit") or bits.get("_load_in_8bit"):
+        stated.update(load_in_4bit=False, load_in_8bit=True)
+    if stated["full_finetuning"] or model_name.lower().endswith(SIXTEEN_BITS_OF_NAME):
+        stated.update(dict.fromkeys(PRECISIONS, False))
+    chosen = [name for name in PRECISIONS if stated[name]]
+    if len(chosen) > 1:
+        raise RuntimeError(
+            f"unsloth takes one of {' and '.join(chosen)}; load_in_4bit is true unless the script"
+            " gives load_in_4bit=False"
+        )
+
+
+def _without_bits(model_name: str) -> str:
+    for end in FOUR_BITS_OF_NAME:
+        model_name = model_name.removesuffix(end)
+    return model_name
+
+
+EMBEDDINGS = ("embed_tokens", "lm_head")
+
+
+def _trained_whole(model: Any) -> list[str]:
+    """Return the modules that are trained whole. Embeddings among the targets are: unsloth moves
+    them there. Of two that share their weights one is trained.
+    """
+    modules = stated["modules_to_save"] or []
+    if isinstance(modules, str):
+        modules = [modules]
+    names = {_last_part(module) for module in modules}
+    targets = stated["target_modules"]
+    if isinstance(targets, list | tuple):
+        remaining = []
+        for target in targets:
+            if _last_part(target) in EMBEDDINGS:
+                names.add(_last_part(target))
+            else:
+                remaining.append(target)
+        stated["target_modules"] = remaining
+    if stated["fast_inference"]:
+        names.discard("lm_head")  # an engine beside the training cannot take a trained one
+    is_tied = getattr(model.config, "tie_word_embeddings", False)
+    if is_tied and names.issuperset(EMBEDDINGS):
+        names.discard("lm_head")
+    return sorted(names)
+
+
+def _last_part(module: Any) -> str:
+    return str(module).rpartition(".")[2]
 
 
 def _model_of_any_kind(name: str, precision: Any) -> Any:
@@ -133,8 +249,8 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
     return {
         "unsloth": {
             "FastLanguageModel": FastLanguageModel,
-            "FastModel": FastLanguageModel,
-            "FastVisionModel": FastLanguageModel,
+            "FastModel": FastModel,
+            "FastVisionModel": FastModel,
             "PatchFastRL": nothing,
             "PatchDPOTrainer": nothing,
             "is_bfloat16_supported": _answers_yes,
@@ -150,26 +266,54 @@ def fill(module: types.ModuleType) -> None:
     for name, value in modules().get(module.__name__, {}).items():
         setattr(module, name, value)
     if module.__name__ == "unsloth":
-        from trl import GRPOConfig, SFTConfig
+        import transformers
+        import trl
 
-        for config_class in (SFTConfig, GRPOConfig):
-            _give_defaults(config_class)
+        _record_checkpointing(transformers.TrainingArguments)
+        for name in PATCHED_CONFIGS:
+            _give_defaults(getattr(trl, name))
+        # Of continued training: supervised, with a learning rate of its own for embeddings.
+        vars(module).update(UnslothTrainer=trl.SFTTrainer, UnslothTrainingArguments=trl.SFTConfig)
 
 
 def _give_defaults(config_class: Any) -> None:
     construct = config_class.__init__
-    default_group = getattr(config_class, "num_generations", 1)
+    default_group = getattr(config_class, "num_generations", None)
 
     # The name of a constructor: the place of a configuration is that of the user's call.
     def __init__(config: Any, *args: Any, **settings: Any) -> None:
         for name in set(settings).intersection(OWN_ARGUMENTS):
             del settings[name]
         settings = {**CONFIG_DEFAULTS, **settings}
-        group = settings.get("num_generations", default_group)
-        micro_batch = settings["per_device_train_batch_size"]
-        if micro_batch * settings["gradient_accumulation_steps"] % group:
-            stated["micro_batch"] = micro_batch
-            settings["per_device_train_batch_size"] = group  # as unsloth makes groups whole
+        if config_class.__name__ == "GRPOConfig":
+            _complete_group(settings, default_group)
+        stated["trainer_checkpointing"] = settings.get("gradient_checkpointing")
         construct(config, *args, **settings)
 
     config_class.__init__ = __init__
+
+
+def _complete_group(settings: dict[str, Any], default_group: Any) -> None:
+    """Make groups whole, and give the reference its weight, as unsloth does."""
+    group = settings.get("num_generations", default_group)
+    micro_batch = settings["per_device_train_batch_size"]
+    rows = micro_batch * settings["gradient_accumulation_steps"]
+    is_stated = settings.get("steps_per_generation") or settings.get("generation_batch_size")
+    if not is_stated and rows % group:
+        stated["micro_batch"] = micro_batch
+        settings["per_device_train_batch_size"] = group
+    loss = str(settings.get("loss_type") or LOSSES_WITHOUT_REFERENCE[0])
+    has_reference = loss.lower() not in LOSSES_WITHOUT_REFERENCE
+    if has_reference and settings.get("beta") is None:
+        settings["beta"] = BETA_OF_OTHER_LOSSES
+
+
+def _record_checkpointing(arguments_class: Any) -> None:
+    """Record what transformers' own arguments say of checkpointing."""
+    construct = arguments_class.__init__
+
+    def __init__(arguments: Any, *args: Any, **settings: Any) -> None:
+        stated["trainer_checkpointing"] = settings.get("gradient_checkpointing")
+        construct(arguments, *args, **settings)
+
+    arguments_class.__init__ = __init__

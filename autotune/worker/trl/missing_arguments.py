@@ -144,7 +144,7 @@ def _complete(
     if action.default is not None:
         return
     if action.dest in MODEL_ARGUMENTS and _may_be_any(action, unstated.model):
-        if unstated.model is not None:
+        if unstated.model is not None and _takes_model(action, unstated):
             action.default = unstated.model
             action.required = False
         return
@@ -158,6 +158,14 @@ def _complete(
     elif _is_filled(parser, action, unstated):
         _fill_with_text(action)
         unstated.report("argument", action.option_strings[0])
+
+
+def _takes_model(action: Any, unstated: _Unstated) -> bool:
+    """Return True if a model stands for one that is not stated: not at first where the script may
+    do without, because it has one of its own.
+    """
+    is_a_guess = isinstance(unstated.model, UnstatedModel)
+    return action.required or unstated.fills or not is_a_guess
 
 
 def _may_be_any(action: Any, model: str | None) -> bool:

@@ -1,0 +1,194 @@
+"""What unsloth makes of a script's arguments, read as its own loaders and trainers do.
+
+The worker really runs each script, with the real TRL and a stand-in for unsloth; what is expected
+is read off unsloth's source.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from autotune.core.errors import TrainingEnvironmentError
+from autotune.request.flags import Flags
+from autotune.request.request_parser import parse_request
+from tests.frameworks.test_script_mechanisms import HEAD, TRAIN, reading
+
+pytest.importorskip("trl")
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("empty_project")]
+
+
+UNSLOTH = """
+from unsloth import FastLanguageModel, FastVisionModel
+model, _ = {loader}.from_pretrained({name}, {model})
+model = {loader}.get_peft_model(model, {adapter})
+"""
+
+
+def unsloth_reading(
+    train: str = TRAIN,
+    *,
+    model: str = "",
+    adapter: str = "",
+    settings: str = "",
+    loader: str = "FastLanguageModel",
+    name: str = "NAME",
+) -> tuple[dict[str, object], str]:
+    source = UNSLOTH.format(loader=loader, name=name, model=model, adapter=adapter)
+    return reading(source + train.format(settings=settings))
+
+
+def test_unsloths_engine_beside_sft_is_said() -> None:
+    _, sentences = unsloth_reading(model="fast_inference=True, gpu_memory_utilization=0.5")
+    assert "starts beside the training with 0.5 of the GPU" in sentences
+
+
+def test_unsloths_adapter_is_on_images_unless_the_script_says_not() -> None:
+    """Its loaders of any model adapt the layers that see images by default, that of texts not."""
+    sentence = "finetune_vision_layers=True"
+    vision: Any = {"loader": "FastVisionModel", "name": '"Qwen/Qwen2.5-VL-3B-Instruct"'}
+    assert sentence in unsloth_reading(**vision)[1]
+    settings, sentences = unsloth_reading(
+        adapter="finetune_vision_layers=False, finetune_mlp_modules=False", **vision
+    )
+    assert sentence not in sentences
+    assert settings["target_modules"] == "k_proj,o_proj,q_proj,v_proj"
+
+
+def test_unsloths_embeddings_among_the_targets_are_trained_whole() -> None:
+    """Of two that share their weights, as in this model, one is."""
+    settings, _ = unsloth_reading(adapter='target_modules=["q_proj", "embed_tokens", "lm_head"]')
+    assert (settings["target_modules"], settings["modules_to_save"]) == ("q_proj", "embed_tokens")
+
+
+def test_unsloths_trainer_of_continued_training_is_a_supervised_one() -> None:
+    train = """
+from unsloth import UnslothTrainer, UnslothTrainingArguments
+args = UnslothTrainingArguments(output_dir="o", embedding_learning_rate=1e-5, {settings})
+UnslothTrainer(model=model, args=args, train_dataset=rows, max_seq_length=512).train()
+"""
+    settings, _ = unsloth_reading(
+        train,
+        adapter='8, ["q_proj", "embed_tokens"]',
+        settings="per_device_train_batch_size=3",
+    )
+    assert settings["modules_to_save"] == "embed_tokens"
+    assert settings["target_modules"] == "q_proj"
+    assert settings["max_seq_length"] == 512
+    assert settings["per_device_train_batch_size"] == 3
+
+
+def test_unsloths_checkpointing_is_off_where_both_of_its_settings_are() -> None:
+    """TRL's default turns it on no more, and an argument of the trainer does."""
+    off = "use_gradient_checkpointing=False"
+    assert unsloth_reading(adapter=off)[0]["use_gradient_checkpointing"] is False
+    settings, _ = unsloth_reading(adapter=off, settings="gradient_checkpointing=True")
+    assert settings["use_gradient_checkpointing"] is True
+
+
+def test_the_bits_of_unsloths_weights() -> None:
+    settings, sentences = unsloth_reading(model="load_in_4bit=False, load_in_8bit=True")
+    assert settings["load_in_4bit"] is False
+    assert "weights in 16 bits, where load_in_8bit has 8: it needs less" in sentences
+    settings, _ = unsloth_reading(model="full_finetuning=True, float32_mixed_precision=True")
+    assert (settings["full_finetuning"], settings["float32_mixed_precision"]) == (True, True)
+    assert "lora_rank" not in settings  # its function adds no adapter then
+    with pytest.raises(
+        TrainingEnvironmentError, match="takes one of load_in_4bit and load_in_16bit"
+    ):
+        unsloth_reading(model="load_in_16bit=True")
+
+
+def test_an_adapter_that_unsloth_loads_is_trained_further() -> None:
+    """Without a word of an adapter a model in 16 bits is trained whole."""
+    Path("README.md").write_text("Our Qwen/Qwen2.5-0.5B-Instruct learns to answer.\n")
+    load = """
+from unsloth import FastLanguageModel
+model, _ = FastLanguageModel.from_pretrained({name}, load_in_4bit=False)
+""" + TRAIN.format(settings="")
+    settings, sentences = reading(load.replace("{name}", '"out/first-lora"'))
+    assert settings["lora_rank"] == 16
+    assert "the adapter out/first-lora, which is trained further and is not here" in sentences
+    settings, sentences = reading(load.replace("{name}", "NAME"))
+    assert settings["full_finetuning"] is True
+    assert "all weights are trained, because the script adds no adapter" in sentences
+
+
+def test_a_checkpoint_in_four_bits_that_is_loaded_in_sixteen_is_said() -> None:
+    checkpoint = '"unsloth/Qwen2.5-0.5B-Instruct-bnb-4bit"'
+    settings, sentences = unsloth_reading(name=checkpoint, model="load_in_4bit=False")
+    assert settings["load_in_4bit"] is False
+    assert "in place of the one in 4 bits that it knows" in sentences
+
+
+def test_two_models_that_unsloth_loads_are_said() -> None:
+    sentence = "one model, where the script loads 2 before it trains"
+    assert sentence not in unsloth_reading()[1]
+    first = "kept, _ = FastLanguageModel.from_pretrained(NAME)\n"
+    source = UNSLOTH.format(loader="FastLanguageModel", name="NAME", model="", adapter="") + first
+    assert sentence in reading(source + TRAIN.format(settings=""))[1]
+
+
+def test_unsloths_longest_row() -> None:
+    """A limit that equals TRL's default counts where the script states it by unsloth's name."""
+    settings, _ = unsloth_reading(model="max_seq_length=4096", settings="max_seq_length=1024")
+    assert settings["max_seq_length"] == 1024
+    assert unsloth_reading(model="max_seq_length=4096")[0]["max_seq_length"] == 4096
+
+
+def test_the_adapters_on_unsloths_experts_are_said() -> None:
+    assert "no adapter on the experts" in unsloth_reading(name='"Qwen/Qwen3-30B-A3B"')[1]
+
+
+def test_dpo_of_unsloth() -> None:
+    """Four pairs x 2 are unsloth's defaults, and the shorter of both limits counts."""
+    train = """
+args = DPOConfig(output_dir="o", {settings})
+DPOTrainer(model=model, ref_model=None, args=args, train_dataset=pairs).train()
+"""
+    settings, _ = unsloth_reading(train, model="max_seq_length=4096", settings="max_length=2000")
+    assert settings["max_seq_length"] == 2000
+    assert settings["per_device_train_batch_size"] == 4
+    assert settings["gradient_accumulation_steps"] == 2
+    assert unsloth_reading(train, model="max_seq_length=512")[0]["max_seq_length"] == 512
+
+
+def test_what_unsloth_makes_of_grpos_settings() -> None:
+    """Steps of a generation make groups whole by themselves; losses but two have a reference."""
+    train = """
+args = GRPOConfig(output_dir="o", gradient_accumulation_steps=1, {settings})
+GRPOTrainer(
+    model=model, args=args, reward_funcs=lambda **_: [0.0], train_dataset=pairs
+).train()
+"""
+    settings, sentences = unsloth_reading(train, settings='num_generations=6, loss_type="bnpo"')
+    assert (settings["per_device_train_batch_size"], settings["beta"]) == (6, 0.001)
+    assert "unsloth makes groups whole" in sentences
+    settings, sentences = unsloth_reading(
+        train,
+        settings="num_generations=6, per_device_train_batch_size=2, steps_per_generation=3",
+    )
+    assert (settings["per_device_train_batch_size"], settings["beta"]) == (2, 0.0)
+    assert "unsloth makes groups whole" not in sentences
+
+
+def test_a_projects_folder_is_no_installed_package() -> None:
+    Path("unsloth").mkdir()
+    Path("unsloth", "notes.py").write_text("text = 1\n")
+    assert unsloth_reading(adapter="r=24")[0]["lora_rank"] == 24
+
+
+def test_a_script_may_do_without_the_model_of_its_command_line() -> None:
+    """Its own model comes before one that the project's texts name."""
+    Path("README.md").write_text("Trains like Qwen/Qwen2.5-7B-Instruct.\n")
+    source = """
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument("--model_name", default=None)
+model = AutoModelForCausalLM.from_pretrained(parser.parse_args().model_name or NAME)
+""" + TRAIN.format(settings="max_length=777")
+    Path("train.py").write_text(HEAD + source)
+    request = parse_request(Flags(mode="predict", script="train.py", gpus="8xH100"))
+    assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B-Instruct"
