@@ -42,13 +42,16 @@ from autotune.frameworks.trl.user_launch_files import (
     sharding_by_name,
 )
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.author_release import author_releases
 from autotune.request.sources.project_model import model_of_project
+from autotune.request.sources.release_of_script import names_of, of_releases, with_releases
 from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.sources.unsloth_script import unsloth_settings
 from autotune.request.values import FileChoice, UserFile
 
 LIMIT_OF_PROMPTS = "max_prompt_length"  # of TRL before 1.0
 PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
+HALF_PRECISIONS = ("bf16", "fp16")
 ONE_GPU = ScriptGpus(count=1, stated="its batch does not divide by more")
 ENGINE_SHARE = "vllm_gpu_memory_utilization"
 HELD = (
@@ -75,7 +78,9 @@ def read_training_script(
 
     `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
     """
-    # 1. Inspection of the script, with the model that its tokenizer names if no other is known.
+    # 1. Inspection of the script, with the defaults of its author's releases where nothing is
+    # measured, and with the model that its tokenizer names if no other is known.
+    releases = author_releases("trl", method or "", choice.path) if is_predicted else None
     stand_in = _model_of_text(choice) if is_predicted else None
     look = functools.partial(
         look_at,
@@ -90,21 +95,26 @@ def read_training_script(
         ranks=choice.ranks,
         model=choice.model,
     )
-    script = look(stand_in=stand_in)
+    script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
+    if is_predicted and not script.look.unsloth:
+        by_names = author_releases("trl", script.look.method, choice.path, names_of(script.look))
+        if by_names != releases:
+            releases = by_names
+            script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
     model = _model(script.look, choice.model, stand_in)
     by_tokenizer = _model_of_tokenizer(script.look, model)
     if by_tokenizer is not None:
         model = by_tokenizer
-        script = look(stand_in=model)
+        script = look(stand_in=model, **of_releases(releases, hardware.count))
     inspection = script.look
     if inspection.unsloth:
-        return _unsloth_file(script, model)
+        return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
 
     # 2. Settings of its trainer.
     trainer = frameworks.trainer("trl", inspection.method)
     config = _config(script, trainer)
     origin = _configuration_place(script)
-    return UserFile(
+    file = UserFile(
         framework="trl",
         method=inspection.method,
         made_model=model,
@@ -116,6 +126,7 @@ def read_training_script(
         script_gpus=ONE_GPU if inspection.is_for_one_gpu else None,
         unstated=_unstated(inspection),
     )
+    return with_releases(file, releases, inspection, hardware.count)
 
 
 def _model_of_text(choice: FileChoice) -> Model | None:
@@ -194,7 +205,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
 
     # 1. Settings of the trainer's configuration.
     stated: dict[str, object] = {}
-    for name in HELD:
+    for name in (*HELD, *HALF_PRECISIONS):
         if inspection.raw.get(name) is not None:
             stated[name] = inspection.raw[name]
     stated.update(inspection.settings)
