@@ -68,7 +68,7 @@ from autotune.frameworks.verl_divided import (
 )
 from autotune.frameworks.verl_losses import losses_of
 from autotune.frameworks.verl_transformers import (
-    TRANSFORMERS,
+    HF_ROLLOUT,
     engine_gpus,
     generates_by_itself,
     own_generation,
@@ -113,7 +113,7 @@ class Verl(StandIn):
         derived: dict[str, KnobValue] = {
             "algorithm.adv_estimator": ESTIMATORS[self.method],
             **_placement(values, task),
-            f"{ROLLOUT}.name": TRANSFORMERS if generates_by_itself(values) else "vllm",
+            f"{ROLLOUT}.name": HF_ROLLOUT if generates_by_itself(values) else "vllm",
             f"{MODEL}.lora_rank": self.lora_rank(values, task),
         }
         if self.method == "ppo":

@@ -15,20 +15,20 @@ from autotune.frameworks.base import Values
 from autotune.frameworks.stand_in_step import SpecFields
 from autotune.frameworks.verl_batches import ROLLOUT
 
-TRANSFORMERS = "hf"
+HF_ROLLOUT = "hf"
 CHUNK = f"{ROLLOUT}.micro_batch_size"
 
 
 def generates_by_itself(values: Values) -> bool:
     """Return True if transformers generates with the actor, without an engine."""
-    return values.text(f"{ROLLOUT}.name") == TRANSFORMERS
+    return values.text(f"{ROLLOUT}.name") == HF_ROLLOUT
 
 
 def with_chunk_of_rows(launch: LaunchScript) -> LaunchScript:
     """Return the launch with the rows that are generated at once beside verl's own settings."""
     rollout = launch.stated.get(f"{ROLLOUT}.name")
     chunk = launch.stated.get(CHUNK)
-    if chunk is None or rollout is None or rollout.text != TRANSFORMERS:
+    if chunk is None or rollout is None or rollout.text != HF_ROLLOUT:
         return launch
     stated = dict(launch.stated)
     del stated[CHUNK]
