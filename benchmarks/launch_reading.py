@@ -31,6 +31,7 @@ from launch_choice import Clone, clone_of  # noqa: E402
 from launch_files import ANSWERED, HELPED, REFUSED, VERDICTS  # noqa: E402
 
 from autotune.core.errors import AutotuneError  # noqa: E402
+from autotune.request.sources.pinned_releases import PINNING_FILES  # noqa: E402
 
 TEXTS = (
     ".md",
@@ -212,11 +213,16 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def write_tree(clone: Clone, folder: Path) -> None:
-    paths = [path for path in clone.paths() if path.endswith(TEXTS) and "\n" not in path]
+    paths = [path for path in clone.paths() if _is_read(path) and "\n" not in path]
     for path, text in clone.texts(paths).items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(text)
+
+
+def _is_read(path: str) -> bool:
+    """Return True for texts, and for files that say which releases a project asks for."""
+    return path.endswith(TEXTS) or any(Path(path).match(pattern) for pattern in PINNING_FILES)
 
 
 def main() -> None:

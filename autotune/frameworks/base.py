@@ -89,7 +89,9 @@ class SettingsTable(msgspec.Struct, frozen=True, kw_only=True):
         field = self.fields.get(name)
         if field is None:
             return None
-        if KINDS.get(type(value)) not in field.kinds:
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        reads_as_text = is_number and "str" in field.kinds
+        if KINDS.get(type(value)) not in field.kinds and not reads_as_text:
             expected = [TYPE_NAMES[kind] for kind in field.kinds if kind != "null"]
             return f"{name}={value} is not {' or '.join(expected)}."
         if field.choices and value not in field.choices:

@@ -5,6 +5,8 @@ defaults: `ppo_micro_batch_size: 64`, or no gradient checkpointing. What such a 
 command does not is the copy's default, not today's. A file that Hydra is given by `--config-name`
 counts above it.
 
+The file that the entry point of a project names itself (`entry_configuration`) counts likewise.
+
 Files with a `defaults` list are composed as Hydra does: entries in their order, then the file's own
 settings. Values that refer to others (`${...}`) are left to the table of the release, which has
 their rules.
@@ -21,6 +23,7 @@ from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, NamedConfig
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.base import KINDS, Field
+from autotune.frameworks.entry_configuration import entry_configuration
 from autotune.frameworks.launch_kinds import ConfigFolder
 
 FOLDERS_ABOVE = 6  # folders above the script in which a copy is looked for
@@ -73,14 +76,20 @@ def copied_defaults(
 
 
 def _files(launch: LaunchScript, place: ConfigFolder) -> Iterator[Path]:
-    """Yield the copy's file, then the one that the command names."""
+    """Yield the copy's file, that of the entry point, and the one that the command names."""
     base = copied_file(launch, place)
     if base is not None:
         yield base
-    if launch.config_name is not None:
+    if launch.config_name is None:
+        config_file = entry_configuration(launch, _roots(launch))
+    else:
         config_file = named_file(launch, launch.config_name, place)
-        if config_file is not None and config_file != base:
-            yield config_file
+    if config_file is not None and not _is_same(config_file, base):
+        yield config_file
+
+
+def _is_same(file: Path, other: Path | None) -> bool:
+    return other is not None and file.resolve() == other.resolve()
 
 
 def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
@@ -95,6 +104,11 @@ def named_file(
 ) -> Path | None:
     """Return the file behind --config-name; None: it is not here."""
     name = config_file.name.removesuffix(".yaml") + ".yaml"
+    beside_entry = entry_configuration(launch, _roots(launch))
+    if beside_entry is not None and not config_file.folder:
+        path = beside_entry.with_name(name)
+        if path.is_file():
+            return path
     folders = [*place.folders]
     if config_file.folder:
         folders.insert(0, config_file.folder)
@@ -127,12 +141,16 @@ def _candidates(
     folders: Sequence[str],
     names: Sequence[str],
 ) -> Iterator[Path]:
-    script = Path.cwd() / launch.path
-    roots = [Path.cwd(), *script.parents[:FOLDERS_ABOVE]]
-    for root in roots:
+    for root in _roots(launch):
         for folder in folders:
             for name in names:
                 yield root / folder / name
+
+
+def _roots(launch: LaunchScript) -> list[Path]:
+    """Return the folders from which paths of a project may start."""
+    script = Path.cwd() / launch.path
+    return [Path.cwd(), *script.parents[:FOLDERS_ABOVE]]
 
 
 def _first(paths: Iterator[Path]) -> Path | None:
@@ -157,13 +175,17 @@ def _compose(
     read.add((file, package))
     document = read_document(file, last_counts=True)
 
-    # 1. The files below it, which are relative to the folder of the entry point's file.
+    # 1. The files below it, which are relative to its folder, or to one that it names for Hydra.
     entries = document.content.get("defaults")
+    folders = [file.parent, *_searched_folders(document.content, file)]
     if isinstance(entries, list):
         for entry in entries:
             for part, inner_package in _entry(entry):
                 below = ".".join(filter(None, (package, inner_package)))
-                _compose(file.parent / f"{part}.yaml", below, settings, read)
+                paths = (folder / f"{part}.yaml" for folder in folders)
+                part_file = _first(path for path in paths if path != file)
+                if part_file is not None:
+                    _compose(part_file, below, settings, read)
 
     # 2. Its own settings.
     for path, value in _leaves(document.content, ()):
@@ -176,6 +198,17 @@ def _compose(
             line=_line(document, path),
         )
         settings.append((full_name, default))
+
+
+def _searched_folders(content: Mapping[str, object], file: Path) -> Iterator[Path]:
+    """Yield the folders of `hydra.searchpath`, at or above the file's own folder."""
+    hydra = content.get("hydra")
+    searchpath = hydra.get("searchpath") if isinstance(hydra, dict) else None
+    for place in searchpath if isinstance(searchpath, list) else ():
+        scheme, _, path = str(place).partition("://")
+        folder = path.replace(".", "/") if scheme == "pkg" else path
+        for root in file.resolve().parents[:FOLDERS_ABOVE]:
+            yield root / folder
 
 
 def _entry(entry: object) -> Iterator[tuple[str, str]]:

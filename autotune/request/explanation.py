@@ -49,7 +49,9 @@ def _origins_of_settings(
         source = SOURCE_NAMES[origin.source]
         place = origin.place
         line = origin.line
-        if source == "default":
+        if origin.release:
+            place = f"{origin.release}, by {origin.place}"
+        elif source == "default":
             place = f"{trainer.name} {trainer.release}".strip()
             if name in of_hardware:
                 source = DERIVED

@@ -14,8 +14,10 @@ from autotune.frameworks.base import Trainer
 from autotune.machine import environment
 from autotune.request.origins import HeldSetting
 from autotune.request.precedence import choose_training
+from autotune.request.release_defaults import with_author_releases, with_former_settings
 from autotune.request.resources import target_hardware
 from autotune.request.searched_space import accepted_settings
+from autotune.request.sources.author_release import author_releases
 from autotune.request.sources.config_file import (
     method_of_file,
     read_config_file,
@@ -42,6 +44,7 @@ class Sources:
     space: SearchSpace  # of --space, or of the trainer; with the knobs for these devices
     python: Path  # interpreter of the training environment
     file: UserFile | None
+    is_predicted: bool  # nothing is measured: the author's releases count
     exported: HeldSetting | None  # allocator settings of this shell; None: none that count
 
 
@@ -95,16 +98,33 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
             assumed = (why_not_by_script, *assumed)
         config = replace(config, assumed=(*assumed, *config.assumed))
         file = replace(file, config=config)
+
+    # 5. What it leaves to its framework has the default of its author's release.
+    if file is not None and choice is not None and _has_no_release(file):
+        launch = (trainer.name, trainer.method, choice.path, file.names)
+        releases = reader.once(author_releases, *launch)
+        file = with_author_releases(file, trainer, releases, hardware)
+    if file is not None and is_predicted:
+        file = with_former_settings(file, trainer)
     return Sources(
         hardware=hardware,
         trainer=trainer,
         space=space,
         python=python,
         file=file,
+        is_predicted=is_predicted,
         exported=None
         if sets_allocator(file)
         else _exported(flags.settings, space, trainer, hardware),
     )
+
+
+def _has_no_release(file: UserFile) -> bool:
+    """Return True for a file whose author's release is not known yet; a copy of the framework has
+    its defaults beside the launch.
+    """
+    is_in_copy = file.launch is not None and file.launch.in_copy
+    return file.releases is None and not is_in_copy
 
 
 def _with_method_of_file(

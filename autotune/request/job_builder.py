@@ -25,6 +25,7 @@ from autotune.request.merged_settings import (
 )
 from autotune.request.notes import assumptions, difference_of_gpus, exported_note, job_notes
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
+from autotune.request.release_defaults import about_releases, kept_defaults
 from autotune.request.resources import (
     check_packages,
     headroom,
@@ -179,6 +180,13 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     notes += [*image_notes, *job_notes(flags, job, trainer, config, gpus_of_script)]
     notes += _share_notes(sources, settings, job)
     of_script = (*about_model(model), *_about_script(sources, settings))
+    if sources.file is not None:
+        candidate = trainer.complete(trainer.baseline(job.space, task), task)
+        if sources.is_predicted:
+            about = about_releases(sources.file, candidate.settings)
+            of_script = (*about, *of_script)
+        else:
+            notes += kept_defaults(sources.file, candidate.settings)
     refuse_illegal_file(job, trainer, settings.of_file, of_script, gpus_of_script)
     assumed = assumptions(flags, job, trainer, config, settings.tuning)
     return ParsedRequest(

@@ -35,6 +35,7 @@ class Origin:
     source: Source
     place: str  # flag, path, variable, dataset, or name of the space or framework
     line: int | None = None  # of a file; None: unknown, or no file
+    release: str = ""  # `trl 0.14` whose default it is, where the place asks for it
 
     def __str__(self) -> str:
         return self.place if self.line is None else f"{self.place}, line {self.line}"

@@ -17,6 +17,7 @@ from autotune.request.origins import HeldSettings, Origin
 
 if TYPE_CHECKING:
     from autotune.core.user_script import LaunchScript, UserScript
+    from autotune.request.sources.author_release import AuthorReleases
 
 LOCAL = "local"  # value of --gpus: the devices of this machine
 AUTO = "auto"  # value of --budget and of --mode
@@ -183,5 +184,9 @@ class UserFile:
     unread: frozenset[str] = frozenset()  # settings that it states, and that flags state instead
     script_gpus: ScriptGpus | None = None  # of a launch script; None: it does not say
     script: UserScript | None = None
+    names: frozenset[str] = frozenset()  # of its settings as written, those of former releases too
+    releases: AuthorReleases | None = None  # of its author; None: not listed, or not looked for
+    # Settings that it does not state, with the defaults of its author's releases
+    release_defaults: Mapping[str, KnobValue] = field(default_factory=dict)
     # Arguments that a training script needs and was not given: placeholders stand for them
     unstated: tuple[str, ...] = ()

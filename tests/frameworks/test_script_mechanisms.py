@@ -246,11 +246,18 @@ GRPOTrainer(NAME, args=args, reward_funcs=lambda **_: [0.0], train_dataset=pairs
 """
 
 
-def test_an_engine_with_a_gpu_of_its_own_is_said() -> None:
+def test_an_engine_with_a_gpu_of_its_own_has_one() -> None:
     """TRL 0.14 and 0.15 put vLLM on `vllm_device`, beside the GPUs that train."""
     sentence = "vLLM on the GPUs that train, although vllm_device (before TRL 0.16)"
     on_its_own = FORMER_ENGINE.format(settings='use_vllm=True, vllm_device="cuda:3"')
-    assert sentence in reading(on_its_own)[1]
+    settings, sentences = reading(on_its_own)
+    assert (settings["vllm_mode"], settings["server_gpus"]) == ("server", 1)
+    assert "vllm_device, which trl has up to 0.17" in sentences
+    assert sentence not in sentences
+    shared = FORMER_ENGINE.format(
+        settings='use_vllm=True, vllm_device="cuda:3", vllm_mode="colocate"'
+    )
+    assert sentence in reading(shared)[1]
     without_engine = FORMER_ENGINE.format(settings='vllm_device="auto"')
     assert sentence not in reading(without_engine)[1]
 

@@ -67,6 +67,40 @@ def test_a_copys_defaults_count_below_the_command(tmp_path: Path) -> None:
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
+ENTRY = """
+import hydra
+
+@hydra.main(config_path="config", config_name="tool_trainer", version_base=None)
+def main(config):
+    run(config)
+"""
+OF_ENTRY = """
+hydra:
+  searchpath:
+    - file://verl/trainer/config
+defaults:
+  - ppo_trainer
+  - _self_
+actor_rollout_ref:
+  rollout: {enforce_eager: True}
+"""
+
+
+def test_the_file_that_an_entry_point_names_counts_above_the_copys(tmp_path: Path) -> None:
+    write_config(tmp_path, "ppo_trainer.yaml", COPY)
+    package = tmp_path / "tool" / "trainer"
+    (package / "config").mkdir(parents=True)
+    (package / "main_ppo.py").write_text(ENTRY)
+    (package / "config" / "tool_trainer.yaml").write_text(OF_ENTRY)
+    command = VERL.replace("verl.trainer", "tool.trainer")
+    settings = settings_of(request_of(tmp_path, f"{command}{MODEL}\n"))
+    assert settings["actor_rollout_ref.rollout.enforce_eager"] is True, "its own"
+    assert settings[CHECKPOINTING] is False, "of the file below it"
+    (package / "config" / "tool_trainer.yaml").unlink()
+    settings = settings_of(request_of(tmp_path, f"{command}{MODEL}\n"))
+    assert settings["actor_rollout_ref.rollout.enforce_eager"] is False
+
+
 def test_a_flag_wins_over_a_copys_default(tmp_path: Path) -> None:
     write_config(tmp_path, "ppo_trainer.yaml", COPY)
     request = request_of(tmp_path, f"{VERL}{MODEL}\n", set=(f"{CHECKPOINTING}=true",))

@@ -131,6 +131,23 @@ def test_an_alternative_needs_no_variable(tmp_path: Path) -> None:
     assert not any("$TP" in line for line in request.assumed)
 
 
+def test_a_text_that_may_be_left_out_needs_no_variable(tmp_path: Path) -> None:
+    """OpenRLHF's `--data.prompt_probs` is None by default: the variable that is unset is named."""
+    text = (
+        "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-0.5B"
+        " --algo.advantage.estimator group_norm --rollout.n_samples_per_prompt 8"
+        " --data.prompt_probs $PROBS\n"
+    )
+    request = request_of(tmp_path, text)
+    assert any("$PROBS" in line for line in request.assumed)
+
+
+def test_a_number_is_a_text_where_one_is_asked_for(tmp_path: Path) -> None:
+    text = "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-0.5B\n"
+    held = "data.prompt_probs=1.0"
+    assert settings_of(request_of(tmp_path, text, hold=(held,)))["data.prompt_probs"] == 1.0
+
+
 def test_arguments_of_the_script_are_given_behind_two_dashes(tmp_path: Path) -> None:
     text = f"{VERL} {MICRO_BATCH}=$1\n"
     with pytest.raises(BadInput, match="Not set: argument 1") as refused:

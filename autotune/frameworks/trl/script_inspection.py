@@ -20,6 +20,7 @@ from autotune.catalog import model_lookup
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Model
 from autotune.core.measurement import Rewards
+from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.frameworks.trl.config_values import ENFORCED
 from autotune.frameworks.trl.former_keys import former_keys
@@ -58,13 +59,16 @@ def look_at(
     ranks: int | None = None,
     model: str | None = None,
     stand_in: Model | None = None,
+    defaults: Mapping[str, Mapping[str, KnobValue]] | None = None,
+    loads_float32: bool = False,
 ) -> UserScript:
     """Run the script up to its trainer in the training environment. Raises BadInput without one.
 
     `replaces_absent`: what is not here is replaced, and no model gets its weights. `environment`:
     variables of the script's launch. `ranks`: its processes; None: as many as GPUs. `model`: one
     that is taken for the script's own where that is not here. `stand_in`: one that is taken where
-    the script names none that is known here.
+    the script names none that is known here. `defaults`: those of its author's release, by method;
+    `loads_float32`: it loads a model without a dtype in float32.
     """
     _refuse_absent_file(path)
     request: dict[str, Any] = {
@@ -75,6 +79,8 @@ def look_at(
         "device": hardware.kind,
         "ranks": ranks or (hardware.count if replaces_absent else None),
         "former": former_table(),
+        "defaults": defaults,
+        "loads_float32": loads_float32,
         "absent": replaces_absent,
         "model": model,
         "stand_in": None if stand_in is None else stand_in.name,

@@ -54,6 +54,9 @@ class UserConfig:
     # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml
     moved: Mapping[str, object] = field(default_factory=dict)
     processes: int | None = None  # ranks of the user's accelerate file
+    # Of accelerate's launch, which counts where the trainer states none
+    mixed_precision: str = ""
+    names: frozenset[str] = frozenset()  # its keys as written, those of former releases too
     rest: Mapping[str, object]
     """Other keys, unchanged: script arguments, datasets, env, lists, launch options. For
     `Workload.user_settings`.
@@ -160,6 +163,7 @@ class _SplitKeys:
         self._rest: dict[str, object] = {}
         self._moved: dict[str, object] = {}
         self._processes: int | None = None
+        self._mixed_precision = ""
         self._launch_notes: list[str] = []
         self._launch_assumed: list[str] = []
         self._renamed: list[str] = []
@@ -246,6 +250,7 @@ class _SplitKeys:
         self._launch_notes += launch.notes
         self._launch_assumed += launch.assumed
         self._processes = launch.processes or self._processes
+        self._mixed_precision = launch.mixed_precision or self._mixed_precision
         consumer = self._rest if name in ("accelerate_config", "config_file") else self._moved
         consumer[name] = value
 
@@ -334,4 +339,6 @@ class _SplitKeys:
                 *self._assumed(author),
             ),
             processes=self._processes,
+            names=frozenset(map(str, self._document.content)),
+            mixed_precision=self._mixed_precision or str(self._rest.get("mixed_precision", "")),
         )

@@ -15,7 +15,7 @@ from autotune.core.errors import BadInput
 from autotune.core.files import read_json
 from autotune.core.space import KnobValue
 from autotune.core.units import MIB
-from autotune.core.yaml_document import read_document
+from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.settings import OFFLOAD_DEVICES
 
 NOT_MODELLED = (
@@ -58,6 +58,7 @@ class LaunchFile:
 
     settings: Mapping[str, KnobValue]
     processes: int | None = None
+    mixed_precision: str = ""  # accelerate's; empty: none is stated
     notes: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()  # what is read of a name alone
     fixed: Mapping[str, object] = field(default_factory=dict)
@@ -91,6 +92,13 @@ def sharding_of_absent(path: Path) -> LaunchFile:
 def read_accelerate(path: Path) -> LaunchFile:
     """Read a file of `accelerate launch --config_file`."""
     document = read_document(path)
+    launch = _launch_of_accelerate(document)
+    precision = str(document.content.get("mixed_precision", ""))
+    return replace(launch, mixed_precision=precision)
+
+
+def _launch_of_accelerate(document: Document) -> LaunchFile:
+    path = document.path
     content = document.content
     shared = shared_rows(content.get("parallelism_config"))
     if shared is not None:

@@ -23,6 +23,7 @@ def read_config_file(choice: FileChoice, method: str) -> UserFile:
         config=config,
         origins=origins_of(config, document, method),
         model=config.model,
+        names=config.names,
         model_hints=_model_hints(document),
     )
 

@@ -273,7 +273,7 @@ def _split(
         elif lacks_value(stated, fields[name]) and OTHER_MODEL.search(name):
             continue  # a critic without a name is as large as its policy
         elif lacks_value(stated, fields[name]):
-            if not _has_default(fields[name]):
+            if not _has_default(fields[name]) and not _is_optional_text(fields[name]):
                 raise without_value(launch.path, name, stated)
             split.lacking.append(name)
         elif not is_known(stated) and (_has_default(fields[name]) or "null" in fields[name].kinds):
@@ -296,6 +296,11 @@ def is_readable(
     setting: Field | None,
 ) -> bool:
     return is_known(stated) and not lacks_value(stated, setting)
+
+
+def _is_optional_text(setting: Field) -> bool:
+    """Return True for a setting without a number, which may be left out."""
+    return "null" in setting.kinds and not {"int", "float"}.intersection(setting.kinds)
 
 
 def _has_default(setting: Field) -> bool:

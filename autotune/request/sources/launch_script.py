@@ -73,6 +73,7 @@ def read_launch_script(
         config=config,
         origins=origins,
         launch=launch,
+        names=config.names or frozenset(launch.former.get(name, name) for name in launch.stated),
         unread=stated_by_flags & launch.stated.keys() - config.settings.keys(),
         script_gpus=trainer.script_gpus(launch),
         trainer=trainer,

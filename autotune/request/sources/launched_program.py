@@ -301,6 +301,7 @@ def read_launched_program(
         file.config,
         settings={**file.config.settings, **launch.settings},
         processes=launch.processes,
+        mixed_precision=launch.mixed_precision,
         notes=(f"{place}: starts {program.choice.path}", *launch.notes, *file.config.notes),
         assumed=(*program.assumed, *launch.assumed, *file.config.assumed),
     )
@@ -361,6 +362,8 @@ def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> Laun
         is_in_file &= "--zero_stage" not in options
         if stated is not None and not is_in_file:
             launch = replace(launch, settings=stated.settings)
+    if "--mixed_precision" in options:
+        launch = replace(launch, mixed_precision=options["--mixed_precision"])
     for name in PROCESSES:
         if options.get(name, "").isdigit():
             processes = int(options[name])

@@ -42,14 +42,17 @@ from autotune.frameworks.trl.user_launch_files import (
     sharding_by_name,
 )
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.author_release import author_releases
 from autotune.request.sources.beside_training import beside_training, without_arguments
 from autotune.request.sources.project_model import model_of_project
+from autotune.request.sources.release_of_script import names_of, of_releases, with_releases
 from autotune.request.sources.server_of_launch import SERVER_ASSUMED
 from autotune.request.sources.unsloth_script import unsloth_settings
 from autotune.request.values import FileChoice, UserFile
 
 LIMIT_OF_PROMPTS = "max_prompt_length"  # of TRL before 1.0
 PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
+HALF_PRECISIONS = ("bf16", "fp16")
 ONE_GPU = ScriptGpus(count=1, stated="its batch does not divide by more")
 ENGINE_SHARE = "vllm_gpu_memory_utilization"
 HELD = (
@@ -76,7 +79,9 @@ def read_training_script(
 
     `is_predicted`: nothing is measured, so that parts which are not here may be replaced.
     """
-    # 1. Inspection of the script, with the model that its tokenizer names if no other is known.
+    # 1. Inspection of the script, with the defaults of its author's releases where nothing is
+    # measured, and with the model that its tokenizer names if no other is known.
+    releases = author_releases("trl", method or "", choice.path) if is_predicted else None
     stand_in = _model_of_text(choice) if is_predicted else None
     look = functools.partial(
         look_at,
@@ -91,24 +96,30 @@ def read_training_script(
         ranks=choice.ranks,
         model=choice.model,
     )
-    script = look(stand_in=stand_in)
+    script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
+    if is_predicted and not script.look.unsloth:
+        by_names = author_releases("trl", script.look.method, choice.path, names_of(script.look))
+        if by_names != releases:
+            releases = by_names
+            script = look(stand_in=stand_in, **of_releases(releases, hardware.count))
     model = _model(script.look, choice.model, stand_in)
     by_tokenizer = _model_of_tokenizer(script.look, model)
     if by_tokenizer is not None:
         model = stand_in = by_tokenizer
-        script = look(stand_in=model)
+        script = look(stand_in=model, **of_releases(releases, hardware.count))
     visible_gpus = _visible_gpus(script.look, hardware)
     if visible_gpus is not None and choice.ranks is None:
-        script = look(stand_in=stand_in, ranks=visible_gpus.count)
+        ranks = visible_gpus.count
+        script = look(stand_in=stand_in, **{"ranks": ranks, **of_releases(releases, ranks)})
     inspection = script.look
     if inspection.unsloth:
-        return _unsloth_file(script, model)
+        return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
 
     # 2. Settings of its trainer.
     trainer = frameworks.trainer("trl", inspection.method)
     config = _config(script, trainer)
     origin = _configuration_place(script)
-    return UserFile(
+    file = UserFile(
         framework="trl",
         method=inspection.method,
         made_model=model,
@@ -120,6 +131,7 @@ def read_training_script(
         script_gpus=ONE_GPU if inspection.is_for_one_gpu else visible_gpus,
         unstated=_unstated(inspection),
     )
+    return with_releases(file, releases, inspection, hardware.count)
 
 
 def _model_of_text(choice: FileChoice) -> Model | None:
@@ -212,7 +224,7 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
 
     # 1. Settings of the trainer's configuration.
     stated: dict[str, object] = {}
-    for name in HELD:
+    for name in (*HELD, *HALF_PRECISIONS):
         if inspection.raw.get(name) is not None:
             stated[name] = inspection.raw[name]
     stated.update(inspection.settings)

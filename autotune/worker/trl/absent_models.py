@@ -39,7 +39,14 @@ DIVIDING = ("auto", "balanced", "balanced_low_0", "sequential")
 class AbsentModels:
     """Configs, tokenizers and models by name."""
 
-    def __init__(self, look_up: ConfigLookup, report: Report) -> None:
+    def __init__(
+        self,
+        look_up: ConfigLookup,
+        report: Report,
+        *,
+        loads_float32: bool = False,
+    ) -> None:
+        self._loads_float32 = loads_float32
         self._look_up = functools.lru_cache(maxsize=None)(look_up)
         self.report = report
         self._folders: dict[str, str] = {}
@@ -137,7 +144,17 @@ class AbsentModels:
             trusts_code = bool(options.get("trust_remote_code"))
             config = AutoConfig.from_pretrained(name, trust_remote_code=trusts_code)
         stated_dtype = options.get("dtype", options.get("torch_dtype"))
+        quantisation = options.get("quantization_config")
+        is_in_4bit = few_bits.is_in_4bit(str(name), quantisation)
+        is_quantised = _is_quantised(options) or is_in_4bit
         dtype = _dtype(stated_dtype, config)
+        if stated_dtype is None and not is_quantised and dtype != torch.float32:
+            name_of_dtype = str(dtype).removeprefix("torch.")
+            if self._loads_float32:
+                self.report("dtype of transformers 4", name_of_dtype)
+                dtype = torch.float32
+            else:
+                self.report("unstated dtype", name_of_dtype)
         is_auto = hasattr(model_class, "from_config")
         build = model_class.from_config if is_auto else model_class._from_config
         try:
@@ -156,19 +173,14 @@ class AbsentModels:
         script_models.note(model, str(name), placement)
         if placement in DIVIDING:
             self.report("divided model", str(placement))
-        quantisation = options.get("quantization_config")
-        is_quantised = False
         for flag in QUANTISED:
-            if options.get(flag) or _flag(quantisation, flag):
+            if _is_on(options, flag):
                 setattr(model, f"is_loaded_in_{flag.removeprefix('load_in_')}", True)
-                is_quantised = True
-        if few_bits.is_in_4bit(str(name), quantisation):
-            model.is_loaded_in_4bit = is_quantised = True
+        if is_in_4bit:
+            model.is_loaded_in_4bit = True
         other_kind = few_bits.other_kind(str(name), quantisation)
         if other_kind is not None:
             self.report("quantisation", other_kind)
-        if stated_dtype is None and dtype != torch.float32 and not is_quantised:
-            self.report("unstated dtype", str(dtype).removeprefix("torch."))
         return model
 
 
@@ -211,6 +223,14 @@ def _of_tokenizer(options: Mapping[str, Any]) -> dict[str, Any]:
     return accepted
 
 
+def _is_quantised(options: Mapping[str, Any]) -> bool:
+    return any(_is_on(options, flag) for flag in QUANTISED)
+
+
+def _is_on(options: Mapping[str, Any], flag: str) -> bool:
+    return bool(options.get(flag)) or _flag(options.get("quantization_config"), flag)
+
+
 def _flag(quantisation: Any, name: str) -> bool:
     if isinstance(quantisation, Mapping):
         return bool(quantisation.get(name))
@@ -234,9 +254,16 @@ Replacements = Iterator[AbstractContextManager[Any]]
 
 
 @all_entered
-def without_weights(look_up: ConfigLookup, report: Report) -> Replacements:
-    """Replace transformers' loaders of configs, tokenizers and models."""
-    absent = AbsentModels(look_up, report)
+def without_weights(
+    look_up: ConfigLookup,
+    report: Report,
+    *,
+    loads_float32: bool = False,
+) -> Replacements:
+    """Replace transformers' loaders of configs, tokenizers and models. `loads_float32`: as in
+    transformers 4, a model without a dtype has that one.
+    """
+    absent = AbsentModels(look_up, report, loads_float32=loads_float32)
     yield from _unneeded_calls(report)
     yield from _loaders(absent)
     yield absent.adapters()

@@ -55,7 +55,11 @@ class AbsentParts:
         fills = bool(request.get("fills"))
         yield absent_data.own_files(is_library, self.report, finds=fills)
         yield absent_data.frames(self.report)
-        yield absent_models.without_weights(_configs_through(channel), self.report)
+        yield absent_models.without_weights(
+            _configs_through(channel),
+            self.report,
+            loads_float32=bool(request.get("loads_float32")),
+        )
         yield absent_packages.placeholders(script, is_library, self.report)
         yield absent_packages.former_names(is_library, self.report)
         yield asked_signatures.of_former_releases(is_library, self.report)

@@ -8,13 +8,15 @@ A request, one line:
      "ranks": n | null, "absent": true, "model": name | null,
      "stand_in": name | null, "fills": false,
      "passed_over": [[file, line, kind of a statement], ...],
+     "defaults": {method: {name: value}}, "loads_float32": bool,
      "former": {"renamed": {former: present}, "removed": [...], "moved": {name: default}},
      "gpus": {"count": n, "name": ..., "capability": [major, minor], "memory_bytes": n} | null}
 
-With `absent`, models are built without weights, and what is not here is replaced: rows, tokenizers,
-packages. `model`, else `stand_in`, and, with `fills`, placeholders stand for arguments that were
-not given (`missing_arguments`). A config is requested by one line, {"config_of": name}, and
-answered by one, the config or null.
+`defaults`: those of a former release; with `loads_float32` it loads a model without a dtype in
+float32. With `absent`, models are built without weights, and what is not here is replaced: rows,
+tokenizers, packages. `model`, else `stand_in`, and, with `fills`, placeholders stand for arguments
+that were not given (`missing_arguments`). A config is requested by one line, {"config_of": name},
+and answered by one, the config or null.
 
 The answer:
 
@@ -56,7 +58,7 @@ from .. import cuda_before_fork, processes
 from ..library_imports import kept_imports
 from ..protocol import Request, Result, decode, encode
 from ..tracing.patching import attribute, swapped
-from . import time_limit
+from . import former_defaults, time_limit
 from .absent_parts import AbsentParts
 from .former_arguments import FormerArguments
 from .script_capture import CapturedTrainer, ScriptFailed, catch, classes_by_method
@@ -139,6 +141,7 @@ def _inspect(request: Request, real: TextIO) -> Result:
     visible = os.environ.get(_VISIBLE)
     try:
         without_vllm()
+        former_defaults.take(request.get("defaults") or {})
         accepted = _accepted_as_on(request.get("device"), request.get("ranks"))
         limit = time_limit.limited(request.get("seconds"))
         with accepted, absent.replaced(request, real), limit:

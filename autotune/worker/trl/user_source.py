@@ -23,8 +23,12 @@ from typing import Any, NamedTuple
 from ..tracing.patching import attribute
 from .later_syntax import before_3_12
 
-NOTEBOOK_COMMAND = re.compile(r"^([ \t]*)[!%][^\n]*", re.MULTILINE)
-"""Command of a notebook, such as `!pip install`, in a file that was exported from it."""
+NOTEBOOK_COMMAND = re.compile(
+    r"^(?P<indentation>[ \t]*)[!%](?:[^\n\\]|\\.)*",
+    re.MULTILINE | re.DOTALL,
+)
+"""Command of a notebook, such as `!pip install`, in a file that was exported from it. A backslash
+before its end continues it on the next line."""
 
 EXITS = frozenset({"exit", "quit", "_exit"})
 MOST_TOLD = 300  # of a check that is told
@@ -54,7 +58,14 @@ def compiled(content: bytes, file: str) -> CodeType:
 
 
 def tree_of(content: bytes, file: str) -> ast.Module:
-    """Parse a file, which may have the syntax of a later Python or commands of a notebook."""
+    """Parse a file, which may have the syntax of a later Python or be a notebook's export."""
+    tree = _parsed(content, file)
+    if any(name in content for name in (b"get_ipython", b"display")):
+        tree = _WithoutNotebook(tree).visit(tree)
+    return tree
+
+
+def _parsed(content: bytes, file: str) -> ast.Module:
     try:
         return ast.parse(content, filename=file)
     except SyntaxError:
@@ -68,11 +79,48 @@ def tree_of(content: bytes, file: str) -> ast.Module:
 
 
 def _without_magic(text: str) -> str:
-    return NOTEBOOK_COMMAND.sub(r"\1pass", text)
+    """Replace the commands of a notebook by nothing. Statements keep their lines."""
+    return NOTEBOOK_COMMAND.sub(_nothing_in_place, text)
+
+
+def _nothing_in_place(command: re.Match[str]) -> str:
+    further_lines = command[0].count("\n")
+    return f"{command['indentation']}pass" + "\n" * further_lines
 
 
 def _without_either(text: str) -> str:
     return before_3_12(_without_magic(text))
+
+
+class _WithoutNotebook(ast.NodeTransformer):
+    """Removes what only a notebook has: `get_ipython().system(...)` and `display(...)`.
+
+    The function `get_ipython` stays unknown: scripts ask by it whether they are in a notebook.
+    """
+
+    def __init__(self, tree: ast.AST) -> None:
+        self._is_defined = any(_defines_display(node) for node in ast.walk(tree))
+
+    def visit_Expr(self, node: ast.Expr) -> ast.stmt:
+        if not isinstance(node.value, ast.Call):
+            return node
+        function = node.value.func
+        is_display = isinstance(function, ast.Name) and function.id == "display"
+        is_of_notebook = is_display and not self._is_defined
+        if is_of_notebook or _is_of_ipython(function):
+            return ast.copy_location(ast.Pass(), node)
+        return node
+
+
+def _is_of_ipython(function: ast.expr) -> bool:
+    owner = getattr(function, "value", None)
+    return isinstance(owner, ast.Call) and getattr(owner.func, "id", None) == "get_ipython"
+
+
+def _defines_display(node: ast.AST) -> bool:
+    if isinstance(node, ast.alias):
+        return "display" in (node.name, node.asname)
+    return isinstance(node, ast.FunctionDef) and node.name == "display"
 
 
 class _WithoutChecks(ast.NodeTransformer):

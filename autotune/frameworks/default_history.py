@@ -1,0 +1,155 @@
+"""Defaults of a framework's releases: those that decide memory, where they ever changed.
+
+`.ci/list_default_history.py` writes `default_histories/NAME.json` from the releases' own sources. A
+release is named by its first two numbers, "0.14". A value is that of the last listed release that
+is not above the one in question.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from functools import cache
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+from autotune.core.space import KnobValue
+
+ANY_METHOD = "any"
+HISTORIES = Path(__file__).with_name("default_histories")
+
+Value = TypeVar("Value")
+Minor = tuple[int, int]
+"""First two numbers of a release, which can be compared."""
+
+
+class MethodHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of one method through the releases."""
+
+    # Setting -> its defaults, each from a release on; None: none that can be stated
+    defaults: dict[str, tuple[tuple[str, KnobValue], ...]]
+    # Name -> first and last release that has it; names that all releases have are left out
+    names: dict[str, tuple[str, str]]
+    # Setting -> last release whose former default holds for several GPUs alone
+    apart_by_gpus: dict[str, str] = {}
+    # Setting -> the setting that multiplies it, and the last release in which it does
+    units: dict[str, tuple[str, str]] = {}
+
+
+class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Releases of one package, the oldest first."""
+
+    package: str
+    releases: tuple[str, ...]
+    # Other package -> its release at the time, from a release of this one on
+    contemporaries: dict[str, tuple[tuple[str, str], ...]] = {}
+    # Other package -> its least release, from a release of this one on
+    least: dict[str, tuple[tuple[str, str], ...]] = {}
+    methods: dict[str, MethodHistory]
+
+    @property
+    def newest(self) -> str:
+        return self.releases[-1]
+
+    def method(self, name: str) -> MethodHistory | None:
+        """Return the history of a method; None: the package has none."""
+        return self.methods.get(name) or self.methods.get(ANY_METHOD)
+
+    def defaults(self, method: str, release: str) -> dict[str, KnobValue]:
+        """Return the defaults of a release; the first listed one's for those before it."""
+        history = self.method(method)
+        if history is None:
+            return {}
+        values: dict[str, KnobValue] = {}
+        for name, rows in history.defaults.items():
+            values[name] = _row_at(rows, release)
+        return values
+
+    def former_defaults(
+        self,
+        method: str,
+        release: str,
+        gpus: int,
+    ) -> dict[str, KnobValue]:
+        """Return the defaults of a release that the newest one does not have."""
+        history = self.method(method)
+        apart = {} if history is None else history.apart_by_gpus
+        newest = self.defaults(method, self.newest)
+        former: dict[str, KnobValue] = {}
+        for name, value in self.defaults(method, release).items():
+            is_for_several = name in apart and not is_before(apart[name], release)
+            if gpus == 1 and is_for_several:
+                continue
+            if value is not None and value != newest[name]:
+                former[name] = value
+        return former
+
+    def of_other(self, package: str, release: str) -> str | None:
+        """Return the release of another package at the time of this one; None: not listed."""
+        rows = self.contemporaries.get(package)
+        return None if rows is None else _row_at(rows, release)
+
+    def newest_with(
+        self,
+        method: str,
+        names: Collection[str],
+        companions: Mapping[str, str],
+    ) -> tuple[str, tuple[str, ...]] | None:
+        """Return the newest release that has all names, and that installs with the releases of
+        `companions`, with the names that the next one lacks; None: it is the newest of all, or none
+        has them all.
+        """
+        history = self.method(method)
+        if history is None:
+            return None
+        spans = {name: history.names[name] for name in names if name in history.names}
+        for release in reversed(self.releases):
+            if self._has(release, spans) and self._installs_with(release, companions):
+                if release == self.newest:
+                    return None
+                ended = [name for name in spans if minor(spans[name][1]) == minor(release)]
+                return release, tuple(sorted(ended))
+        return None
+
+    def _has(self, release: str, spans: Mapping[str, tuple[str, str]]) -> bool:
+        for first, last in spans.values():
+            if is_before(release, first) or is_before(last, release):
+                return False
+        return True
+
+    def _installs_with(self, release: str, companions: Mapping[str, str]) -> bool:
+        for package, rows in self.least.items():
+            if package in companions and is_before(companions[package], _row_at(rows, release)):
+                return False
+        return True
+
+
+def minor(release: str) -> Minor:
+    """Return the first two numbers of a release."""
+    first, _, remainder = release.partition(".")
+    second, _, _ = remainder.partition(".")
+    return int(first), int(second or 0)
+
+
+def is_before(release: str, limit: str) -> bool:
+    """Return True for a release of an earlier minor version."""
+    return minor(release) < minor(limit)
+
+
+def _row_at(rows: tuple[tuple[str, Value], ...], release: str) -> Value:
+    """Return the value of the last row that is not after the release; else the first one's."""
+    value = rows[0][1]
+    for first, of_row in rows:
+        if not is_before(release, first):
+            value = of_row
+    return value
+
+
+@cache
+def default_history(name: str) -> DefaultHistory | None:
+    """Return the releases of a framework or package; None: its defaults are not listed."""
+    file = HISTORIES / f"{name}.json"
+    if not file.is_file():
+        return None
+    return msgspec.json.decode(file.read_bytes(), type=DefaultHistory)

@@ -1,0 +1,213 @@
+"""Defaults of the author's releases, where a launch states nothing.
+
+A prediction takes them, as if they were written in the launch. A run on GPUs that are here measures
+the installed release, keeps its defaults, and says what differs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+
+from autotune.core.job import Hardware
+from autotune.core.space import KnobValue, setting_text
+from autotune.frameworks.base import Trainer
+from autotune.frameworks.default_history import MethodHistory, default_history, is_before
+from autotune.frameworks.trl.former_keys import ENGINES_GPU, former_keys
+from autotune.request.origins import Origin, Source
+from autotune.request.sources.author_release import AuthorRelease, AuthorReleases
+from autotune.request.sources.server_of_launch import SERVER_ASSUMED
+from autotune.request.values import UserFile
+
+BF16 = "bf16"
+ENGINE_MODE = "vllm_mode"
+LAUNCHED_PRECISIONS = (BF16, "fp16")
+
+
+def with_author_releases(
+    file: UserFile,
+    trainer: Trainer,
+    releases: AuthorReleases | None,
+    hardware: Hardware,
+) -> UserFile:
+    """Return the file with its author's releases, and their defaults of what it does not state.
+
+    A training script has both already: it is inspected with them.
+    """
+    if releases is None:
+        return file
+    defaults = {}
+    stated = file.config.settings
+    fields = trainer.fields()
+    former_defaults = releases.former_defaults(trainer.method, hardware.count)
+    for name, value in former_defaults.items():
+        is_unstated = name in fields and name not in stated
+        if is_unstated and value != fields[name].default:
+            defaults[name] = value
+    return replace(
+        file,
+        releases=releases,
+        release_defaults=defaults,
+    )
+
+
+def _method_history(trainer: Trainer) -> MethodHistory | None:
+    history = default_history(trainer.name)
+    if history is None:
+        return None
+    return history.method(trainer.method)
+
+
+# Settings.
+
+
+def with_former_settings(
+    file: UserFile,
+    trainer: Trainer,
+) -> UserFile:
+    """Return the file as if it stated its author's defaults, in the units of the newest release."""
+    if file.releases is None:
+        return file
+    defaults = dict(file.release_defaults)
+    precision = file.config.mixed_precision
+    if BF16 in defaults and precision in LAUNCHED_PRECISIONS:
+        # The launcher's precision counts where the trainer has none.
+        del defaults[BF16]
+        defaults[precision] = True
+    settings = {**defaults, **file.config.settings}
+    origins = dict(file.origins)
+    for name in defaults.keys() - file.config.settings.keys():
+        release = file.releases.release_of(name)
+        origins[name] = Origin(
+            source=Source.FILE_DEFAULT,
+            place=release.place,
+            line=release.line,
+            release=f"{release.package} {release.version}",
+        )
+    assumed = tuple(_with_former_values(file.config.assumed, settings, defaults))
+    unit = _former_unit(settings, file.releases, trainer)
+    if unit is not None:
+        settings[unit.name] = unit.rows
+        assumed = (str(unit), *assumed)
+    config = replace(
+        file.config,
+        settings=settings,
+        assumed=assumed,
+    )
+    return replace(
+        file,
+        config=config,
+        origins=origins,
+        release_defaults=defaults,
+    )
+
+
+def _with_former_values(
+    sentences: Iterable[str],
+    settings: Mapping[str, KnobValue],
+    defaults: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield the sentences, without those of the newest release's defaults that are not taken."""
+    for sentence in sentences:
+        name, _, remainder = sentence.partition("=")
+        if name in defaults and ", TRL's default, where" in remainder:
+            continue
+        if (
+            sentence == former_keys().deciding[ENGINES_GPU]
+            and settings.get(ENGINE_MODE) == "server"
+        ):
+            continue
+        if name in defaults and "(the default of" in remainder:
+            _, _, reason = remainder.partition(" (")
+            sentence = f"{name}={setting_text(defaults[name])} ({reason}"
+        yield sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class _FormerUnit:
+    """Setting that counts something larger in the author's release: prompts, in TRL 0.14."""
+
+    release: AuthorRelease
+    name: str
+    value: int
+    multiplier: str  # setting with the factor
+    factor: int
+
+    @property
+    def rows(self) -> int:
+        return self.value * self.factor
+
+    def __str__(self) -> str:
+        return (
+            f"{self.name}={self.rows}, because {self.release.package} {self.release.version} has"
+            f" {self.value} x {self.multiplier} ({self.factor}) rows in it"
+        )
+
+
+def _former_unit(
+    settings: Mapping[str, KnobValue],
+    releases: AuthorReleases,
+    trainer: Trainer,
+) -> _FormerUnit | None:
+    history = _method_history(trainer)
+    release = releases.of_framework
+    if history is None or release is None:
+        return None
+    for name, (multiplier, last_release) in history.units.items():
+        value = settings.get(name)
+        factor = settings.get(multiplier, trainer.fields()[multiplier].default)
+        is_former = not is_before(last_release, release.version)
+        if is_former and isinstance(value, int) and isinstance(factor, int):
+            return _FormerUnit(
+                release=release,
+                name=name,
+                value=value,
+                multiplier=multiplier,
+                factor=factor,
+            )
+    return None
+
+
+# Sentences.
+
+
+def about_releases(
+    file: UserFile,
+    settings: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield what was taken from the author's releases. `settings`: those of the candidate, which
+    have an effect.
+    """
+    if file.releases is None:
+        return
+    by_release: dict[AuthorRelease, list[str]] = {}
+    for name in file.release_defaults:
+        value = file.config.settings[name]
+        if name in settings and settings[name] == value:
+            release = file.releases.release_of(name)
+            by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
+    for release, listed in by_release.items():
+        yield f"{release.reason}: its defaults are taken, {', '.join(listed)}"
+    if settings.get(ENGINE_MODE) == "server" and ENGINE_MODE in file.release_defaults:
+        is_said = SERVER_ASSUMED in file.config.assumed
+        if not is_said and "server_gpus" not in file.config.settings:
+            yield SERVER_ASSUMED
+
+
+def kept_defaults(
+    file: UserFile,
+    settings: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield what the author's releases would train otherwise than the installed one."""
+    if file.releases is None:
+        return
+    by_release: dict[AuthorRelease, list[str]] = {}
+    for name, value in file.release_defaults.items():
+        if name in settings and settings[name] != value:
+            release = file.releases.release_of(name)
+            by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
+    for release, listed in by_release.items():
+        yield (
+            f"{release.reason}, whose defaults are {', '.join(listed)}: those of the installed"
+            " release are measured"
+        )

@@ -1,0 +1,232 @@
+"""Releases with which the author of a launch trains, where they are not the newest ones.
+
+A release that the project asks for counts. Else it is the newest one that has every name of the
+launch: a key that TRL 0.28 removed says that the file is of an earlier release. transformers is the
+one that the project asks for, else the one that has all names, else the one of the framework's
+time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from autotune.core.space import KnobValue
+from autotune.frameworks.default_history import (
+    ANY_METHOD,
+    DefaultHistory,
+    default_history,
+    is_before,
+)
+from autotune.request.sources.pinned_releases import pinned_release
+
+TRANSFORMERS = "transformers"
+LOADS_FLOAT32 = "5.0"
+"""transformers before this release loads a model without a dtype in float32."""
+
+MOST_NAMES = 3  # of one sentence
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorRelease:
+    """Release of a package, and what states it."""
+
+    package: str
+    version: str
+    reason: str  # beginning of a sentence: `requirements.txt, line 3 asks for trl==0.14.0`
+    place: str  # file; a launch whose names decide it
+    line: int | None = None
+    is_stated: bool = False  # by the project; else its names decide it
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuthorReleases:
+    """Releases of a launch; None: the newest one, which is modelled."""
+
+    framework: str  # name of its history
+    of_framework: AuthorRelease | None
+    transformers: AuthorRelease | None
+
+    def former_defaults(
+        self,
+        method: str,
+        gpus: int,
+    ) -> dict[str, KnobValue]:
+        """Return the defaults of the author's releases that the newest ones do not have."""
+        defaults: dict[str, KnobValue] = {}
+        if self.of_framework is not None:
+            release = self.of_framework.version
+            defaults.update(_history(self.framework).former_defaults(method, release, gpus))
+        if self.transformers is not None:
+            history = _history(TRANSFORMERS)
+            of_framework = _history(self.framework)
+            newest = of_framework.defaults(method, of_framework.newest)
+            former = history.defaults(method, self.transformers.version)
+            for name, value in former.items():
+                defaults.pop(name, None)
+                if name in newest and value != newest[name]:
+                    defaults[name] = value
+        return defaults
+
+    def inherited(self, names: Iterable[str]) -> list[str]:
+        """Return those of the settings that are transformers' own."""
+        of_transformers = _history(TRANSFORMERS).method(ANY_METHOD)
+        assert of_transformers is not None
+        return [name for name in names if name in of_transformers.defaults]
+
+    def release_of(self, name: str) -> AuthorRelease:
+        """Return the release that has the default of a setting."""
+        if self.transformers is not None and self.inherited([name]):
+            return self.transformers
+        assert self.of_framework is not None
+        return self.of_framework
+
+    @property
+    def loads_float32(self) -> bool:
+        """Return True if a model without a dtype is loaded in float32."""
+        release = self.transformers_release
+        return release is not None and is_before(release, LOADS_FLOAT32)
+
+    @property
+    def transformers_release(self) -> str | None:
+        """Return the release of transformers, also that of the framework's time; None: newest."""
+        if self.transformers is not None:
+            return self.transformers.version
+        if self.of_framework is None:
+            return None
+        return _history(self.framework).of_other(TRANSFORMERS, self.of_framework.version)
+
+    @property
+    def reason_of_transformers(self) -> str:
+        """Return the beginning of a sentence about transformers."""
+        if self.transformers is not None:
+            return self.transformers.reason
+        assert self.of_framework is not None
+        return (
+            f"{self.of_framework.reason}, of the time of {TRANSFORMERS} {self.transformers_release}"
+        )
+
+
+def author_releases(
+    framework: str,
+    method: str,
+    launch: str,
+    names: Collection[str] = (),
+) -> AuthorReleases | None:
+    """Return the releases of a launch. None: its framework's former releases are not listed.
+
+    `names`: those of its settings as written, and `SFTTrainer.tokenizer` for arguments.
+    """
+    history = default_history(framework)
+    if history is None:
+        return None
+
+    # 1. transformers, by the project or by its names.
+    transformers = _stated(_history(TRANSFORMERS), launch)
+    if transformers is None:
+        transformers = _by_names(
+            _history(TRANSFORMERS),
+            method,
+            launch,
+            names,
+            {},
+        )
+
+    # 2. The framework, which has to install with it.
+    of_framework = _stated(history, launch)
+    if of_framework is None:
+        companions = {}
+        if transformers is not None:
+            companions[TRANSFORMERS] = transformers.version
+        of_framework = _by_names(
+            history,
+            method,
+            launch,
+            names,
+            companions,
+        )
+
+    # 3. Names alone leave room for a transformers that came later than the framework's release.
+    if transformers is not None and of_framework is not None and not transformers.is_stated:
+        at_its_time = history.of_other(TRANSFORMERS, of_framework.version)
+        if at_its_time is not None and is_before(at_its_time, transformers.version):
+            transformers = None
+    return AuthorReleases(
+        framework=framework,
+        of_framework=_unless_newest(of_framework, history),
+        transformers=transformers,
+    )
+
+
+def _history(package: str) -> DefaultHistory:
+    history = default_history(package)
+    assert history is not None
+    return history
+
+
+def _stated(
+    history: DefaultHistory,
+    launch: str,
+) -> AuthorRelease | None:
+    pin = pinned_release(
+        Path(launch),
+        history.package,
+        history.releases,
+    )
+    if pin is None:
+        return None
+    return AuthorRelease(
+        package=history.package,
+        version=pin.version,
+        reason=f"{pin.place}, line {pin.line}, asks for {pin.requirement}",
+        place=pin.place,
+        line=pin.line,
+        is_stated=True,
+    )
+
+
+def _by_names(
+    history: DefaultHistory,
+    method: str,
+    launch: str,
+    names: Collection[str],
+    companions: Mapping[str, str],
+) -> AuthorRelease | None:
+    newest = history.newest_with(method, names, companions)
+    if newest is None:
+        return None
+    version, removed = newest
+    if removed:
+        last = ".".join(version.split(".")[:2])
+        reason = f"{launch} has {_listed(removed)}, which {history.package} has up to {last}"
+    else:
+        companion = next(iter(companions))
+        reason = (
+            f"{history.package} {version} is the newest for {companion} {companions[companion]}"
+        )
+    return AuthorRelease(
+        package=history.package,
+        version=version,
+        reason=reason,
+        place=launch,
+    )
+
+
+def _listed(names: Sequence[str]) -> str:
+    """Return the first of several names: `vllm_device, tokenizer of SFTTrainer`."""
+    texts = []
+    for name in names[:MOST_NAMES]:
+        owner, _, argument = name.rpartition(".")
+        is_argument = owner.endswith("Trainer")
+        texts.append(f"{argument} of {owner}" if is_argument else name)
+    return ", ".join(texts)
+
+
+def _unless_newest(
+    release: AuthorRelease | None,
+    history: DefaultHistory,
+) -> AuthorRelease | None:
+    if release is None or not is_before(release.version, history.newest):
+        return None
+    return release

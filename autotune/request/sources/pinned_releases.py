@@ -1,0 +1,238 @@
+"""Releases that a project asks for: in its requirements, its package's own files, its README.
+
+The launch itself counts before the files of its folder, and these before those of the folders above
+it, up to the project's root. `==`, `~=`, `<` and a tag of git state a release; a lower bound does
+not, because pip takes the newest one. Nothing is executed.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from autotune.core.errors import AutotuneError
+from autotune.core.files import read_text
+from autotune.core.units import KIB
+
+PROJECT_DEPTH = 6
+MOST_REQUIREMENT_BYTES = 512 * KIB
+LOCK_BYTES = 8 * 1024 * KIB
+
+PINNING_FILES = (
+    "*requirements*.txt",
+    "requirements/*.txt",
+    "setup.py",
+    "setup.cfg",
+    "pyproject.toml",
+    "environment*.y*ml",
+    "conda*.y*ml",
+    "Pipfile",
+    "uv.lock",
+    "poetry.lock",
+    "Pipfile.lock",
+    "Dockerfile*",
+    "docker/Dockerfile*",
+    "*install*.sh",
+    "*setup*.sh",
+    "README*",
+    "INSTALL*",
+)
+"""Files of a folder in which a release is looked for, in this order."""
+
+COMPARISON = r"(?:===|==|~=|!=|<=|>=|<|>)"
+RELEASE_NUMBER = r"v?\d[\w.*+!-]*"
+STATES_RELEASE = ("===", "==", "~=", "<=", "<")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PinnedRelease:
+    """Release that a file of the project asks for."""
+
+    version: str  # newest of the listed releases that it allows
+    requirement: str  # as written: `trl==0.14.0`
+    place: str
+    line: int
+
+
+def pinned_release(
+    launch: Path,
+    package: str,
+    listed: Sequence[str],
+) -> PinnedRelease | None:
+    """Return the release of a package that the launch's project asks for; None: any.
+
+    `listed`: known releases, the newest of each minor version.
+    """
+    for file in _files(launch):
+        for line, requirement, specifiers in _requirements(file, package):
+            version = _newest_allowed(specifiers, listed)
+            if version is not None:
+                return PinnedRelease(
+                    version=version,
+                    requirement=requirement,
+                    place=os.path.relpath(file),
+                    line=line,
+                )
+    return None
+
+
+def _files(launch: Path) -> Iterator[Path]:
+    """Yield the launch and the files of its folder, and of those above it in its project."""
+    launch = Path.cwd() / launch
+    if launch.is_file():
+        yield launch
+    for folder in _folders(launch):
+        for pattern in PINNING_FILES:
+            yield from sorted(folder.glob(pattern))
+
+
+def _folders(launch: Path) -> list[Path]:
+    """Return the launch's folder and those above it as far as this one, or the root of a git
+    repository. Above a launch outside of both is nothing of its project.
+    """
+    folders = []
+    for folder in (launch.parent, *launch.parent.parents[:PROJECT_DEPTH]):
+        folders.append(folder)
+        if folder == Path.cwd() or (folder / ".git").exists():
+            return folders
+    return folders[:1]
+
+
+def _requirements(
+    file: Path,
+    package: str,
+) -> Iterator[tuple[int, str, str]]:
+    """Yield line, text and specifiers of each requirement of the package in a file."""
+    text = _text_of(file)
+    if package.lower() not in text.lower().replace("_", "-"):
+        return
+    name = file.name.lower()
+    for pattern in _patterns(package):
+        if pattern.files and not name.endswith(pattern.files):
+            continue
+        for match in pattern.text.finditer(text):
+            line_start = text.rfind("\n", 0, match.start()) + 1
+            is_comment = text[line_start : match.start()].lstrip().startswith("#")
+            if is_comment and not name.endswith((".py", ".sh")):
+                continue
+            line = text.count("\n", 0, match.start("version")) + 1
+            requirement = match[0].strip().splitlines()[-1].strip(" -\"'")
+            yield line, requirement, pattern.operator + match["version"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Pattern:
+    """Way to write a requirement."""
+
+    text: re.Pattern[str]
+    operator: str = ""  # before the version, which has none of its own
+    files: tuple[str, ...] = ()  # ends of the names of its files; empty: any
+
+
+@cache
+def _patterns(package: str) -> tuple[_Pattern, ...]:
+    name = re.escape(package).replace(r"\-", "[-_.]")
+    flags = re.IGNORECASE | re.MULTILINE
+    extras = r"\s*(?:\[[^\]\n]*\])?"
+    bounds = (
+        rf"(?P<version>{COMPARISON}\s*{RELEASE_NUMBER}(?:\s*,\s*{COMPARISON}\s*{RELEASE_NUMBER})*)"
+    )
+    return (
+        # Of pip and of a package: `trl[vllm]>=0.14,<0.16`.
+        _Pattern(text=re.compile(rf"(?<![\w./@-]){name}{extras}\s*\(?{bounds}", flags)),
+        # A tag of git: `git+https://github.com/huggingface/trl.git@v0.14.0`.
+        _Pattern(
+            text=re.compile(rf"/{name}(?:\.git)?@v?(?P<version>\d+(?:\.\d+)+)", flags),
+            operator="==",
+        ),
+        # Of Poetry and Pipfile: `trl = "^0.14"`, `trl = {{version = "0.14.0"}}`.
+        _Pattern(
+            text=re.compile(
+                rf"^\s*[\"']?{name}[\"']?\s*=\s*(?:\{{[^}}\n]*version\s*=\s*)?"
+                r"[\"'](?P<version>[\^~=<>!\d][^\"'\n]*)",
+                flags,
+            ),
+            files=(".toml", "pipfile"),
+        ),
+        # Of conda: `- trl=0.14.0`.
+        _Pattern(
+            text=re.compile(rf"^\s*-\s*[\"']?{name}\s*=\s*(?P<version>\d[\w.*]*)", flags),
+            operator="==",
+            files=(".yml", ".yaml"),
+        ),
+        # Of files that lock releases.
+        _Pattern(
+            text=re.compile(rf"^name = \"{name}\"\nversion = \"(?P<version>[^\"\n]+)", flags),
+            operator="==",
+            files=(".lock",),
+        ),
+        _Pattern(
+            text=re.compile(
+                rf"\"{name}\": \{{[^}}]*?\"version\": \"(?P<version>==[^\"\n]+)", flags
+            ),
+            files=(".lock",),
+        ),
+    )
+
+
+def _newest_allowed(
+    text: str,
+    listed: Sequence[str],
+) -> str | None:
+    """Return the newest release that the specifiers allow, the oldest listed one if they allow none
+    of them; None: they have no upper bound.
+    """
+    from packaging.specifiers import InvalidSpecifier, SpecifierSet
+    from packaging.version import InvalidVersion, Version
+
+    try:
+        specifiers = SpecifierSet(_as_pip(text))
+    except (InvalidSpecifier, InvalidVersion):
+        return None
+    operators = {specifier.operator for specifier in specifiers}
+    if operators.isdisjoint(STATES_RELEASE):
+        return None
+    for specifier in specifiers:
+        is_exact = specifier.operator in ("==", "===")
+        if is_exact and not specifier.version.endswith(".*"):
+            try:
+                version = Version(specifier.version)
+            except InvalidVersion:
+                return None
+            return f"{version.major}.{version.minor}.{version.micro}"
+    for newest in reversed(listed):
+        version = Version(newest)
+        for patch in range(version.micro, -1, -1):
+            release = f"{version.major}.{version.minor}.{patch}"
+            if specifiers.contains(release):
+                return release
+    return listed[0]
+
+
+CARET_OR_TILDE = re.compile(r"^\s*([\^~])(?!=)\s*(\d+)(?:\.(\d+))?(?:\.(\d+))?")
+
+
+def _as_pip(text: str) -> str:
+    """Return Poetry's `^0.14` and `~0.14` as pip's, and a bare version as that one."""
+    match = CARET_OR_TILDE.match(text)
+    if match is None:
+        return f"=={text}" if text[:1].isdigit() else text
+    kind, major, second, _ = match.groups()
+    stated = match[0].strip().lstrip("^~ ")
+    is_within_minor = second is not None and (kind == "~" or major == "0")
+    limit = f"{int(major) + 1}"
+    if is_within_minor:
+        limit = f"{major}.{int(second) + 1}"
+    return f">={stated},<{limit}"
+
+
+def _text_of(file: Path) -> str:
+    largest = LOCK_BYTES if file.suffix == ".lock" else MOST_REQUIREMENT_BYTES
+    try:
+        return read_text(file, largest_bytes=largest, way_out="")
+    except AutotuneError:
+        return ""

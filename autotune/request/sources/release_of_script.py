@@ -1,0 +1,127 @@
+"""Defaults of its author's releases in a training script: it is inspected with them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from autotune.core.user_script import CallSite, ScriptInspection
+from autotune.frameworks.default_history import default_history
+from autotune.frameworks.trl.former_keys import former_keys
+from autotune.request.sources.author_release import TRANSFORMERS, AuthorReleases
+from autotune.request.values import UserFile
+
+HISTORY = "trl"
+
+
+def of_releases(
+    releases: AuthorReleases | None,
+    gpus: int,
+) -> dict[str, Any]:
+    """Return what an inspection takes from the releases: defaults by method, and the precision of
+    a model without a dtype.
+    """
+    history = default_history(HISTORY)
+    if releases is None or history is None:
+        return {}
+    defaults: dict[str, Mapping[str, Any]] = {}
+    for method in history.methods:
+        values = releases.former_defaults(method, gpus)
+        if values:
+            defaults[method] = values
+        inherited = {name: values[name] for name in releases.inherited(values)}
+        if inherited:
+            defaults[TRANSFORMERS] = inherited
+    return {
+        "defaults": defaults,
+        "loads_float32": releases.loads_float32,
+    }
+
+
+def names_of(inspection: ScriptInspection) -> frozenset[str]:
+    """Return the names that a script gives to its configuration and its trainer: an argument of a
+    trainer as `SFTTrainer.tokenizer`.
+    """
+    names = set(_keywords(inspection.config_place))
+    for name in _keywords(inspection.trainer_place):
+        names.add(f"{inspection.trainer}.{name}")
+    for name in inspection.former:
+        if f"{inspection.trainer}.{name}" not in names:
+            names.add(name)
+    return frozenset(names)
+
+
+def with_releases(
+    file: UserFile,
+    releases: AuthorReleases | None,
+    inspection: ScriptInspection,
+    gpus: int,
+) -> UserFile:
+    """Return the file, whose settings at a default of the releases are theirs, not the script's."""
+    if releases is None:
+        return file
+    stated = _stated_names(inspection)
+    settings = dict(file.config.settings)
+    defaults = {}
+    for name, value in releases.former_defaults(inspection.method, gpus).items():
+        if name in settings and name not in stated and settings[name] == value:
+            defaults[name] = settings.pop(name)
+    assumed = file.config.assumed
+    for dtype in inspection.absent.get("dtype of transformers 4", ()):
+        sentence = (
+            f"{releases.reason_of_transformers}: it loads a model without a dtype in float32, not"
+            f" in its checkpoint's {dtype}"
+        )
+        assumed = (sentence, *assumed)
+    config = replace(
+        file.config,
+        settings=settings,
+        assumed=assumed,
+    )
+    return replace(
+        file,
+        config=config,
+        releases=releases,
+        release_defaults=defaults,
+    )
+
+
+def _stated_names(inspection: ScriptInspection) -> set[str]:
+    """Return the present names of the settings that the script gives itself."""
+    former = former_keys()
+    stated = {*inspection.changed, *inspection.expanded, *inspection.former}
+    stated.update(_keywords(inspection.config_place))
+    present_names = set()
+    for name in stated:
+        present_names.add(former.renamed.get(name, name))
+    return stated | present_names
+
+
+def _keywords(place: CallSite | None) -> Iterator[str]:
+    """Yield the names of the arguments of a call in the user's own source."""
+    if place is None or place.maker is not None:
+        return
+    try:
+        tree = ast.parse(Path(place.file).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Call) and _is_at(node, place):
+            for keyword in node.keywords:
+                if keyword.arg is not None:
+                    yield keyword.arg
+
+
+def _is_at(call: ast.Call, place: CallSite) -> bool:
+    if place.span is None:
+        return call.lineno == place.line
+    position = (
+        call.lineno,
+        call.end_lineno,
+        call.col_offset,
+        call.end_col_offset,
+    )
+    return position == place.span
