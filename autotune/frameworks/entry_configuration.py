@@ -15,7 +15,7 @@ from autotune.core.files import read_text
 from autotune.core.units import MIB
 from autotune.core.user_script import LaunchScript
 
-PACKAGE = "pkg://"
+OF_PACKAGE = "pkg://"
 
 
 def entry_configuration(launch: LaunchScript, roots: list[Path]) -> Path | None:
@@ -43,8 +43,8 @@ def _named_by(module_file: Path, root: Path) -> Path | None:
     folder = options.get("config_path")
     if not name or folder is None:
         return None
-    if folder.startswith(PACKAGE):
-        base = root / folder.removeprefix(PACKAGE).replace(".", "/")
+    if folder.startswith(OF_PACKAGE):
+        base = root / folder.removeprefix(OF_PACKAGE).replace(".", "/")
     else:
         base = module_file.parent / folder
     path = base / f"{name.removesuffix('.yaml')}.yaml"

@@ -109,8 +109,8 @@ def read_training_script(
         script = look(stand_in=model, **of_releases(releases, hardware.count))
     visible_gpus = _visible_gpus(script.look, hardware)
     if visible_gpus is not None and choice.ranks is None:
-        defaults = of_releases(releases, visible_gpus.count)
-        script = look(stand_in=stand_in, ranks=visible_gpus.count, **defaults)
+        ranks = visible_gpus.count
+        script = look(stand_in=stand_in, **{"ranks": ranks, **of_releases(releases, ranks)})
     inspection = script.look
     if inspection.unsloth:
         return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
