@@ -103,11 +103,11 @@ def _disabled(keys: Sequence[AuthorKey]) -> Iterator[tuple[AuthorKey, str]]:
         if not key.is_off:
             continue
         block = key.place.removesuffix(key.name)
-        others = SWITCH_OF_OTHERS.fullmatch(key.name)
+        switched = SWITCH_OF_OTHERS.fullmatch(key.name)
         if block and SWITCH_OF_BLOCK.fullmatch(key.name):
             yield key, block
-        elif others is not None:
-            yield key, block + (others["behind"] or others["before"])
+        elif switched is not None:
+            yield key, block + (switched["behind"] or switched["before"])
 
 
 def _is_behind(key: AuthorKey, switch: AuthorKey, prefix: str) -> bool:
