@@ -88,8 +88,8 @@ def _files(launch: LaunchScript, place: ConfigFolder) -> Iterator[Path]:
         yield config_file
 
 
-def _is_same(file: Path, other: Path | None) -> bool:
-    return other is not None and file.resolve() == other.resolve()
+def _is_same(file: Path, base: Path | None) -> bool:
+    return base is not None and file.resolve() == base.resolve()
 
 
 def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:

@@ -95,7 +95,9 @@ def _set_options(
     if name == "pipefail":
         shell.stops_at_failed_pipes = is_on
     if "f" in option or name == "noglob":
-        shell.options = shell.options | {"noglob"} if is_on else shell.options - {"noglob"}
+        shell.options -= {"noglob"}
+        if is_on:
+            shell.options |= {"noglob"}
 
 
 def _change_folder(

@@ -168,8 +168,10 @@ class TextRunner(ShellState):
                     status = part_status
                 self.received = Received("".join(own_output))
             self.printed = printed
-            is_here = "lastpipe" in self.options
-            last_status = parts[-1]() if is_here else self.in_subshell(parts[-1])
+            run_last = self.in_subshell
+            if "lastpipe" in self.options:
+                run_last = _here
+            last_status = run_last(parts[-1])
         finally:
             self.received, self.printed = received, printed
         return last_status if status is True else status
@@ -184,6 +186,10 @@ class TextRunner(ShellState):
             return lambda collected: moved_to(collected, line, end)
         lines = self.source.text.count("\n", 0, offset)
         return lambda collected: _shifted(collected, lines, offset)
+
+
+def _here(run: Callable[[], Truth]) -> Truth:
+    return run()
 
 
 def _shifted(

@@ -93,7 +93,7 @@ class OtherCommands(TextRunner):
             )
             self.commands.append(command)
         if name == "touch":
-            self.made |= {word.text for word in start.command_words[1:]}
+            self.touched_files |= {word.text for word in start.command_words[1:]}
         if self.printed is not None or name in CHANGE_FILES:
             arguments = [word.text for word in start.command_words[1:]]
             self.emit(printed_by(self, name, arguments, certain))

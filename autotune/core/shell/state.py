@@ -125,7 +125,7 @@ class ShellState:
     sourced: int = 0  # files of `source` around the present statement
     options: frozenset[str] = frozenset()  # of `shopt -s`, and `noglob` of `set -f`
     aliases: dict[str, str] = field(default_factory=dict)
-    made: frozenset[str] = frozenset()  # files that `touch` makes
+    touched_files: frozenset[str] = frozenset()  # files that `touch` makes
     exit_trap: str = ""  # commands of `trap ... EXIT`
     stops_at_failures: bool = False  # `set -e`
     stops_at_failed_pipes: bool = False  # `set -o pipefail`
@@ -174,12 +174,12 @@ class ShellState:
         """Return the names of files that a pattern means, as a script in this folder has them."""
         if not self.reads_files or not self.folder or "noglob" in self.options:
             return []
-        is_made = any(fnmatch.fnmatch(name, pattern) for name in self.made)
+        is_touched = any(fnmatch.fnmatch(name, pattern) for name in self.touched_files)
         is_other = {"nocaseglob", "failglob"} & self.options or (
             "dotglob" in self.options and not pattern.startswith(".")
         )
         is_recursive = "globstar" in self.options and "**" in pattern
-        if is_made or is_other or is_recursive:
+        if is_touched or is_other or is_recursive:
             return [UNKNOWN]
         return names_matching(self.folder, pattern)
 

@@ -128,7 +128,7 @@ class ShellVariables:
         names = list(names_in(expanded))
 
         def read(name: str) -> ShellNumber:
-            marked = self._element_text(name) if "[" in name else self.marked(name)
+            marked = self._element_text(name)
             names.extend(names_in(marked))
             return _number_in(plain(marked))
 
@@ -152,7 +152,9 @@ class ShellVariables:
 
     def _element_text(self, element: str) -> str:
         """Return the item of an array, as `A[i]` has it in arithmetic."""
-        name, _, subscript = element.removesuffix("]").partition("[")
+        name, is_item, subscript = element.removesuffix("]").partition("[")
+        if not is_item:
+            return self.marked(name)
         value = self.variables.get(name, "")
         if isinstance(value, dict):
             return value.get(subscript, "")
@@ -160,7 +162,9 @@ class ShellVariables:
         items = [Word(text=value, line=1, span=None)] if isinstance(value, str) else value
         if index is None or any(UNKNOWN in item.text for item in items):
             return UNKNOWN
-        return items[index].text if index < len(items) else ""
+        if index >= len(items):
+            return ""
+        return items[index].text
 
     def _set_element(self, element: str, text: str) -> None:
         """Give a variable, or an item of an array that is there, a new text."""

@@ -89,12 +89,12 @@ def author_keys(content: Mapping[str, object]) -> list[AuthorKey]:
     """
     keys = list(_keys_below("", content))
     prefixes = list(_disabled(keys))
-    left = []
+    enabled_keys = []
     for key in keys:
         is_disabled = any(_is_behind(key, switch, prefix) for switch, prefix in prefixes)
         if not is_disabled:
-            left.append(key)
-    return left
+            enabled_keys.append(key)
+    return enabled_keys
 
 
 def _disabled(keys: Sequence[AuthorKey]) -> Iterator[tuple[AuthorKey, str]]:
@@ -103,18 +103,18 @@ def _disabled(keys: Sequence[AuthorKey]) -> Iterator[tuple[AuthorKey, str]]:
         if not key.is_off:
             continue
         block = key.place.removesuffix(key.name)
-        others = SWITCH_OF_OTHERS.fullmatch(key.name)
+        switched = SWITCH_OF_OTHERS.fullmatch(key.name)
         if block and SWITCH_OF_BLOCK.fullmatch(key.name):
             yield key, block
-        elif others is not None:
-            yield key, block + (others["behind"] or others["before"])
+        elif switched is not None:
+            yield key, block + (switched["behind"] or switched["before"])
 
 
 def _is_behind(key: AuthorKey, switch: AuthorKey, prefix: str) -> bool:
     if key is switch or not key.place.startswith(prefix):
         return False
-    rest = key.place.removeprefix(prefix)
-    return prefix.endswith(".") or rest.startswith(("_", "."))
+    remainder = key.place.removeprefix(prefix)
+    return prefix.endswith(".") or remainder.startswith(("_", "."))
 
 
 def _keys_below(place: str, value: object) -> Iterator[AuthorKey]:

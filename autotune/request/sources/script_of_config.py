@@ -303,8 +303,8 @@ def _option_of(script: Path, method: str | None) -> str | None:
         return None
     if not TRAINER.search(text) or not YAML_READER.search(text):
         return None
-    named = TRAINER_OF_METHOD.findall(text) or CONFIG_OF_METHOD.findall(text)
-    methods = {name.lower() for name in named}
+    trainer_names = TRAINER_OF_METHOD.findall(text) or CONFIG_OF_METHOD.findall(text)
+    methods = {name.lower() for name in trainer_names}
     is_of_others = not methods and OTHER_TRAINER.search(text) is not None
     if method is not None and method not in methods and (methods or is_of_others):
         return None
