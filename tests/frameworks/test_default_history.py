@@ -108,8 +108,8 @@ def test_the_newest_release_with_all_names(names: set[str], release: str | None)
     history = default_history("trl")
     assert history is not None
     newest = history.newest_with("grpo", names, {})
-    found = None if newest is None else ".".join(newest[0].split(".")[:2])
-    assert found == release
+    minor_release = None if newest is None else ".".join(newest[0].split(".")[:2])
+    assert minor_release == release
 
 
 def test_a_framework_installs_with_the_other_package() -> None:

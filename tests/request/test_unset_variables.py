@@ -144,8 +144,8 @@ def test_a_text_that_may_be_left_out_needs_no_variable(tmp_path: Path) -> None:
 
 def test_a_number_is_a_text_where_one_is_asked_for(tmp_path: Path) -> None:
     text = "python3 -m openrlhf.cli.train_ppo_ray --actor.model_name_or_path Qwen/Qwen2.5-0.5B\n"
-    held = "data.prompt_probs=1.0"
-    assert settings_of(request_of(tmp_path, text, hold=(held,)))["data.prompt_probs"] == 1.0
+    setting = "data.prompt_probs=1.0"
+    assert settings_of(request_of(tmp_path, text, hold=(setting,)))["data.prompt_probs"] == 1.0
 
 
 def test_arguments_of_the_script_are_given_behind_two_dashes(tmp_path: Path) -> None:
