@@ -90,7 +90,10 @@ def check_names(
             raise UnknownName("knob", name, names, listing=listing)
 
 
-def check_values(space: SearchSpace, choices: Mapping[str, Sequence[KnobValue]]) -> None:
+def check_values(
+    space: SearchSpace,
+    choices: Mapping[str, Sequence[KnobValue]],
+) -> None:
     """Raise BadInput for values of another type; values outside the choices are allowed."""
     for name, values in choices.items():
         knob = space[name]

@@ -28,7 +28,10 @@ DERIVED = "derived"
 """Source of a setting that the framework computes from others, or from the GPUs."""
 
 
-def origins(request: ParsedRequest, candidate: Candidate) -> dict[str, dict[str, Any]]:
+def origins(
+    request: ParsedRequest,
+    candidate: Candidate,
+) -> dict[str, dict[str, Any]]:
     """Return the source, place and line of each setting; None: no line is known."""
     rows = dict(_origins_of_settings(request, candidate))
     return dict(sorted(rows.items()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -23,7 +24,11 @@ from autotune.request.sources.config_file import (
     read_config_file,
     refuse_other_method,
 )
-from autotune.request.sources.exported_variables import exported_allocator, sets_allocator
+from autotune.request.sources.exported_variables import (
+    allocator_of_file,
+    exported_allocator,
+    sets_allocator,
+)
 from autotune.request.sources.launch_of_settings import as_launch
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import (
@@ -46,6 +51,7 @@ class Sources:
     file: UserFile | None
     is_predicted: bool  # nothing is measured: the author's releases count
     exported: HeldSetting | None  # allocator settings of this shell; None: none that count
+    of_file: HeldSetting | None = None  # those of the user's file, in a prediction
 
 
 def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
@@ -113,9 +119,8 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         python=python,
         file=file,
         is_predicted=is_predicted,
-        exported=None
-        if sets_allocator(file)
-        else _exported(flags.settings, space, trainer, hardware),
+        exported=_exported(flags.settings, space, trainer, hardware, file),
+        of_file=_allocator_of_file(flags.settings, space, trainer, file) if is_predicted else None,
     )
 
 
@@ -164,20 +169,60 @@ def _exported(
     space: SearchSpace,
     trainer: Trainer,
     hardware: Hardware,
+    file: UserFile | None,
 ) -> HeldSetting | None:
     """Return the exported allocator settings, where they count.
 
     They count for GPUs of this machine, since another shell starts a run elsewhere, and unless a
-    flag names them.
+    flag or the user's file names them.
     """
     setting = exported_allocator()
-    if setting is None or hardware.kind != "cuda" or not hardware.here:
+    if setting is None or hardware.kind != "cuda" or not hardware.here or sets_allocator(file):
         return None
+    return setting if _may_hold(setting, choice, space, trainer) else None
+
+
+def _allocator_of_file(
+    choice: SettingChoice,
+    space: SearchSpace,
+    trainer: Trainer,
+    file: UserFile | None,
+) -> HeldSetting | None:
+    """Return the allocator settings of the user's file. A run has them of the file itself."""
+    setting = allocator_of_file(file)
+    if setting is None or not _may_hold(setting, choice, space, trainer):
+        return None
+    return setting
+
+
+def _may_hold(
+    setting: HeldSetting,
+    choice: SettingChoice,
+    space: SearchSpace,
+    trainer: Trainer,
+) -> bool:
     is_known = setting.name in space or setting.name in accepted_settings(trainer)
-    return setting if is_known and not choice.names(setting.name) else None
+    return is_known and not choice.names(setting.name)
 
 
-def with_exported(choice: SettingChoice, exported: HeldSetting | None) -> SettingChoice:
-    if exported is None:
-        return choice
-    return replace(choice, hold={**choice.hold, exported.name: exported})
+def with_exported(
+    choice: SettingChoice,
+    sources: Sources,
+) -> SettingChoice:
+    """Return the choice with the allocator settings that shell or file export."""
+    for setting in (sources.exported, sources.of_file):
+        if setting is not None:
+            choice = replace(choice, hold={**choice.hold, setting.name: setting})
+    return choice
+
+
+def uncounted_allocator(sources: Sources) -> Iterator[str]:
+    """Yield the sentence about allocator settings that no prediction of this trainer counts."""
+    setting = allocator_of_file(sources.file)
+    if setting is None or not sources.is_predicted:
+        return
+    if setting.name not in sources.space and setting.name not in accepted_settings(sources.trainer):
+        yield (
+            f"torch's cache as without {setting.name}={setting.value}, which is set there: what"
+            " torch reserves may be less"
+        )

@@ -16,14 +16,20 @@ from autotune.frameworks.base import Trainer
 from autotune.frameworks.trl.look_worker import keeping_worker
 from autotune.request.illegal_file import IllegalFile, refuse_illegal_file
 from autotune.request.images import with_images
-from autotune.request.inputs import Sources, read_inputs, with_exported
+from autotune.request.inputs import Sources, read_inputs, uncounted_allocator, with_exported
 from autotune.request.merged_settings import (
     MergedSettings,
     completed_settings,
     merge_settings,
     space_of_request,
 )
-from autotune.request.notes import assumptions, difference_of_gpus, exported_note, job_notes
+from autotune.request.notes import (
+    assumptions,
+    difference_of_gpus,
+    exported_note,
+    job_notes,
+    uncounted_evaluation,
+)
 from autotune.request.origins import HeldSetting, HeldSettings, Origin, Source, values_of
 from autotune.request.release_defaults import about_releases, kept_defaults
 from autotune.request.resources import (
@@ -149,7 +155,7 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     sources = read_inputs(flags, reader)
     trainer = sources.trainer
     hardware = sources.hardware
-    choice = with_exported(flags.settings, sources.exported)
+    choice = with_exported(flags.settings, sources)
     is_predicted = flags.hardware.mode == "predict" or not hardware.here
     model = model_of(flags, sources.file, is_predicted=is_predicted)
     settings = merge_settings(flags, choice, sources)
@@ -184,7 +190,8 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
         candidate = trainer.complete(trainer.baseline(job.space, task), task)
         if sources.is_predicted:
             about = about_releases(sources.file, candidate.settings)
-            of_script = (*about, *of_script)
+            evaluation = uncounted_evaluation(workload, candidate.settings)
+            of_script = (*about, *of_script, *evaluation)
         else:
             notes += kept_defaults(sources.file, candidate.settings)
     refuse_illegal_file(job, trainer, settings.of_file, of_script, gpus_of_script)
@@ -228,6 +235,7 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
         for sentence in sources.file.config.assumed:
             if _setting_to_give(sentence) not in settings.of_flags:
                 yield sentence
+        yield from uncounted_allocator(sources)
 
 
 GIVEN_BY = re.compile(r"--(?:set (\w+)=\w+|(max-prompt-length) N) gives")

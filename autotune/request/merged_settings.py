@@ -88,7 +88,10 @@ def _with_shares_of_limit(
     return settings
 
 
-def completed_settings(trainer: Trainer, settings: Mapping[str, KnobValue]) -> dict[str, Any]:
+def completed_settings(
+    trainer: Trainer,
+    settings: Mapping[str, KnobValue],
+) -> dict[str, Any]:
     """Return the settings with the framework's defaults below them."""
     completed: dict[str, Any] = {}
     setting_fields = trainer.fields()

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 from autotune.core.dataset import TokenLengths
-from autotune.core.job import Hardware, Job
+from autotune.core.job import Hardware, Job, Workload
 from autotune.core.prediction import never_compared
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
-from autotune.frameworks.base import Trainer
+from autotune.frameworks.base import MICRO_BATCH, Trainer
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.machine.hardware_detection import gpu_of
@@ -54,6 +54,28 @@ def assumptions(
     stated = workload.held_values.keys() | workload.user_settings.keys()
     if targets is not None and "lora_target_modules" not in stated:
         yield f"adapter on {targets} layers"
+
+
+USUAL_EVALUATION_ROWS = 8  # of transformers, per GPU
+WITHOUT_EVALUATION = (None, "no", False)  # YAML reads an unquoted no as false
+
+
+def uncounted_evaluation(
+    workload: Workload,
+    settings: Mapping[str, KnobValue],
+) -> Iterator[str]:
+    """Yield the sentence about an evaluation with larger batches than those of the training."""
+    stated = {**workload.held_values, **workload.user_settings}
+    if stated.get("eval_strategy") in WITHOUT_EVALUATION:
+        return
+    rows = stated.get("per_device_eval_batch_size") or USUAL_EVALUATION_ROWS
+    trained_rows = settings.get(MICRO_BATCH)
+    if not isinstance(rows, int) or not isinstance(trained_rows, int) or rows <= trained_rows:
+        return
+    yield (
+        f"no evaluation, whose batches of {rows} rows on a GPU (per_device_eval_batch_size) may"
+        f" need more than the training's of {trained_rows}"
+    )
 
 
 def difference_of_gpus(

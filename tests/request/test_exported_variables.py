@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from autotune.core.space import KnobValue
 from autotune.request.flags import Flags
-from autotune.request.job_builder import ParsedRequest
+from autotune.request.job_builder import ParsedRequest, candidate_of_job
 from autotune.request.request_parser import parse_request
 from autotune.request.sources.exported_variables import exported_allocator
 
@@ -70,3 +72,42 @@ def test_a_flag_wins() -> None:
 @pytest.mark.parametrize("gpus", ["A100-40G", "cpu"])
 def test_elsewhere_another_shell_starts_the_run(gpus: str) -> None:
     assert NAME not in request_of(gpus, "predict").job.task.workload.held_values
+
+
+FILES = {
+    "run.yaml": (
+        f"model_name_or_path: Qwen/Qwen2.5-0.5B\nenv:\n  {NAME}: expandable_segments:True\n"
+    ),
+    "run.sh": (
+        f"export {NAME}=expandable_segments:True\n"
+        "trl sft --model_name_or_path Qwen/Qwen2.5-0.5B --dataset_name a/b\n"
+    ),
+    "verl.sh": (
+        f"export {NAME}=expandable_segments:True\n"
+        "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B"
+        " algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
+        " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
+        " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8\n"
+    ),
+}
+
+
+def request_of_file(name: str, folder: Path) -> ParsedRequest:
+    path = folder / name
+    path.write_text(FILES[name])
+    flag = "config" if name.endswith(".yaml") else "from_command"
+    method = "sft" if name.endswith(".yaml") else None
+    flags = {flag: str(path), "method": method, "gpus": "2xA100-40G", "mode": "predict"}
+    return parse_request(Flags(**flags))
+
+
+@pytest.mark.parametrize("name", ["run.yaml", "run.sh"])
+def test_what_a_file_exports_counts_in_a_prediction(name: str, tmp_path: Path) -> None:
+    request = request_of_file(name, tmp_path)
+    assert candidate_of_job(request).settings[NAME] == "expandable_segments:True"
+
+
+def test_allocator_settings_that_are_not_counted_are_said(tmp_path: Path) -> None:
+    request = request_of_file("verl.sh", tmp_path)
+    assert NAME not in candidate_of_job(request).settings
+    assert any(f"{NAME}=expandable_segments:True" in line for line in request.assumed)

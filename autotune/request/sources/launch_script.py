@@ -63,25 +63,23 @@ def read_launch_script(
     if launch.framework == "trl":
         fields = trainer.fields()
         config, origins = trl_launch_config(launch, fields, stated_by_flags)
-        server = server_of(commands)
-        config, origins = with_server(choice.path, config, origins, server)
         tuning = None  # TRL's settings say it
     else:
         config, origins = framework_launch_config(launch, kind, trainer, stated_by_flags)
-        server = None
-        if launch.framework == "swift":
-            server = server_of(commands, SWIFT_SERVER)
-            if server is None:
-                server = server_of(commands, ENGINE_SERVER)
-            config, origins = with_rollout_server(launch, config, origins, server)
         tuning = _tuning(launch, kind)
+
+    # 3. The servers that it starts beside the training.
+    server = None
+    if launch.framework == "trl":
+        server = server_of(commands)
+        config, origins = with_server(choice.path, config, origins, server)
+    if launch.framework == "swift":
+        server = server_of(commands, SWIFT_SERVER) or server_of(commands, ENGINE_SERVER)
+        config, origins = with_rollout_server(launch, config, origins, server)
     if config.settings.get("vllm_mode") != "server":
         server = None
-    uncounted = tuple(uncounted_servers(commands, server))
-    config = replace(
-        config,
-        assumed=(*config.assumed, *uncounted),
-    )
+    uncounted = uncounted_servers(commands, server)
+    config = replace(config, assumed=(*config.assumed, *uncounted))
     return UserFile(
         framework=launch.framework,
         method=launch.method,

@@ -61,6 +61,7 @@ from ..tracing.patching import attribute, swapped
 from . import former_defaults, time_limit
 from .absent_parts import AbsentParts
 from .former_arguments import FormerArguments
+from .rank_environment import ALLOCATOR_VARIABLES
 from .script_capture import CapturedTrainer, ScriptFailed, catch, classes_by_method
 from .script_description import describe, json_values
 from .vllm_engines import without_vllm
@@ -139,6 +140,7 @@ def _inspect(request: Request, real: TextIO) -> Result:
     former = FormerArguments(request.get("former") or {})
     absent = AbsentParts()
     visible = os.environ.get(_VISIBLE)
+    allocators = {name: os.environ.get(name) for name in ALLOCATOR_VARIABLES}
     try:
         without_vllm()
         former_defaults.take(request.get("defaults") or {})
@@ -156,6 +158,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
                 captured.arguments["model"] = request.get("stand_in")
             if os.environ.get(_VISIBLE, visible) != visible:  # the script's own choice
                 absent.report("visible devices", os.environ[_VISIBLE])
+            for name in ALLOCATOR_VARIABLES:
+                if os.environ.get(name, allocators[name]) != allocators[name]:
+                    absent.report("allocator", os.environ[name])
             answer = _description(captured, absent)
             answer["former"] = json_values(former.given)
     except ScriptFailed as failure:
