@@ -62,7 +62,30 @@ def refuse_illegal_file(
         return
     sentence = f"{task.workload.config_file} can't be trained as it is: {reason}"
     sentence += _differences(reason, of_script)
-    raise _refusal(sentence, trainer, file_task, reason, gpus_of_script)
+    made_for = _made_for(gpus_of_script, trainer, file_task)
+    raise _refusal(sentence, trainer, file_task, reason, made_for)
+
+
+def _made_for(
+    gpus_of_script: ScriptGpus | None,
+    trainer: Trainer,
+    task: Task,
+) -> Hardware | None:
+    """Return the GPUs of the script; None: these, or it states none. It states those that train:
+    a server of vLLM has others.
+    """
+    count = task.hardware.count
+    if gpus_of_script is None or gpus_of_script.count == count:
+        return None
+    settings = trainer.complete({}, task).settings
+    others = count - trainer.ranks(settings, count)
+    for stated_count in (gpus_of_script.count + others, gpus_of_script.count):
+        hardware = replace(task.hardware, count=stated_count)
+        if stated_count != count and _is_legal(trainer, task, hardware):
+            return hardware
+    if others:
+        return None
+    return replace(task.hardware, count=gpus_of_script.count)
 
 
 def _differences(
@@ -83,12 +106,10 @@ def _refusal(
     trainer: Trainer,
     file_task: Task,
     reason: str,
-    gpus_of_script: ScriptGpus | None,
+    made_for: Hardware | None,
 ) -> IllegalFile:
     """Return the refusal with the GPUs on which the file can be trained, if there are any."""
-    hardware = file_task.hardware
-    if gpus_of_script is not None and gpus_of_script.count != hardware.count:
-        made_for = replace(hardware, count=gpus_of_script.count)
+    if made_for is not None:
         return IllegalFile(
             sentence,
             way_out=f"Give the GPUs that it is made for, --gpus {made_for}, or {CHANGE_IT}.",
@@ -119,7 +140,6 @@ def _other_gpus(
     """Return GPUs on which the configuration is legal: for a batch that these do not divide the
     most below them; for models without room the fewest whole nodes.
     """
-    workload = replace(task.workload, global_batch=None)  # it follows their number
     gpus = task.hardware.count
     counts: range | list[int] = []
     if "divisible" in reason:
@@ -128,9 +148,16 @@ def _other_gpus(
         counts = [gpus * nodes for nodes in range(2, MOST_NODES + 1)]
     for count in counts:
         hardware = replace(task.hardware, count=count)
-        other_task = replace(task, workload=workload, hardware=hardware)
-        with contextlib.suppress(CannotPredict):
-            candidate = trainer.complete({}, other_task)
-            if trainer.why_illegal(candidate, other_task) is None:
-                return hardware
+        if _is_legal(trainer, task, hardware):
+            return hardware
     return None
+
+
+def _is_legal(trainer: Trainer, task: Task, hardware: Hardware) -> bool:
+    """Return True if the configuration is legal on other GPUs, whose number its batch follows."""
+    workload = replace(task.workload, global_batch=None)
+    other_task = replace(task, workload=workload, hardware=hardware)
+    with contextlib.suppress(CannotPredict):
+        candidate = trainer.complete({}, other_task)
+        return trainer.why_illegal(candidate, other_task) is None
+    return False

@@ -16,7 +16,7 @@ from autotune.frameworks.default_history import MethodHistory, default_history, 
 from autotune.frameworks.trl.former_keys import ENGINES_GPU, former_keys
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.author_release import AuthorRelease, AuthorReleases
-from autotune.request.sources.server_of_launch import SERVER_ASSUMED
+from autotune.request.sources.server_of_launch import ENGINE_APART, SERVER_ASSUMED
 from autotune.request.values import UserFile
 
 BF16 = "bf16"
@@ -189,9 +189,9 @@ def about_releases(
     for release, listed in by_release.items():
         yield f"{release.reason}: its defaults are taken, {', '.join(listed)}"
     if settings.get(ENGINE_MODE) == "server" and ENGINE_MODE in file.release_defaults:
-        is_said = SERVER_ASSUMED in file.config.assumed
+        is_said = {ENGINE_APART, SERVER_ASSUMED}.intersection(file.config.assumed)
         if not is_said and "server_gpus" not in file.config.settings:
-            yield SERVER_ASSUMED
+            yield ENGINE_APART if ENGINES_GPU in file.names else SERVER_ASSUMED
 
 
 def kept_defaults(

@@ -7,12 +7,12 @@ from collections.abc import Iterator
 from autotune.core.user_script import ScriptInspection, UserScript
 from autotune.core.yaml_document import read_scalar
 from autotune.frameworks.trl import async_grpo
-from autotune.frameworks.trl.former_keys import former_keys
+from autotune.frameworks.trl.former_keys import ENGINES_GPU, former_keys
 from autotune.frameworks.trl.script_calls import called_names, most_calls
 from autotune.frameworks.trl.script_refusals import SUPPORTED_TRAINERS
 from autotune.frameworks.trl.settings import DEFAULT_PROMPT_LENGTH, DEFAULT_ROW_LENGTH
 from autotune.request.sources.beside_training import beside_training
-from autotune.request.sources.server_of_launch import SERVER_ASSUMED
+from autotune.request.sources.server_of_launch import ENGINE_APART, SERVER_ASSUMED
 
 LIMIT_OF_PROMPTS = "max_prompt_length"  # of TRL before 1.0
 PROMPTED = ("grpo", "rloo", async_grpo.ASYNC_METHOD)  # methods that generate completions to prompts
@@ -29,16 +29,27 @@ def has_server(inspection: ScriptInspection) -> bool:
     return bool(inspection.raw.get("use_vllm")) and inspection.raw.get("vllm_mode") == "server"
 
 
+def has_engine_apart(inspection: ScriptInspection) -> bool:
+    """Return True for an engine of the script's own process on a GPU that does not train."""
+    return has_server(inspection) and ENGINES_GPU in {**inspection.raw, **inspection.former}
+
+
 def assumptions_of(inspection: ScriptInspection) -> Iterator[str]:
     if inspection.is_own:
         yield (
             f"{inspection.trainer} is the script's own trainer: its step is taken for that of TRL's"
             f" {inspection.method}"
         )
+    if inspection.method in PROMPTED and not inspection.raw.get("beta"):
+        for trainer in inspection.absent.get("own reference", ()):
+            yield (
+                f"no reference model, as TRL has none at beta=0: {trainer} has code for one, which"
+                " has the model's weights once more"
+            )
     if inspection.own_rows and inspection.method not in PROMPTED:
         yield _own_rows(inspection)
     if has_server(inspection):
-        yield SERVER_ASSUMED
+        yield ENGINE_APART if has_engine_apart(inspection) else SERVER_ASSUMED
     if "max_length" in inspection.raw and inspection.raw["max_length"] is None:
         yield (
             f"rows of {DEFAULT_ROW_LENGTH} tokens, because the script's max_length=None has no"

@@ -24,6 +24,7 @@ SERVER_ASSUMED = (
     f"a server of vLLM on one GPU with {SHARE} of its memory, as `trl vllm-serve` starts it:"
     " --hold server_gpus=N and --hold vllm_gpu_memory_utilization=SHARE give its own"
 )
+ENGINE_APART = "vLLM on one GPU that does not train, as vllm_device of TRL before 0.16 has it"
 """Sentence about a server that no command here starts."""
 
 

@@ -44,6 +44,7 @@ from autotune.request.sources.script_sentences import (
     PROMPTED,
     assumptions_of,
     former_limit,
+    has_engine_apart,
     has_server,
     notes_on,
     other_trainings,
@@ -238,7 +239,9 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         else:
             passed_on[name] = value
 
-    if has_server(inspection):  # GRPOConfig has the share of an engine beside the training
+    if has_server(inspection) and not has_engine_apart(
+        inspection
+    ):  # GRPOConfig has the share of an engine beside the training
         settings[ENGINE_SHARE] = SHARE
 
     # 2. Settings of TRL's ModelConfig. TRL loads a model that is named in float32.

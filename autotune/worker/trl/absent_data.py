@@ -11,6 +11,7 @@ import inspect
 import io
 import json
 import os
+import pickle
 import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -26,7 +27,8 @@ from .user_source import NAME_OF_ROWS
 PLACEHOLDER_ROWS = 1000  # stated length of a placeholder
 LISTED_ROWS = 8  # rows of an iteration
 
-ROW_FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet")
+PICKLES = (".pkl", ".pickle")
+ROW_FILES = (".json", ".jsonl", ".csv", ".tsv", ".txt", ".parquet", *PICKLES)
 
 CONFIGURATIONS = ("config.json", "settings.json", "args.json", "requirements.txt")
 
@@ -311,7 +313,8 @@ def _opener(
             return open_file(file, mode, *args, **options)
         except FileNotFoundError:
             is_of_user = not is_library(sys._getframe(1).f_code.co_filename)
-            if not is_of_user or mode not in ("r", "rt") or not is_rows(file):
+            modes = ("rb",) if str(file).endswith(PICKLES) else ("r", "rt")
+            if not is_of_user or mode not in modes or not is_rows(file):
                 raise
             report("dataset", str(file))
             return _PlaceholderFile()
@@ -357,6 +360,18 @@ def _decoded(
     return decoded
 
 
+def _unpickled(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Return `pickle.load` that reads a placeholder as a dataset."""
+
+    @functools.wraps(load)
+    def unpickled(source: Any, *args: Any, **options: Any) -> Any:
+        if isinstance(source, _PlaceholderFile):
+            return PlaceholderRows()
+        return load(source, *args, **options)
+
+    return unpickled
+
+
 @contextmanager
 def own_files(
     is_library: IsLibrary,
@@ -377,6 +392,8 @@ def own_files(
         for name in ("load", "loads"):
             decoded = _decoded(getattr(json, name), _is_placeholder)
             stack.enter_context(attribute(json, name, decoded))
+        unpickled = _unpickled(pickle.load)
+        stack.enter_context(attribute(pickle, "load", unpickled))
         for finder, name in FINDERS:
             exists = _finder(getattr(finder, name), is_library, report, finds)
             stack.enter_context(attribute(finder, name, exists))

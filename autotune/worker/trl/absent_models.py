@@ -344,6 +344,7 @@ def without_weights(
 def _unneeded_calls(report: Report) -> Replacements:
     """Replace calls that only matter to models with weights, and note lengths of rows."""
     import huggingface_hub
+    import peft
     from transformers import (
         GenerationMixin,
         PreTrainedModel,
@@ -353,9 +354,12 @@ def _unneeded_calls(report: Report) -> Replacements:
 
     yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
     yield attribute(GenerationMixin, "generate", _no_answer)
+    complete = peft.PeftConfig.__post_init__
+    yield attribute(peft.PeftConfig, "__post_init__", _with_known_task(complete))
     call = PreTrainedTokenizerBase.__call__
     yield attribute(PreTrainedTokenizerBase, "__call__", _noting_length(call, report))
-    yield attribute(huggingface_hub, "login", lambda *_, **__: None)
+    for name in ("login", "notebook_login", "interpreter_login"):
+        yield attribute(huggingface_hub, name, lambda *_, **__: None)
     yield attribute(huggingface_hub.HfApi, "list_repo_tree", lambda *_, **__: iter(()))
     yield attribute(os, "listdir", _listed(os.listdir))
     # No model is partitioned while it is built: there is one process here.
@@ -402,6 +406,20 @@ def _moves() -> Replacements:
     for name in ("to", "cuda", "cpu"):
         moved = _without_device(getattr(module_class, name), name)
         yield attribute(module_class, name, moved)
+
+
+def _with_known_task(complete: Callable[..., None]) -> Callable[..., None]:
+    """Return the completion of PEFT's configuration that takes a task in small letters, as earlier
+    releases do: it decides nothing that is trained.
+    """
+
+    @functools.wraps(complete)
+    def completed(adapter: Any) -> None:
+        if isinstance(adapter.task_type, str):
+            adapter.task_type = adapter.task_type.upper()
+        complete(adapter)
+
+    return completed
 
 
 def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:

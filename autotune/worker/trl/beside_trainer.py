@@ -53,6 +53,8 @@ def report_beside(captured: CapturedTrainer, absent: AbsentParts) -> None:
         absent.report("replaced part", f"trainer.{name}")
     for name in _own_methods(captured.trainer_class):
         absent.report("own method", f"{captured.trainer_class.__name__}.{name}")
+    if _has_code_for_reference(captured.trainer_class):
+        absent.report("own reference", captured.trainer_class.__name__)
     arguments = captured.arguments
     _report_model_class(arguments["model"], absent)
     _report_changed(arguments["model"], absent)
@@ -68,6 +70,14 @@ def _own_methods(trainer_class: Any) -> Iterator[str]:
         code = getattr(method, "__code__", None)
         if code is not None and not is_library(code.co_filename):
             yield name
+
+
+def _has_code_for_reference(trainer_class: Any) -> bool:
+    """Return True if a class of the script's own assigns a reference model when it is built."""
+    code = getattr(trainer_class.__init__, "__code__", None)
+    if code is None or is_library(code.co_filename):
+        return False
+    return "ref_model" in code.co_names
 
 
 # Model.
