@@ -78,12 +78,12 @@ def _made_for(
     if gpus_of_script is None or gpus_of_script.count == count:
         return None
     settings = trainer.complete({}, task).settings
-    others = count - trainer.ranks(settings, count)
-    for stated_count in (gpus_of_script.count + others, gpus_of_script.count):
+    server_count = count - trainer.ranks(settings, count)
+    for stated_count in (gpus_of_script.count + server_count, gpus_of_script.count):
         hardware = replace(task.hardware, count=stated_count)
         if stated_count != count and _is_legal(trainer, task, hardware):
             return hardware
-    if others:
+    if server_count:
         return None
     return replace(task.hardware, count=gpus_of_script.count)
 

@@ -37,7 +37,10 @@ def with_longest_prompt(request: ParsedRequest) -> ParsedRequest:
     return request if lengths is None else _limited(request, lengths)
 
 
-def _limited(request: ParsedRequest, lengths: PromptLengths) -> ParsedRequest:
+def _limited(
+    request: ParsedRequest,
+    lengths: PromptLengths,
+) -> ParsedRequest:
     workload = request.job.task.workload
     image_tokens = 0 if workload.images is None else workload.images.row_tokens
     longest = lengths.percentiles[100] + image_tokens
@@ -60,7 +63,10 @@ def _limited(request: ParsedRequest, lengths: PromptLengths) -> ParsedRequest:
     )
 
 
-def hold_longest_prompt(request: ParsedRequest, longest: int) -> ParsedRequest:
+def hold_longest_prompt(
+    request: ParsedRequest,
+    longest: int,
+) -> ParsedRequest:
     """Return the request with the longest prompt of the data held."""
     task = request.job.task
     held_values = {**task.workload.held_values, PROMPT_KNOB: longest}

@@ -70,6 +70,15 @@ CHECKS = """
         sys.exit(1)
     if "MY_DATASET" not in os.environ:
         raise RuntimeError("set MY_DATASET")
+    if os.environ.get("MY_TOKEN"):
+        print("known")
+    else:
+        raise ValueError("no token in .env")
+    try:
+        import package_of_a_judge
+        package_of_a_judge.Client(**"no options")
+    except Exception:
+        raise ImportError("the package of the judge is required")
 """
 
 
@@ -77,7 +86,8 @@ def test_checks_that_only_the_authors_machine_passes() -> None:
     inspection = look(sft(CHECKS))
     assert inspection.raw["max_length"] == 1536
     places = [check.split(": ")[1] for check in inspection.passed_over]
-    assert places == ["train.py, line 4", "train.py, line 7", "train.py, line 9"]
+    lines = (4, 7, 9, 13, 18)
+    assert places == [f"train.py, line {line}" for line in lines]
 
 
 def test_an_answer_says_which_checks_it_passed_over() -> None:

@@ -137,6 +137,47 @@ model.model.layers[-1].requires_grad_(True)
     assert "rows of 1024 tokens" in sentences
 
 
+def test_the_norms_of_a_large_adapter_need_no_weights() -> None:
+    """The products of DoRA's factors would be 62 GB of zeros, and take longer than is waited."""
+    source = """
+model = AutoModelForCausalLM.from_pretrained("Qwen/Qwen2.5-32B", torch_dtype=torch.bfloat16)
+lora = LoraConfig(r=8, target_modules="all-linear", use_dora=True)
+model = get_peft_model(model, lora)
+""" + TRAIN.format(settings="")
+    assert reading(source)[0]["use_dora"] is True
+
+
+def test_what_a_script_loads_by_earlier_habits() -> None:
+    """Pickled rows that are not here, a task in small letters, and torch's allocator."""
+    source = """
+import pickle
+os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
+with open("data/rows.pkl", "rb") as file:
+    rows = pickle.load(file)
+lora = LoraConfig(r=4, task_type="causal_lm", target_modules="all-linear")
+config = SFTConfig(output_dir="o")
+SFTTrainer(model=model, args=config, train_dataset=rows, peft_config=lora).train()
+"""
+    settings, _ = reading(source)
+    assert settings["lora_r"] == 4
+    assert settings["PYTORCH_CUDA_ALLOC_CONF"] == "expandable_segments:True"
+
+
+def test_a_trainer_with_code_for_a_reference_is_said() -> None:
+    source = """
+class Own(GRPOTrainer):
+    def __init__(self, *args, **options):
+        super().__init__(*args, **options)
+        self.ref_model = AutoModelForCausalLM.from_pretrained(NAME)
+
+prompts = Dataset.from_dict({"prompt": ["a"] * 8})
+args = GRPOConfig(output_dir="o", num_generations=8, beta=BETA)
+Own(model=NAME, args=args, train_dataset=prompts, reward_funcs=len).train()
+"""
+    assert "Own has code for one" in reading(source.replace("BETA", "0.0"))[1]
+    assert "Own has code for one" not in reading(source.replace("BETA", "0.04"))[1]
+
+
 def test_a_reference_of_another_model_is_said() -> None:
     source = """
 reference = AutoModelForCausalLM.from_pretrained("{name}", torch_dtype=torch.bfloat16)
@@ -145,6 +186,8 @@ DPOTrainer({model}, reference, args=DPOConfig(output_dir="o"), train_dataset=pai
     larger = source.format(name="Qwen/Qwen2.5-7B-Instruct", model="model")
     assert "where the script has Qwen/Qwen2.5-7B-Instruct" in reading(larger)[1]
     same_model = source.format(name="Qwen/Qwen2.5-0.5B-Instruct", model="model")
+    in_float32 = same_model.replace("torch.bfloat16", "torch.float32")
+    assert "where the script has it in float32" in reading(in_float32)[1]
     assert "reference" not in reading(same_model)[1]
     with_adapter = source.format(
         name="Qwen/Qwen2.5-0.5B-Instruct", model="get_peft_model(model, lora)"

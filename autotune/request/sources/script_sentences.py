@@ -138,6 +138,8 @@ def replaced(inspection: ScriptInspection) -> Iterator[str]:
         yield f"no memory of the reference model {name}, which the script loads beside its adapter"
     for name in inspection.absent.get("other reference", ()):
         yield f"a reference model of the policy's size, where the script has {name}"
+    for precision in inspection.absent.get("precision of reference", ()):
+        yield f"a reference model in the policy's precision, where the script has it in {precision}"
     for placement in inspection.absent.get("divided model", ()):
         yield (
             f"a whole model on each GPU, where one process with device_map={placement} divides its"

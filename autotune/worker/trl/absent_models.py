@@ -21,7 +21,8 @@ from ..tracing.patching import all_entered, attribute
 from . import few_bits, script_models
 from .missing_arguments import Report
 from .placeholder import Anything
-from .script_capture import ScriptFailed, is_library
+from .script_capture import ScriptFailed
+from .source_calls import is_library
 
 ConfigLookup = Callable[[str], "Mapping[str, Any] | None"]
 LOADERS = {
@@ -31,8 +32,6 @@ LOADERS = {
 }
 """Class of transformers -> what it loads."""
 
-USUAL_RANK = 16  # of an adapter that is trained further and is not here
-UNNAMED = "None"  # base model of such an adapter: the project or --model says which
 QUANTISED = ("load_in_4bit", "load_in_8bit")
 DIVIDING = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of device_map that divide one model's layers among the GPUs that a process sees."""
@@ -100,40 +99,6 @@ class AbsentModels:
         def from_pretrained(own_class: Any, *args: Any, **options: Any) -> Any:
             loaded = self.loaded(functools.partial(load, own_class), "tokenizer")
             return loaded(*args, **options)
-
-        return attribute(owner, "from_pretrained", classmethod(from_pretrained))
-
-    def adapters(self) -> AbstractContextManager[None]:
-        """Take adapters that are not here for usual ones, which scripts merge or train further."""
-        import peft
-
-        load = vars(peft.PeftModel)["from_pretrained"].__func__
-
-        def from_pretrained(own_class: Any, model: Any, name: Any, /, **options: Any) -> Any:
-            try:
-                return load(own_class, model, name, **options)
-            except (OSError, ValueError):
-                pass  # no adapter of that name is here
-            usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
-            usual.absent_name = str(name) or "of a folder"
-            return peft.get_peft_model(model, usual)
-
-        return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
-
-    def adapter_configs(self) -> AbstractContextManager[None]:
-        """Take the configuration of an adapter that is not here for that of a usual one."""
-        import peft
-
-        owner = peft.config.PeftConfigMixin
-        load = vars(owner)["from_pretrained"].__func__
-
-        def from_pretrained(own_class: Any, name: Any, /, **options: Any) -> Any:
-            try:
-                return load(own_class, name, **options)
-            except (OSError, ValueError):
-                usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
-                usual.base_model_name_or_path = UNNAMED
-                return usual
 
         return attribute(owner, "from_pretrained", classmethod(from_pretrained))
 
@@ -335,8 +300,6 @@ def without_weights(
     absent = AbsentModels(look_up, report, loads_float32=loads_float32)
     yield from _unneeded_calls(report)
     yield from _loaders(absent)
-    yield absent.adapters()
-    yield absent.adapter_configs()
     yield from _builders(absent)
     yield from _moves()
 
@@ -344,7 +307,6 @@ def without_weights(
 def _unneeded_calls(report: Report) -> Replacements:
     """Replace calls that only matter to models with weights, and note lengths of rows."""
     import huggingface_hub
-    import peft
     from transformers import (
         GenerationMixin,
         PreTrainedModel,
@@ -354,8 +316,6 @@ def _unneeded_calls(report: Report) -> Replacements:
 
     yield attribute(PreTrainedModel, "resize_token_embeddings", _same_embeddings)
     yield attribute(GenerationMixin, "generate", _no_answer)
-    complete = peft.PeftConfig.__post_init__
-    yield attribute(peft.PeftConfig, "__post_init__", _with_known_task(complete))
     call = PreTrainedTokenizerBase.__call__
     yield attribute(PreTrainedTokenizerBase, "__call__", _noting_length(call, report))
     for name in ("login", "notebook_login", "interpreter_login"):
@@ -406,20 +366,6 @@ def _moves() -> Replacements:
     for name in ("to", "cuda", "cpu"):
         moved = _without_device(getattr(module_class, name), name)
         yield attribute(module_class, name, moved)
-
-
-def _with_known_task(complete: Callable[..., None]) -> Callable[..., None]:
-    """Return the completion of PEFT's configuration that takes a task in small letters, as earlier
-    releases do: it decides nothing that is trained.
-    """
-
-    @functools.wraps(complete)
-    def completed(adapter: Any) -> None:
-        if isinstance(adapter.task_type, str):
-            adapter.task_type = adapter.task_type.upper()
-        complete(adapter)
-
-    return completed
 
 
 def _same_embeddings(model: Any, *_: Any, **__: Any) -> Any:

@@ -10,6 +10,7 @@ from typing import Any, TextIO
 from ..protocol import Request, decode, encode
 from ..tracing.patching import all_entered
 from . import (
+    absent_adapters,
     absent_data,
     absent_fire,
     absent_models,
@@ -27,7 +28,7 @@ from . import (
     variables_of_script,
 )
 from .absent_models import ConfigLookup, Replacements
-from .script_capture import is_library
+from .source_calls import is_library
 
 
 class AbsentParts:
@@ -55,6 +56,7 @@ class AbsentParts:
         fills = bool(request.get("fills"))
         yield absent_data.own_files(is_library, self.report, finds=fills)
         yield absent_data.frames(self.report)
+        yield absent_adapters.usual_adapters()
         yield absent_models.without_weights(
             _configs_through(channel),
             self.report,

@@ -15,8 +15,9 @@ import torch
 from ..protocol import Settings
 from . import script_models
 from .absent_parts import AbsentParts
+from .captured_trainer import CapturedTrainer
 from .placeholder import Anything
-from .script_capture import CapturedTrainer, is_library
+from .source_calls import is_library
 
 OWN_STEP = (
     "compute_loss",

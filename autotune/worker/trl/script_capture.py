@@ -17,21 +17,22 @@ import traceback
 import types
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
 from . import former_arguments, script_models, untrained_trainer, user_source
+from .captured_trainer import CapturedConfig, CapturedTrainer, defaults_of, differs
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
 from .own_trainers import bound_arguments, method_of
 from .placeholder import Anything
+from .source_calls import caller, config_caller, is_library
 from .time_limit import TooLong
 from .untrained_trainer import UntrainedTrainer
 
-WORKER_FOLDER = str(Path(__file__).parents[1])
 UNTRAINED = untrained_trainer.__file__
 
 
@@ -50,103 +51,6 @@ class ScriptFailed(Exception):
         super().__init__(text)
         self.kind = kind
         self.facts = facts
-
-
-# What is captured.
-
-
-@dataclass(frozen=True)
-class CapturedCall:
-    """Position of a call in a source file."""
-
-    file: str
-    line: int
-    # first line, last line, first column, column after the last; None below Python 3.11
-    span: tuple[int, int, int, int] | None = None
-    maker: str | None = None  # class or module of the call if it is not in the user's own file
-
-
-@dataclass(kw_only=True)
-class CapturedConfig:
-    """Configuration object with the values before the framework completed them."""
-
-    config: Any
-    raw: Arguments  # each field at the start of the construction: given value or default
-    place: CapturedCall | None
-    completed: Arguments = field(default_factory=dict)
-    expanded: tuple[str, ...] = ()  # names that came from a `**mapping` of the call
-
-    def settings(self) -> Arguments:
-        """Return the values that differ from the class's defaults, given or assigned later."""
-        settings = {}
-        defaults = defaults_of(self.config)
-        for name, default in defaults.items():
-            value = self.now(name)
-            if differs(value, default):
-                settings[name] = value
-        return settings
-
-    def now(self, name: str) -> Any:
-        if name in self.changed:
-            return getattr(self.config, name)
-        return self.raw.get(name)
-
-    @property
-    def changed(self) -> frozenset[str]:
-        """Fields assigned after the construction."""
-        names = set()
-        for name, value in self.completed.items():
-            if differs(getattr(self.config, name, None), value):
-                names.add(name)
-        return frozenset(names)
-
-
-@dataclass(kw_only=True)
-class CapturedTrainer:
-    """Trainer that was not built, with everything needed to build it repeatedly."""
-
-    method: str
-    trainer_class: Any
-    call_arguments: tuple[tuple[Any, ...], Arguments]  # of the script's call of its own class
-    arguments: Arguments  # arguments that reached TRL's constructor, by parameter
-    place: CapturedCall
-    configured: CapturedConfig | None
-    moved: Arguments = field(default_factory=dict)  # settings that the trainer took itself once
-    # Names of settings that the script gave to a configuration of a class without them
-    added: tuple[str, ...] = ()
-    callbacks: list[Any] = field(default_factory=list)  # added after the construction
-    ended_by: str | None = None  # attribute that the script used before training; None for `train`
-    train_place: CapturedCall | None = None
-    is_own: bool = False  # it derives from none of TRL's
-    namespace: Any = None  # the script's module: its functions look up their globals there
-    # Of a prediction: the trainer's model if the script asked for it, parts that the script
-    # assigned to its trainer, and what ended the script before it trained
-    built_model: Any = None
-    replaced: list[str] = field(default_factory=list)
-    stopped: str | None = None
-    other_models: list[tuple[str, Any]] = field(default_factory=list)  # names and models
-
-
-def defaults_of(config: Any) -> Arguments:
-    """Return the defaults of a configuration's arguments; None for those without one."""
-    defaults: Arguments = {}
-    for parameter in fields(config):
-        if not parameter.init:
-            continue
-        if parameter.default_factory is not MISSING:
-            defaults[parameter.name] = parameter.default_factory()
-        elif parameter.default is not MISSING:
-            defaults[parameter.name] = parameter.default
-        else:
-            defaults[parameter.name] = None
-    return defaults
-
-
-def differs(value: Any, reference: Any) -> bool:
-    try:
-        return value is not reference and bool(value != reference)
-    except Exception:  # arrays, for example, have no truth value
-        return True
 
 
 # The run of the script.
@@ -308,7 +212,7 @@ class Capture:
             trainer_class=trainer_class,
             call_arguments=(args, kwargs),
             arguments=arguments,
-            place=_caller(),
+            place=caller(),
             configured=None if config is None else self._configs.get(id(config)),
             moved={**added, **moved},
             added=tuple(added),
@@ -337,7 +241,7 @@ class Capture:
             trainer_class=trainer_class,
             call_arguments=(args, kwargs),
             arguments=present_arguments(arguments),
-            place=_caller(),
+            place=caller(),
             configured=self._configs.get(id(config)),
             is_own=True,
         )
@@ -442,7 +346,7 @@ def present_arguments(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def _capture_config(config: Any) -> CapturedConfig:
     names = [parameter.name for parameter in fields(config)]
     raw = {name: getattr(config, name, None) for name in names}
-    place, expanded = _config_caller()
+    place, expanded = config_caller()
     return CapturedConfig(
         config=config,
         raw=raw,
@@ -452,7 +356,7 @@ def _capture_config(config: Any) -> CapturedConfig:
 
 
 def _end_at_training(captured: CapturedTrainer) -> None:
-    captured.train_place = _caller(UNTRAINED)
+    captured.train_place = caller(UNTRAINED)
     captured.other_models = script_models.present()
     raise CaptureDone
 
@@ -472,7 +376,7 @@ class _Placeholder:
     pop_callback = remove_callback
 
     def train(self, *_: Any, **__: Any) -> None:
-        self._captured.train_place = _caller()
+        self._captured.train_place = caller()
         raise CaptureDone
 
     def __getattr__(self, name: str) -> Any:
@@ -530,94 +434,3 @@ def _constructed_by(trainer: Any, construct: Callable[..., Any]) -> Iterator[Non
         # A deleted __new__ does not restore that of `object` in CPython: the class needs one of its
         # own from now on.
         trainer.__new__ = lambda cls, *_, **__: object.__new__(cls)
-
-
-# Calls in the source.
-
-
-def _caller(*further_files: str) -> CapturedCall:
-    """Return the call by the nearest frame outside this file and these others."""
-    frame: Any = sys._getframe()
-    while frame.f_code.co_filename in (__file__, *further_files):
-        frame = frame.f_back
-    return _call_of(frame)
-
-
-def _call_of(frame: Any) -> CapturedCall:
-    code = frame.f_code
-    if not hasattr(code, "co_positions"):
-        return CapturedCall(code.co_filename, frame.f_lineno)
-    positions = list(code.co_positions())
-    instruction = frame.f_lasti // 2  # an instruction takes two bytes
-    span = positions[instruction]
-    return CapturedCall(code.co_filename, frame.f_lineno, None if None in span else span)
-
-
-def _config_caller() -> tuple[CapturedCall | None, tuple[str, ...]]:
-    """Return the user's call that made the configuration, and its `**mapping` names."""
-    frame: Any = sys._getframe(1)
-    while frame is not None and _constructs_config(frame.f_code):
-        frame = frame.f_back
-    # A library, such as a parser of flags, may have made it for the user.
-    maker = None
-    while frame is not None and is_library(frame.f_code.co_filename):
-        if frame.f_code.co_filename.startswith(WORKER_FOLDER):
-            frame = frame.f_back
-            continue
-        owner = frame.f_locals.get("self")
-        name = frame.f_globals.get("__name__") if owner is None else type(owner).__name__
-        maker = f"{name}.{frame.f_code.co_name}"
-        frame = frame.f_back
-    if frame is None:
-        return None, ()
-    place = replace(_call_of(frame), maker=maker)
-    return place, () if maker else _expanded(frame, place)
-
-
-def _constructs_config(code: types.CodeType) -> bool:
-    """Return True for this file, and for constructors, generated ones included."""
-    is_ours = code.co_filename in (__file__, "<string>") or code.co_name == "translating"
-    return is_ours or code.co_name in (
-        "__post_init__",
-        "__init__",
-    )
-
-
-def is_library(file: str) -> bool:
-    """Return True for files of installed packages, of Python, and of this one."""
-    return (
-        "site-packages" in file
-        or "dist-packages" in file
-        or file.startswith((sys.base_prefix + "/lib/python", "<frozen", WORKER_FOLDER))
-    )
-
-
-def _expanded(frame: Any, place: CapturedCall) -> tuple[str, ...]:
-    """Return the keys of each `**name` in the call; `*` for expressions with unknown keys."""
-    try:
-        source = Path(place.file).read_bytes()
-        tree = ast.parse(source)
-    except (OSError, SyntaxError):
-        return ("*",)
-    names: list[str] = []
-    for node in ast.walk(tree):
-        if not isinstance(node, ast.Call):
-            continue
-        last_line = node.end_lineno or node.lineno
-        if node.lineno <= place.line <= last_line:
-            for keyword in node.keywords:
-                if keyword.arg is None:
-                    names += _keys_of(keyword.value, frame)
-    return tuple(names)
-
-
-def _keys_of(expression: ast.expr, frame: Any) -> list[str]:
-    """Return the keys of a mapping in this frame; `*` if they are unknown."""
-    mapping = None
-    if isinstance(expression, ast.Name):
-        name = expression.id
-        global_value = frame.f_globals.get(name)
-        mapping = frame.f_locals.get(name, global_value)
-    if not isinstance(mapping, Mapping):
-        return ["*"]
-    return [str(key) for key in mapping]

@@ -60,10 +60,12 @@ from ..protocol import Request, Result, decode, encode
 from ..tracing.patching import attribute, swapped
 from . import former_defaults, time_limit
 from .absent_parts import AbsentParts
+from .captured_trainer import CapturedTrainer
 from .former_arguments import FormerArguments
 from .rank_environment import ALLOCATOR_VARIABLES
-from .script_capture import CapturedTrainer, ScriptFailed, catch, classes_by_method
-from .script_description import describe, json_values
+from .script_capture import ScriptFailed, catch, classes_by_method
+from .script_description import describe
+from .script_json import json_values
 from .vllm_engines import without_vllm
 
 MAX_LOG_CHARACTERS = 4000

@@ -15,13 +15,14 @@ from typing import Any
 from ..protocol import Arguments, Request
 from ..tracing.patching import attribute
 from . import grpo_probe, methods, trainer_settings, training_data
+from .captured_trainer import CapturedTrainer, defaults_of
 from .former_arguments import FormerArguments
 from .grpo_probe import release as release
 from .grpo_probe import supported as supported
 from .grpo_probe import warm as warm
 from .loaded_model import LoadedModel
 from .rank_environment import is_sharded
-from .script_capture import CapturedTrainer, catch, defaults_of, present_arguments
+from .script_capture import catch, present_arguments
 from .trainer_run import TrainerRun
 
 # Two forms of one setting; a configuration accepts one of them.

@@ -1,10 +1,10 @@
 """The user's files as they are compiled: in a later Python's syntax, and without checks that only
 the machine of their author passes.
 
-A check is an `assert`, or a `raise` or an exit directly below an `if`. One that ended the script is
-passed over in the next run of it, where the request names its place: `Check`. Whether it may be is
-decided there. Any other statement may fail on placeholders of rows: without it, what it assigns or
-returns is a placeholder.
+A check is an `assert`, or a `raise` or an exit directly below an `if`, its `else` or an `except`.
+One that ended the script is passed over in the next run of it, where the request names its place:
+`Check`. Whether it may be is decided there. Any other statement may fail on placeholders of rows:
+without it, what it assigns or returns is a placeholder.
 """
 
 from __future__ import annotations
@@ -294,6 +294,9 @@ def _checked(node: ast.AST) -> list[ast.stmt]:
     """Return the statements of a node that are checks."""
     if isinstance(node, ast.Assert):
         return [node]
+    statements: list[ast.stmt] = []
     if isinstance(node, ast.If):
-        return [statement for statement in node.body if _ends_script(statement)]
-    return []
+        statements = [*node.body, *node.orelse]
+    elif isinstance(node, ast.ExceptHandler):  # `raise` alone is no sentence of the script's own
+        statements = [statement for statement in node.body if getattr(statement, "exc", None)]
+    return [statement for statement in statements if _ends_script(statement)]

@@ -1,0 +1,87 @@
+"""Adapters that a script loads and that are not here: usual ones stand for them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, suppress
+from typing import Any
+
+from ..tracing.patching import all_entered, attribute
+
+USUAL_RANK = 16  # of an adapter that is trained further
+UNNAMED = "None"  # base model of such an adapter: the project or --model says which
+
+
+@all_entered
+def usual_adapters() -> Iterator[AbstractContextManager[Any]]:
+    import peft
+
+    yield _adapters()
+    yield _configurations()
+    complete = peft.PeftConfig.__post_init__
+    yield attribute(peft.PeftConfig, "__post_init__", _with_known_task(complete))
+    with suppress(ImportError):
+        from peft.tuners.lora.dora import DoraLinearLayer
+
+        yield attribute(DoraLinearLayer, "update_layer", _norm_without_weights)
+
+
+def _norm_without_weights(dora: Any, *, base_layer: Any, **_: Any) -> None:
+    """Give DoRA a norm for each row of a layer. Without weights only its shape is known, and the
+    product of the factors, as large as the layer, would be zeros.
+    """
+    import torch
+
+    rows = torch.zeros(base_layer.weight.shape[0], dtype=torch.float32)
+    dora.weight = torch.nn.Parameter(rows)
+
+
+def _adapters() -> AbstractContextManager[None]:
+    """Take adapters that are not here for usual ones, which scripts merge or train further."""
+    import peft
+
+    load = vars(peft.PeftModel)["from_pretrained"].__func__
+
+    def from_pretrained(own_class: Any, model: Any, name: Any, /, **options: Any) -> Any:
+        try:
+            return load(own_class, model, name, **options)
+        except (OSError, ValueError):
+            pass  # no adapter of that name is here
+        usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
+        usual.absent_name = str(name) or "of a folder"
+        return peft.get_peft_model(model, usual)
+
+    return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
+
+
+def _configurations() -> AbstractContextManager[None]:
+    """Take the configuration of an adapter that is not here for that of a usual one."""
+    import peft
+
+    owner = peft.config.PeftConfigMixin
+    load = vars(owner)["from_pretrained"].__func__
+
+    def from_pretrained(own_class: Any, name: Any, /, **options: Any) -> Any:
+        try:
+            return load(own_class, name, **options)
+        except (OSError, ValueError):
+            usual = peft.LoraConfig(r=USUAL_RANK, target_modules="all-linear")
+            usual.base_model_name_or_path = UNNAMED
+            return usual
+
+    return attribute(owner, "from_pretrained", classmethod(from_pretrained))
+
+
+def _with_known_task(complete: Callable[..., None]) -> Callable[..., None]:
+    """Return the completion of PEFT's configuration that takes a task in small letters, as earlier
+    releases do: it decides nothing that is trained.
+    """
+
+    @functools.wraps(complete)
+    def completed(adapter: Any) -> None:
+        if isinstance(adapter.task_type, str):
+            adapter.task_type = adapter.task_type.upper()
+        complete(adapter)
+
+    return completed

@@ -1,0 +1,187 @@
+"""Description of the model that a script trains, and of its adapter, as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ..protocol import Result, Settings
+from . import few_bits
+from .absent_parts import AbsentParts
+from .placeholder import Anything
+from .script_capture import ScriptFailed
+from .script_json import json_or_none
+
+# Names of PEFT's configuration, and those of the settings.
+LORA = {
+    "lora_alpha": "lora_alpha",
+    "lora_dropout": "lora_dropout",
+    "use_rslora": "use_rslora",
+    "use_dora": "use_dora",
+}
+RANKS = {"LORA": "r", "ADALORA": "init_r"}
+"""Kind of PEFT's adapter -> name of its rank. AdaLoRA prunes: its first rank is its largest."""
+
+
+def described_model(
+    arguments: Settings,
+    settings: Settings,
+    is_own: bool,
+    absent: AbsentParts,
+) -> Result:
+    model = arguments["model"]
+    if not isinstance(model, str):
+        return _loaded_model(model)
+    named_model = _model_by_name(model, arguments, settings, is_own)
+    options = settings.get("model_init_kwargs") or {}
+    quantisation = arguments.get("quantization_config") or options.get("quantization_config")
+    if few_bits.is_in_4bit(model, quantisation):
+        named_model["load_in_4bit"] = True
+    other_kind = few_bits.other_kind(model, quantisation)
+    if other_kind is not None:
+        absent.report("quantisation", other_kind)
+    return named_model
+
+
+def _model_by_name(
+    name: str,
+    arguments: Settings,
+    settings: Settings,
+    is_own: bool,
+) -> Result:
+    """Return the model that the trainer loads."""
+    options = dict(settings.get("model_init_kwargs") or {})
+    quantisation = arguments.get("quantization_config") or options.get("quantization_config")
+    # TRL loads a model in float32, transformers as its checkpoint has it.
+    dtype = settings.get("dtype", "auto" if is_own else None)
+    for option in ("torch_dtype", "dtype"):
+        dtype = options.get(option, dtype)
+    return {
+        "name": name,
+        "given": False,
+        "config": None,
+        "dtype": _dtype(dtype),
+        "attn_implementation": json_or_none(options.get("attn_implementation")),
+        "load_in_4bit": _flag(quantisation, "load_in_4bit"),
+        "load_in_8bit": _flag(quantisation, "load_in_8bit"),
+    }
+
+
+def _loaded_model(model: Any) -> Result:
+    # A model of transformers has adapters without a wrapper around it.
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    parameter = next(base.parameters())
+    return {
+        "name": getattr(base.config, "_name_or_path", "") or None,
+        "given": True,
+        "config": base.config.to_dict(),
+        "dtype": _dtype(parameter.dtype),
+        "attn_implementation": getattr(base.config, "_attn_implementation", None),
+        "load_in_4bit": bool(getattr(base, "is_loaded_in_4bit", False)),
+        "load_in_8bit": bool(getattr(base, "is_loaded_in_8bit", False)),
+    }
+
+
+def _dtype(value: Any) -> str | None:
+    return None if value is None else str(value).removeprefix("torch.")
+
+
+def _flag(config: Any, name: str) -> bool:
+    if isinstance(config, Mapping):
+        return bool(config.get(name))
+    return bool(getattr(config, name, False))
+
+
+def report_frozen(arguments: Settings, absent: AbsentParts) -> None:
+    """Report how many of a whole model's weights the script trains, if not all of them."""
+    model = arguments["model"]
+    if isinstance(model, str) or _has_adapter(arguments):
+        return
+    trained = 0
+    total = 0
+    for parameter in model.parameters():
+        total += parameter.numel()
+        if parameter.requires_grad:
+            trained += parameter.numel()
+    if trained < total:
+        absent.report("frozen weights", f"{trained / total:.0%}")
+
+
+def report_reference(arguments: Settings, absent: AbsentParts) -> None:
+    """Report a reference model that is no second copy of the policy's weights."""
+    reference = arguments.get("ref_model")
+    if reference is None:
+        return
+    model = arguments["model"]
+    name = _name_of(reference)
+    if _has_adapter(arguments):
+        absent.report("reference of an adapter", name)
+    elif name != _name_of(model):
+        absent.report("other reference", name)
+    elif not isinstance(model, str) and not isinstance(reference, str):
+        precision = _precision_of(reference)
+        if precision != _precision_of(model):
+            absent.report("precision of reference", precision)
+
+
+def _precision_of(model: Any) -> str:
+    described = _loaded_model(model)
+    for bits in ("load_in_4bit", "load_in_8bit"):
+        if described[bits]:
+            return f"{bits.removeprefix('load_in_')}s"
+    return str(described["dtype"])
+
+
+def _has_adapter(arguments: Settings) -> bool:
+    model = arguments["model"]
+    return hasattr(model, "peft_config") or bool(arguments.get("peft_config"))
+
+
+def _name_of(model: Any) -> str:
+    """Return the name of a model, which a trainer's argument may be itself."""
+    if isinstance(model, str):
+        return model
+    name = getattr(model.config, "_name_or_path", "")
+    return str(name or type(model).__name__)
+
+
+def described_adapter(arguments: Settings, absent: AbsentParts) -> Result | None:
+    adapter = arguments.get("peft_config")
+    model = arguments["model"]
+    if adapter is None and is_placeholder(model):
+        absent.report("setting", "use_peft")
+    elif adapter is None and hasattr(model, "peft_config"):
+        adapter = _active_adapter(model)
+    if adapter is None:
+        return None
+    absent_name = getattr(adapter, "absent_name", None)
+    if absent_name is not None:
+        absent.report("trained adapter", absent_name)
+    kind = str(getattr(adapter.peft_type, "value", adapter.peft_type))
+    if kind not in RANKS:
+        raise ScriptFailed("other_adapter", kind)
+    settings = {}
+    for peft_name, name in {**LORA, RANKS[kind]: "lora_r"}.items():
+        settings[name] = json_or_none(getattr(adapter, peft_name, None))
+    targets = getattr(adapter, "target_modules", None)
+    if isinstance(targets, set | frozenset | list | tuple):
+        targets = sorted(targets)
+    settings["lora_target_modules"] = targets
+    # Modules that are trained whole, with gradients and optimizer states of their own.
+    if trained_whole := getattr(adapter, "modules_to_save", None):
+        settings["lora_modules_to_save"] = list(trained_whole)
+    return {name: value for name, value in settings.items() if value is not None}
+
+
+def is_placeholder(model: Any) -> bool:
+    """Return True for a model that a package would build which is not here."""
+    return isinstance(model, Anything)
+
+
+def _active_adapter(model: Any) -> Any:
+    """Return the configuration of the adapter that is trained: the active one of several."""
+    configs = dict(model.peft_config)
+    active = model.active_adapters
+    if callable(active):  # a method in transformers, a property in PEFT
+        active = active()
+    return configs[active[0]]
