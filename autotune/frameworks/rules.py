@@ -56,14 +56,20 @@ class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: dict[str, Condition]
 
 
+OFF = (None, False)
+"""Values of a setting that is left out."""
+
+
 class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """Settings without a counterpart in the stand-in step."""
 
     settings: tuple[str, ...]
     because: str  # reason, with `{name}` and `{value}`
-    modelled: tuple[KnobValue, ...] = (None, False)  # values that the stand-in step models
+    modelled: tuple[KnobValue, ...] = OFF  # values that the stand-in step models
     unmodelled: tuple[KnobValue, ...] | None = None
-    """Values that the stand-in step does not model; None: all but `modelled`."""
+    """Values that the stand-in step does not model; None: all but `modelled`. Beside them,
+    `modelled` has those that can be predicted instead.
+    """
 
     methods: tuple[str, ...] = ()  # to which it applies; empty: all
     otherwise: str = ""
@@ -99,7 +105,7 @@ def refuse_untraced(
 
 
 def _modelled_instead(row: Untraced, name: str) -> str:
-    if row.unmodelled is not None:
+    if row.unmodelled is not None and row.modelled == OFF:
         return f"Give {name} another value with --set."
     value = _modelled_value(row)
     return f"Predict it without: --set {name}={'null' if value is None else as_word(value)}."

@@ -148,9 +148,10 @@ model = get_peft_model(model, lora)
 
 
 def test_what_a_script_loads_by_earlier_habits() -> None:
-    """Pickled rows that are not here, a task in small letters, and torch's allocator."""
+    """Rows that are not here, a task in small letters, and torch's allocator."""
     source = """
-import pickle
+import datasets, pickle
+assert "german" in datasets.get_dataset_config_names("somebody/rows")
 os.environ["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
 with open("data/rows.pkl", "rb") as file:
     rows = pickle.load(file)

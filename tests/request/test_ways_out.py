@@ -110,6 +110,7 @@ def test_the_flag_of_the_message_leads_on(
         ("verl", "actor_rollout_ref.model.use_liger=True", "false", "less memory"),
         ("verl", "reward_model.enable=True", "false", "more memory"),
         ("verl", "actor_rollout_ref.rollout.name=two_stage", "vllm", "taken for vLLM"),
+        ("verl", "actor_rollout_ref.actor.strategy=fsdp_own", "fsdp", "taken for FSDP"),
         ("swift", "--use_liger_kernel true", "false", "less memory"),
         ("swift", "--sequence_parallel_size 2", "1", "less memory"),
         ("skyrl", "trainer.policy.fsdp_config.cpu_offload=true", "false", "less memory"),

@@ -336,9 +336,11 @@ def _assumed(
         if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
             yield f"no memory of the model of {name} (line {stated.line})"
     yield from _uncounted(launch, fields, kind_of(launch.framework, launch.method))
+    gpus_of_script = trainer.script_gpus(launch)
+    all_gpus = "" if gpus_of_script is None else str(gpus_of_script.count)
     for name in split.unknown:
         stated = launch.stated[name]
-        if DIVIDES_GPUS.search(name) and stated.text not in WITHOUT_EFFECT:
+        if DIVIDES_GPUS.search(name) and stated.text not in {*WITHOUT_EFFECT, all_gpus}:
             yield (
                 f"training and generation on all GPUs, although {name}={stated.text} (line"
                 f" {stated.line}) gives a part of them to one of the two"
@@ -346,8 +348,8 @@ def _assumed(
     if split.unknown:
         places = [f"{name} (line {launch.stated[name].line})" for name in split.unknown]
         yield (
-            f"no effect on memory of settings that are not known for {launch.framework}"
-            f" {trainer.release}: {', '.join(places)}"
+            f"not counted, because they are not known for {launch.framework} {trainer.release}:"
+            f" {', '.join(places)}"
         )
 
 
@@ -373,7 +375,7 @@ def _uncounted(
         else:
             continue
         if text.lower() not in texts:
-            yield f"no effect on memory of {name}={text} (line {stated.line})"
+            yield f"{name}={text} (line {stated.line}) is not counted, and may change the memory"
 
 
 def _is_uncounted(

@@ -188,7 +188,7 @@ def _by_variables(launch: LaunchScript) -> Iterator[str]:
             continue
         text = value.strip().lower()
         if TRUTH_VALUES.get(text, False):
-            yield f"no effect on memory of the variable {name}={value}: --hold sharding=NAME"
+            yield f"the variable {name}={value} is not counted: --hold sharding=NAME"
 
 
 def _default_taken(

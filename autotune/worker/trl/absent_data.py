@@ -64,6 +64,9 @@ NAMING_OPTIONS = (
 
 # Functions of `datasets` that read rows, and those that join several datasets.
 ROW_READERS = ("load_dataset", "load_from_disk")
+NAMES_OF_PARTS = {"get_dataset_config_names": "default", "get_dataset_split_names": "train"}
+"""Function of `datasets` -> the usual one of the names that it returns."""
+
 SPLIT_ARGUMENT = 4  # place of `split` among the arguments of `load_dataset`
 ABSENT_HUB = "absent-from-the-hub"  # folder in the names of files that a script would download
 DOWNLOADS = ("hf_hub_download", "snapshot_download")  # of huggingface_hub
@@ -485,7 +488,28 @@ def placeholders(report: Report) -> Iterator[None]:
         for name in JOINERS:
             joined = _joiner(getattr(datasets, name))
             stack.enter_context(attribute(datasets, name, joined))
+        for name, usual in NAMES_OF_PARTS.items():
+            named = _named_parts(getattr(datasets, name), usual)
+            stack.enter_context(attribute(datasets, name, named))
         yield
+
+
+class _AnyName(list[str]):
+    """Names of a dataset's parts that nobody knows here: whichever is looked for is one."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+def _named_parts(read: Callable[..., Any], usual: str) -> Callable[..., Any]:
+    @functools.wraps(read)
+    def names(*args: Any, **options: Any) -> Any:
+        try:
+            return read(*args, **options)
+        except (OSError, TimeoutError):  # no network, no such dataset
+            return _AnyName([usual])
+
+    return names
 
 
 def _reader(read: Callable[..., Any], report: Report) -> Callable[..., Any]:
