@@ -372,22 +372,50 @@ def _table_history(
     kept = tuple(kind["kept"])
     defaults: dict[str, list[list[Any]]] = {}
     names = _Spans()
+    required: dict[str, str] = {}
     for wheel in releases:
         values = values_of(wheel)
+        required = _required(wheel, values, required)
         names.add(wheel, [setting for setting in values if not setting.startswith(kept)])
         present = {former.get(setting, setting): value for setting, value in values.items()}
         for setting in deciding:
             _add(defaults, wheel, setting, present.get(setting))
+    method: dict[str, Any] = {
+        "defaults": _changed(defaults, deciding),
+        "names": names.partial(releases),
+    }
+    engine = _engine_kind(name)
+    if engine in required:  # another one is needed where its part is on
+        method["required"] = {engine: required[engine]}
     return {
         "package": name,
         "releases": [str(wheel.version) for wheel in releases],
-        "methods": {
-            ANY: {
-                "defaults": _changed(defaults, deciding),
-                "names": names.partial(releases),
-            }
-        },
+        "methods": {ANY: method},
     }
+
+
+def _engine_kind(name: str) -> str | None:
+    """Return the setting that names the engine of the rollouts."""
+    facts = yaml.safe_load((FRAMEWORKS / f"{name}.yaml").read_text())
+    kind: str | None = facts["engine"].get("kind")
+    return kind
+
+
+WITHOUT_DEFAULT = "???"
+"""Hydra's mark of a setting that every launch has to give."""
+
+
+def _required(
+    wheel: Wheel,
+    values: Mapping[str, Any],
+    earlier: Mapping[str, str],
+) -> dict[str, str]:
+    """Return the settings that a release needs, each with the first release since which it does."""
+    required: dict[str, str] = {}
+    for setting, value in values.items():
+        if value == WITHOUT_DEFAULT:
+            required[setting] = earlier.get(setting, _minor(wheel.version))
+    return required
 
 
 def _deciding(name: str) -> set[str]:

@@ -35,6 +35,8 @@ class MethodHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     apart_by_gpus: dict[str, str] = {}
     # Setting -> the setting that multiplies it, and the last release in which it does
     units: dict[str, tuple[str, str]] = {}
+    # Setting -> first release that starts no training without it
+    required: dict[str, str] = {}
 
 
 class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -105,12 +107,32 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
             return None
         spans = {name: history.names[name] for name in names if name in history.names}
         for release in reversed(self.releases):
+            if self.lacking(method, names, release):
+                continue
             if self._has(release, spans) and self._installs_with(release, companions):
                 if release == self.newest:
                     return None
                 ended = [name for name in spans if minor(spans[name][1]) == minor(release)]
                 return release, tuple(sorted(ended))
         return None
+
+    def lacking(
+        self,
+        method: str,
+        names: Collection[str],
+        release: str | None = None,
+    ) -> list[str]:
+        """Return the settings without which a release, or the newest one, starts no training, and
+        that are not among the names. No names at all are those of no launch.
+        """
+        history = self.method(method)
+        if history is None or not names:
+            return []
+        lacking = []
+        for name, first in history.required.items():
+            if name not in names and not is_before(release or self.newest, first):
+                lacking.append(name)
+        return lacking
 
     def _has(self, release: str, spans: Mapping[str, tuple[str, str]]) -> bool:
         for first, last in spans.values():

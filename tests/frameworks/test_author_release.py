@@ -195,7 +195,8 @@ python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo {model} data.train
   actor_rollout_ref.actor.ppo_mini_batch_size=64 \\
   actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4 \\
   actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4 \\
-  actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1
+  actor_rollout_ref.rollout.n=4 actor_rollout_ref.rollout.tensor_model_parallel_size=1 \\
+  actor_rollout_ref.rollout.name=vllm
 """
 OPENRLHF = """
 python3 -m openrlhf.cli.train_ppo_ray {model} --advantage_estimator group_norm \\
@@ -230,6 +231,11 @@ def test_verl_0_4_pads_rows_and_generates_eagerly() -> None:
     former = VERL.replace("{model}", "critic.model.fsdp_config.param_offload=true {model}")
     _, first = launched(former, model)
     assert "has critic.model.fsdp_config.param_offload, which verl has up to 0.7" in first
+
+    # verl needs `rollout.name` from 0.6 on (`???` in its file): without it, 0.5 at the latest.
+    settings, first = launched(VERL.replace("actor_rollout_ref.rollout.name=vllm", ""), model)
+    assert [settings[name] for name in names] == [False, True]
+    assert "has no actor_rollout_ref.rollout.name, which verl needs after 0.5" in first
 
     # A copy's own configuration has its defaults, whatever the project installs besides.
     folder = Path("verl/trainer/config")

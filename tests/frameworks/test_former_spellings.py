@@ -91,7 +91,8 @@ def test_every_former_spelling_leads_to_a_setting(kind: Any) -> None:
 
 
 VERL = (
-    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm"
+    " algorithm.adv_estimator=grpo"
     " actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
     " actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.rollout.n=8"
 )

@@ -23,6 +23,7 @@ ENVIRONMENTS = os.environ.get("AUTOTUNE_FRAMEWORKS")
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 VERL = (
     f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={MODEL}"
+    " actor_rollout_ref.rollout.name=vllm"
     " algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=2"
     " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4"

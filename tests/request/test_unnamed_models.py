@@ -13,7 +13,8 @@ from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 
 LAUNCH = (
-    "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+    "python3 -m verl.trainer.main_ppo actor_rollout_ref.rollout.name=vllm"
+    " algorithm.adv_estimator=grpo"
     " actor_rollout_ref.actor.use_dynamic_bsz=True actor_rollout_ref.model.path=MODEL\n"
 )
 

@@ -16,6 +16,7 @@ from autotune.request.request_parser import parse_request
 
 VERL = (
     "python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    " actor_rollout_ref.rollout.name=vllm"
     " algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8"
     " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=2"
 )

@@ -197,8 +197,11 @@ def _by_names(
     if newest is None:
         return None
     version, removed = newest
-    if removed:
-        last = ".".join(version.split(".")[:2])
+    last = ".".join(version.split(".")[:2])
+    lacking = history.lacking(method, names)
+    if lacking and not removed:
+        reason = f"{launch} has no {_listed(lacking)}, which {history.package} needs after {last}"
+    elif removed:
         reason = f"{launch} has {_listed(removed)}, which {history.package} has up to {last}"
     else:
         companion = next(iter(companions))
