@@ -56,7 +56,7 @@ class Unread(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     when: dict[str, Condition]
 
 
-OFF = (None, False)
+WITHOUT_IT = (None, False)
 """Values of a setting that is left out."""
 
 
@@ -65,7 +65,7 @@ class Untraced(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     settings: tuple[str, ...]
     because: str  # reason, with `{name}` and `{value}`
-    modelled: tuple[KnobValue, ...] = OFF  # values that the stand-in step models
+    modelled: tuple[KnobValue, ...] = WITHOUT_IT  # values that the stand-in step models
     unmodelled: tuple[KnobValue, ...] | None = None
     """Values that the stand-in step does not model; None: all but `modelled`. Beside them,
     `modelled` has those that can be predicted instead.
@@ -105,7 +105,7 @@ def refuse_untraced(
 
 
 def _modelled_instead(row: Untraced, name: str) -> str:
-    if row.unmodelled is not None and row.modelled == OFF:
+    if row.unmodelled is not None and row.modelled == WITHOUT_IT:
         return f"Give {name} another value with --set."
     value = _modelled_value(row)
     return f"Predict it without: --set {name}={'null' if value is None else as_word(value)}."
