@@ -26,6 +26,7 @@ from launch_values_judge import decides
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 VERL = (
     f"python3 -m verl.trainer.main_ppo actor_rollout_ref.model.path={MODEL}"
+    " actor_rollout_ref.rollout.name=vllm"
     " actor_rollout_ref.rollout.n=8 actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4"
     " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8"
     " actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=8"
