@@ -201,8 +201,15 @@ def _may_hold(
     space: SearchSpace,
     trainer: Trainer,
 ) -> bool:
-    is_known = setting.name in space or setting.name in accepted_settings(trainer)
-    return is_known and not choice.names(setting.name)
+    return _is_counted(setting, space, trainer) and not choice.names(setting.name)
+
+
+def _is_counted(
+    setting: HeldSetting,
+    space: SearchSpace,
+    trainer: Trainer,
+) -> bool:
+    return setting.name in space or setting.name in accepted_settings(trainer)
 
 
 def with_exported(
@@ -221,7 +228,7 @@ def uncounted_allocator(sources: Sources) -> Iterator[str]:
     setting = allocator_of_file(sources.file)
     if setting is None or not sources.is_predicted:
         return
-    if setting.name not in sources.space and setting.name not in accepted_settings(sources.trainer):
+    if not _is_counted(setting, sources.space, sources.trainer):
         yield (
             f"torch's cache as without {setting.name}={setting.value}, which is set there: what"
             " torch reserves may be less"

@@ -11,6 +11,7 @@ from autotune.core.space import KnobValue
 from autotune.core.units import counted
 from autotune.frameworks.base import MICRO_BATCH, Trainer
 from autotune.frameworks.script_gpus import ScriptGpus
+from autotune.frameworks.trl.requests import evaluates
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.machine.hardware_detection import gpu_of
 from autotune.request.origins import HeldSetting
@@ -57,7 +58,6 @@ def assumptions(
 
 
 USUAL_EVALUATION_ROWS = 8  # of transformers, per GPU
-WITHOUT_EVALUATION = (None, "no", False)  # YAML reads an unquoted no as false
 
 
 def uncounted_evaluation(
@@ -66,7 +66,7 @@ def uncounted_evaluation(
 ) -> Iterator[str]:
     """Yield the sentence about an evaluation with larger batches than those of the training."""
     stated = {**workload.held_values, **workload.user_settings}
-    if stated.get("eval_strategy") in WITHOUT_EVALUATION:
+    if not evaluates(stated):
         return
     rows = stated.get("per_device_eval_batch_size") or USUAL_EVALUATION_ROWS
     trained_rows = settings.get(MICRO_BATCH)

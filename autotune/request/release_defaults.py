@@ -180,14 +180,13 @@ def about_releases(
     """
     if file.releases is None:
         return
-    by_release: dict[AuthorRelease, list[str]] = {}
+    effective = {}
     for name in file.release_defaults:
         value = file.config.settings[name]
         if name in settings and settings[name] == value:
-            release = file.releases.release_of(name)
-            by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
-    for release, listed in by_release.items():
-        yield f"{release.reason}: its defaults are taken, {', '.join(listed)}"
+            effective[name] = value
+    for release, listed in _by_release(file.releases, effective):
+        yield f"{release.reason}: its defaults are taken, {listed}"
     if settings.get(ENGINE_MODE) == "server" and ENGINE_MODE in file.release_defaults:
         is_said = {ENGINE_APART, SERVER_ASSUMED}.intersection(file.config.assumed)
         if not is_said and "server_gpus" not in file.config.settings:
@@ -201,13 +200,25 @@ def kept_defaults(
     """Yield what the author's releases would train otherwise than the installed one."""
     if file.releases is None:
         return
-    by_release: dict[AuthorRelease, list[str]] = {}
+    different = {}
     for name, value in file.release_defaults.items():
         if name in settings and settings[name] != value:
-            release = file.releases.release_of(name)
-            by_release.setdefault(release, []).append(f"{name}={setting_text(value)}")
-    for release, listed in by_release.items():
+            different[name] = value
+    for release, listed in _by_release(file.releases, different):
         yield (
-            f"{release.reason}, whose defaults are {', '.join(listed)}: those of the installed"
-            " release are measured"
+            f"{release.reason}, whose defaults are {listed}: those of the installed release are"
+            " measured"
         )
+
+
+def _by_release(
+    releases: AuthorReleases,
+    defaults: Mapping[str, KnobValue],
+) -> Iterator[tuple[AuthorRelease, str]]:
+    """Yield each release with those of the defaults that are its own, in words."""
+    by_release: dict[AuthorRelease, list[str]] = {}
+    for name, value in defaults.items():
+        listed = by_release.setdefault(releases.release_of(name), [])
+        listed.append(f"{name}={setting_text(value)}")
+    for release, listed in by_release.items():
+        yield release, ", ".join(listed)

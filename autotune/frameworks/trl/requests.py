@@ -196,10 +196,15 @@ def images_request(task: Task) -> RequestPart:
     return {} if images is None else {"images": asdict(images)}
 
 
+def evaluates(settings: Mapping[str, object]) -> bool:
+    """Return True for a run with evaluations. YAML reads an unquoted no as false."""
+    return settings.get("eval_strategy") not in (None, "no", False)
+
+
 def evaluation_request(task: Task) -> Mapping[str, object] | None:
     """Return the settings that determine an evaluation's memory; None: the run never evaluates."""
     user = {**task.workload.held_values, **task.workload.user_settings}
-    if user.get("eval_strategy") in (None, "no", False):  # YAML reads an unquoted no as false
+    if not evaluates(user):
         return None
     settings = {}
     for name in EVALUATION_SETTINGS:

@@ -69,7 +69,11 @@ from .script_json import json_values
 from .vllm_engines import without_vllm
 
 MAX_LOG_CHARACTERS = 4000
-_VISIBLE = "CUDA_VISIBLE_DEVICES"
+_REPORTED_VARIABLES = {
+    "CUDA_VISIBLE_DEVICES": "visible devices",
+    **dict.fromkeys(ALLOCATOR_VARIABLES, "allocator"),
+}
+"""Variable that a script may set itself -> kind of its report."""
 
 
 def main() -> None:
@@ -141,8 +145,7 @@ def _answer(request: Request, real: TextIO) -> NoReturn:
 def _inspect(request: Request, real: TextIO) -> Result:
     former = FormerArguments(request.get("former") or {})
     absent = AbsentParts()
-    visible = os.environ.get(_VISIBLE)
-    allocators = {name: os.environ.get(name) for name in ALLOCATOR_VARIABLES}
+    variables = {name: os.environ.get(name) for name in _REPORTED_VARIABLES}
     try:
         without_vllm()
         former_defaults.take(request.get("defaults") or {})
@@ -158,11 +161,9 @@ def _inspect(request: Request, real: TextIO) -> Result:
             )
             if captured.arguments.get("model") is None:
                 captured.arguments["model"] = request.get("stand_in")
-            if os.environ.get(_VISIBLE, visible) != visible:  # the script's own choice
-                absent.report("visible devices", os.environ[_VISIBLE])
-            for name in ALLOCATOR_VARIABLES:
-                if os.environ.get(name, allocators[name]) != allocators[name]:
-                    absent.report("allocator", os.environ[name])
+            for name, kind in _REPORTED_VARIABLES.items():
+                if os.environ.get(name, variables[name]) != variables[name]:
+                    absent.report(kind, os.environ[name])
             answer = _description(captured, absent)
             answer["former"] = json_values(former.given)
     except ScriptFailed as failure:
