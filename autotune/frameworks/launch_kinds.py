@@ -95,6 +95,9 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     one.
     """
 
+    renamed_at_once: bool = False
+    """True: one release has all of the former names, and no later one has any."""
+
     former_defaults: dict[str, bool | int] = {}
     """Setting -> its default in the releases with former names, where it is another one."""
 

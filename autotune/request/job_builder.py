@@ -183,10 +183,13 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     if sources.exported is not None:
         notes.append(exported_note(sources.exported))
     gpus_of_script = None if sources.file is None else sources.file.script_gpus
-    notes += [*image_notes, *job_notes(flags, job, trainer, config, gpus_of_script)]
+    if sources.file is None:
+        notes += image_notes
+    notes += [*job_notes(flags, job, trainer, config, gpus_of_script)]
     notes += _share_notes(sources, settings, job)
     of_script = (*about_model(model), *_about_script(sources, settings))
     if sources.file is not None:
+        of_script = (*of_script, *image_notes)
         candidate = trainer.complete(trainer.baseline(job.space, task), task)
         if sources.is_predicted:
             about = about_releases(sources.file, candidate.settings)

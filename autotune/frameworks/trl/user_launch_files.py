@@ -76,8 +76,13 @@ def sharding_by_name(path: Path) -> LaunchFile | None:
     stage = STAGE_OF_NAME.search(path.stem.lower())
     if stage is None:
         return None
-    sentence = f"ZeRO-{stage[1]} by the name of {path}, which is not here: --hold sharding=NAME"
-    return LaunchFile(settings=_zero_settings(stage[1], None, None), assumed=(sentence,))
+    device = None
+    kind = f"ZeRO-{stage[1]}"
+    if "offload" in path.stem.lower():
+        device = "cpu"
+        kind += " with its state on the host"
+    sentence = f"{kind} by the name of {path}, which is not here: --hold sharding=NAME"
+    return LaunchFile(settings=_zero_settings(stage[1], device, device), assumed=(sentence,))
 
 
 def sharding_of_absent(path: Path) -> LaunchFile:
