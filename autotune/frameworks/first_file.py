@@ -3,7 +3,8 @@
     model: Qwen/Qwen2.5-7B-Instruct
     ENV: {NPROC_PER_NODE: 8}
 
-or behind `--config`, where it has no variables, is `NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B-Instruct --lora_rank 8`.
+is `NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B-Instruct --lora_rank 8`. Behind `--config` it
+has no variables.
 """
 
 from __future__ import annotations

@@ -115,6 +115,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     which nothing is missing.
     """
 
+    names_of_no_model: Texts = ()  # settings called as if they named one
     kept: Texts = ()  # prefixes of outputs, trackers and data: never part of a probe
 
     # Logs.

@@ -41,7 +41,12 @@ from autotune.request.resources import (
 )
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import FlagValues, SettingChoice
-from autotune.request.workload_builder import about_model, model_of, workload_of
+from autotune.request.workload_builder import (
+    about_model,
+    about_quantised_name,
+    model_of,
+    workload_of,
+)
 
 
 @dataclass(
@@ -239,6 +244,7 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
             if _setting_to_give(sentence) not in settings.of_flags:
                 yield sentence
         yield from uncounted_allocator(sources)
+        yield from about_quantised_name(sources.file, settings.tuning.tuning)
 
 
 GIVEN_BY = re.compile(r"--(?:set (\w+)=\w+|(max-prompt-length) N) gives")

@@ -1,5 +1,5 @@
-"""Launches of ms-swift in the terms of its releases: names and defaults of 2.x, places of vLLM before
-`vllm_mode`, files of settings, and what Liger's loss depends on.
+"""Launches of ms-swift in the terms of its releases: names and defaults of 2.x, places of vLLM
+before `vllm_mode`, files of settings, and what Liger's loss depends on.
 
 Expected values are those of the releases' own sources: `SftArguments` of 2.6.1, `_check_grpo` of
 3.4.1, `prepare_config_args` of 3.12.6, `compute_loss` and `loss_scale` of 4.6.0.
@@ -203,3 +203,14 @@ def test_what_is_not_counted_is_said(
 def test_images_of_a_launch_are_said_at_the_top(tmp_path: Path) -> None:
     text = SFT.replace(MODEL, "Qwen/Qwen2.5-VL-3B-Instruct")
     assert "are counted as text only" in sentences(tmp_path, text)
+
+
+def test_weights_of_fewer_bits_by_their_name(tmp_path: Path) -> None:
+    text = SFT.replace(MODEL, "someone/Qwen2.5-0.5B-Instruct-AWQ")
+    assert "has fewer by its name: it needs less memory" in sentences(tmp_path, text)
+    assert "by its name" not in sentences(tmp_path, SFT)
+
+
+def test_the_name_that_a_model_gives_itself_is_no_model(tmp_path: Path) -> None:
+    said = sentences(tmp_path, f"{SFT} --model_name mine --model_author me")
+    assert "no memory of the model" not in said

@@ -121,7 +121,12 @@ def _requirements(
                 continue
             line = text.count("\n", 0, match.start("version")) + 1
             requirement = match[0].strip().splitlines()[-1].strip(" -\"'")
+            if pattern.files == LOCKS:
+                requirement = f"{package}=={match['version']}"
             yield line, requirement, pattern.operator + match["version"]
+
+
+LOCKS = (".lock",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +173,7 @@ def _patterns(package: str) -> tuple[_Pattern, ...]:
         _Pattern(
             text=re.compile(rf"^name = \"{name}\"\nversion = \"(?P<version>[^\"\n]+)", flags),
             operator="==",
-            files=(".lock",),
+            files=LOCKS,
         ),
         _Pattern(
             text=re.compile(
