@@ -99,7 +99,11 @@ def find_launch(
         shared=settings.shared,
         written=_written_names(training),
         former=former_flags,
-        is_former=bool(former_flags) or settings.is_former_file,
+        is_former=(
+            bool(former_flags)
+            or settings.is_former_file
+            or training.launcher[-1].text.startswith(kind.former_packages)
+        ),
         config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=(
             *cut_by_comment(path, text, command),

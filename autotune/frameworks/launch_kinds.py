@@ -98,8 +98,11 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     renamed_at_once: bool = False
     """True: one release has all of the former names, and no later one has any."""
 
-    former_defaults: dict[str, bool | int] = {}
+    former_defaults: dict[str, bool | int | str] = {}
     """Setting -> its default in the releases with former names, where it is another one."""
+
+    former_packages: Texts = ()
+    """Beginnings of the modules of a training in those releases, whatever its settings."""
 
     follows_hardware: Texts = ()
     sections: Texts = ()

@@ -85,7 +85,7 @@ def read_by_its_script(
     programs = list(_programs(choice))
     for program in programs[:MOST_SCRIPTS]:
         try:
-            file = read_launched_program(program, python, hardware, method, True)
+            file = _followed(program, python, hardware, method)
         except AutotuneError as error:
             sentence, _, _ = str(error).partition(". ")
             if "KeyError" in sentence and not author_names(document):
@@ -109,6 +109,25 @@ def read_by_its_script(
         config = replace(file.config, assumed=(sentence, *overridden, *file.config.assumed))
         return with_launcher(replace(file, config=config), program), ""
     return None, failure
+
+
+def _followed(
+    program: LaunchedProgram,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
+) -> UserFile:
+    """Return the training of a script: on the request's GPUs, or where it refuses their number, as
+    it may a batch that they do not divide, in the processes of the document's command.
+    """
+    try:
+        return read_launched_program(program, python, hardware, method, True)
+    except AutotuneError:
+        _, gpus = launcher_of_example(program) if program.line else (None, None)
+        if gpus is None or gpus.count == hardware.count:
+            raise
+        as_documented = replace(program, is_example=False)
+        return read_launched_program(as_documented, python, hardware, method, True)
 
 
 def documented_launch_of(choice: FileChoice) -> LaunchedProgram | None:
