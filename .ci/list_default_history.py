@@ -359,6 +359,10 @@ def transformers_history(folder: Path) -> dict[str, Any]:
 # Frameworks with settings on a command line or in YAML files, and ms-swift.
 
 
+BEFORE_ITS_SETTING = {"vllm.gpu_memory_utilization": 0.9}
+"""What held before a setting existed: OpenRLHF left vLLM its own share."""
+
+
 def _table_history(
     folder: Path,
     name: str,
@@ -379,7 +383,8 @@ def _table_history(
         names.add(wheel, [setting for setting in values if not setting.startswith(kept)])
         present = {former.get(setting, setting): value for setting, value in values.items()}
         for setting in deciding:
-            _add(defaults, wheel, setting, present.get(setting))
+            before = BEFORE_ITS_SETTING.get(setting)
+            _add(defaults, wheel, setting, present.get(setting, before))
     method: dict[str, Any] = {
         "defaults": _changed(defaults, deciding),
         "names": names.partial(releases),
