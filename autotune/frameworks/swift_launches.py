@@ -64,7 +64,6 @@ FORMER_TEXTS: Mapping[str, Mapping[str, str | None]] = {
 """Setting -> its texts in ms-swift 2, and today's; None: the setting is left out."""
 
 FORMER_TUNER = "sft_type"
-ALL_LINEAR = ("ALL", "all-linear")
 
 
 def in_present_terms(launch: LaunchScript) -> LaunchScript:
@@ -229,12 +228,12 @@ def uses_server(settings: Mapping[str, object]) -> bool:
 
 
 WORKERS = "num_infer_workers"
-ENGINES_GPU = "vllm_device"
+ENGINE_DEVICE = "vllm_device"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnginePlace:
+class PlaceOfEngine:
     """GPUs of vLLM by settings of former releases."""
 
     mode: str
@@ -242,7 +241,7 @@ class EnginePlace:
     sentence: str
 
 
-def engine_place(launch: LaunchScript) -> EnginePlace:
+def engine_place(launch: LaunchScript) -> PlaceOfEngine:
     """Return where vLLM runs without `vllm_mode` (`_check_grpo` of `rlhf_args.py` of ms-swift
     3.4): beside the training processes, or on the GPUs that they leave.
     """
@@ -250,12 +249,12 @@ def engine_place(launch: LaunchScript) -> EnginePlace:
     processes = 1 if script_gpus is None else script_gpus.count
     workers = stated_number(launch.stated.get(WORKERS)) or 1
     if not _leaves_gpus(launch, processes, workers):
-        return EnginePlace(
+        return PlaceOfEngine(
             mode="colocate",
             server_gpus=0,
             sentence="vllm_mode=colocate, ms-swift's default up to 3.10: later ones need it",
         )
-    return EnginePlace(
+    return PlaceOfEngine(
         mode="server",
         server_gpus=workers,
         sentence=(
@@ -275,7 +274,7 @@ def _leaves_gpus(
     visible = [word for word in launch.environment.get(VISIBLE_GPUS, "").split(",") if word]
     if visible:
         return len(visible) == processes // nodes + workers
-    if {WORKERS, ENGINES_GPU}.isdisjoint(launch.written):
+    if {WORKERS, ENGINE_DEVICE}.isdisjoint(launch.written):
         return False
     return workers != processes or _names_gpu_behind(launch, processes)
 
@@ -286,7 +285,7 @@ def _plain_number(text: str) -> int:
 
 def _names_gpu_behind(launch: LaunchScript, processes: int) -> bool:
     """Return True if vLLM has a GPU behind those of the training processes: `cuda:7`."""
-    stated = launch.stated.get(ENGINES_GPU)
+    stated = launch.stated.get(ENGINE_DEVICE)
     text = "" if stated is None or stated.text is None else stated.text
     numbers = re.findall(r"\d+", text)
     return bool(numbers) and min(map(int, numbers)) >= processes
