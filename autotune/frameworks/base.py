@@ -330,6 +330,14 @@ def other_global_batch(
         yield f"the global batch is held at {requested}, and {product} makes {total}."
 
 
+def uncounted_evaluation_rows(rows: int, trained_rows: int) -> str:
+    """Return the sentence about an evaluation with larger batches than those of the training."""
+    return (
+        f"no evaluation, whose batches of {rows} rows on a GPU (per_device_eval_batch_size) may"
+        f" need more than the training's of {trained_rows}"
+    )
+
+
 def count_of(settings: Mapping[str, object], name: str) -> int:
     """Return an integer setting; 0 if it is missing or has another type."""
     value = settings.get(name)

@@ -6,6 +6,7 @@ the installed release, keeps its defaults, and says what differs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
@@ -21,6 +22,9 @@ from autotune.request.values import UserFile
 
 BF16 = "bf16"
 ENGINE_MODE = "vllm_mode"
+OF_THE_NEWEST = re.compile(r", TRL's default, where| where \S+ takes ")
+"""Words of a sentence about a default of the newest release."""
+
 LAUNCHED_PRECISIONS = (BF16, "fp16")
 
 
@@ -42,7 +46,8 @@ def with_author_releases(
     former_defaults = releases.former_defaults(trainer.method, hardware.count)
     for name, value in former_defaults.items():
         is_unstated = name in fields and name not in stated
-        if is_unstated and value != fields[name].default:
+        is_other = is_unstated and value != fields[name].default
+        if is_other or (is_unstated and name in trainer.assumed_defaults):
             defaults[name] = value
     return replace(
         file,
@@ -110,7 +115,7 @@ def _with_former_values(
     """Yield the sentences, without those of the newest release's defaults that are not taken."""
     for sentence in sentences:
         name, _, remainder = sentence.partition("=")
-        if name in defaults and ", TRL's default, where" in remainder:
+        if name in defaults and OF_THE_NEWEST.search(remainder):
             continue
         if (
             sentence == former_keys().deciding[ENGINES_GPU]

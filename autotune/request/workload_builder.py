@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from autotune.catalog import model_lookup
 from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput
-from autotune.core.job import Model, Workload
+from autotune.core.job import Model, Tuning, Workload
 from autotune.core.space import KnobValue, SearchSpace
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.trl.settings import OFFLINE
@@ -65,6 +67,25 @@ def about_model(model: Model) -> tuple[str, ...]:
     return (f"the model is {model.name}, {model.origin.removeprefix('assumed ')}",)
 
 
+QUANTISED_NAME = re.compile(
+    r"(?i)(?<![a-z0-9])(?:awq|gptq|aqlm|fp8|int[48]|w[48]a\d+|bnb|[48]bit)(?![a-z0-9])"
+)
+"""Sign in a model's name that its weights are not of 16 bits: `Qwen2.5-7B-Instruct-AWQ`."""
+
+
+def about_quantised_name(
+    file: UserFile,
+    tuning: Tuning,
+) -> Iterator[str]:
+    """Yield the sentence about a launch's model of fewer bits whose files are not here."""
+    name = file.model or ""
+    is_here = Path(name).is_dir()
+    if file.launch is None or is_here or tuning == "qlora":
+        return
+    if QUANTISED_NAME.search(name.rpartition("/")[2]):
+        yield f"weights of 16 bits, although {name} has fewer by its name: it needs less memory"
+
+
 def _named_model(
     flags: FlagValues,
     file: UserFile | None,
@@ -84,7 +105,10 @@ def _named_model(
         raise BadInput(f"{reason} {error.what}", way_out=error.way_out) from error
 
 
-def _model_of_project(file: UserFile, name: str | None) -> Model:
+def _model_of_project(
+    file: UserFile,
+    name: str | None,
+) -> Model:
     """Return a model in place of one of the file's which is not known here."""
     path = str(file.config.path)
     text = ""
@@ -96,7 +120,10 @@ def _model_of_project(file: UserFile, name: str | None) -> Model:
     return model_of_project(path, text, {**names, **file.model_hints})
 
 
-def _hinted_model(flags: FlagValues, file: UserFile | None) -> Model | None:
+def _hinted_model(
+    flags: FlagValues,
+    file: UserFile | None,
+) -> Model | None:
     """Return the shape that the file speaks of elsewhere, as in the name of its run."""
     if file is None or flags.model.name is not None:
         return None
@@ -168,7 +195,10 @@ def _with_file(
     )
 
 
-def _completion_lengths(choice: LengthChoice, method: str) -> TokenLengths | None:
+def _completion_lengths(
+    choice: LengthChoice,
+    method: str,
+) -> TokenLengths | None:
     if choice.completions is None:
         return None
     if method in OFFLINE:

@@ -331,11 +331,14 @@ def _assumed(
                 f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
                 f" {default}: --set {name}=VALUE gives it"
             )
+    kind = kind_of(launch.framework, launch.method)
     for name in (*split.unknown, *split.left_in_script):
         stated = launch.stated[name]
+        if name in kind.names_of_no_model:
+            continue
         if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
             yield f"no memory of the model of {name} (line {stated.line})"
-    yield from _uncounted(launch, fields, kind_of(launch.framework, launch.method))
+    yield from _uncounted(launch, fields, kind)
     gpus_of_script = trainer.script_gpus(launch)
     all_gpus = "" if gpus_of_script is None else str(gpus_of_script.count)
     for name in split.unknown:

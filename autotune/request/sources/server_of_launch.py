@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.engine_servers import SHARE
+from autotune.frameworks.swift_launches import engine_place
 from autotune.frameworks.trl.server_launch import ServerLaunch
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.request.origins import Origin, Source
@@ -75,8 +76,18 @@ def with_rollout_server(
             settings[_MODE] = "server"
             new_names.append(_MODE)
             assumed.append(f"{_MODE}=server: {reason}")
+        else:
+            place = engine_place(launch)
+            settings[_MODE] = place.mode
+            new_names.append(_MODE)
+            assumed.append(place.sentence)
+            if place.server_gpus:
+                settings["server_gpus"] = place.server_gpus
+                new_names.append("server_gpus")
     if not settings.get("use_vllm") or settings.get(_MODE) != "server":
-        return config, origins
+        origin = Origin(source=Source.FILE, place=launch.path, line=launch.line)
+        config = replace(config, settings=settings, assumed=tuple(assumed))
+        return config, {**origins, **dict.fromkeys(new_names, origin)}
 
     line = launch.line
     if server is not None:

@@ -107,7 +107,7 @@ class AbsentModels:
         register = vars(owner)["register"].__func__
 
         def remembered(
-            own_class: Any, config_class: Any, model_class: Any, /, **options: Any
+            own_class: Any, /, config_class: Any, model_class: Any, **options: Any
         ) -> None:
             self._registered[own_class, config_class] = model_class
             register(own_class, config_class, model_class, **options)
