@@ -74,36 +74,37 @@ class Interpreter(CommandRunner):
                 return self._assignments(node, certain)
             case "declaration_command":
                 declare(self, node, certain)
+                self.note_status(True, certain)
                 return True
             case "unset_command":
-                return unset(self, node, certain)
+                return self._noted(unset(self, node, certain), certain)
             case "function_definition":
-                return self.define(node)
+                return self._noted(self.define(node), certain)
 
             # 2. Tests, and what joins commands.
             case "test_command":
-                return self._test(node)
+                return self._noted(self._test(node), certain)
             case "compound_statement" if is_arithmetic(node):
                 formula = self.source.raw(node)[2:-2]
-                return arithmetic_outcome(formula, self.expansion, certain=certain)
+                outcome = arithmetic_outcome(formula, self.expansion, certain=certain)
+                return self._noted(outcome, certain)
             case "list":
                 return self._list(node, certain)
             case "negated_command":
-                return _negated(self._checked(node.named_children[-1], certain))
+                outcome = _negated(self._checked(node.named_children[-1], certain))
+                return self._noted(outcome, certain)
             case "redirected_statement":
                 return self._redirected(node, certain)
 
             # 3. Conditions, loops and groups.
             case "if_statement":
                 return self._if(node, certain)
-            case "while_statement":
-                return self._while(node, certain)
-            case "for_statement":
-                return self._for(node, certain)
+            case "while_statement" | "for_statement" | "c_style_for_statement":
+                outcome = self._loop(node, certain)
+                self.note_status(None)
+                return outcome
             case "case_statement":
                 return self._case(node, certain)
-            case "c_style_for_statement":
-                return self._counted_for(node, certain)
             case "ERROR":
                 return self._uncertain(node.named_children)
             case "subshell":
@@ -113,6 +114,14 @@ class Interpreter(CommandRunner):
             case _:  # program, groups
                 return self.run_all(node.named_children, certain=certain)
 
+    def _noted(
+        self,
+        status: Truth,
+        certain: bool,
+    ) -> Truth:
+        self.note_status(status, certain)
+        return status
+
     def _assignments(
         self,
         node: Node,
@@ -120,8 +129,11 @@ class Interpreter(CommandRunner):
     ) -> Truth:
         nodes = [node] if node.type == "variable_assignment" else node.named_children
         self.output_status = True
+        outputs = self.outputs
         for assignment in nodes:
             assign(self, assignment, certain)
+        if self.outputs == outputs:
+            self.note_status(True, certain)
         return self._status_of_output()
 
     def _status_of_output(self) -> Truth:
@@ -200,6 +212,7 @@ class Interpreter(CommandRunner):
         """Interpret the command behind `&&` or `||`."""
         if status is None:
             self.run(second, certain=False)
+            self.note_status(None)
             return None
         if status is is_and:
             return self.run(second, certain=certain)
@@ -234,12 +247,13 @@ class Interpreter(CommandRunner):
                 return self.run_all(body, certain=certain)
             self._uncertain(body)
             may_be_over = True
-        return None if may_be_over else True
+        return None if may_be_over else self._noted(True, certain)
 
     def _uncertain(self, nodes: Sequence[Node]) -> Truth:
         """Interpret what a run may reach or not; what would end the script there does not."""
         with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
             self.run_all(nodes, certain=False)
+        self.note_status(None)
         return None
 
     def _test(self, node: Node) -> Truth:
@@ -258,6 +272,17 @@ class Interpreter(CommandRunner):
         return outcome
 
     # Loops and cases.
+
+    def _loop(
+        self,
+        node: Node,
+        certain: bool,
+    ) -> Truth:
+        if node.type == "while_statement":
+            return self._while(node, certain)
+        if node.type == "for_statement":
+            return self._for(node, certain)
+        return self._counted_for(node, certain)
 
     def _while(
         self,
@@ -400,6 +425,7 @@ class Interpreter(CommandRunner):
             falls_through = ending == ";&"
             if ending not in (";&", ";;&"):
                 return status
+        self.note_status(None if falls_through else True, certain)
         return True
 
     def _matches(
@@ -409,7 +435,11 @@ class Interpreter(CommandRunner):
     ) -> Truth:
         for node in item.children_by_field_name("value"):
             pattern = self.pattern_of(self.source.raw(node))
-            matches = None if UNKNOWN in pattern else matches_pattern(value, pattern)
+            matches = (
+                None
+                if UNKNOWN in pattern
+                else matches_pattern(value, pattern, has_extended=self.has_extended())
+            )
             if matches is not False:
                 return matches
         return False

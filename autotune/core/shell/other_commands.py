@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from tree_sitter import Node
 
 from autotune.core.shell.command_texts import TextRunner
+from autotune.core.shell.program_lookup import command_prints, type_prints
 from autotune.core.shell.programs import is_text_program, printed_by
 from autotune.core.shell.sourced_files import is_of_the_machine, sourced_text
 from autotune.core.shell.state import FunctionEnd, LoopEnd, ScriptEnd, SimpleCommand, Truth, end_of
@@ -111,7 +112,10 @@ class OtherCommands(TextRunner):
             del command_words[0]
         if not command_words:
             return True
+        if command_words[0].text in ("-v", "-V") and prefix.text == "command":
+            return self._look_up(command_words, certain)
         if command_words[0].text.startswith("-"):
+            self.emit(UNKNOWN)
             return None
         passed_over = None
         name = command_words[0].text
@@ -124,6 +128,20 @@ class OtherCommands(TextRunner):
                 self.functions[name] = passed_over
         if prefix.text == "exec" and certain:
             raise ScriptEnd
+        return status
+
+    def _look_up(
+        self,
+        command_words: Sequence[Word],
+        certain: bool,
+    ) -> Truth:
+        """`command -v NAME`."""
+        option, *names = (word.text for word in command_words)
+        if option == "-v":
+            status = command_prints(self, names, certain)
+        else:
+            status = type_prints(self, names, certain)
+        self.note_status(status, certain)
         return status
 
     def with_environment(

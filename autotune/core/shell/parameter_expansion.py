@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from autotune.core.shell.patterns import is_readable, replaced_text, replacement, stripped
+from autotune.core.shell.patterns import matcher_of, replaced_text, replacement, stripped
+from autotune.core.shell.transformations import transformed
 from autotune.core.shell.unset import mark_of, plain
 from autotune.core.shell.variable_values import (
     NAME,
@@ -33,6 +34,8 @@ class ShellParameters(ShellVariables):
         """Return the value of `${inner}`."""
         if inner.startswith("#"):
             return self._length(inner[1:])
+        if inner == "!#":
+            return self.arguments[-1] if self.arguments else self.script
         if inner.startswith("!"):
             return self._indirect(inner[1:])
         match = _PARAMETER.match(inner)
@@ -146,9 +149,15 @@ class ShellParameters(ShellVariables):
         for sign in ("##", "#", "%%", "%"):
             if operation.startswith(sign):
                 pattern = self.pattern(operation[len(sign) :])
-                if UNKNOWN in text + pattern or not is_readable(pattern):
+                matches = matcher_of(
+                    pattern, has_extended=self.has_extended(), longest_text=len(text)
+                )
+                if UNKNOWN in text + pattern or matches is None:
                     return UNKNOWN
-                return stripped(text, pattern, at_front=sign[0] == "#", longest=len(sign) == 2)
+                return stripped(text, matches, at_front=sign[0] == "#", longest=len(sign) == 2)
+        if operation.startswith("@"):
+            changed = None if UNKNOWN in text else transformed(text, operation[1:])
+            return UNKNOWN if changed is None else changed
         if operation.startswith("/"):
             change = replacement(operation)
             new = self.joined(change.new)
@@ -186,9 +195,9 @@ class ShellParameters(ShellVariables):
         if start < 0:
             start = max(0, start + len(value))
         elif isinstance(value, list) and name in ("@", "*"):
-            start = max(0, start - 1)  # the arguments are counted from 1
+            value = [*words_from([self.script]), *value]  # the arguments are counted from 1
         length = int(count)
-        end = start + length
+        end = start + length if length_text is not None else len(value)
         if length < 0:
             end = len(value) + length
         return value[start:end]

@@ -10,7 +10,16 @@ from tree_sitter import Node
 from autotune.core.shell.braces import brace_expanded
 from autotune.core.shell.quotes import NotClosed
 from autotune.core.shell.state import ShellState, Truth, unknown_word
-from autotune.core.shell.variable_values import NAME, UNKNOWN, Value, Word, items_of, words_from
+from autotune.core.shell.unknown_texts import UnknownText, UnknownTexts, has_own_default
+from autotune.core.shell.variable_values import (
+    NAME,
+    UNKNOWN,
+    Value,
+    Word,
+    as_text,
+    items_of,
+    words_from,
+)
 
 _KEYED = re.compile(r"\[(?P<key>[^\]]*)\]=")
 _ASSIGNED_TEXT = re.compile(r"(?P<name>[A-Za-z_]\w*)=(?P<value>.*)", re.DOTALL)
@@ -25,6 +34,7 @@ def assign(
     """Return the name and the new value, which takes effect."""
     target = _target(shell, node)
     value = _value(shell, node)
+    _note_unknown(shell, node, value, certain)
     if not certain:
         value = _unknown(value, shell.source.line(node))
     subscript = _SUBSCRIPT.fullmatch(target)
@@ -35,6 +45,42 @@ def assign(
             return name, _assign_item(shell, name, subscript["index"], value)
     is_added = any(child.type == "+=" for child in node.children)
     return name, set_variable(shell, name, value, is_added=is_added)
+
+
+def _note_unknown(
+    shell: ShellState,
+    node: Node,
+    value: Value,
+    certain: bool,
+) -> None:
+    """Note why the value of an assignment is not known, or that it is."""
+    name = _SUBSCRIPT.sub(r"\g<name>", _target(shell, node))
+    value_node = node.child_by_field_name("value")
+    unknown = shell.expansion.unknown
+    before: UnknownTexts = ()
+    if any(child.type == "+=" for child in node.children):
+        before = unknown.get(name, ())
+    is_known = certain and UNKNOWN not in as_text(value)
+    if value_node is None or is_known:
+        unknown[name] = before
+        return
+    raw = shell.source.raw(value_node)
+    needed: UnknownTexts = ()
+    if UNKNOWN in as_text(value):
+        needed = shell.expansion.why_unknown(raw)
+    if needed in ((), (UnknownText(text=raw),)):
+        line = 0
+        if shell.source is shell.main_source:
+            line = shell.source.line(node)
+        own_text = UnknownText(
+            text=raw,
+            variable=name,
+            line=line,
+            is_default=has_own_default(name, raw),
+            is_certain=certain,
+        )
+        needed = (own_text,)
+    unknown[name] = tuple(dict.fromkeys((*before, *needed)))
 
 
 def set_variable(

@@ -18,6 +18,7 @@ from autotune.frameworks.copied_defaults import CopiedDefault, copied_defaults, 
 from autotune.frameworks.launch_arguments import is_known, stated_value
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.trl.user_config import UserConfig
+from autotune.frameworks.unknown_values import ways_to_state, why_not_known
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
 from autotune.request.origins import Origin, Source
 
@@ -90,10 +91,13 @@ def _refuse_outputs_of_commands(
     """Refuse settings whose values are the output of other programs, which never run."""
     if not split.outputs:
         return
-    names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
+    names = list(split.outputs)
+    way_out = " ".join(f"--hold {name}=VALUE" for name in names)
+    if len(names) == 1:
+        way_out = ways_to_state(names[0], launch.stated[names[0]].unknown)
     raise BadInput(
         f"{launch.path}: {'; '.join(split.outputs.values())}.",
-        way_out=f"Write its value, or give it: {names}.",
+        way_out=f"Write its value, or give it: {way_out}.",
     )
 
 
@@ -279,9 +283,7 @@ def _split(
         elif not is_known(stated) and (_has_default(fields[name]) or "null" in fields[name].kinds):
             split.lacking.append(name)
         elif not is_known(stated):
-            split.outputs[name] = (
-                f"line {stated.line}: {name} is the output of a command, which is not run"
-            )
+            split.outputs[name] = f"line {stated.line}: {name} has {why_not_known(stated.unknown)}"
         else:
             value = stated_value(stated, fields[name])
             if launch.dotted and isinstance(value, bool) and "bool" not in fields[name].kinds:
@@ -322,7 +324,7 @@ def _assumed(
         if stated.unset:
             reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
         else:
-            reason = f"has the output of a command, which is not run. Give it: --set {name}=VALUE"
+            reason = f"has {why_not_known(stated.unknown)}. Give it: --set {name}=VALUE"
         yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
     fields = trainer.fields()
     for name, default in trainer.assumed_defaults.items():

@@ -28,6 +28,7 @@ from autotune.frameworks.trl.user_launch_files import (
     read_deepspeed,
     sharding_of_absent,
 )
+from autotune.frameworks.unknown_values import variables_with_default, why_not_known
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.launch_text import (
     MAX_SCRIPT_BYTES,
@@ -269,10 +270,14 @@ def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
             value = word.text
         is_name = value.replace(UNKNOWN, "").strip() != "" or OF_RUN.search(option.lower())
         if not is_name:
+            variables = variables_with_default(word.unknown)
+            way_out = "Write its value."
+            if variables:
+                way_out = f"Write its value, or give it: {variables} autotune ..."
             raise BadInput(
-                f"{path}, line {word.line}: {option or 'an argument of the training'} has the"
-                " output of a command, which is not run.",
-                way_out="Write its value.",
+                f"{path}, line {word.line}: {option or 'an argument of the training'} has"
+                f" {why_not_known(word.unknown)}.",
+                way_out=way_out,
             )
 
 

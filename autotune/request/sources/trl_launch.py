@@ -20,6 +20,7 @@ from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.frameworks.trl.user_launch_files import launch_of_options, read_deepspeed
+from autotune.frameworks.unknown_values import ways_to_state, why_not_known
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
@@ -119,9 +120,8 @@ def trl_launch_config(
             assumed.append(_default_taken(name, stated, fields[present_name]))
         elif not name.startswith(SIDE_EFFECTS) and name not in OF_MODEL:
             raise BadInput(
-                f"{launch.path}, line {stated.line}: {name} is the output of a command, which is"
-                " not run.",
-                way_out=f"Write its value, or give it with --hold {name}=VALUE.",
+                f"{launch.path}, line {stated.line}: {name} has {why_not_known(stated.unknown)}.",
+                way_out=f"Write its value, or give it: {ways_to_state(name, stated.unknown)}.",
             )
 
     # 3. The launcher's own file, which is relative to the script.
@@ -198,7 +198,7 @@ def _default_taken(
 ) -> str:
     """Return the sentence about a setting whose value only a run of the script has."""
     default = None if setting is None else setting.default
-    reason = "has the output of a command, which is not run"
+    reason = f"has {why_not_known(stated.unknown)}"
     way = f"--set {name}=VALUE"
     if stated.unset:
         reason = f"needs {variables(stated)}, not set"
