@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from autotune.core.shell.patterns import matcher_of, replaced_text, replacement, stripped
 from autotune.core.shell.transformations import transformed
@@ -198,6 +198,11 @@ class ShellParameters(ShellVariables):
             value = [*words_from([self.script]), *value]  # the arguments are counted from 1
         length = int(count)
         end = start + length if length_text is not None else len(value)
+        items = self.variables.get(name)
+        if isinstance(value, list) and isinstance(items, dict):
+            if int(first) < 0:
+                return UNKNOWN
+            return _sliced_by_place(items, start, None if length_text is None else length)
         if length < 0:
             end = len(value) + length
         return value[start:end]
@@ -246,6 +251,19 @@ class ShellParameters(ShellVariables):
         result = self.assigned(alternative)
         self.variables[name] = result
         return result
+
+
+def _sliced_by_place(
+    items: Mapping[str, str],
+    start: int,
+    length: int | None,
+) -> str | list[Word]:
+    """Return a part of an array with gaps: from a place on, so many items."""
+    places = sorted(int(place) for place in items if place.isdecimal())
+    if len(places) < len(items):
+        return UNKNOWN  # a table, whose order only a run has
+    chosen = [items[str(place)] for place in places if place >= start]
+    return words_from(chosen if length is None else chosen[:length])
 
 
 def _has_unknown_length(items: Sequence[Word]) -> bool:

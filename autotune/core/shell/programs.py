@@ -174,12 +174,23 @@ def _absolute(
     arguments: Sequence[str],
     certain: bool,
 ) -> str | None:
-    """`realpath` and `readlink -f`."""
+    """`realpath NAME`."""
     names = [argument for argument in arguments if not argument.startswith("-")]
     options = {argument for argument in arguments if argument.startswith("-")}
     if not options <= _OF_PATHS or len(names) != 1 or UNKNOWN in names[0] or not shell.folder:
         return None
     return os.path.normpath(os.path.join(shell.folder, names[0])) + "\n"  # noqa: PTH118
+
+
+def _link(
+    shell: ShellState,
+    arguments: Sequence[str],
+    certain: bool,
+) -> str | None:
+    """`readlink -f`; without the option, it prints where a link points."""
+    if not any(argument.startswith("-") for argument in arguments):
+        return None
+    return _absolute(shell, arguments, certain)
 
 
 def _working_folder(
@@ -280,7 +291,7 @@ _PROGRAMS: Mapping[str, Program] = {
     "pwd": _working_folder,
     "python": _python,
     "python3": _python,
-    "readlink": _absolute,
+    "readlink": _link,
     "realpath": _absolute,
     "sed": _stream_editor,
     "tee": _tee,

@@ -35,6 +35,11 @@ def read(
         count = values.get("n", values.get("N", ""))
         text = text.removesuffix("\n")[: int(count)] if count.isdecimal() else None
         is_ended = True
+    is_array = array is not None
+    if text is not None and "r" not in values:
+        text = _without_backslashes(text, is_split=is_array or len(names) > 1)
+    if not names and not is_array:
+        names = ["REPLY"]
     if not call.certain or text is None or UNKNOWN in text:
         for name in names:
             shell.variables[name] = UNKNOWN
@@ -47,7 +52,8 @@ def read(
     # 3. Its parts.
     separators = call.settings.get("IFS", shell.expansion.separators)
     blanks = "".join(char for char in separators if char in BLANKS)
-    text = text.strip(blanks)
+    if names != ["REPLY"]:
+        text = text.strip(blanks)
     if array is not None:
         shell.variables[array] = words_from(_items_read(text, separators))
         return is_whole
@@ -58,6 +64,18 @@ def read(
     for name, part in zip(names, [*parts, *missing], strict=False):
         shell.variables[name] = part
     return is_whole
+
+
+def _without_backslashes(
+    text: str,
+    *,
+    is_split: bool,
+) -> str | None:
+    """Return the text as `read` without `-r` has it; None: a backslash may keep a blank."""
+    text = text.replace("\\\n", "")
+    if re.search(r"\\[\s\\]", text) or (is_split and "\\" in text):
+        return None
+    return text.replace("\\", "")
 
 
 def _options_of(
