@@ -26,11 +26,11 @@ from autotune.frameworks.launch_kinds import (
     last_part,
     launch_kinds,
 )
+from autotune.frameworks.measured_commands import MEASURED_INSTEAD
 from autotune.frameworks.nearest_miss import entry_point_not_read, is_program, nothing_known
 from autotune.frameworks.unset_variables import without_value
 
 ANY = "any"  # a module that runs several methods
-MEASURED_INSTEAD = "The command itself is measured: --framework command -- COMMAND."
 
 
 class _LaunchSettings(NamedTuple):
@@ -331,10 +331,7 @@ def _refuse_sharding_of_the_launcher(path: str, training: _Training) -> None:
             raise BadInput(
                 f"{path}, line {file_name.line}: the sharding of {file_name.text} is the"
                 f" launcher's, and {framework} has its own.",
-                way_out=(
-                    f"State it in {framework}'s settings, or measure the command: --framework"
-                    " command -- COMMAND."
-                ),
+                way_out=f"State it in {framework}'s settings. {MEASURED_INSTEAD}",
             )
 
 

@@ -19,9 +19,14 @@ def why_not_known(unknown: Sequence[UnknownText]) -> str:
     return f"{what}: {named}" if named else what
 
 
-def ways_to_state(name: str, unknown: Sequence[UnknownText]) -> str:
+def ways_to_state(
+    name: str,
+    unknown: Sequence[UnknownText],
+    *,
+    flag: str = "--hold",
+) -> str:
     """Return the ways to give a setting: variables that have a default, and the setting itself."""
-    setting = f"--hold {name}=VALUE"
+    setting = f"{flag} {name}=VALUE"
     variables = variables_with_default(unknown)
     return f"{variables} autotune ..., or {setting}" if variables else setting
 
@@ -30,6 +35,6 @@ def variables_with_default(unknown: Sequence[UnknownText]) -> str:
     """Return the assignments in front of the command that make a value known; empty: others are
     needed as well.
     """
-    if not all(text.is_default for text in unknown):
+    if not unknown or not all(text.is_default for text in unknown):
         return ""
     return " ".join(f"{text.variable}=VALUE" for text in unknown)

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from autotune.core.shell.quotes import NotClosed, bracket_end, quote_end
+
 SHOWN_CHARACTERS = 60
 
 _NAMED = re.compile(r"\$\{?[!#]?(?P<dollar>[A-Za-z_]\w*)|(?<![\w$.])(?P<bare>[A-Za-z_]\w*)")
@@ -54,6 +56,22 @@ def names_in_expansions(raw: str) -> Iterator[str]:
             yield match["dollar"]
         elif is_arithmetic:
             yield match["bare"]
+
+
+def expansion_in(raw: str) -> str:
+    """Return the first expansion of a text: `$(nproc)` of `--n=$(nproc)`."""
+    match = re.search(r"\$|`", raw)
+    if match is None:
+        return raw
+    place = match.start()
+    try:
+        if match[0] == "`":
+            return raw[place : quote_end(raw, "`", place + 1)]
+        if raw[place + 1 : place + 2] in ("(", "{"):
+            return raw[place : bracket_end(raw, place + 1)]
+    except NotClosed:
+        pass
+    return raw[place:]
 
 
 def has_own_default(variable: str, raw: str) -> bool:

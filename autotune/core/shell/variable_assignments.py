@@ -10,7 +10,12 @@ from tree_sitter import Node
 from autotune.core.shell.braces import brace_expanded
 from autotune.core.shell.quotes import NotClosed
 from autotune.core.shell.state import ShellState, Truth, unknown_word
-from autotune.core.shell.unknown_texts import UnknownText, UnknownTexts, has_own_default
+from autotune.core.shell.unknown_texts import (
+    UnknownText,
+    UnknownTexts,
+    expansion_in,
+    has_own_default,
+)
 from autotune.core.shell.variable_values import (
     NAME,
     UNKNOWN,
@@ -68,7 +73,7 @@ def _note_unknown(
     needed: UnknownTexts = ()
     if UNKNOWN in as_text(value):
         needed = shell.expansion.why_unknown(raw)
-    if needed in ((), (UnknownText(text=raw),)):
+    if needed in ((), (UnknownText(text=expansion_in(raw)),)):
         line = 0
         if shell.source is shell.main_source:
             line = shell.source.line(node)

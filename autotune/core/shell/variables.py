@@ -9,7 +9,12 @@ from dataclasses import dataclass, field
 from autotune.core.shell.arithmetic import ShellNumber, Variables, formula_value
 from autotune.core.shell.budget import Budget
 from autotune.core.shell.quotes import NotClosed
-from autotune.core.shell.unknown_texts import UnknownText, UnknownTexts, names_in_expansions
+from autotune.core.shell.unknown_texts import (
+    UnknownText,
+    UnknownTexts,
+    expansion_in,
+    names_in_expansions,
+)
 from autotune.core.shell.unset import mark_of, names_in, plain
 from autotune.core.shell.variable_values import BLANKS, UNKNOWN, Value, Word, as_text
 
@@ -113,7 +118,7 @@ class ShellVariables:
             if UNKNOWN in as_text(self.variables.get(name, "")):
                 needed += self.unknown.get(name) or (UnknownText(text=f"${name}"),)
         if not needed:
-            needed.append(UnknownText(text=raw))
+            needed.append(UnknownText(text=expansion_in(raw)))
         return tuple(dict.fromkeys(needed))
 
     def assigned(self, raw: str) -> str:

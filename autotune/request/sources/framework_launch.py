@@ -17,6 +17,7 @@ from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.copied_defaults import CopiedDefault, copied_defaults, named_file
 from autotune.frameworks.launch_arguments import is_known, stated_value
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
+from autotune.frameworks.measured_commands import MEASURED_INSTEAD
 from autotune.frameworks.trl.user_config import UserConfig
 from autotune.frameworks.unknown_values import ways_to_state, why_not_known
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
@@ -237,7 +238,7 @@ def _refuse_unread_files(
         if reason is not None:
             raise BadInput(
                 f"{launch.path}, line {stated.line}: {reason}.",
-                way_out="Leave it out, or use --framework command.",
+                way_out=f"Leave it out. {MEASURED_INSTEAD}",
             )
 
 
@@ -324,7 +325,8 @@ def _assumed(
         if stated.unset:
             reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
         else:
-            reason = f"has {why_not_known(stated.unknown)}. Give it: --set {name}=VALUE"
+            ways = ways_to_state(name, stated.unknown, flag="--set")
+            reason = f"has {why_not_known(stated.unknown)}. Give it: {ways}"
         yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
     fields = trainer.fields()
     for name, default in trainer.assumed_defaults.items():

@@ -199,7 +199,7 @@ def _default_taken(
     """Return the sentence about a setting whose value only a run of the script has."""
     default = None if setting is None else setting.default
     reason = f"has {why_not_known(stated.unknown)}"
-    way = f"--set {name}=VALUE"
+    way = ways_to_state(name, stated.unknown, flag="--set")
     if stated.unset:
         reason = f"needs {variables(stated)}, not set"
         way = ways_to_give(name, stated)
