@@ -176,3 +176,20 @@ def test_programs_of_a_training_are_installed(text: str, value: str, said: str) 
     assert launch.words[1].text == value
     assert len(launch.doubts) == bool(said)
     assert said in "".join(launch.doubts)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "N=$(echo $GPUS | tr , '\\n' | wc -l)\nlaunch $N",
+        "launch $(seq 1 $((GPUS + 1)))",
+        'read -r N < <(echo "$GPUS" | cut -d, -f1)\nlaunch x$N',
+        "echo $GPUS | xargs launch a",
+        'echo "launch x$GPUS" | bash',
+    ],
+)
+def test_what_a_program_makes_of_an_unset_variable_names_it(text: str) -> None:
+    """Bash counts one line of `echo`: the variable is named all the same."""
+    *_, launch = [command for command in commands_of(text) if command.words[0].text == "launch"]
+    assert launch.words[1].unset + launch.words[-1].missing == ("GPUS",)
+    assert all(ord(char) < 0xE000 for word in launch.words for char in word.text)

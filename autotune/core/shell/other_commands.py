@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tree_sitter import Node
@@ -15,7 +15,7 @@ from autotune.core.shell.sourced_files import is_of_the_machine, sourced_text
 from autotune.core.shell.state import FunctionEnd, LoopEnd, ScriptEnd, SimpleCommand, Truth, end_of
 from autotune.core.shell.syntax_tree import is_readable
 from autotune.core.shell.text_streams import text_of_file
-from autotune.core.shell.unset import plain
+from autotune.core.shell.unset import names_in, plain, with_marks, with_references
 from autotune.core.shell.variable_values import UNKNOWN, Word, words_from
 
 SHELL_PROGRAMS = ("bash", "sh", "zsh")
@@ -97,7 +97,8 @@ class OtherCommands(TextRunner):
             self.touched_files |= {word.text for word in start.command_words[1:]}
         if self.printed is not None or name in CHANGE_FILES:
             arguments = [word.text for word in start.command_words[1:]]
-            self.emit(printed_by(self, name, arguments, certain))
+            printed = printed_by(self, name, arguments, certain)
+            self.emit(with_marks(printed, _unset_in(start.command_words)))
 
     def behind_prefix(
         self,
@@ -200,16 +201,21 @@ class OtherCommands(TextRunner):
             return None
         parts: list[list[str]] = [[UNKNOWN]]
         if UNKNOWN not in text:
-            parts = _parts_for_xargs(text, options)
+            parts = _parts_for_xargs(plain(text), options)
+        unset = names_in(text)
         for part in parts[:MAX_PARTS]:
-            added = words_from(part)
+            added = [replace(word, unset=unset) for word in words_from(part)]
             if options.sign:
                 changed = [
                     replace(word, text=word.text.replace(options.sign, part[0]), span=None)
                     for word in command_words
                 ]
-            else:
+            elif added:
                 changed = [*command_words, *added]
+            else:  # started once, without what the variable would have given
+                last_word = command_words[-1]
+                missing = (*last_word.missing, *unset)
+                changed = [*command_words[:-1], replace(last_word, missing=missing)]
             self.start(replace(start, command_words=changed), certain and len(parts) == 1)
         return None
 
@@ -289,7 +295,8 @@ class OtherCommands(TextRunner):
                 word = command_words[following + 1]
                 return OtherShell(place, word.for_shell or word.text, texts[following + 2 :])
             if option in ("", "-s", "-") and self.received is not None and place == 0:
-                return OtherShell(place, self.received.all(), ["bash", *texts[following + 1 :]])
+                text = with_references(self.received.all())
+                return OtherShell(place, text, ["bash", *texts[following + 1 :]])
             if option and not option.startswith("-"):
                 return self._script(place, option, texts[following:])
         if last_part(texts[0]) in TERMINALS:
@@ -364,6 +371,12 @@ class OtherCommands(TextRunner):
             self.commands[place] = replace(command, doubts=(*command.doubts, sentence))
 
 
+def _unset_in(command_words: Sequence[Word]) -> Iterator[str]:
+    for word in command_words:
+        yield from word.unset
+        yield from word.missing
+
+
 def _text_of_terminal(texts: Sequence[str]) -> OtherShell | None:
     """Return the commands of `ssh HOST "..."` and `tmux send-keys "..." Enter`."""
     for place in range(len(texts) - 1, 0, -1):
@@ -415,5 +428,7 @@ def _parts_for_xargs(
     if options.sign:
         return [[line.strip()] for line in text.splitlines() if line.strip()]
     command_words = text.split()
-    count = options.count or max(1, len(command_words))
+    if not command_words:
+        return [[]]
+    count = options.count or len(command_words)
     return [command_words[place : place + count] for place in range(0, len(command_words), count)]

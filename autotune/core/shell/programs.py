@@ -15,6 +15,7 @@ from autotune.core.shell.expr_program import expression_value
 from autotune.core.shell.filters import NAMES_ITS_FILE, TEXT_FILTERS, WITHOUT_INPUT
 from autotune.core.shell.state import ShellState
 from autotune.core.shell.text_streams import text_of_file, write_file
+from autotune.core.shell.unset import names_in, plain, with_marks
 from autotune.core.shell.variable_values import UNKNOWN
 
 Program = Callable[[ShellState, Sequence[str], bool], str | None]
@@ -58,7 +59,8 @@ def _filtered(
         if text is None or UNKNOWN in text or len(text) > MAX_READ:
             return None
         received = text
-    return TEXT_FILTERS[name](arguments, received)
+    printed = TEXT_FILTERS[name](arguments, plain(received))
+    return None if printed is None else with_marks(printed, names_in(received))
 
 
 def _input_of(
@@ -221,7 +223,9 @@ def _calculator(
     """`bc`, of whole numbers."""
     if set(arguments) - {"-l", "-q"} or "-l" in arguments or shell.received is None:
         return None
-    return _whole_number(shell, shell.received.all())
+    formula = shell.received.all()
+    printed = _whole_number(shell, plain(formula))
+    return None if printed is None else with_marks(printed, names_in(formula))
 
 
 _PRINTED_FORMULA = re.compile(r"\s*BEGIN\s*\{\s*print\s+([^{}]*?)\s*;?\s*\}\s*|print\(([^()]*)\)")
