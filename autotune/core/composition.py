@@ -10,8 +10,8 @@ from typing import Literal
 
 from autotune.core.measurement import Phase
 
-Role = Literal["policy", "reference", "critic", "reward", "engine"]
-"""Part of a resident model in the training."""
+Role = Literal["policy", "reference", "critic", "reward", "engine", "beside"]
+"""Part of a resident model in the training. `beside`: the script keeps it, and no trainer."""
 
 ShardedState = Literal["none", "optimizer", "gradients", "parameters", "tensor"]
 """Training state that is divided over the ranks, each value with those before it. `none`: a replica

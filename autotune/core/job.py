@@ -16,7 +16,7 @@ from autotune.core.secrets import without_secret_settings
 from autotune.core.space import KnobValue, SearchSpace, fingerprint
 
 if TYPE_CHECKING:
-    from autotune.core.user_script import LaunchScript, UserScript
+    from autotune.core.user_script import LaunchScript, ModelBeside, UserScript
 
 DeviceKind = Literal["cpu", "cuda"]
 """Kind of a device. Collectives run over gloo on CPUs and over NCCL on NVIDIA GPUs."""
@@ -114,6 +114,7 @@ class Workload:
     defaults: Mapping[str, KnobValue] = field(default_factory=dict)
     launch: LaunchScript | None = None  # the user's shell script, in place of a configuration file
     script: UserScript | None = None  # the user's training script, in place of a configuration file
+    models_beside: tuple[ModelBeside, ...] = ()  # that the script keeps on its GPU, of a prediction
     trust_remote_code: bool = False
     seed: int = 42
 

@@ -118,6 +118,14 @@ class ScriptModel:
 
 
 @dataclass(frozen=True, kw_only=True)
+class ModelBeside:
+    """Model that a script keeps on its GPU beside those of its trainer."""
+
+    name: str
+    weight_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
 class ScriptInspection:
     """Arguments that the script passes to its trainer."""
 
@@ -150,6 +158,9 @@ class ScriptInspection:
     is_for_one_gpu: bool = False  # its batch does not divide by the GPUs of the request
     own_rows: bool = False  # a collator of the script's makes the rows of a batch
     unsloth: Mapping[str, Any] = field(default_factory=dict)  # arguments of unsloth's functions
+    models_beside: tuple[
+        ModelBeside, ...
+    ] = ()  # models of a prediction's script that nobody trains
 
 
 @dataclass(frozen=True, kw_only=True)

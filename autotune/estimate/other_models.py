@@ -26,8 +26,8 @@ TURN_PARTS: tuple[Part, ...] = ("gradients", "activations", "logits")
 
 STATE: tuple[Part, ...] = ("weights", "optimizer")
 
-# the one model outside a framework's traced step: there are no completions to judge
-REWARD_ROLE = "reward"
+# models outside a framework's traced step: there are no completions to judge
+UNTRACED = ("reward", "beside")
 WITHOUT_VOCABULARY = ("critic", "reward")  # roles whose model has one output
 
 ModelPart = tuple[str, int]  # part and bytes
@@ -59,7 +59,7 @@ def _is_outside(resident: Resident, trace: Trace) -> bool:
     """Return True for a model that the trace does not contain."""
     if resident.role in ("policy", "engine") or resident.shares_weights_with is not None:
         return False
-    return trace.basis != "traced" or resident.role == REWARD_ROLE
+    return trace.basis != "traced" or resident.role in UNTRACED
 
 
 class _OtherModel:

@@ -40,7 +40,7 @@ POLICY_PARTS = (
 )
 OTHER_MODEL_PARTS = tuple(
     f"{role}_{part}"
-    for role in ("reference", "critic", "reward")
+    for role in ("reference", "critic", "reward", "beside")
     for part in ("weights", "gradients", "optimizer", "activations", "inputs")
 )
 PARTS = (

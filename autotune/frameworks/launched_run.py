@@ -23,6 +23,7 @@ from autotune.core.measurement import Phase, ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.frameworks.base import KINDS, Field, Settings, Trainer, plain_default
 from autotune.frameworks.dataset_measurement import measure_rows
+from autotune.frameworks.residents_beside import with_models_beside
 from autotune.frameworks.stand_in_step import StandInSpec, compose, trace_request
 from autotune.machine.nvml import DEVICE_ORDER
 
@@ -173,7 +174,8 @@ class Launched(Trainer):
         return trace_request(self.step(candidate.settings, task), task)
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return compose(self.step(candidate.settings, task), task)
+        composition = compose(self.step(candidate.settings, task), task)
+        return with_models_beside(composition, task.workload)
 
     def fields(self) -> Mapping[str, Field]:
         fields = {}

@@ -16,7 +16,7 @@ from autotune.frameworks.trl.user_config import UserConfig
 from autotune.request.origins import HeldSettings, Origin
 
 if TYPE_CHECKING:
-    from autotune.core.user_script import LaunchScript, UserScript
+    from autotune.core.user_script import LaunchScript, ModelBeside, UserScript
     from autotune.request.sources.author_release import AuthorReleases
 
 LOCAL = "local"  # value of --gpus: the devices of this machine
@@ -183,6 +183,7 @@ class UserFile:
     launch: LaunchScript | None = None
     unread: frozenset[str] = frozenset()  # settings that it states, and that flags state instead
     script_gpus: ScriptGpus | None = None  # of a launch script; None: it does not say
+    models_beside: tuple[ModelBeside, ...] = ()  # that a training script keeps on its GPU
     script: UserScript | None = None
     names: frozenset[str] = frozenset()  # of its settings as written, those of former releases too
     releases: AuthorReleases | None = None  # of its author; None: not listed, or not looked for

@@ -164,6 +164,7 @@ def _with_file(
         defaults=unstated,
         launch=file.launch,
         script=file.script,
+        models_beside=file.models_beside,
     )
 
 

@@ -56,6 +56,21 @@ def test_a_model_counts_in_its_own_phases_alone() -> None:
     assert other_bytes(reference) == {"score": {"reference_weights": 100 * MIB}}
 
 
+def test_a_model_that_the_script_keeps_is_there_in_every_phase() -> None:
+    judge = Resident(
+        role="beside",
+        model="any",
+        ranks=(0,),
+        dtype="bfloat16",
+        trains=False,
+        weight_bytes=7 * MIB,
+    )
+    by_phase = other_bytes(judge)
+    assert set(by_phase) == set(PHASES)
+    assert set(by_phase["load"].items()) == {("beside_weights", 7 * MIB)}
+    assert all(parts == by_phase["load"] for parts in by_phase.values())
+
+
 def test_sharded_weights_are_divided_by_the_ranks() -> None:
     reference = Resident(
         role="reference",

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from autotune.core.composition import Composition
 from autotune.core.errors import BadInput
 from autotune.frameworks.trl.look_worker import keeping_worker
 from autotune.request.flags import Flags
@@ -65,6 +66,11 @@ def reading(source: str, **stated: Any) -> tuple[dict[str, Any], str]:
     flags = Flags(mode="predict", script="train.py", gpus="8xH100", **stated)
     request = parse_request(flags)
     return dict(candidate_of_job(request).settings), "\n".join(request.assumed)
+
+
+def composition_of_script() -> Composition:
+    request = parse_request(Flags(mode="predict", script="train.py", gpus="8xH100"))
+    return request.trainer.compose(candidate_of_job(request), request.job.task)
 
 
 # Between the construction and the training.
@@ -237,10 +243,52 @@ SFTTrainer = Mine
 def test_a_model_on_a_gpu_beside_the_trained_one_is_said() -> None:
     teacher = "teacher = AutoModelForCausalLM.from_pretrained(JUDGE).to('cuda')\n"
     _, sentences = reading(teacher + SUPERVISED)
-    assert "no memory of Qwen/Qwen2.5-7B-Instruct, which the script loads as well" in sentences
+    resident = composition_of_script()["beside"]
+    assert resident.weight_bytes == 2 * 7_615_616_512
+    # 7,615,616,512 weights of bfloat16, as the checkpoint has them: 14.185 GiB
+    assert "14.2 GiB on each GPU for the weights of Qwen/Qwen2.5-7B-Instruct" in sentences
     for absence in ("teacher = teacher.cpu()\n", "del teacher\n"):
         _, sentences = reading(teacher + absence + SUPERVISED)
-        assert "loads as well" not in sentences
+        assert "for the weights of" not in sentences
+
+
+def test_models_of_rewards_and_of_an_adapters_reference_are_counted() -> None:
+    reward = """
+from transformers import AutoModelForSequenceClassification
+reward = AutoModelForSequenceClassification.from_pretrained(
+    NAME, num_labels=1, torch_dtype=torch.float32
+)
+"""
+    _, sentences = reading(reward + REWARDED)
+    # 494,032,768 weights with the embedding, which the head shares, and 896 of the score: 1.84 GiB
+    assert "1.84 GiB on each GPU for the weights of Qwen/Qwen2.5-0.5B-Instruct" in sentences
+    reference = """
+pairs = Dataset.from_dict({"prompt": ["a"] * 8, "chosen": ["b"] * 8, "rejected": ["c"] * 8})
+DPOTrainer(
+    model=model,
+    ref_model=AutoModelForCausalLM.from_pretrained(JUDGE, torch_dtype=torch.bfloat16),
+    args=DPOConfig(output_dir="o"),
+    train_dataset=pairs,
+    peft_config=lora,
+).train()
+"""
+    _, sentences = reading(reference)
+    assert "14.2 GiB on each GPU for the weights of Qwen/Qwen2.5-7B-Instruct" in sentences
+
+
+def test_a_judge_in_few_bits_is_smaller_and_one_on_another_gpu_is_said() -> None:
+    in_4bit = """
+from transformers import BitsAndBytesConfig
+judge = AutoModelForCausalLM.from_pretrained(
+    JUDGE, quantization_config=BitsAndBytesConfig(load_in_4bit=True), device_map={"": 0}
+)
+"""
+    _, sentences = reading(in_4bit + SUPERVISED)
+    # 6,525,288,448 weights of linear layers with 0.5 + 4 / 64 bytes; 1,090,328,064 others of 2
+    assert "5.45 GiB on each GPU for the weights of Qwen/Qwen2.5-7B-Instruct" in sentences
+    elsewhere = "judge = AutoModelForCausalLM.from_pretrained(JUDGE, device_map='cuda:1')\n"
+    _, sentences = reading(elsewhere + SUPERVISED)
+    assert "no memory of Qwen/Qwen2.5-7B-Instruct on its GPU cuda:1" in sentences
 
 
 def test_a_model_that_a_reward_loads_at_its_first_call_is_said() -> None:

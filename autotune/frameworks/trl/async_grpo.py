@@ -16,7 +16,7 @@ from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Settings, count_of
 from autotune.frameworks.engine_servers import SHARE, served
-from autotune.frameworks.trl import async_grpo_rules, requests, resident_models
+from autotune.frameworks.trl import async_grpo_rules, requests
 from autotune.frameworks.trl.adapter_settings import LORA_SETTINGS, adapter_settings
 from autotune.frameworks.trl.field_list import default
 from autotune.frameworks.trl.load_settings import load_with
@@ -143,7 +143,7 @@ class TrlAsyncGrpo(TrlScripted):
         fills_rows = bool(token_budget(settings))
         batch = micro * ranks * (count_of(settings, ACCUMULATION) or 1)
         return replace(
-            resident_models.compose(candidate, task),
+            super().compose(candidate, task),
             micro_batch=micro,
             generation_batch=batch,
             completion_length=fullest_row(settings, ranks).completion,

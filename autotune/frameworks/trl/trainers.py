@@ -18,6 +18,7 @@ from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
 from autotune.core.yaml_document import packaged_table
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH, Field, Settings, Trainer, count_of
 from autotune.frameworks.dataset_measurement import measure_rows, prompt_lengths
+from autotune.frameworks.residents_beside import with_models_beside
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_settings
 from autotune.frameworks.trl import legality, output_files, requests, resident_models
@@ -246,7 +247,8 @@ class TrlGrpo(Trainer):
         return requests.trace_request(candidate, task, prompt, completion)
 
     def compose(self, candidate: Candidate, task: Task) -> Composition:
-        return resident_models.compose(candidate, task)
+        composition = resident_models.compose(candidate, task)
+        return with_models_beside(composition, task.workload)
 
     # 3. The user's data.
 

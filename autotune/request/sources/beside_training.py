@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
+from autotune.core.units import format_bytes
 from autotune.core.user_script import ScriptInspection
 
 _SENTENCES: Mapping[str, str] = {
@@ -24,7 +25,7 @@ _SENTENCES: Mapping[str, str] = {
     "changed model": (
         "the whole model of its configuration, although the script trains one of {} million weights"
     ),
-    "other model": "no memory of {}, which the script loads as well",
+    "other model": "no memory of {}, where the script has it beside its training",
     "engine": "no memory of {}, which the script starts itself: it comes on top while it is there",
     "reward's model": (
         "no memory of the model that the reward {} loads: it comes on top where it is on the same"
@@ -49,6 +50,11 @@ _SENTENCES: Mapping[str, str] = {
 
 
 def beside_training(inspection: ScriptInspection) -> Iterator[str]:
+    for model in inspection.models_beside:
+        yield (
+            f"{format_bytes(model.weight_bytes)} on each GPU for the weights of {model.name}, which"
+            " is there beside the trained model: what its own passes allocate comes on top"
+        )
     for kind, sentence in _SENTENCES.items():
         for name in inspection.absent.get(kind, ()):
             yield sentence.format(name)

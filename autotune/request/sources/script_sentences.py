@@ -57,8 +57,9 @@ def assumptions_of(inspection: ScriptInspection) -> Iterator[str]:
         )
     if inspection.method in PROMPTED:
         yield from _unlimited_prompts(inspection)
+        counted = {model.name for model in inspection.models_beside}
         for name in inspection.rewards:
-            if "/" in name:  # a model, by its name; a function's has none
+            if "/" in name and name not in counted:  # a model, by its name; a function's has none
                 yield f"no memory of the reward model {name}, which the trainer loads"
     yield from replaced(inspection)
     yield from other_trainings(inspection)

@@ -131,6 +131,7 @@ def read_training_script(
         trainer=script_trainer(trainer, script),
         script_gpus=ONE_GPU if inspection.is_for_one_gpu else visible_gpus,
         unstated=_unstated(inspection),
+        models_beside=inspection.models_beside,
     )
     return with_releases(file, releases, inspection, hardware.count)
 
@@ -205,6 +206,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         origins=dict.fromkeys(settings, _configuration_place(script)),
         script_gpus=ScriptGpus(count=1, stated="unsloth trains on one GPU"),
         unstated=_unstated(inspection),
+        models_beside=inspection.models_beside,
     )
 
 

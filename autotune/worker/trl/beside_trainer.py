@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from ..dataset_sizes import listed
 from ..protocol import Settings
 from . import script_models
 from .absent_parts import AbsentParts
@@ -61,7 +62,7 @@ def report_beside(captured: CapturedTrainer, absent: AbsentParts) -> None:
     _report_changed(arguments["model"], absent)
     _report_adapter(arguments, absent)
     _report_trained(arguments["model"], absent)
-    _report_others(captured, absent)
+    _report_loaders(captured, absent)
 
 
 def _own_methods(trainer_class: Any) -> Iterator[str]:
@@ -140,17 +141,11 @@ def _report_trained(model: Any, absent: AbsentParts) -> None:
         absent.report("trained beside adapter", f"{count / MILLION:.1f} million")
 
 
-# Other models.
+# Rewards.
 
 
-def _report_others(captured: CapturedTrainer, absent: AbsentParts) -> None:
-    arguments = captured.arguments
-    rewards = arguments.get("reward_funcs") or ()
-    if not isinstance(rewards, list | tuple):
-        rewards = [rewards]
-    of_trainer = [arguments["model"], arguments.get("ref_model"), captured.built_model, *rewards]
-    script_models.report_others(captured.other_models, of_trainer, absent.report)
-    for reward in rewards:
+def _report_loaders(captured: CapturedTrainer, absent: AbsentParts) -> None:
+    for reward in listed(captured.arguments.get("reward_funcs")):
         loaders = sorted(set(script_models.loaders_in(reward, is_library)))
         if loaders:
             name = getattr(reward, "__name__", type(reward).__name__)

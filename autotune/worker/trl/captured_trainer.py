@@ -6,6 +6,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any
 
 from ..protocol import Arguments
+from .script_models import ModelOnGpu
 from .source_calls import CapturedCall
 
 
@@ -67,7 +68,7 @@ class CapturedTrainer:
     built_model: Any = None
     replaced: list[str] = field(default_factory=list)
     stopped: str | None = None
-    other_models: list[tuple[str, Any]] = field(default_factory=list)  # names and models
+    other_models: list[ModelOnGpu] = field(default_factory=list)
 
 
 def defaults_of(config: Any) -> Arguments:

@@ -95,7 +95,7 @@ def _flag(config: Any, name: str) -> bool:
 def report_frozen(arguments: Settings, absent: AbsentParts) -> None:
     """Report how many of a whole model's weights the script trains, if not all of them."""
     model = arguments["model"]
-    if isinstance(model, str) or _has_adapter(arguments):
+    if isinstance(model, str) or has_adapter(arguments):
         return
     trained = 0
     total = 0
@@ -114,8 +114,9 @@ def report_reference(arguments: Settings, absent: AbsentParts) -> None:
         return
     model = arguments["model"]
     name = _name_of(reference)
-    if _has_adapter(arguments):
-        absent.report("reference of an adapter", name)
+    if has_adapter(arguments):
+        if isinstance(reference, str):  # `models_beside` has the weights of a loaded one
+            absent.report("reference of an adapter", name)
     elif name != _name_of(model):
         absent.report("other reference", name)
     elif not isinstance(model, str) and not isinstance(reference, str):
@@ -132,7 +133,7 @@ def _precision_of(model: Any) -> str:
     return str(described["dtype"])
 
 
-def _has_adapter(arguments: Settings) -> bool:
+def has_adapter(arguments: Settings) -> bool:
     model = arguments["model"]
     return hasattr(model, "peft_config") or bool(arguments.get("peft_config"))
 

@@ -23,6 +23,7 @@ from .model_description import (
     report_frozen,
     report_reference,
 )
+from .models_beside import models_beside
 from .own_optimizers import own_optimizer
 from .placeholder import Anything
 from .script_capture import ScriptFailed
@@ -85,6 +86,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
         "unsloth": json_values(absent_unsloth.stated),
+        "models_beside": models_beside(captured, absent.report) if absent.are_replaced else [],
     }
 
 

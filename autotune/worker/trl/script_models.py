@@ -1,8 +1,9 @@
 """Models and engines that a script has on its GPUs beside the one that it trains: judges of its
 rewards, teachers, an engine of vLLM that it starts itself.
 
-No prediction counts them. Those that are there when the training begins are reported, and the
-loaders in the code of a reward, which a script often calls at its first step only.
+The models that are there when the training begins are counted by their weights
+(`models_beside`). Engines are reported only, and the loaders in the code of a reward, which a
+script often calls at its first step only.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import inspect
 import re
 import types
 import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from .missing_arguments import IsLibrary, Report
@@ -41,7 +42,8 @@ _PARAMETERS = "_autotune_parameters"
 class _Loaded(NamedTuple):
     model: weakref.ref[Any]
     name: str
-    is_placed: bool  # on a device by its loader
+    is_placed: bool  # on a GPU by its loader
+    device: str  # empty: not one that the script names
 
 
 _loaded: list[_Loaded] = []
@@ -55,7 +57,8 @@ def note(
     """Remember a model that the script loaded. `placement`: its device_map."""
     object.__setattr__(model, _PARAMETERS, count_of(model))
     is_placed = placement is not None and "cpu" not in str(placement)
-    _loaded.append(_Loaded(weakref.ref(model), name, is_placed))
+    device = placement.get("", "") if isinstance(placement, Mapping) else placement
+    _loaded.append(_Loaded(weakref.ref(model), name, is_placed, str(device)))
 
 
 def count_of(model: Any) -> int:
@@ -78,8 +81,16 @@ def note_move(module: Any, device: str) -> None:
     object.__setattr__(module, _MOVED_TO, device)
 
 
-def present() -> list[tuple[str, Any]]:
-    """Return name and model of those on a GPU that the script still holds."""
+class ModelOnGpu(NamedTuple):
+    """Model on a GPU that the script holds when its training begins."""
+
+    name: str
+    model: Any
+    device: str  # as the script names it; empty: its loader's choice
+
+
+def present() -> list[ModelOnGpu]:
+    """Return the models on a GPU that the script still holds."""
     gc.collect()
     models = []
     for loaded in _loaded:
@@ -89,23 +100,8 @@ def present() -> list[tuple[str, Any]]:
         device = getattr(model, _MOVED_TO, None)
         is_on_gpu = loaded.is_placed if device is None else "cpu" not in device
         if is_on_gpu:
-            models.append((loaded.name, model))
+            models.append(ModelOnGpu(loaded.name, model, device or loaded.device))
     return models
-
-
-def report_others(
-    models: Iterable[tuple[str, Any]],
-    trained: Iterable[Any],
-    report: Report,
-) -> None:
-    """Report models that have no module of those that the trainer gets."""
-    modules: set[int] = set()
-    for model in trained:
-        if hasattr(model, "modules") and not isinstance(model, Anything):
-            modules.update(map(id, model.modules()))
-    for name, model in models:
-        if modules.isdisjoint(map(id, model.modules())):
-            report("other model", name)
 
 
 def fill(module: types.ModuleType, report: Report) -> None:
