@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
 from autotune.frameworks.copied_defaults import CopiedDefault, copied_defaults, named_file
+from autotune.frameworks.defaults_taken import DefaultTaken
 from autotune.frameworks.launch_arguments import is_known, stated_value
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
 from autotune.frameworks.measured_commands import MEASURED_INSTEAD
@@ -70,13 +71,15 @@ def framework_launch_config(
     split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
     _refuse_outputs_of_commands(launch, split)
     former = _former_defaults(launch, kind, stated_by_flags)
+    taken = tuple(_defaults_taken(launch, split, trainer))
     config = UserConfig(
         path=Path(launch.path),
+        defaults_taken=taken,
         settings={**former, **{name: copied[name].value for name in copied}, **split.settings},
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
         assumed=(
-            *_assumed(launch, split, trainer, stated_by_flags),
+            *_assumed(launch, split, trainer, stated_by_flags, taken),
             *_without_value(launch, copied),
             *_about_copy(launch, kind, trainer, copied),
             *_about_former(former),
@@ -310,24 +313,36 @@ def _has_default(setting: Field) -> bool:
     return setting.default is not None or setting.follows is not None
 
 
-def _assumed(
+def _defaults_taken(
     launch: LaunchScript,
     split: _StatedSplit,
     trainer: Trainer,
-    stated_by_flags: frozenset[str],
-) -> Iterator[str]:
-    """Yield what the answer rests on besides the script's own values."""
-    yield from launch.assumed
+) -> Iterator[DefaultTaken]:
+    """Yield the defaults of settings whose value the command does not give."""
     for name in split.lacking:
         stated = launch.stated[name]
-        default = trainer.fields()[name].default
-        value = name if default is None else f"{name}={setting_text(default)}"
         if stated.unset:
             reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
         else:
             ways = ways_to_state(name, stated.unknown, flag="--set")
             reason = f"has {why_not_known(stated.unknown)}. Give it: {ways}"
-        yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
+        yield DefaultTaken(
+            name=name,
+            value=trainer.fields()[name].default,
+            reason=f" (the default of {launch.framework}): line {stated.line} {reason}",
+        )
+
+
+def _assumed(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+    stated_by_flags: frozenset[str],
+    defaults_taken: Sequence[DefaultTaken],
+) -> Iterator[str]:
+    """Yield what the answer rests on besides the script's own values."""
+    yield from launch.assumed
+    yield from map(str, defaults_taken)
     fields = trainer.fields()
     for name, default in trainer.assumed_defaults.items():
         if name in fields and name not in split.settings and name not in stated_by_flags:
