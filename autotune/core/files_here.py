@@ -45,7 +45,7 @@ def _places(
     if started_in:
         folder = Path(started_in)
         yield folder / path
-        yield from _ends_of(folder / path, fewest_parts=len(path.parts))
+        yield from _ends_of(folder / path, fewest_parts=max(1, len(path.parts)))
     yield from _above(Path(script), path)
 
 

@@ -19,6 +19,7 @@ from autotune.core.job import Hardware
 from autotune.core.shell.comments import cut_by_comment
 from autotune.core.shell.script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
+from autotune.frameworks.launch_kinds import kind_of
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.server_launch import ServerLaunch, server_of
 from autotune.frameworks.trl.user_launch_files import (
@@ -36,7 +37,7 @@ from autotune.request.sources.launch_text import (
     launch_text,
 )
 from autotune.request.sources.names_of_runs import NAME_OF_OUTPUT, OF_RUN
-from autotune.request.sources.server_of_launch import SERVER_ASSUMED, with_server
+from autotune.request.sources.server_of_launch import SERVER_ASSUMED, ServedTraining, with_server
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import FileChoice, UserFile
 
@@ -74,7 +75,7 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     if any(starts_framework(command) and not _is_own(command, choice) for command in commands):
         return None
     programs = programs_in(commands, choice, text)
-    server = server_of(commands)
+    server = server_of(commands, kind_of("trl"), choice.path)
     programs = [replace(program, server=server) for program in programs]
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
@@ -316,7 +317,8 @@ def read_launched_program(
     if program.server is not None:
         without = [sentence for sentence in config.assumed if sentence != SERVER_ASSUMED]
         config = replace(config, assumed=tuple(without))
-        config, origins = with_server(program.launch_path, config, origins, program.server)
+        served = ServedTraining(path=program.launch_path, line=program.line, kind=kind_of("trl"))
+        config, origins = with_server(served, config, origins, program.server)
     script_gpus = file.script_gpus
     if script_gpus is None and not program.is_example:
         script_gpus = _gpus_of(program, launch)
