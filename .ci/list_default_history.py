@@ -353,6 +353,10 @@ def transformers_history(folder: Path) -> dict[str, Any]:
 # Frameworks with settings on a command line or in YAML files, and ms-swift.
 
 
+BEFORE_ITS_SETTING = {"vllm.gpu_memory_utilization": 0.9}
+"""What held before a setting existed: OpenRLHF left vLLM its own share."""
+
+
 def _table_history(
     folder: Path,
     name: str,
@@ -373,7 +377,8 @@ def _table_history(
         names.add(wheel, [setting for setting in values if not setting.startswith(kept)])
         present = {former.get(setting, setting): value for setting, value in values.items()}
         for setting in deciding:
-            _add(defaults, wheel, setting, present.get(setting))
+            before = BEFORE_ITS_SETTING.get(setting)
+            _add(defaults, wheel, setting, present.get(setting, before))
     method: dict[str, Any] = {
         "defaults": _changed(defaults, deciding),
         "names": names.partial(releases),
@@ -474,14 +479,19 @@ SWIFT_SOURCES = (
     r"swift/(?:arguments|llm/argument|llm/utils|trainers|rlhf_trainers|ray_utils)"
     r"(?:/base_args)?/\w+\.py"
 )
+SWIFT_TAKES_FOR_NONE = {"torch_dtype": "AUTO", "quant_bits": 0}
+"""Setting -> default of ms-swift 2 for none of its own."""
+
+SWIFT_HAS_GRPO = Version("3.1")
 SWIFT_CLASSES = {"sft": ("TrainArguments", "SftArguments"), "grpo": ("RLHFArguments",)}
 
 
 def swift_history(folder: Path) -> dict[str, Any]:
-    releases = []
-    for wheel in wheels(folder, "ms-swift"):
-        if wheel.version >= Version("3.0"):  # 2.x has other settings, and no GRPO
-            releases.append(wheel)
+    releases = wheels(folder, "ms-swift")
+    names_of_transformers: set[str] = set()
+    for wheel in wheels(folder, "transformers"):
+        classes = classes_of(wheel, r"transformers/training_args(?:_seq2seq)?\.py")
+        names_of_transformers.update(all_fields(classes, f"Seq2Seq{INHERITED}"))
     former = _launch_kind("swift")["former"]
     facts = yaml.safe_load((FRAMEWORKS / "swift.yaml").read_text())
     methods: dict[str, Any] = {}
@@ -490,17 +500,22 @@ def swift_history(folder: Path) -> dict[str, Any]:
         defaults: dict[str, list[list[Any]]] = {}
         names = _Spans()
         for wheel in releases:
+            if method == "grpo" and wheel.version < SWIFT_HAS_GRPO:
+                continue
             classes = classes_of(wheel, SWIFT_SOURCES)
             values: dict[str, Any] = {}
             for owner in owners:
                 values |= all_fields(classes, owner)
-            names.add(wheel, list(values))
+            names.add(wheel, sorted(values.keys() - names_of_transformers))
             present: dict[str, Any] = {}
             for setting, value in values.items():
                 present.setdefault(former.get(setting, setting), value)
             present |= {name: value for name, value in values.items() if name in deciding}
             for name in deciding:
-                _add(defaults, wheel, name, present.get(name))
+                value = present.get(name)
+                if SWIFT_TAKES_FOR_NONE.get(name) == value:
+                    value = None
+                _add(defaults, wheel, name, value)
         methods[method] = {
             "defaults": _changed(defaults, deciding),
             "names": names.partial(releases),

@@ -45,6 +45,7 @@ TEXTS = (
     ".toml",
     ".json",
     ".cfg",
+    ".conf",
 )
 FLAG_OF_KIND = {
     "shell": "--from-command",

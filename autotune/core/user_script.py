@@ -75,6 +75,7 @@ class LaunchScript:
     # Settings are in configuration files; options are `--name value`, `--name` and `--no-name`
     in_files: bool = False
     shared: tuple[SharedSetting, ...] = ()
+    written: frozenset[str] = frozenset()  # names of its settings as the command writes them
     # Setting -> its flag, where the command has flags of an earlier release
     former: Mapping[str, str] = field(default_factory=dict)
     entry_point: str = ""  # module, file or words that start the training

@@ -20,6 +20,7 @@ from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
+from autotune.frameworks.engine_place import EnginePlace
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus
 
@@ -227,6 +228,10 @@ class Trainer(Protocol):
         """Return the GPUs that train by a launch script; None: it does not state them."""
         return None
 
+    def engine_place(self, launch: LaunchScript) -> EnginePlace | None:
+        """Return where vLLM runs that no setting places; None: the table has a default for it."""
+        return None
+
     def trained_defaults(
         self,
         stated: Settings,
@@ -328,6 +333,14 @@ def other_global_batch(
     requested = task.workload.global_batch
     if requested is not None and requested != total:
         yield f"the global batch is held at {requested}, and {product} makes {total}."
+
+
+def uncounted_evaluation_rows(rows: int, trained_rows: int) -> str:
+    """Return the sentence about an evaluation with larger batches than those of the training."""
+    return (
+        f"no evaluation, whose batches of {rows} rows on a GPU (per_device_eval_batch_size) may"
+        f" need more than the training's of {trained_rows}"
+    )
 
 
 def count_of(settings: Mapping[str, object], name: str) -> int:

@@ -3,7 +3,8 @@
     model: Qwen/Qwen2.5-7B-Instruct
     ENV: {NPROC_PER_NODE: 8}
 
-is `NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B-Instruct --lora_rank 8`.
+is `NPROC_PER_NODE=8 swift sft --model Qwen/Qwen2.5-7B-Instruct --lora_rank 8`. Behind `--config` it
+has no variables.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from autotune.core.errors import BadInput
 from autotune.core.shell.script import SimpleCommand, Word
 
 VARIABLES = "ENV"
+CONFIG_OPTION = "--config"
 SUFFIXES = (".yaml", ".yml", ".json")
 
 
@@ -31,10 +33,15 @@ def with_first_file(
 
     `path`: the script's; `start`: number of the first argument among the command's words.
     """
-    if len(command.words) <= start or not command.words[start].text.endswith(SUFFIXES):
+    place = _place_of_file(command, start)
+    if place is None:
         return command
-    file_word = command.words[start]
+    file_word = command.words[place]
     content = _content(path, command.folder, file_word)
+    if place > start:
+        # ms-swift 3.10 to 4.0: its options stand behind those of the command.
+        words = [*command.words[: place - 1], *command.words[place + 1 :]]
+        return replace(command, words=(*words, *_options(content, file_word)))
     variables = content.pop(VARIABLES, None)
     environment = dict(command.environment)
     if isinstance(variables, Mapping):
@@ -48,6 +55,15 @@ def with_first_file(
         words=(*before, *options, *behind),
         environment=environment,
     )
+
+
+def _place_of_file(command: SimpleCommand, start: int) -> int | None:
+    """Return the number of the word that names the file; None: there is none."""
+    for place, word in enumerate(command.words[start:], start):
+        option = command.words[place - 1].text
+        if word.text.endswith(SUFFIXES) and (place == start or option == CONFIG_OPTION):
+            return place
+    return None
 
 
 def _content(

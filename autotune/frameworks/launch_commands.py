@@ -97,8 +97,13 @@ def find_launch(
         folder=command.folder,
         in_files=kind.files is not None,
         shared=settings.shared,
+        written=_written_names(training),
         former=former_flags,
-        is_former=bool(former_flags) or settings.is_former_file,
+        is_former=(
+            bool(former_flags)
+            or settings.is_former_file
+            or training.launcher[-1].text.startswith(kind.former_packages)
+        ),
         config_name=named_config(training.arguments) if kind.config_files else None,
         assumed=(
             *cut_by_comment(path, text, command),
@@ -138,14 +143,20 @@ def _refuse_other_steps(
 
 
 def _former_flags(training: _Training) -> Mapping[str, str]:
-    """Return the former names of flags, if the command states one: added flags must be of the same
-    release.
+    """Return the former names of flags that the command states. Where a release renamed all at
+    once, those of all flags: added ones must be of the same release.
     """
     kind = training.kind
-    for word in training.arguments:
-        if _name_in_script(word, kind) in kind.former:
-            return kind.former_flags
-    return {}
+    written = _written_names(training) & kind.former.keys()
+    if written and kind.renamed_at_once:
+        return kind.former_flags
+    return {kind.former[flag]: flag for flag in written}
+
+
+def _written_names(training: _Training) -> frozenset[str]:
+    """Return the names of the command's settings, as they are spelled in the script."""
+    names = {_name_in_script(word, training.kind) for word in training.arguments}
+    return frozenset(name for name in names if name is not None)
 
 
 def _name_in_script(word: Word, kind: LaunchKind) -> str | None:

@@ -107,10 +107,16 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     one.
     """
 
-    former_defaults: dict[str, bool | int] = {}
+    renamed_at_once: bool = False
+    """True: one release has all of the former names, and no later one has any."""
+
+    former_defaults: dict[str, bool | int | str] = {}
     """Setting -> its default in the releases with former names, where it is another one."""
 
     server: ServerRules | None = None
+    former_packages: Texts = ()
+    """Beginnings of the modules of a training in those releases, whatever its settings."""
+
     follows_hardware: Texts = ()
     sections: Texts = ()
     """Prefixes of settings that the framework's table lists completely: another one below them is
@@ -125,6 +131,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     which nothing is missing.
     """
 
+    names_of_no_model: Texts = ()  # settings called as if they named one
     kept: Texts = ()  # prefixes of outputs, trackers and data: never part of a probe
 
     # Logs.

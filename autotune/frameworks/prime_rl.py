@@ -17,9 +17,8 @@ step:
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
-
-import yaml
 
 from autotune.core.composition import SplitEngines
 from autotune.core.job import Task
@@ -50,8 +49,8 @@ class PrimeRl(PrimeRlTrainer):
         assumed = []
         for name, listed in FORMER_GPUS.items():
             setting = stated.get(listed)
-            gpus = yaml.safe_load(setting.text) if setting is not None and setting.text else None
-            if setting is not None and isinstance(gpus, list) and name not in stated:
+            gpus = [] if setting is None else re.findall(r"\d+", setting.text or "")
+            if setting is not None and gpus and name not in stated:
                 stated[name] = replace(setting, text=str(len(gpus)))
                 assumed.append(f"{name}={len(gpus)}, of {listed} (line {setting.line})")
         return replace(launch, stated=stated, assumed=(*launch.assumed, *assumed))

@@ -35,6 +35,7 @@ from autotune.frameworks.base import (
     model_path,
     share_of,
 )
+from autotune.frameworks.engine_place import EnginePlace
 from autotune.frameworks.engine_servers import SHARE, served
 from autotune.frameworks.launched_run import (
     OUT,
@@ -47,7 +48,15 @@ from autotune.frameworks.launched_run import (
 from autotune.frameworks.liger import liger_loss
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
-from autotune.frameworks.swift_launches import all_names, gpus_of_launch, with_named_stage
+from autotune.frameworks.swift_launches import (
+    all_names,
+    engine_place,
+    gpus_of_launch,
+    in_present_terms,
+    needs_token_losses,
+    sharding_of,
+    uses_server,
+)
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
 
 OF_THE_SERVER = (
@@ -77,11 +86,6 @@ COMMANDS = {"sft": "sft", "grpo": "rlhf"}
 PORT = "8000"
 
 
-def uses_server(settings: Mapping[str, object]) -> bool:
-    """Return True if vLLM is a server on GPUs of its own."""
-    return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
-
-
 class Swift(TransformersTrainer):
     """Method of ms-swift."""
 
@@ -92,10 +96,13 @@ class Swift(TransformersTrainer):
         self.known_names = all_names()
 
     def in_own_terms(self, launch: LaunchScript) -> LaunchScript:
-        return with_named_stage(launch)
+        return in_present_terms(launch)
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_launch(launch)
+
+    def engine_place(self, launch: LaunchScript) -> EnginePlace:
+        return engine_place(launch)
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""
@@ -231,14 +238,14 @@ class Swift(TransformersTrainer):
 
     def composition(self, settings: Settings, task: Task) -> SpecFields:
         ranks = self.ranks(settings, task.hardware.count)
-        kind, offloads = _sharding(str(settings.get("deepspeed") or "zero0"))
+        kind, offloads = sharding_of(str(settings.get("deepspeed") or "zero0"))
         with_adapter = settings.get("tuner_type") != "full"
         uses_deepspeed = kind.startswith("zero")
         options = self.facts.deepspeed.get(kind) or ddp_options(settings, adapter=with_adapter)
         attention = settings.get("attn_impl")
         adapter = {"lora_r": count_of(settings, "lora_rank"), **ADAPTER}
         return {
-            **({} if self.online else liger_loss(settings, task, sum(self.lengths(settings)))),
+            **self._fused_loss(settings, task),
             "sharded_by": kind if ranks > 1 or uses_deepspeed else "none",
             "options": {**options, **{name: {"device": "cpu"} for name in offloads}},
             "mixed": not uses_deepspeed,
@@ -255,6 +262,17 @@ class Swift(TransformersTrainer):
             "first_sync_is_whole": True,
             "sync_parts": count_of(settings, "move_model_batches") or 1,
         }
+
+    def _fused_loss(self, settings: Settings, task: Task) -> SpecFields:
+        """Return Liger's loss, which ms-swift leaves out where it needs the loss of each token
+        (`compute_loss` of `swift/trainers/seq2seq_trainer.py`).
+        """
+        if self.online or needs_token_losses(settings):
+            return {}
+        return liger_loss(settings, task, sum(self.lengths(settings)))
+
+    def conditions(self, settings: Settings) -> Settings:
+        return {"needs_token_losses": needs_token_losses(settings)}
 
     def _reference(self, settings: Settings, task: Task, kind: str) -> tuple[OtherModel, ...]:
         """Return the reference model; with an adapter, it is the policy without it."""
@@ -301,17 +319,6 @@ class Swift(TransformersTrainer):
 
     def _window(self, settings: Settings) -> int:
         return count_of(settings, "vllm_max_model_len") or sum(self.lengths(settings))
-
-
-def _sharding(deepspeed: str) -> tuple[str, tuple[str, ...]]:
-    """Return the sharding of the training state and its offload options."""
-    stage, _, offload = deepspeed.partition("_")
-    kind = "ddp" if stage == "zero0" else stage
-    if not offload:
-        return kind, ()
-    if stage == "zero3":
-        return kind, ("offload_optimizer", "offload_param")
-    return kind, ("offload_optimizer",)
 
 
 def _server_script(arguments: Mapping[str, object], task: Task, ranks: int) -> str:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
 from importlib import resources
@@ -9,12 +13,19 @@ from pathlib import Path
 
 import msgspec
 
-from autotune.core.user_script import LaunchScript
-from autotune.frameworks.base import Settings
+from autotune.core.units import counted
+from autotune.core.user_script import LaunchScript, stated_number
+from autotune.frameworks.base import MICRO_BATCH, Settings, share_of, uncounted_evaluation_rows
+from autotune.frameworks.engine_place import EnginePlace
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
-from autotune.frameworks.trl.user_launch_files import read_deepspeed
+from autotune.frameworks.trl.user_launch_files import (
+    LaunchFile,
+    read_deepspeed,
+    sharding_by_name,
+)
 
 STAGE_NAMES = {  # (ZeRO stage, number of offloaded parts) -> ms-swift's own name
+    ("None", 0): "zero0",
     ("zero1", 0): "zero1",
     ("zero2", 0): "zero2",
     ("zero2", 1): "zero2_offload",
@@ -36,36 +47,162 @@ def all_names() -> frozenset[str]:
     return msgspec.json.decode(listed, type=SettingNames).names
 
 
-FORMER_STAGE = "default-"
-"""Beginning of a stage's name in ms-swift 2: `default-zero2`."""
+FORMER_STAGES = {
+    "default-zero2": "zero2",
+    "default-zero3": "zero3",
+    "zero2-offload": "zero2_offload",
+    "zero3-offload": "zero3_offload",
+}
+"""Name of a stage in ms-swift 2 -> today's."""
+
+FORMER_TEXTS: Mapping[str, Mapping[str, str | None]] = {
+    "deepspeed": FORMER_STAGES,
+    "torch_dtype": {"AUTO": None, "bf16": "bfloat16", "fp16": "float16", "fp32": "float32"},
+    "max_length": {"-1": None},
+    "quant_bits": {"0": None},
+    "attn_impl": {"true": "flash_attn", "false": None},
+}
+"""Setting -> its texts in ms-swift 2, and today's; None: the setting is left out."""
+
+FORMER_TUNER = "sft_type"
+ALL_LINEAR = ("ALL", "all-linear")
 
 
-def with_named_stage(launch: LaunchScript) -> LaunchScript:
-    """Return the launch with the name of a stage in place of a former one, or of a DeepSpeed file
-    that is here.
-    """
+def in_present_terms(launch: LaunchScript) -> LaunchScript:
+    """Return the launch with the values of the present release, and what else it rests on."""
+    launch = _with_named_stage(_with_present_texts(launch))
+    return replace(
+        launch,
+        assumed=(
+            *launch.assumed,
+            *_about_adapter(launch),
+            *_about_evaluation(launch),
+            *_about_divided_loss(launch),
+        ),
+    )
+
+
+def _with_present_texts(launch: LaunchScript) -> LaunchScript:
+    stated = dict(launch.stated)
+    for name, present_texts in FORMER_TEXTS.items():
+        setting = stated.get(name)
+        text = "" if setting is None or setting.text is None else setting.text
+        former_text = text if text in present_texts else text.lower()
+        if setting is None or former_text not in present_texts:
+            continue
+        present_text = present_texts[former_text]
+        if present_text is None:
+            del stated[name]
+        else:
+            stated[name] = replace(setting, text=present_text)
+    return replace(launch, stated=stated)
+
+
+def _about_adapter(launch: LaunchScript) -> Iterator[str]:
+    """Yield the sentence about the few layers that ms-swift 2 has in an adapter by default."""
+    tuner = launch.stated.get("tuner_type")
+    is_full = tuner is not None and tuner.text == "full"
+    if FORMER_TUNER in launch.written and not is_full and "target_modules" not in launch.stated:
+        yield (
+            "an adapter on all linear layers, although ms-swift 2 has it on the model's own"
+            " default, mostly q, k and v: it needs less memory than the answer has"
+        )
+
+
+def _about_evaluation(launch: LaunchScript) -> Iterator[str]:
+    """Yield the sentence about an evaluation with larger batches than those of the training."""
+    rows = stated_number(launch.stated.get("per_device_eval_batch_size"))
+    trained_rows = stated_number(launch.stated.get(MICRO_BATCH)) or 1
+    strategy = launch.stated.get("eval_strategy")
+    is_off = strategy is not None and strategy.text == "no"
+    if rows > trained_rows and not is_off and not WITH_ROWS_TO_EVALUATE.isdisjoint(launch.stated):
+        yield uncounted_evaluation_rows(rows, trained_rows)
+
+
+MASKS_ALONE = frozenset(
+    ("default", "last_round", "all", "base", "ignore_empty_think", "ignore_think_prefix")
+)
+"""Parts of `loss_scale` that leave out tokens, and weigh none (`swift/loss_scale`)."""
+
+
+def needs_token_losses(settings: Settings) -> bool:
+    """Return True if ms-swift computes a loss of its own from all logits."""
+    scale = str(settings.get("loss_scale") or "default")
+    return (
+        bool(settings.get("loss_type"))
+        or bool(settings.get("enable_dft_loss"))
+        or bool(settings.get("enable_channel_loss"))
+        or share_of(settings, "label_smoothing_factor") > 0
+        or not set(scale.split("+")).issubset(MASKS_ALONE)
+    )
+
+
+def _about_divided_loss(launch: LaunchScript) -> Iterator[str]:
+    """Yield the sentence about Liger's loss, which rows divided among GPUs do not have."""
+    liger = launch.stated.get("use_liger_kernel")
+    is_on = liger is not None and (liger.text or "true").lower() == "true"
+    if is_on and stated_number(launch.stated.get("sequence_parallel_size")) > 1:
+        yield (
+            "Liger's loss without logits, which ms-swift does not take where a row is divided:"
+            " each GPU has the logits of its part on top"
+        )
+
+
+WITH_ROWS_TO_EVALUATE = frozenset(("val_dataset", "split_dataset_ratio"))
+
+
+def _with_named_stage(launch: LaunchScript) -> LaunchScript:
+    """Return the launch with the name of a stage in place of DeepSpeed's own configuration."""
     stated = launch.stated.get("deepspeed")
     if stated is None or stated.text is None:
         return launch
-    if stated.text.startswith(FORMER_STAGE):
-        present = replace(stated, text=stated.text.removeprefix(FORMER_STAGE))
-        return replace(launch, stated={**launch.stated, "deepspeed": present})
-    if not stated.text.endswith(".json"):
+    file = _deepspeed_file(launch, stated.text)
+    name = None if file is None else _stage_of(file.settings)
+    if file is None or name is None:
         return launch
-    for folder in (Path(), Path(launch.path).parent):
-        file = folder / stated.text
-        name = _stage_of(read_deepspeed(file).settings) if file.is_file() else None
-        if name is not None:
-            note = f"{stated.text} (line {stated.line}) is {name}, with DeepSpeed's own buckets"
-            settings = {**launch.stated, "deepspeed": replace(stated, text=name)}
-            return replace(launch, stated=settings, assumed=(*launch.assumed, note))
-    return launch
+    sentences = file.assumed
+    if not sentences:
+        place = stated.text if stated.text.endswith(".json") else "deepspeed"
+        sentences = (f"{place} (line {stated.line}) is {name}, with DeepSpeed's own buckets",)
+    sentences = tuple(sentence.replace("--hold sharding=", HOLDS_STAGE) for sentence in sentences)
+    settings = {**launch.stated, "deepspeed": replace(stated, text=name)}
+    return replace(launch, stated=settings, assumed=(*launch.assumed, *sentences))
+
+
+HOLDS_STAGE = "--hold deepspeed="
+
+
+def _deepspeed_file(launch: LaunchScript, text: str) -> LaunchFile | None:
+    """Return DeepSpeed's configuration: a file, the words themselves, or what the name of an
+    absent file says.
+    """
+    if text.lstrip().startswith("{"):
+        with contextlib.suppress(ValueError):
+            return read_deepspeed(json.loads(text))
+    if not text.endswith(".json"):
+        return None
+    for folder in (Path(), Path(launch.folder), Path(launch.path).parent):
+        file = folder / text
+        if file.is_file():
+            return read_deepspeed(file)
+    return sharding_by_name(Path(text))
 
 
 def _stage_of(settings: Settings) -> str | None:
     """Return ms-swift's name of a ZeRO stage; None: it has none."""
     offloaded = [name for name in settings if name.startswith("offload_")]
     return STAGE_NAMES.get((str(settings.get("sharding")), len(offloaded)))
+
+
+def sharding_of(deepspeed: str) -> tuple[str, tuple[str, ...]]:
+    """Return the sharding of the training state and its offload options."""
+    stage, _, offload = deepspeed.partition("_")
+    kind = "ddp" if stage == "zero0" else stage
+    if not offload:
+        return kind, ()
+    if stage == "zero3":
+        return kind, ("offload_optimizer", "offload_param")
+    return kind, ("offload_optimizer",)
 
 
 ONE_PROCESS = ScriptGpus(
@@ -82,3 +219,66 @@ def gpus_of_launch(launch: LaunchScript) -> ScriptGpus | None:
     if {"NPROC_PER_NODE", "NNODES"}.isdisjoint(launch.environment):
         return ONE_PROCESS
     return gpus_of_variables(launch, {"NPROC_PER_NODE": 1, "NNODES": 1})
+
+
+# Places of vLLM.
+
+
+def uses_server(settings: Mapping[str, object]) -> bool:
+    """Return True if vLLM is a server on GPUs of its own."""
+    return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
+
+
+WORKERS = "num_infer_workers"
+ENGINES_GPU = "vllm_device"
+VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
+
+
+def engine_place(launch: LaunchScript) -> EnginePlace:
+    """Return where vLLM runs without `vllm_mode` (`_check_grpo` of `rlhf_args.py` of ms-swift
+    3.4): beside the training processes, or on the GPUs that they leave.
+    """
+    script_gpus = gpus_of_launch(launch)
+    processes = 1 if script_gpus is None else script_gpus.count
+    workers = stated_number(launch.stated.get(WORKERS)) or 1
+    if not _leaves_gpus(launch, processes, workers):
+        return EnginePlace(
+            mode="colocate",
+            server_gpus=0,
+            sentence="vllm_mode=colocate, ms-swift's default up to 3.10: later ones need it",
+        )
+    return EnginePlace(
+        mode="server",
+        server_gpus=workers,
+        sentence=(
+            f"vLLM on {counted(workers, 'GPU')} beside those that train, as ms-swift before 3.5"
+            " has it without vllm_mode"
+        ),
+    )
+
+
+def _leaves_gpus(
+    launch: LaunchScript,
+    processes: int,
+    workers: int,
+) -> bool:
+    """Return True if the launch has GPUs for vLLM besides those of its training processes."""
+    nodes = max(1, _plain_number(launch.environment.get("NNODES", "")))
+    visible = [word for word in launch.environment.get(VISIBLE_GPUS, "").split(",") if word]
+    if visible:
+        return len(visible) == processes // nodes + workers
+    if {WORKERS, ENGINES_GPU}.isdisjoint(launch.written):
+        return False
+    return workers != processes or _names_gpu_behind(launch, processes)
+
+
+def _plain_number(text: str) -> int:
+    return int(text) if text.isascii() and text.isdigit() else 0
+
+
+def _names_gpu_behind(launch: LaunchScript, processes: int) -> bool:
+    """Return True if vLLM has a GPU behind those of the training processes: `cuda:7`."""
+    stated = launch.stated.get(ENGINES_GPU)
+    text = "" if stated is None or stated.text is None else stated.text
+    numbers = re.findall(r"\d+", text)
+    return bool(numbers) and min(map(int, numbers)) >= processes

@@ -148,9 +148,14 @@ class TransformersTrainer(Launched):
             "hardware": str(task.hardware),
             "version": self.facts.version,
             "total": self.total_rows(settings, task),
+            **self.conditions(settings),
             "generated": self.generated_rows(settings, task),
         }
         return texts_that_apply(rules, self.method, values.get)
+
+    def conditions(self, settings: Settings) -> Settings:
+        """Return what rules and notes may ask besides the settings."""
+        return {}
 
     def figures(
         self,

@@ -76,7 +76,11 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
     why_not_by_script = ""
     is_trl = training.framework in (None, "trl") and training.space is None
     if choice is not None and choice.flag == "--config" and is_predicted and is_trl:
-        from autotune.request.sources.script_of_config import read_by_its_script
+        from autotune.request.sources.script_of_config import (
+            documented_launch_of,
+            read_by_its_script,
+            with_launcher,
+        )
 
         file, why_not_by_script = reader.once(
             read_by_its_script, choice, python, hardware, training.method
@@ -104,6 +108,10 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
             assumed = (why_not_by_script, *assumed)
         config = replace(config, assumed=(*assumed, *config.assumed))
         file = replace(file, config=config)
+        if is_predicted and is_trl:
+            program = reader.once(documented_launch_of, choice)
+            if program is not None:
+                file = with_launcher(file, program)
 
     # 5. What it leaves to its framework has the default of its author's release.
     if file is not None and choice is not None and _has_no_release(file):

@@ -41,7 +41,12 @@ from autotune.request.resources import (
 )
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import FlagValues, SettingChoice
-from autotune.request.workload_builder import about_model, model_of, workload_of
+from autotune.request.workload_builder import (
+    about_model,
+    about_quantised_name,
+    model_of,
+    workload_of,
+)
 
 
 @dataclass(
@@ -183,10 +188,13 @@ def _build_request(flags: FlagValues, reader: SourceReader) -> ParsedRequest:
     if sources.exported is not None:
         notes.append(exported_note(sources.exported))
     gpus_of_script = None if sources.file is None else sources.file.script_gpus
-    notes += [*image_notes, *job_notes(flags, job, trainer, config, gpus_of_script)]
+    if sources.file is None:
+        notes += image_notes
+    notes += [*job_notes(flags, job, trainer, config, gpus_of_script)]
     notes += _share_notes(sources, settings, job)
     of_script = (*about_model(model), *_about_script(sources, settings))
     if sources.file is not None:
+        of_script = (*of_script, *image_notes)
         candidate = trainer.complete(trainer.baseline(job.space, task), task)
         if sources.is_predicted:
             about = about_releases(sources.file, candidate.settings)
@@ -236,6 +244,7 @@ def _about_script(sources: Sources, settings: MergedSettings) -> Iterator[str]:
             if _setting_to_give(sentence) not in settings.of_flags:
                 yield sentence
         yield from uncounted_allocator(sources)
+        yield from about_quantised_name(sources.file, settings.tuning.tuning)
 
 
 GIVEN_BY = re.compile(r"--(?:set (\w+)=\w+|(max-prompt-length) N) gives")

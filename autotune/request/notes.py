@@ -9,7 +9,7 @@ from autotune.core.job import Hardware, Job, Workload
 from autotune.core.prediction import never_compared
 from autotune.core.space import KnobValue
 from autotune.core.units import counted
-from autotune.frameworks.base import MICRO_BATCH, Trainer
+from autotune.frameworks.base import MICRO_BATCH, Trainer, uncounted_evaluation_rows
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.requests import evaluates
 from autotune.frameworks.trl.user_config import UserConfig
@@ -72,10 +72,7 @@ def uncounted_evaluation(
     trained_rows = settings.get(MICRO_BATCH)
     if not isinstance(rows, int) or not isinstance(trained_rows, int) or rows <= trained_rows:
         return
-    yield (
-        f"no evaluation, whose batches of {rows} rows on a GPU (per_device_eval_batch_size) may"
-        f" need more than the training's of {trained_rows}"
-    )
+    yield uncounted_evaluation_rows(rows, trained_rows)
 
 
 def difference_of_gpus(

@@ -43,7 +43,8 @@ def with_author_releases(
     former_defaults = releases.former_defaults(trainer.method, hardware.count)
     for name, value in former_defaults.items():
         is_unstated = name in fields and name not in stated
-        if is_unstated and value != fields[name].default:
+        is_other = is_unstated and value != fields[name].default
+        if is_other or (is_unstated and name in trainer.assumed_defaults):
             defaults[name] = value
     return replace(
         file,

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 from autotune.catalog import model_lookup
 from autotune.catalog.assumed_shapes import model_named_by
 from autotune.core.dataset import TokenLengths, refuse_unreadable
 from autotune.core.errors import BadInput
-from autotune.core.job import Model, Workload
+from autotune.core.job import Model, Tuning, Workload
 from autotune.core.space import KnobValue, SearchSpace
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 from autotune.frameworks.trl.settings import OFFLINE
@@ -63,6 +65,22 @@ def about_model(model: Model) -> tuple[str, ...]:
     if not model.is_guess:
         return ()
     return (f"the model is {model.name}, {model.origin.removeprefix('assumed ')}",)
+
+
+QUANTISED_NAME = re.compile(
+    r"(?i)(?<![a-z0-9])(?:awq|gptq|aqlm|fp8|int[48]|w[48]a\d+|bnb|[48]bit)(?![a-z0-9])"
+)
+"""Sign in a model's name that its weights are not of 16 bits: `Qwen2.5-7B-Instruct-AWQ`."""
+
+
+def about_quantised_name(file: UserFile, tuning: Tuning) -> Iterator[str]:
+    """Yield the sentence about a launch's model of fewer bits whose files are not here."""
+    name = file.model or ""
+    is_here = Path(name).is_dir()
+    if file.launch is None or is_here or tuning == "qlora":
+        return
+    if QUANTISED_NAME.search(name.rpartition("/")[2]):
+        yield f"weights of 16 bits, although {name} has fewer by its name: it needs less memory"
 
 
 def _named_model(

@@ -302,3 +302,34 @@ def test_arguments_of_a_former_trainer_say_the_release_of_a_script() -> None:
     assert (settings["dtype"], settings["bf16"]) == ("float32", False)
     assert settings["max_length"] == 1024
     assert "tokenizer of DPOTrainer, which trl has up to 0.15" in assumed
+
+
+@pytest.mark.parametrize(
+    ("package", "files", "version"),
+    [
+        ("openrlhf", {"version.txt": "0.5.7.dev\n", "openrlhf/cli/a.py": ""}, "0.5.7"),
+        (
+            "ms-swift",
+            {"swift/version.py": "# of\n__version__ = '3.7.0.dev0'\n", "swift/cli/a.py": ""},
+            "3.7.0",
+        ),
+        ("trl", {"VERSION": "1.0.0.dev0", "trl/trainer/a.py": ""}, "1.0.0"),
+        ("openrlhf", {"version.txt": "0.5.7\n"}, None),  # no copy is beside it
+        ("verl", {"version.txt": "0.5.7\n", "openrlhf/cli/a.py": ""}, None),
+    ],
+)
+def test_the_release_of_a_copy_of_the_framework(
+    package: str,
+    files: dict[str, str],
+    version: str | None,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from autotune.request.sources.pinned_releases import release_of_copy
+
+    monkeypatch.chdir(tmp_path)
+    for name, text in {**files, "examples/run.sh": ""}.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    copy = release_of_copy(Path("examples/run.sh"), package)
+    assert (None if copy is None else copy.version) == version

@@ -11,7 +11,13 @@ from autotune.core.job import Hardware
 from autotune.machine.hardware_detection import hardware
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
-from autotune.request.sources.script_of_config import _programs, read_by_its_script
+from autotune.request.sources.config_file import read_config_file
+from autotune.request.sources.script_of_config import (
+    _programs,
+    documented_launch_of,
+    read_by_its_script,
+    with_launcher,
+)
 from autotune.request.values import FileChoice
 
 SCRIPT = """
@@ -106,6 +112,66 @@ def test_a_launch_with_a_file_of_another_folder() -> None:
     (program,) = _programs(choice)
     assert program.choice.arguments == ("--recipe", RECIPE_PATH, "--seed", "1")
     assert program.takes_other_file and program.launcher[0] == "accelerate"
+
+
+LAUNCHED = "accelerate launch --num_processes 3 {} mine/train.py --recipe configs/{}.yaml\n"
+
+
+@pytest.mark.parametrize(
+    ("options", "started", "sharding", "gpus"),
+    [
+        ("--config_file conf/zero2.yaml", "trl", "zero2", 3),  # by the name of an absent file
+        ("--use_deepspeed --zero_stage 3", "trl", "zero3", 3),
+        ("--use_deepspeed --zero_stage 3", "first", "zero3", None),  # another of its folder
+        ("", "trl", None, 3),
+    ],
+)
+def test_the_launcher_of_a_documents_command(
+    options: str,
+    started: str,
+    sharding: str | None,
+    gpus: int | None,
+) -> None:
+    """A file that TRL reads itself trains under the launcher that the project starts it with."""
+    for name in ("trl", "first"):
+        text = "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 64\n"
+        Path(f"configs/{name}.yaml").write_text(text)
+    Path("README.md").write_text(LAUNCHED.format(options, started))
+    choice = FileChoice(flag="--config", path="configs/trl.yaml")
+    program = documented_launch_of(choice)
+    assert program is not None
+    file = with_launcher(read_config_file(choice, "sft"), program)
+    assert file.config.settings.get("sharding") == sharding
+    assert (None if file.script_gpus is None else file.script_gpus.count) == gpus
+    said = [line for line in file.config.assumed if "of its launcher (README.md, line 1" in line]
+    assert len(said) == (sharding is not None)
+    assert any("another" in line for line in said) is (started != "trl")
+
+
+def test_a_command_that_composes_the_files_name() -> None:
+    """The text has the name in parts; a neighbour that does not exist starts nothing."""
+    Path("configs/first.yaml").write_text(RECIPE)
+    Path("run.sh").write_text(
+        "NAME=first\naccelerate launch --use_deepspeed --zero_stage 2 mine/train.py"
+        " --recipe configs/${NAME}.yaml --seed 1\n"
+        "accelerate launch mine/train.py --recipe configs/gone.yaml\n"
+    )
+    program = documented_launch_of(FileChoice(flag="--config", path=RECIPE_PATH))
+    assert program is not None and program.takes_other_file
+    assert program.choice.arguments == ("--recipe", RECIPE_PATH, "--seed", "1")
+
+
+def test_a_file_that_names_its_sharding_keeps_it() -> None:
+    Path("configs/trl.yaml").write_text(
+        "model_name_or_path: Qwen/Qwen2.5-0.5B\nmax_length: 64\naccelerate_config: zero1\n"
+    )
+    Path("README.md").write_text(LAUNCHED.format("--use_deepspeed --zero_stage 3", "trl"))
+    choice = FileChoice(flag="--config", path="configs/trl.yaml")
+    program = documented_launch_of(choice)
+    assert program is not None
+    file = with_launcher(read_config_file(choice, "sft"), program)
+    assert file.config.settings["sharding"] == "zero1"
+    assert not any("of its launcher" in line for line in file.config.assumed)
 
 
 def test_the_script_that_speaks_of_the_files_keys_is_first() -> None:

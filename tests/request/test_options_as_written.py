@@ -140,8 +140,7 @@ def test_processes_of_the_launcher(launcher: str, tmp_path: Path) -> None:
 
 UNCOUNTED = (
     f"{SFT} --target_modules q_proj v_proj",
-    f"{SFT} --freeze_vit true",
-    f"{SFT} --fsdp fsdp2",
+    f"{SFT} --freeze_vit false",
     f"{VERL} {MICRO_BATCH}=2 actor_rollout_ref.model.target_modules=[q_proj]",
     f"{VERL} {MICRO_BATCH}=2 +actor_rollout_ref.actor.optim.optimizer=AdamW8bit",
     f"{VERL} {MICRO_BATCH}=2 actor_rollout_ref.rollout.quantization=fp8",
@@ -160,7 +159,7 @@ def test_settings_that_decide_memory_and_are_not_counted(command: str, tmp_path:
     (line,) = [line for line in request.assumed if "not counted" in line]
     name = command.split()[-1].lstrip("+-").partition("=")[0]
     assert name in line or command.split()[-2].lstrip("-") in line or "target_modules" in line
-    ordinary = request_of(tmp_path, f"{SFT} --target_modules all-linear --freeze_vit false\n")
+    ordinary = request_of(tmp_path, f"{SFT} --target_modules all-linear --freeze_vit true\n")
     assert not [line for line in ordinary.assumed if "not counted" in line]
 
 

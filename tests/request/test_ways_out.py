@@ -80,7 +80,6 @@ def launch_with(framework: str, added: str) -> str:
         ),
         ("swift", "--reward_model x", "another model on the GPUs", ""),
         ("swift", "--deepspeed zero9", "deepspeed must be one of", "deepspeed=zero2"),
-        ("swift", "--use_vllm true", "needs vllm_mode", "vllm_mode=colocate"),
         ("skyrl", "trainer.policy.use_torch_compile=true", "changes the memory", ""),
         ("skyrl", "generator.inference_engine.backend=sglang", "is not vLLM", ""),
         ("openrlhf", "--train.enable_ema", "changes the memory", ""),

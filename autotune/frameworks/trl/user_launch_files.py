@@ -67,8 +67,10 @@ class LaunchFile:
     """
 
 
-STAGE_OF_NAME = re.compile(r"(?:zero|(?:^|[_-])z)[_-]?(?:stage)?[_-]?([123])(?![0-9])")
-"""Stage of ZeRO in the name of a file: `zero3.yaml`, `ds_z2_config.json`."""
+STAGE_OF_NAME = re.compile(r"(?:zero|(?:^|[_-])z|stage)[_-]?(?:stage)?[_-]?([123])(?![0-9])")
+"""Stage of ZeRO in the name of a file: `zero3.yaml`, `ds_z2_config.json`, `stage3.conf`."""
+
+OFFLOADS_BY_NAME = re.compile(r"(?<!no)(?<!no[_-])(?<!without[_-])offload")
 
 
 def sharding_by_name(path: Path) -> LaunchFile | None:
@@ -76,8 +78,13 @@ def sharding_by_name(path: Path) -> LaunchFile | None:
     stage = STAGE_OF_NAME.search(path.stem.lower())
     if stage is None:
         return None
-    sentence = f"ZeRO-{stage[1]} by the name of {path}, which is not here: --hold sharding=NAME"
-    return LaunchFile(settings=_zero_settings(stage[1], None, None), assumed=(sentence,))
+    device = None
+    kind = f"ZeRO-{stage[1]}"
+    if OFFLOADS_BY_NAME.search(path.stem.lower()):
+        device = "cpu"
+        kind += " with its state on the host"
+    sentence = f"{kind} by the name of {path}, which is not here: --hold sharding=NAME"
+    return LaunchFile(settings=_zero_settings(stage[1], device, device), assumed=(sentence,))
 
 
 def sharding_of_absent(path: Path) -> LaunchFile:

@@ -19,7 +19,7 @@ from autotune.frameworks.default_history import (
     default_history,
     is_before,
 )
-from autotune.request.sources.pinned_releases import pinned_release
+from autotune.request.sources.pinned_releases import pinned_release, release_of_copy
 
 TRANSFORMERS = "transformers"
 LOADS_FLOAT32 = "5.0"
@@ -169,6 +169,16 @@ def _stated(
     history: DefaultHistory,
     launch: str,
 ) -> AuthorRelease | None:
+    copy = release_of_copy(Path(launch), history.package)
+    if copy is not None:
+        return AuthorRelease(
+            package=history.package,
+            version=copy.version,
+            reason=f"{launch} is in a copy of {copy.requirement} ({copy.place})",
+            place=copy.place,
+            line=copy.line,
+            is_stated=True,
+        )
     pin = pinned_release(
         Path(launch),
         history.package,

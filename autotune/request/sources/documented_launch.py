@@ -40,6 +40,9 @@ SHELL_DOCUMENTS = (
     ".slurm",
     ".sbatch",
 )
+NAME_OF_PARTS = re.compile(r"\$\{?\w+\}?[\w./-]*\.ya?ml")
+"""Name of a file that a script composes: `recipes/${MODEL}/train_${NAME}.yaml`."""
+
 NOT_RUN = frozenset(
     {
         "py_compile",
@@ -115,7 +118,9 @@ def launches_in(
 ) -> Iterator[LaunchedProgram]:
     """Yield the launches of a document whose words have the name, as of this machine's user."""
     text = _text_of(document)
-    if not name.search(text):
+    is_named = name.search(text) is not None
+    is_composed = document.suffix in SHELL_DOCUMENTS and NAME_OF_PARTS.search(text) is not None
+    if not is_named and not is_composed:
         return
     place = FileChoice(
         flag="--from-command",
@@ -125,7 +130,8 @@ def launches_in(
     reading = _programs_in_script if document.suffix in SHELL_DOCUMENTS else _programs_in_lines
     for program in reading(text, name, place):
         is_run = NOT_RUN.isdisjoint(program.launcher)
-        if is_run:
+        words = " ".join((program.choice.path, *program.choice.arguments))
+        if is_run and (is_named or name.search(words)):
             yield replace(program, is_example=True)
 
 

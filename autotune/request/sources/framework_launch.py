@@ -71,7 +71,7 @@ def framework_launch_config(
     split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
     _refuse_outputs_of_commands(launch, split)
     former = _former_defaults(launch, kind, stated_by_flags)
-    taken = tuple(_defaults_taken(launch, split, trainer))
+    taken = tuple(_defaults_taken(launch, split, trainer, stated_by_flags))
     config = UserConfig(
         path=Path(launch.path),
         defaults_taken=taken,
@@ -79,7 +79,7 @@ def framework_launch_config(
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
         assumed=(
-            *_assumed(launch, split, trainer, stated_by_flags, taken),
+            *_assumed(launch, split, trainer, taken),
             *_without_value(launch, copied),
             *_about_copy(launch, kind, trainer, copied),
             *_about_former(former),
@@ -317,6 +317,7 @@ def _defaults_taken(
     launch: LaunchScript,
     split: _StatedSplit,
     trainer: Trainer,
+    stated_by_flags: frozenset[str],
 ) -> Iterator[DefaultTaken]:
     """Yield the defaults of settings whose value the command does not give."""
     for name in split.lacking:
@@ -331,30 +332,35 @@ def _defaults_taken(
             value=trainer.fields()[name].default,
             reason=f" (the default of {launch.framework}): line {stated.line} {reason}",
         )
+    fields = trainer.fields()
+    for name, default in trainer.assumed_defaults.items():
+        if name in fields and name not in split.settings and name not in stated_by_flags:
+            yield DefaultTaken(
+                name=name,
+                value=plain_default(fields[name]),
+                reason=(f" where {launch.framework} takes {default}: --set {name}=VALUE gives it"),
+                is_of_newest=True,
+            )
 
 
 def _assumed(
     launch: LaunchScript,
     split: _StatedSplit,
     trainer: Trainer,
-    stated_by_flags: frozenset[str],
     defaults_taken: Sequence[DefaultTaken],
 ) -> Iterator[str]:
     """Yield what the answer rests on besides the script's own values."""
     yield from launch.assumed
     yield from map(str, defaults_taken)
     fields = trainer.fields()
-    for name, default in trainer.assumed_defaults.items():
-        if name in fields and name not in split.settings and name not in stated_by_flags:
-            yield (
-                f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
-                f" {default}: --set {name}=VALUE gives it"
-            )
+    kind = kind_of(launch.framework, launch.method)
     for name in (*split.unknown, *split.left_in_script):
         stated = launch.stated[name]
+        if name in kind.names_of_no_model:
+            continue
         if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
             yield f"no memory of the model of {name} (line {stated.line})"
-    yield from _uncounted(launch, fields, kind_of(launch.framework, launch.method))
+    yield from _uncounted(launch, fields, kind)
     gpus_of_script = trainer.script_gpus(launch)
     all_gpus = "" if gpus_of_script is None else str(gpus_of_script.count)
     for name in split.unknown:

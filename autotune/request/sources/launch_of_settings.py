@@ -11,6 +11,7 @@ from pathlib import Path
 
 from autotune.core.yaml_document import read_document
 from autotune.frameworks.trl.former_keys import former_keys
+from autotune.request.sources.swift_script import swift_command
 from autotune.request.values import FileChoice
 
 SWIFT_PROGRAM = "ms-swift"
@@ -22,7 +23,11 @@ def as_launch(choice: FileChoice | None) -> tuple[FileChoice | None, tuple[str, 
     """Return the command that trains with a file of ms-swift, and the sentence about it; any other
     choice stays as it is.
     """
-    if choice is None or choice.flag != "--config" or not Path(choice.path).is_file():
+    if choice is None or not Path(choice.path).is_file():
+        return choice, ()
+    if choice.flag == "--script":
+        return _of_script(choice)
+    if choice.flag != "--config":
         return choice, ()
     document = read_document(Path(choice.path), last_counts=True)
     keys = [key for key in document.content if former_keys().foreign.get(str(key)) == SWIFT_PROGRAM]
@@ -37,3 +42,17 @@ def as_launch(choice: FileChoice | None) -> tuple[FileChoice | None, tuple[str, 
         text=f"{text}\n",
     )
     return launch, (f"{text}, because {keys[0]} is a setting of {SWIFT_PROGRAM}",)
+
+
+def _of_script(choice: FileChoice) -> tuple[FileChoice, tuple[str, ...]]:
+    """Return the command of a Python script that calls ms-swift's main function itself."""
+    text = Path(choice.path).read_text("utf-8", "replace")
+    command = swift_command(text)
+    if command is None:
+        return choice, ()
+    launch = replace(
+        choice,
+        flag="--from-command",
+        text=f"{command}\n",
+    )
+    return launch, (f"{choice.path} as the command of {SWIFT_PROGRAM} with its arguments",)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autotune import frameworks
@@ -71,6 +72,7 @@ def read_launch_script(
             line=launch.line,
             kind=kind,
             stated=launch.stated,
+            place=partial(trainer.engine_place, launch),
         )
         config, origins = with_server(served, config, origins, server)
     if config.settings.get("vllm_mode") != "server":
@@ -87,7 +89,7 @@ def read_launch_script(
         config=config,
         origins=origins,
         launch=launch,
-        names=config.names or frozenset(launch.former.get(name, name) for name in launch.stated),
+        names=config.names or _written_names(launch),
         unread=stated_by_flags & launch.stated.keys() - config.settings.keys(),
         script_gpus=trainer.script_gpus(launch),
         trainer=trainer,
@@ -119,6 +121,13 @@ def _refuse_missing_arguments(
                 " the script's arguments, and none are given.",
                 way_out="Give them behind two dashes: -- ARGUMENTS.",
             )
+
+
+def _written_names(launch: LaunchScript) -> frozenset[str]:
+    """Return the names of a launch's settings in the terms of its release."""
+    if not launch.in_files:
+        return launch.written
+    return frozenset(launch.former.get(name, name) for name in launch.stated)
 
 
 def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
@@ -155,6 +164,13 @@ def _model_hints(launch: LaunchScript) -> dict[str, str]:
     """Return the texts of a launch that may say its model: names of the run and its own name, else
     the models that its text assigns."""
     hints: dict[str, str] = {}
+    kind_of_model = launch.stated.get("model_type")
+    if kind_of_model is not None and kind_of_model.text:
+        # ms-swift 2 names a model by its kind: `qwen2_5-7b-instruct`, `qwen1half-7b-chat`.
+        name = kind_of_model.text.replace("_", ".").replace("1half", "1.5")
+        hints[f"model_type (line {kind_of_model.line})"] = name
+        if model_named_by(hints) is not None:
+            return hints
     for name, stated in launch.stated.items():
         if NAME_OF_RUN.search(name) and stated.text:
             hints[f"{name} (line {stated.line})"] = stated.text.replace(UNKNOWN, "-")

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import shlex
+from collections.abc import Mapping
 from pathlib import Path
 
+from autotune.core.errors import BadInput
 from autotune.core.files import read_text, read_toml
 from autotune.core.shell.script import SimpleCommand, commands_of
 from autotune.core.shell.variable_values import UNKNOWN
@@ -31,8 +33,34 @@ def launch_text(choice: FileChoice) -> str:
 
 def _started_with(path: str) -> str:
     """Return the command of prime-rl that is started with this file: given texts are `data`."""
-    program = "sft" if "data" in read_toml(Path(path).expanduser()) else "rl"
+    content = read_toml(Path(path).expanduser())
+    _refuse_other_program(path, content)
+    program = "sft" if "data" in content else "rl"
     return f"{program} @ {shlex.quote(path)}\n"
+
+
+PARTS_OF_PRIME_RL = frozenset(("trainer", "orchestrator", "inference", "deployment", "data"))
+
+
+def _refuse_other_program(path: str, content: Mapping[str, object]) -> None:
+    """Refuse files of the same kind that prime-rl does not read."""
+    trainer = content.get("trainer")
+    if isinstance(trainer, Mapping) and "args" in trainer:
+        raise BadInput(
+            f"{path} has [trainer.args], of the trainer of verifiers, which is not modelled.",
+            way_out="Give a file of prime-rl, or measure: --framework command -- COMMAND.",
+        )
+    if isinstance(content.get("model"), str):
+        raise BadInput(
+            f"{path} names a model alone (model = {content['model']!r}): a run of Prime Intellect's"
+            " hosted training, whose GPUs and settings are not its author's.",
+            way_out="Give a file of prime-rl, with the tables [trainer] and [orchestrator].",
+        )
+    if PARTS_OF_PRIME_RL.isdisjoint(content):
+        raise BadInput(
+            f"{path} has no table of prime-rl: {', '.join(sorted(PARTS_OF_PRIME_RL))}.",
+            way_out="Give the script that starts the training with it.",
+        )
 
 
 def launch_commands(choice: FileChoice, text: str) -> list[SimpleCommand]:

@@ -27,6 +27,7 @@ from autotune.frameworks.trl.user_launch_files import (
     launch_of_options,
     read_accelerate,
     read_deepspeed,
+    sharding_by_name,
     sharding_of_absent,
 )
 from autotune.frameworks.unknown_values import variables_with_default, why_not_known
@@ -325,6 +326,16 @@ def read_launched_program(
     return replace(file, config=config, origins=origins, script_gpus=script_gpus)
 
 
+def launcher_of_example(program: LaunchedProgram) -> tuple[LaunchFile, ScriptGpus | None]:
+    """Return what the launcher of a document's command decides, and its processes if it states
+    them.
+    """
+    launch = _launch_settings(program, guesses=True)
+    if launch.processes is None:
+        return launch, None
+    return launch, _gpus_of(program, launch)
+
+
 def _gpus_of(
     program: LaunchedProgram,
     launch: LaunchFile,
@@ -358,7 +369,8 @@ def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> Laun
             launch = read_accelerate(path)
     if "--deepspeed_config_file" in options:
         path = _launcher_file(program, options["--deepspeed_config_file"])
-        deepspeed = read_deepspeed(path)
+        deepspeed = None if path.is_file() or not guesses else sharding_by_name(path)
+        deepspeed = deepspeed or read_deepspeed(path)
         launch = replace(deepspeed, processes=launch.processes)
     else:
         values: dict[str, str] = {}

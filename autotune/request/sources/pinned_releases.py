@@ -40,8 +40,18 @@ PINNING_FILES = (
     "*setup*.sh",
     "README*",
     "INSTALL*",
+    "version.txt",
+    "VERSION",
 )
 """Files of a folder in which a release is looked for, in this order."""
+
+VERSIONS_OF_COPIES = {
+    "ms-swift": ("swift/version.py", "swift/cli"),
+    "openrlhf": ("version.txt", "openrlhf/cli"),
+    "trl": ("VERSION", "trl/trainer"),
+}
+"""Package -> file with the release of a copy of it, and a folder that only a copy has beside it."""
+OWN_VERSION = re.compile(r"^(?:__version__\s*=\s*)?[\"']?v?(\d+\.\d+(?:\.\d+)?)", re.MULTILINE)
 
 COMPARISON = r"(?:===|==|~=|!=|<=|>=|<|>)"
 RELEASE_NUMBER = r"v?\d[\w.*+!-]*"
@@ -77,6 +87,27 @@ def pinned_release(
                     place=os.path.relpath(file),
                     line=line,
                 )
+    return None
+
+
+def release_of_copy(launch: Path, package: str) -> PinnedRelease | None:
+    """Return the release of the package in whose copy a launch stands; None: it is in none."""
+    if package not in VERSIONS_OF_COPIES:
+        return None
+    name, beside = VERSIONS_OF_COPIES[package]
+    for folder in _folders(Path.cwd() / launch):
+        file = folder / name
+        if not file.is_file() or not (folder / beside).is_dir():
+            continue
+        text = _text_of(file)
+        version = OWN_VERSION.search(text)
+        if version is not None:
+            return PinnedRelease(
+                version=version[1],
+                requirement=f"{package} {version[1]}",
+                place=os.path.relpath(file),
+                line=text.count("\n", 0, version.start(1)) + 1,
+            )
     return None
 
 
@@ -121,7 +152,12 @@ def _requirements(
                 continue
             line = text.count("\n", 0, match.start("version")) + 1
             requirement = match[0].strip().splitlines()[-1].strip(" -\"'")
+            if pattern.files == LOCKS:
+                requirement = f"{package}=={match['version']}"
             yield line, requirement, pattern.operator + match["version"]
+
+
+LOCKS = (".lock",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,7 +204,7 @@ def _patterns(package: str) -> tuple[_Pattern, ...]:
         _Pattern(
             text=re.compile(rf"^name = \"{name}\"\nversion = \"(?P<version>[^\"\n]+)", flags),
             operator="==",
-            files=(".lock",),
+            files=LOCKS,
         ),
         _Pattern(
             text=re.compile(

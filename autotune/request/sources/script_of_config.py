@@ -20,6 +20,8 @@ from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.class_names import CLASS_PREFIXES
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
+from autotune.frameworks.trl.user_launch_files import LaunchFile
+from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import METHOD_OF_PATH, method_of_file
 from autotune.request.sources.documented_launch import (
     documented_launches,
@@ -30,6 +32,7 @@ from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
 from autotune.request.sources.launched_program import (
     TRAINER,
     LaunchedProgram,
+    launcher_of_example,
     read_launched_program,
 )
 from autotune.request.values import FileChoice, UserFile
@@ -84,7 +87,7 @@ def read_by_its_script(
     programs = list(_programs(choice))
     for program in programs[:MOST_SCRIPTS]:
         try:
-            file = read_launched_program(program, python, hardware, method, True)
+            file = _followed(program, python, hardware, method)
         except AutotuneError as error:
             sentence, _, _ = str(error).partition(". ")
             if "KeyError" in sentence and not author_names(document):
@@ -106,8 +109,65 @@ def read_by_its_script(
         )
         overridden = tuple(_overridden(document, program))
         config = replace(file.config, assumed=(sentence, *overridden, *file.config.assumed))
-        return replace(file, config=config), ""
+        return with_launcher(replace(file, config=config), program), ""
     return None, failure
+
+
+def _followed(
+    program: LaunchedProgram,
+    python: Path,
+    hardware: Hardware,
+    method: str | None,
+) -> UserFile:
+    """Return the training of a script: on the request's GPUs, or where it refuses their number, as
+    it may a batch that they do not divide, in the processes of the document's command.
+    """
+    try:
+        return read_launched_program(program, python, hardware, method, True)
+    except AutotuneError:
+        _, gpus = launcher_of_example(program) if program.line else (None, None)
+        if gpus is None or gpus.count == hardware.count:
+            raise
+        as_documented = replace(program, is_example=False)
+        return read_launched_program(as_documented, python, hardware, method, True)
+
+
+def documented_launch_of(choice: FileChoice) -> LaunchedProgram | None:
+    """Return the command by which a document of the project starts a file; None: none does."""
+    return next(_documented_programs(choice, set()), None)
+
+
+def with_launcher(file: UserFile, program: LaunchedProgram) -> UserFile:
+    """Return the file with the sharding of a document's command, and with its processes if it
+    starts this very file.
+    """
+    if not program.line:
+        return file
+    launch, gpus = launcher_of_example(program)
+    of_launcher = launch.settings.get("sharding")
+    if file.config.settings.get("sharding", of_launcher) != of_launcher:
+        launch = LaunchFile(settings={})  # the file names a sharding itself
+    sentences = list(launch.assumed)
+    if launch.settings:
+        listed = ", ".join(f"{name}={value}" for name, value in launch.settings.items())
+        sentences.append(f"{listed} of its launcher ({_origin(program)})")
+    new_sentences = [line for line in sentences if line not in file.config.assumed]
+    settings = {**file.config.settings, **launch.settings}
+    origin = Origin(source=Source.FILE, place=program.launch_path, line=program.line)
+    config = replace(
+        file.config,
+        settings=settings,
+        assumed=(*file.config.assumed, *new_sentences),
+    )
+    script_gpus = file.script_gpus
+    if script_gpus is None and gpus is not None and not program.takes_other_file:
+        script_gpus = replace(gpus, stated=f"{gpus.stated} of {_origin(program)}")
+    return replace(
+        file,
+        config=config,
+        origins={**file.origins, **dict.fromkeys(launch.settings, origin)},
+        script_gpus=script_gpus,
+    )
 
 
 def _overridden(document: Document, program: LaunchedProgram) -> Iterator[str]:
@@ -158,33 +218,16 @@ def _needs_its_script(document: Document) -> bool:
 
 def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
     """Yield the launches with this file, the most certain first."""
-    file = Path(choice.path)
-    documents = project_documents(file)
-
-    # 1. A document starts it with this file, or with another of its folder, which may be one of
-    # Hydra's groups: `+math=file`.
-    group = re.escape(file.resolve().parent.name)
-    names = (
-        re.escape(file.name),
-        rf"{group}={re.escape(file.stem)}(?![\w.-])",
-        rf"{group}/[\w.-]+\.ya?ml",
-        rf"{group}=[\w.-]+",
-    )
+    # 1. A document starts it with this file, or with another of its folder.
     tried: set[str] = set()
-    for name in names:
-        pattern = re.compile(rf"(?<![\w-]){name}")
-        for document in documents:
-            for program in launches_in(document, pattern, choice.model):
-                started = _with_file(program, file)
-                if started is not None and started.choice.path not in tried:
-                    tried.add(started.choice.path)
-                    yield started
+    yield from _documented_programs(choice, tried)
 
     # 2. A script of the project takes such a file, and trains by its method: as a document starts
     # it with a file of another folder, or with the option alone.
     for script, option in _scripts(choice):
         if str(script) in tried:
             continue
+        file = Path(choice.path)
         started = _with_other_file(script, option, file)
         yield started or LaunchedProgram(
             choice=FileChoice(
@@ -199,6 +242,30 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
             folder="",
             is_example=True,
         )
+
+
+def _documented_programs(choice: FileChoice, tried: set[str]) -> Iterator[LaunchedProgram]:
+    """Yield the first command for each script with which a document of the project starts it with
+    this file, else with another of its folder, which may be one of Hydra's groups: `+math=file`.
+    The scripts are added to `tried`.
+    """
+    file = Path(choice.path)
+    documents = project_documents(file)
+    group = re.escape(file.resolve().parent.name)
+    names = (
+        re.escape(file.name),
+        rf"{group}={re.escape(file.stem)}(?![\w.-])",
+        rf"{group}/[\w.-]+\.ya?ml",
+        rf"{group}=[\w.-]+",
+    )
+    for name in names:
+        pattern = re.compile(rf"(?<![\w-]){name}")
+        for document in documents:
+            for program in launches_in(document, pattern, choice.model):
+                started = _with_file(program, file)
+                if started is not None and started.choice.path not in tried:
+                    tried.add(started.choice.path)
+                    yield started
 
 
 def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
@@ -260,14 +327,16 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
         if option.lstrip("+") == folder.name and _is_in_group(value, file):
             arguments[index] = f"{option}={file.stem}"
             choice = replace(program.choice, arguments=tuple(arguments))
-            return replace(program, choice=choice)
+            is_other = value.removesuffix(".yaml") != file.stem
+            return replace(program, choice=choice, takes_other_file=is_other)
         if not value.endswith(YAML_SUFFIXES):
             continue
         stated = Path(value).resolve()
-        if stated == file.resolve() or stated.parent == folder:
+        is_neighbour = stated.parent == folder and stated.is_file()
+        if stated == file.resolve() or is_neighbour:
             arguments[index] = f"{option}{equals}{file}"
             choice = replace(program.choice, arguments=tuple(arguments))
-            return replace(program, choice=choice)
+            return replace(program, choice=choice, takes_other_file=stated != file.resolve())
     return None
 
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.core.user_script import StatedSetting
+from autotune.frameworks.engine_place import EnginePlace
 from autotune.frameworks.engine_servers import SHARE
 from autotune.frameworks.launch_kinds import LaunchKind, ServerRules
 from autotune.frameworks.trl.server_launch import ServerLaunch
@@ -35,6 +36,7 @@ class ServedTraining:
     line: int
     kind: LaunchKind
     stated: Mapping[str, StatedSetting] = field(default_factory=dict)
+    place: Callable[[], EnginePlace | None] = lambda: None  # of vLLM where nothing says it
 
 
 def with_server(
@@ -53,11 +55,21 @@ def with_server(
     assumed = list(config.assumed)
     new_names: list[str] = []
     reason = _reason_for_server(training, rules, server)
-    if reason and settings.get(_MODE) is None:
-        settings[_MODE] = "server"
-        new_names.append(_MODE)
-        assumed.append(f"{_MODE}=server{reason}")
-    if settings.get(_MODE) != "server":
+    place = None
+    if settings.get(_MODE) is None:
+        place = training.place() if not reason else None
+        if reason:
+            settings[_MODE] = "server"
+            new_names.append(_MODE)
+            assumed.append(f"{_MODE}=server{reason}")
+        if place is not None:
+            settings[_MODE] = place.mode
+            new_names.append(_MODE)
+            assumed.append(place.sentence)
+        if place is not None and place.server_gpus:
+            settings["server_gpus"] = place.server_gpus
+            new_names.append("server_gpus")
+    if settings.get(_MODE) != "server" and place is None:
         return config, origins
 
     # 2. Its settings.
@@ -69,7 +81,7 @@ def with_server(
             settings[own_name] = value
             new_names.append(own_name)
         assumed[:0] = server.assumed
-    elif "server_gpus" not in settings:
+    elif settings[_MODE] == "server" and "server_gpus" not in settings:
         assumed.append(_assumed_server(rules.command))
     origin = Origin(source=Source.FILE, place=training.path, line=line)
     config = replace(config, settings=settings, assumed=tuple(assumed))

@@ -23,6 +23,7 @@ def with_whole_names(
         *kind.former,
     }
     stated: dict[str, StatedSetting] = {}
+    written = set(launch.written)
     notes: list[str] = []
     for name, setting in launch.stated.items():
         whole_name = _whole_name(name, names)
@@ -37,7 +38,13 @@ def with_whole_names(
         )
         place = f"--{name} (line {setting.line})"
         notes.append(f"{place} is --{whole_name}, cut short")
-    return replace(launch, stated=stated, assumed=(*launch.assumed, *notes))
+        written.add(whole_name)
+    return replace(
+        launch,
+        stated=stated,
+        written=frozenset(written),
+        assumed=(*launch.assumed, *notes),
+    )
 
 
 def _whole_name(beginning: str, names: set[str]) -> str | None:

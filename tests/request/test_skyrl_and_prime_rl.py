@@ -1,0 +1,88 @@
+"""Launches of SkyRL's former package, and files that prime-rl reads or does not.
+
+SkyRL's values are those of `skyrl_train/config/ppo_base_config.yaml` in its copies of 2025.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from autotune.core.errors import BadInput
+from autotune.request.flags import Flags
+from autotune.request.request_parser import parse_request
+from tests.request.test_unset_variables import request_of, settings_of
+
+SKYRL = (
+    "python -m {}.entrypoints.main_base trainer.policy.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+    " trainer.placement.policy_num_gpus_per_node=8 trainer.train_batch_size=64"
+    " trainer.policy_mini_batch_size=64 generator.n_samples_per_prompt=8"
+)
+EAGER = "generator.inference_engine.enforce_eager"
+PARALLEL = "generator.inference_engine.tensor_parallel_size"
+
+
+@pytest.mark.parametrize(
+    ("package", "is_eager", "parallel", "strategy"),
+    [("skyrl_train", True, 4, "fsdp2"), ("skyrl.train", False, 1, "fsdp")],
+)
+def test_defaults_of_the_former_package(
+    package: str,
+    is_eager: bool,
+    parallel: int,
+    strategy: str,
+    tmp_path: Path,
+) -> None:
+    request = request_of(tmp_path, SKYRL.format(package) + "\n")
+    settings = settings_of(request)
+    assert settings[EAGER] is is_eager
+    assert (settings[PARALLEL], settings["trainer.strategy"]) == (parallel, strategy)
+    assert any(EAGER in sentence for sentence in request.assumed) is is_eager
+
+
+def test_a_stated_value_counts(tmp_path: Path) -> None:
+    text = f"{SKYRL.format('skyrl_train')} generator.inference_engine_tensor_parallel_size=2\n"
+    assert settings_of(request_of(tmp_path, text))[PARALLEL] == 2
+
+
+BASE = """
+seq_len = 2048
+[model]
+name = "Qwen/Qwen3-0.6B"
+[orchestrator]
+batch_size = 64
+group_size = 8
+"""
+
+
+def test_gpus_in_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text(BASE)
+    text = "uv run rl @ base.toml --trainer-gpu-ids 0,1 --inference-gpu-ids 2,3,4\n"
+    said = request_of(tmp_path, text).assumed
+    assert "deployment.num_train_gpus=2, of trainer_gpu_ids (line 1)" in said
+    assert "deployment.num_infer_gpus=3, of inference_gpu_ids (line 1)" in said
+
+
+def test_known_settings_of_the_optimizer_are_not_called_unknown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text(f"{BASE}[trainer.optim]\nlr = 1e-6\n")
+    assert not any("not known" in line for line in request_of(tmp_path, "rl @ base.toml\n").assumed)
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ('model = "Qwen/Qwen3-4B"\nbatch_size = 256\n', "hosted training"),
+        ('model = "Qwen/Qwen3-4B"\n[trainer.args]\nbatch_size = 256\n', "trainer of verifiers"),
+        ("[train]\nlr = 1e-5\n", "has no table of prime-rl"),
+    ],
+)
+def test_files_of_others(text: str, reason: str, tmp_path: Path) -> None:
+    file = tmp_path / "rl.toml"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=reason):
+        parse_request(Flags(from_command=str(file), gpus="8xA100-80G", mode="predict"))
