@@ -24,6 +24,7 @@ SCRIPT_SUFFIXES = (".sh", ".bash", ".slurm", ".sbatch")
 HELPERS = ("pip", "torch.distributed.run", "venv", "ensurepip", "http.server")
 """Modules of Python that prepare or start something else."""
 
+TRAINING_NAME = re.compile(r"train|tune|grpo|rloo|sft|dpo|kto|ppo|rlhf")
 MAX_NAMED = 5
 OTHER_TRAINER = (
     "The same training as TRL's is predicted: --method grpo --model MODEL (sft, dpo, rloo, kto and"
@@ -52,9 +53,8 @@ def nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
                 f"{path}, line {command.line} starts {name}, whose settings are not read.",
                 way_out=OTHER_TRAINER,
             )
-    # What prepares a training stands before it.
-    for refusal in (_program_here, _absent_script, _script_of_shell):
-        for command in reversed(commands):
+    for refusal in (_program_here, _absent_program, _script_of_shell):
+        for command in sorted(commands, key=_likelihood, reverse=True):
             error = refusal(path, command)
             if error is not None:
                 return error
@@ -65,10 +65,20 @@ def nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
     )
 
 
-def _absent_script(path: str, command: SimpleCommand) -> BadInput | None:
-    """Return the error about a script behind a launcher of several processes, or behind Python."""
+def _likelihood(command: SimpleCommand) -> tuple[bool, bool, int]:
+    """Return how likely a command is the training: by its launcher, its program's name, and its
+    place, because what prepares a training stands before it.
+    """
+    is_launched = any(Path(word.text).name in PROCESS_LAUNCHERS for word in command.words)
     word = _program_of_python(command)
-    if word is None or not word.text.endswith(".py"):
+    is_named = word is not None and TRAINING_NAME.search(word.text) is not None
+    return is_launched, is_named, command.line
+
+
+def _absent_program(path: str, command: SimpleCommand) -> BadInput | None:
+    """Return the error about a program of Python that is not here."""
+    word = _program_of_python(command)
+    if word is None or word.text in HELPERS or not word.text.strip():
         return None
     way_out = f"Name the script: {OWN_TRAINER}."
     if word.unset:
@@ -84,7 +94,7 @@ def _program_here(path: str, command: SimpleCommand) -> BadInput | None:
     word = _program_of_python(command)
     if word is None or not MODULE.fullmatch(word.text) or word.text in HELPERS:
         return None
-    if word.text.endswith(".py") and file_here(word.text, path, command.folder) is None:
+    if not any(file_here(file, path, command.folder) for file in _files_of(word.text)):
         return None
     return BadInput(
         f"{path}, line {command.line} starts {word.text}, which is no known training: it builds"
@@ -94,6 +104,14 @@ def _program_here(path: str, command: SimpleCommand) -> BadInput | None:
             f" {MEASURED_INSTEAD}"
         ),
     )
+
+
+def _files_of(program: str) -> tuple[str, ...]:
+    """Return the files that a script or a module may be."""
+    if program.endswith(".py"):
+        return (program,)
+    name = program.replace(".", "/")
+    return (f"{name}.py", f"{name}/__main__.py", f"src/{name}.py")
 
 
 def _program_of_python(command: SimpleCommand) -> Word | None:

@@ -66,7 +66,16 @@ REFUSED = {
     ),
     "torchtune": ("tune run grpo_full_finetune_distributed --config a", "starts torchtune"),
     "a program of its own": ("python own.py --lr 1", "line 1 starts own.py"),
-    "a module of its own": ("python -m mine.main", "line 1 starts mine.main"),
+    "a module of its own": ("python -m own", "line 1 starts own"),
+    "a module that is not here": ("python -m mine.main", "line 1: mine.main is started"),
+    "a training between others": (
+        "python prepare.py\ntorchrun train_own.py\npython evaluate.py",
+        "line 2: train_own.py is started",
+    ),
+    "a training by its name": (
+        "python prepare.py\npython grpo_own.py\npython evaluate.py",
+        "line 2: grpo_own.py is started",
+    ),
     "a program that is not here": ("echo a\npython none.py", "line 2: none.py is started"),
     "a script that is not here": ("bash none.sh", "line 1 starts none.sh, which is not here"),
     "a job": ("sbatch job.slurm", "line 1 submits job.slurm"),
