@@ -11,11 +11,12 @@ from tree_sitter import Node
 from autotune.core.shell.builtin_call import BuiltInCall
 from autotune.core.shell.builtins import BUILT_INS
 from autotune.core.shell.command_texts import moved_to
+from autotune.core.shell.declarations import declare_words
 from autotune.core.shell.other_commands import OtherCommands, StartedWords, settings_in
 from autotune.core.shell.state import Function, FunctionEnd, Truth
 from autotune.core.shell.syntax_tree import ParsedScript
 from autotune.core.shell.text_streams import redirected
-from autotune.core.shell.variable_assignments import assign, declare_words, set_variable
+from autotune.core.shell.variable_assignments import assign, set_variable
 from autotune.core.shell.variable_values import Word, as_text
 
 _WORDS = (

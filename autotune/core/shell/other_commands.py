@@ -17,6 +17,7 @@ from autotune.core.shell.syntax_tree import is_readable
 from autotune.core.shell.text_streams import text_of_file
 from autotune.core.shell.unset import names_in, plain, with_marks, with_references
 from autotune.core.shell.variable_values import UNKNOWN, Word, words_from
+from autotune.core.shell.xargs import options_of_xargs, parts_for_xargs
 
 SHELL_PROGRAMS = ("bash", "sh", "zsh")
 TERMINALS = ("ssh", "tmux")
@@ -30,7 +31,6 @@ _OF_AN_ENVIRONMENT = re.compile(r"conda|mamba|pyenv|ssh-agent|direnv|modulecmd|b
 
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")
 _IS_SWITCH = re.compile(r"-[a-bd-rt-z]+|--\w+|\+\w+")
-_XARGS_OPTION = re.compile(r"-(?P<name>[nIPLtrp0])(?P<value>.*)")
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,7 @@ class OtherCommands(TextRunner):
         certain: bool,
     ) -> Truth:
         """`xargs -n 1 COMMAND` and `xargs -I {} COMMAND`: a command for each part of its input."""
-        options, command_words = _options_of_xargs(start.command_words[1:])
+        options, command_words = options_of_xargs(start.command_words[1:])
         text = UNKNOWN
         if self.received is not None:
             text = self.received.all()
@@ -201,7 +201,7 @@ class OtherCommands(TextRunner):
             return None
         parts: list[list[str]] = [[UNKNOWN]]
         if UNKNOWN not in text:
-            parts = _parts_for_xargs(plain(text), options)
+            parts = parts_for_xargs(plain(text), options)
         unset = names_in(text)
         for part in parts[:MAX_PARTS]:
             added = [replace(word, unset=unset) for word in words_from(part)]
@@ -393,42 +393,3 @@ def settings_in(command_words: Sequence[Word]) -> dict[str, str]:
         if equals and name.isidentifier():
             settings[name] = value
     return settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class XargsOptions:
-    """Options of `xargs`: words of each command, and the sign that a line replaces."""
-
-    count: int = 0
-    sign: str = ""
-
-
-def _options_of_xargs(command_words: Sequence[Word]) -> tuple[XargsOptions | None, list[Word]]:
-    """Return the options and the command behind them; None: another option."""
-    options = XargsOptions()
-    remaining = list(command_words)
-    while remaining and remaining[0].text.startswith("-"):
-        match = _XARGS_OPTION.fullmatch(remaining.pop(0).text)
-        if match is None:
-            return None, []
-        value = match["value"]
-        if not value and match["name"] in "nIPL":
-            value = remaining.pop(0).text if remaining else ""
-        if match["name"] in "nL" and value.isdecimal():
-            options = replace(options, count=int(value))
-        if match["name"] == "I":
-            options = replace(options, sign=value)
-    return options, remaining
-
-
-def _parts_for_xargs(
-    text: str,
-    options: XargsOptions,
-) -> list[list[str]]:
-    if options.sign:
-        return [[line.strip()] for line in text.splitlines() if line.strip()]
-    command_words = text.split()
-    if not command_words:
-        return [[]]
-    count = options.count or len(command_words)
-    return [command_words[place : place + count] for place in range(0, len(command_words), count)]
