@@ -25,6 +25,8 @@ import yaml
 from packaging.requirements import Requirement
 from packaging.version import Version
 
+from autotune.frameworks.trl.class_names import CLASS_PREFIXES
+
 FRAMEWORKS = Path(__file__).parents[1] / "autotune" / "frameworks"
 ANY = "any"
 OPAQUE = ...
@@ -159,14 +161,6 @@ def all_fields(classes: Mapping[str, ClassSource], name: str) -> dict[str, Any]:
 
 # TRL.
 
-PREFIXES = {
-    "grpo": "GRPO",
-    "rloo": "RLOO",
-    "sft": "SFT",
-    "dpo": "DPO",
-    "kto": "KTO",
-    "reward": "Reward",
-}
 TRL_SOURCES = r"trl/(?:experimental/kto|trainer)/\w+\.py"
 MEMORY = frozenset(
     """
@@ -242,7 +236,7 @@ def trl_history(folder: Path) -> dict[str, Any]:
         inherited[_minor(wheel.version)] = classes
         names_of_transformers.update(all_fields(classes, INHERITED))
     methods: dict[str, Any] = {}
-    for method, prefix in PREFIXES.items():
+    for method, prefix in CLASS_PREFIXES.items():
         defaults: dict[str, list[list[Any]]] = {}
         names = _Spans()
         for wheel in releases:

@@ -51,6 +51,8 @@ from launch_values_judge import (  # noqa: E402
 from launch_values_reading import reading_of, starts_training  # noqa: E402
 from launch_words import TRAININGS  # noqa: E402
 
+from autotune.frameworks.trl.class_names import CLASS_PREFIXES  # noqa: E402
+
 SIDE = Path(__file__).with_name("launch_values_side.py")
 FRAMEWORKS = ("verl", "swift", "openrlhf", "skyrl", "trl")
 
@@ -202,6 +204,7 @@ def compare(
             "arguments": reading.arguments,
             "tree": str(tree),
             "method": row.method,
+            "class_prefix": CLASS_PREFIXES.get(row.method, ""),
             "entry_point": reading.entry_point,
             "path": row.path,
             "ranks": reading.ranks,

@@ -116,20 +116,10 @@ def _is_on_host(
     return str(offload.get("device", "none")) != "none"
 
 
-METHOD_CLASSES = {
-    "grpo": "GRPO",
-    "rloo": "RLOO",
-    "sft": "SFT",
-    "dpo": "DPO",
-    "kto": "KTO",
-    "reward": "Reward",
-}
-
-
 def trl_answer(question: Mapping[str, Any]) -> Answer:
     import trl
 
-    prefix = METHOD_CLASSES[question["method"]]
+    prefix = question["class_prefix"]
     module = importlib.import_module(f"trl.scripts.{question['method']}")
     script = getattr(
         module,

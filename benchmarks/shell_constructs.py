@@ -548,6 +548,163 @@ SCRIPTS = {
         "torchrun train.py $(printf '3\\n1\\n2\\n' | sort -n | paste -sd,) $(printf '1\\n2\\n' "
         "| tr '\\n' ' ')\n"
     ),
+    # Chosen as places where a reader may be wrong without knowing it, before any was tried.
+    "lines of seq": "N=$(seq 1 8 | wc -l)\ntorchrun train.py $N $(seq 3 -1 1) $(seq 5 3)x\n",
+    "lines of basename": "torchrun train.py $(basename /a/b | wc -c) $(dirname / | wc -c)\n",
+    "roots": "torchrun train.py $(dirname /) $(basename /) $(dirname /a) $(dirname a//b)\n",
+    "file of wc": "echo x | ( wc -l values.txt; true ) > n\ntorchrun train.py $(cat n)\n",
+    "bytes of wc": "torchrun train.py $(printf 'größe' | wc -c) $(printf 'a b' | wc -w)\n",
+    "classes of tr": (
+        "torchrun train.py $(echo 'a.b-1' | tr -d '[:punct:]') $(echo a1 | tr -cd '[:alnum:]')\n"
+    ),
+    "squeezed by tr": "torchrun train.py $(echo aabb | tr -s a) $(echo 'a--b' | tr -s '-' '_')\n",
+    "complement of tr": (
+        "torchrun train.py $(echo 'a/b c' | tr -c 'a-z\\n' '_') $(echo -- | tr - _)\n"
+    ),
+    "tabs of awk": "torchrun train.py $(printf 'a b\\tc' | awk -F'\\t' '{print $2}')\n",
+    "blanks of awk": "torchrun train.py $(echo ' a  b ' | awk -F' ' '{print NF}')\n",
+    "empty lines of awk": "torchrun train.py $(printf '\\na,b\\n' | awk -F, '{print NF}')\n",
+    "conditions of awk": (
+        "torchrun train.py $(printf 'a 1\\nb 2\\n' | awk 'NR==2 {print $2}')"
+        " $(printf 'a 1\\nb 2\\n' | awk '/^b/ {print $1}') $(echo 1 2 | awk '{print $1, $2}')\n"
+    ),
+    "zeros in front": (
+        "torchrun train.py $(echo '010 + 1' | bc) $(expr 010 + 1) $(awk 'BEGIN{print 010 + 1}')\n"
+    ),
+    "names of expr": "N=4\nA=$(expr N + 1 2> /dev/null)\ntorchrun train.py x$A ${N}\n",
+    "assignment of expr": "a=1\nb=2\nC=$(expr a = b)\ntorchrun train.py $a $b $C\n",
+    "comparisons of expr": (
+        "torchrun train.py $(expr 3 \\> 2) $(expr abc = abc) $(expr 2 + 3 \\* 4) $(expr 7 / 2)"
+        " $(expr -7 / 2) $(expr -7 % 2)\n"
+    ),
+    "parts of expr": (
+        "torchrun train.py $(expr substr abcdef 2 3) $(expr model-7B : '.*-\\([0-9]*\\)B')"
+        " $(expr abc : 'a.')\n"
+    ),
+    "escapes of echo": "torchrun train.py $(echo -e 'a\\tb\\101\\0101\\q') $(echo -ne 'x\\ny')\n",
+    "end of echo -e": "torchrun train.py $(echo -e 'ab\\ccd') z\n",
+    "escapes in quotes": "torchrun train.py $'a\\qb' $'\\v' $'a\\\\b' $'\\?'\n",
+    "printf without values": "torchrun train.py x$(printf '%d' '')y $(printf '%s-%s' a) z\n",
+    "printf of octal": (
+        "torchrun train.py $(printf '%d' 010) $(printf '%i' 0x1f) $(printf '%03d' 7)\n"
+    ),
+    "printf of flags": (
+        "torchrun train.py $(printf '%+d' 3) $(printf '%-3s|' a) $(printf '%.2s' abc)\n"
+    ),
+    "printf of escapes": (
+        "torchrun train.py $(printf '%b' 'a\\tb') $(printf 'a\\101') $(printf %%)\n"
+    ),
+    "printf again": "torchrun train.py $(printf '%s=%s,' a 1 b 2 c)\n",
+    "printf of rounding": (
+        "torchrun train.py $(printf '%.0f' 2.5) $(printf '%.1f' 0.25) $(printf %g 1e-5)\n"
+    ),
+    "printf -v of unknown": "printf -v A '%s/%s' \"$(date +%s)\" b\ntorchrun train.py $A\n",
+    "program found": "P=$(command -v bash)\ntorchrun train.py ${P##*/}\n",
+    "program found or not": ("P=$(command -v none_here || echo python)\ntorchrun train.py $P\n"),
+    "program by a variable": "P=$(command -v torchrun)\n$P train.py --lr 1\n",
+    "program that is missing": (
+        "if ! command -v none_here > /dev/null; then A=1; else A=2; fi\ntorchrun train.py $A\n"
+    ),
+    "arguments from the script": 'set -- a b\ntorchrun train.py ${0##*/} "${@:1}" "${@: -2:1}"\n',
+    "slices from 0": 'A=(x y z)\ntorchrun train.py "${A[@]:0}" "${A[@]:1:1}" "${A[@]: -2}"\n',
+    "slices of gaps": "A=([1]=x [3]=y [5]=z)\ntorchrun train.py ${A[@]:2} ${#A[@]} ${A[@]:0:2}\n",
+    "last argument": "set -- a b\ntorchrun train.py ${!#} ${@:$#}\n",
+    "read to a sign": "read -d, A <<< 'x,y'\nread -n2 B <<< abc\ntorchrun train.py $A $B\n",
+    "read into an array": (
+        "read -ra A <<< 'a b c'\nIFS=- read -r -a B <<< x-y\ntorchrun train.py ${A[1]} ${B[1]}\n"
+    ),
+    "read without -r": "read A <<< 'a\\b'\ntorchrun train.py $A\n",
+    "read of blanks": (
+        "IFS= read -r A <<< ' a '\nread -r B <<< ' b '\ntorchrun train.py \"$A\" \"$B\"\n"
+    ),
+    "read of more": "read A B <<< 'x'\nREPLY=0\nread <<< 'y z'\ntorchrun train.py $A x$B $REPLY\n",
+    "array of a text": "A='x y'\nB=($A)\nC=(\"$A\")\ntorchrun train.py ${#B[@]} ${#C[@]} ${#A}\n",
+    "sorted in letters": "torchrun train.py $(printf 'b\\nA\\na\\n' | sort | head -1)\n",
+    "sorted numbers": (
+        "torchrun train.py $(printf '10\\n9\\n' | sort) $(printf '10\\n9\\n' | sort -nr)\n"
+    ),
+    "tail from a line": "torchrun train.py $(tail -n +2 values.txt) $(head -n -1 values.txt)\n",
+    "head of characters": "torchrun train.py $(head -c 1 values.txt) $(tail -n 0 values.txt)x\n",
+    "grep of patterns": (
+        "M=Qwen2.5-7B\ntorchrun train.py $(echo $M | grep -oE '[0-9]+B') $(echo $M | grep -o "
+        "'[0-9]*B')"
+        " $(echo a.b | grep -F a.b) $(echo axb | grep -c a.b)\n"
+    ),
+    "grep of none": "A=$(echo a | grep b)\ntorchrun train.py x$A ${A:-none}\n",
+    "sed of addresses": (
+        "torchrun train.py $(printf '1\\n2\\n3\\n' | sed -n '2,3p') $(printf 'a\\nb\\n' | sed "
+        "'/a/d')"
+        " $(printf 'a\\nb\\n' | sed -n '$p')\n"
+    ),
+    "sed of several": "torchrun train.py $(echo a.b/c | sed -e 's/\\./_/' -e 's|/|-|')\n",
+    "sed of alternatives": "torchrun train.py $(echo abc | sed -E 's/(a|ab)(c|bcd)?/x/')\n",
+    "sed of a dot": (
+        "torchrun train.py $(echo a-b | sed 's/./x/') $(echo a-b | sed 's/[^-]*$/z/')\n"
+    ),
+    "sed of the match": (
+        "torchrun train.py $(echo ab | sed 's/a/[&]/') $(echo AB | sed 's/a/x/I')\n"
+    ),
+    "sed of the second": "torchrun train.py $(echo a_a_a | sed 's/_/-/2')\n",
+    "sed of a shortest": (
+        "torchrun train.py $(echo 'aaa' | sed -E 's/a{2}/b/') $(echo aXb | sed 's/x*/-/g')\n"
+    ),
+    "transformed": 'A=aB\nB="it\'s"\ntorchrun train.py ${A@U} ${A@L} ${B@Q} x${NONE@Q}\n',
+    "extglob that is off": "A=007\ntorchrun train.py ${A##+(0)} z\n",
+    "extglob of a test": (
+        "[[ abab == +(ab) ]] && B=1\n[[ x == @(y|z) ]] || C=2\ntorchrun train.py $B $C\n"
+    ),
+    "extglob of the front": (
+        "shopt -s extglob\nA='  x '\nB=${A##+([[:space:]])}\ntorchrun train.py \"$B\" ${A%%*( )}\n"
+    ),
+    "quoted for grep": "A='a b'\ntorchrun train.py $(printf '%q ' \"$A\" c)\n",
+    "status of a list": "true || false\nA=$?\nfalse && true\ntorchrun train.py $A $?\n",
+    "status of an if": (
+        "if false; then :; fi\nA=$?\nif true; then false; fi\ntorchrun train.py $A $?\n"
+    ),
+    "status behind a loop": (
+        "for i in 1 2; do false; done\nA=$?\nwhile false; do :; done\ntorchrun train.py $A $?\n"
+    ),
+    "status of an early return": (
+        'f() { if [ -n "$(date)" ]; then return 3; fi; true; }\nf\ntorchrun train.py $?\n'
+    ),
+    "status and pipefail": "set -o pipefail\nfalse | true\ntorchrun train.py $?\n",
+    "status in a text": 'false\ntorchrun train.py "s$?" ${?}\n',
+    "status of a background": "false &\ntorchrun train.py $?\n",
+    "status of local": "f() { local A=$(false); torchrun train.py $?; }\nf\n",
+    "status of case": "case x in x) false;; esac\ntorchrun train.py $?\n",
+    "brackets of numbers": (
+        "A=08\n[ $A -eq 8 ] && B=1\n[ 10 -gt 9 ] && C=2\ntorchrun train.py $B $C\n"
+    ),
+    "numbers as texts": "[[ 10 < 9 ]] && A=1\n[[ 10 -lt 9 ]] || B=2\ntorchrun train.py $A $B\n",
+    "division": "torchrun train.py $((7 / 2)) $((-7 / 2)) $((-7 % 3)) $((1 / 2 * 4))\n",
+    "realpath of two": (
+        "torchrun train.py $(realpath --relative-to=/a /a/b) $(readlink values.txt)x\n"
+    ),
+    "set in a pipe": "A=1\necho 2 | { read -r A; }\ntorchrun train.py $A\n",
+    "set in a group": "A=1\n{ A=2; }\n( A=3 )\ntorchrun train.py $A\n",
+    "set -a and a file": (
+        "printf 'A=1\\nB=2\\n' > .env\nset -a\n. ./.env\nset +a\ntorchrun train.py $A\n"
+    ),
+    "file that is absent": (
+        "[ -f .env2 ] && source .env2\nsource .env3 2> /dev/null\ntorchrun train.py ${A:-1}\n"
+    ),
+    "defaults that are set": (
+        ': "${A:=${B:-3}}"\n: ${C=4}\nC2=${C:+5}\ntorchrun train.py $A $C $C2\n'
+    ),
+    "number of characters": "A=größe\nB=abc\ntorchrun train.py ${#B} ${B:1:1} ${B:(-1)}\n",
+    "here-string of lines": "mapfile -t A <<< $'a\\nb'\ntorchrun train.py ${#A[@]} ${A[1]}\n",
+    "words behind a comment": "torchrun train.py --a 1 \\\n  # --b 2 \\\n  --c 3\n",
+    "xargs of a substitution": (
+        "torchrun train.py $(printf 'a\\nb\\n' | xargs) $(echo a b | xargs -n1 | wc -l)\n"
+    ),
+    "tee in the middle": "A=$(echo 3 | tee n.txt | tr 3 4)\ntorchrun train.py $A $(cat n.txt)\n",
+    "envsubst of some": "export A=1 B=2\ntorchrun train.py $(echo '$A-$B' | envsubst '$A')\n",
+    "python on a document": "A=$(python3 - <<EOF\nprint(3)\nEOF\n)\ntorchrun train.py x$A\n",
+    "slurm's defaults": (
+        "torchrun train.py ${SLURM_NNODES:-1} ${SLURM_GPUS_ON_NODE:-8} ${SLURM_PROCID:-0}\n"
+    ),
+    "let of texts": 'let "A = 3 * 2" "B = A > 5"\nlet C+=2\ntorchrun train.py $A $B $C\n',
+    "nproc": "N=$(( $(nproc) / 2 ))\ntorchrun train.py --w ${N:-4}\n",
     # What ends a script.
     "set -e and false": "set -e\nfalse\ntorchrun train.py\n",
     "set -e and a function": "set -e\nf() { false; echo; }\nf\ntorchrun train.py\n",

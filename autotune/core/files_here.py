@@ -45,14 +45,21 @@ def _places(
     if started_in:
         folder = Path(started_in)
         yield folder / path
-        yield from _ends_of(folder / path)
+        yield from _ends_of(folder / path, fewest_parts=max(1, len(path.parts)))
     yield from _above(Path(script), path)
 
 
-def _ends_of(path: Path) -> Iterator[Path]:
-    """Yield the path without its first folders: `/home/me/project/src/a.py` is `src/a.py` here."""
+def _ends_of(
+    path: Path,
+    *,
+    fewest_parts: int = 1,
+) -> Iterator[Path]:
+    """Yield the path without its first folders: `/home/me/project/src/a.py` is `src/a.py` here.
+
+    `fewest_parts`: those that a launch names itself: its `src/a.py` is no other `a.py`.
+    """
     _, *parts = path.parts
-    while parts:
+    while len(parts) >= fewest_parts:
         yield Path(*parts)
         del parts[0]
 

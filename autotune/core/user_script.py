@@ -11,6 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from autotune.core.shell.unknown_texts import UnknownTexts
+
 if TYPE_CHECKING:
     from autotune.core.measurement import Rewards
 
@@ -26,6 +28,7 @@ class StatedSetting:
     option: tuple[int, int] | None = None  # of the word `--name`
     prefix: str = ""  # `+` and `++` of Hydra
     unset: tuple[str, ...] = ()  # variables without a value that the text needs
+    unknown: UnknownTexts = ()  # why only a run of the script has the text
 
 
 def stated_number(stated: StatedSetting | None) -> int:

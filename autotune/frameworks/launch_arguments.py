@@ -10,6 +10,7 @@ from dataclasses import replace
 import yaml
 
 from autotune.core.shell.script import UNKNOWN, Word
+from autotune.core.shell.unknown_texts import UnknownText, UnknownTexts
 from autotune.core.space import KnobValue
 from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
@@ -70,6 +71,7 @@ def _assignments(
                 span=word.span,
                 prefix=prefix,
                 unset=word.unset,
+                unknown=word.unknown,
             ),
         )
 
@@ -109,6 +111,7 @@ def _with_value_inside(option: Word, value: str) -> StatedSetting:
         span=None,
         option=option.span,
         unset=option.unset,
+        unknown=option.unknown,
     )
 
 
@@ -134,7 +137,15 @@ def _with_values_behind(option: Word, values: Sequence[Word]) -> StatedSetting:
         span=span,
         option=option.span,
         unset=_unset_of(option, values),
+        unknown=_unknown_in(values),
     )
+
+
+def _unknown_in(values: Sequence[Word]) -> UnknownTexts:
+    unknown: list[UnknownText] = []
+    for value in values:
+        unknown += value.unknown
+    return tuple(dict.fromkeys(unknown))
 
 
 def _unset_of(option: Word, values: Sequence[Word]) -> tuple[str, ...]:

@@ -46,6 +46,18 @@ class ConfigFolder(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     names: Texts  # of the entry point's file, the whole one first
 
 
+class ServerRules(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Server from which a training takes its completions, and which its script may start."""
+
+    programs: tuple[Texts, ...]  # words that start it; those of the first group that occurs count
+    command: str  # the usual one of them
+    mode_because: (
+        str  # why a training has `vllm_mode=server`, after its setting; `{line}` starts it
+    )
+    addresses: Texts = ()  # settings that say the same where no line starts a server
+    names: dict[str, str] = {}  # setting of autotune -> the framework's, where it is another one
+
+
 class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     """Command of a framework: a row of `launch_commands.yaml`."""
 
@@ -101,6 +113,7 @@ class LaunchKind(msgspec.Struct, frozen=True, kw_only=True):
     former_defaults: dict[str, bool | int | str] = {}
     """Setting -> its default in the releases with former names, where it is another one."""
 
+    server: ServerRules | None = None
     former_packages: Texts = ()
     """Beginnings of the modules of a training in those releases, whatever its settings."""
 

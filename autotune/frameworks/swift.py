@@ -35,6 +35,7 @@ from autotune.frameworks.base import (
     model_path,
     share_of,
 )
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.engine_servers import SHARE, served
 from autotune.frameworks.launched_run import (
     OUT,
@@ -49,6 +50,7 @@ from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 from autotune.frameworks.swift_launches import (
     all_names,
+    engine_place,
     gpus_of_launch,
     in_present_terms,
     needs_token_losses,
@@ -98,6 +100,9 @@ class Swift(TransformersTrainer):
 
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_launch(launch)
+
+    def engine_place(self, launch: LaunchScript) -> PlaceOfEngine:
+        return engine_place(launch)
 
     def ranks(self, settings: Settings, gpus: int) -> int:
         """Return the number of training processes: one per GPU, without those of the server."""

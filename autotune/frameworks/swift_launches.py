@@ -6,7 +6,7 @@ import contextlib
 import json
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -16,6 +16,7 @@ import msgspec
 from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, stated_number
 from autotune.frameworks.base import MICRO_BATCH, Settings, share_of, uncounted_evaluation_rows
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
@@ -230,15 +231,6 @@ def uses_server(settings: Mapping[str, object]) -> bool:
 WORKERS = "num_infer_workers"
 ENGINE_DEVICE = "vllm_device"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
-
-
-@dataclass(frozen=True, kw_only=True)
-class PlaceOfEngine:
-    """GPUs of vLLM by settings of former releases."""
-
-    mode: str
-    server_gpus: int  # GPUs of its own; 0: it shares those that train
-    sentence: str
 
 
 def engine_place(launch: LaunchScript) -> PlaceOfEngine:

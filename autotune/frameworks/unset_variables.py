@@ -55,9 +55,13 @@ def in_words(unset: Sequence[str]) -> str:
 
 def ways_to_give(name: str, stated: StatedSetting) -> str:
     """Return the ways to give the value: the variable, and the setting itself."""
-    names = [name for name in stated.unset if not name.isdecimal()]
-    setting = f"--hold {name}=VALUE"
+    return f"{ways_to_set(stated.unset)}, or --hold {name}=VALUE"
+
+
+def ways_to_set(unset: Sequence[str]) -> str:
+    """Return the way to give variables or arguments that are not set."""
+    names = [name for name in unset if not name.isdecimal()]
     if not names:
-        return f"the script's arguments behind --, or {setting}"
+        return "the script's arguments behind --"
     assignments = " ".join(f"{variable}=VALUE" for variable in names)
-    return f"{assignments} autotune ..., or {setting}"
+    return f"{assignments} autotune ..."

@@ -7,7 +7,8 @@
       |  command_line.py            flags            -> FlagValues, without flag_conflicts.py
       |  config_file.py             --config         -> UserFile
       |  launch_script.py           --from-command   -> UserFile, with the TOML or YAML it names
-      |    trl_launch.py              TRL's, framework_launch.py: another framework's settings
+      |    trl_launch.py              TRL's, framework_launch.py: another framework's settings, with
+      |                                   copied_settings, uncounted_settings
       |  training_script.py         --script         -> UserFile
       |  exported_variables.py      the shell        -> HeldSetting
       |  length_sources.py          --lengths        -> TokenLengths

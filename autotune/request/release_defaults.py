@@ -6,8 +6,7 @@ the installed release, keeps its defaults, and says what differs.
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from autotune.core.job import Hardware
@@ -15,6 +14,7 @@ from autotune.core.space import KnobValue, setting_text
 from autotune.frameworks.base import Trainer
 from autotune.frameworks.default_history import MethodHistory, default_history, is_before
 from autotune.frameworks.trl.former_keys import ENGINES_GPU, former_keys
+from autotune.frameworks.trl.user_config import UserConfig
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.author_release import AuthorRelease, AuthorReleases
 from autotune.request.sources.server_of_launch import ENGINE_APART, SERVER_ASSUMED
@@ -22,9 +22,6 @@ from autotune.request.values import UserFile
 
 BF16 = "bf16"
 ENGINE_MODE = "vllm_mode"
-OF_THE_NEWEST = re.compile(r", TRL's default, where| where \S+ takes ")
-"""Words of a sentence about a default of the newest release."""
-
 LAUNCHED_PRECISIONS = (BF16, "fp16")
 
 
@@ -89,7 +86,7 @@ def with_former_settings(
             line=release.line,
             release=f"{release.package} {release.version}",
         )
-    assumed = tuple(_with_former_values(file.config.assumed, settings, defaults))
+    assumed = tuple(_with_former_values(file.config, settings, defaults))
     unit = _former_unit(settings, file.releases, trainer)
     if unit is not None:
         settings[unit.name] = unit.rows
@@ -108,24 +105,23 @@ def with_former_settings(
 
 
 def _with_former_values(
-    sentences: Iterable[str],
+    config: UserConfig,
     settings: Mapping[str, KnobValue],
     defaults: Mapping[str, KnobValue],
 ) -> Iterator[str]:
     """Yield the sentences, without those of the newest release's defaults that are not taken."""
-    for sentence in sentences:
-        name, _, remainder = sentence.partition("=")
-        if name in defaults and OF_THE_NEWEST.search(remainder):
-            continue
+    taken_by_sentence = {str(taken): taken for taken in config.defaults_taken}
+    for sentence in config.assumed:
+        taken = taken_by_sentence.get(sentence)
         if (
             sentence == former_keys().deciding[ENGINES_GPU]
             and settings.get(ENGINE_MODE) == "server"
         ):
             continue
-        if name in defaults and "(the default of" in remainder:
-            _, _, reason = remainder.partition(" (")
-            sentence = f"{name}={setting_text(defaults[name])} ({reason}"
-        yield sentence
+        if taken is None or taken.name not in defaults or taken.value is None:
+            yield sentence
+        elif not taken.is_of_newest:
+            yield taken.sentence_with(defaults[taken.name])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -14,6 +14,7 @@ import yaml
 from autotune.core.errors import IllegalConfiguration
 from autotune.core.job import Task
 from autotune.frameworks import trainer
+from autotune.frameworks.trl.class_names import CLASS_PREFIXES
 from autotune.frameworks.trl.field_list import fields, installed_defaults
 from autotune.frameworks.trl.output_data import DATASET_SETTINGS
 from autotune.frameworks.trl.written_settings import written_settings
@@ -43,19 +44,12 @@ def parsed(path: Path, method: str) -> dict[str, Any]:
     import trl
     from trl.scripts.utils import DatasetMixtureConfig
 
-    names = {
-        "grpo": "GRPO",
-        "rloo": "RLOO",
-        "sft": "SFT",
-        "dpo": "DPO",
-        "kto": "KTO",
-        "reward": "Reward",
-    }
+    prefix = CLASS_PREFIXES[method]
     script = trl.ScriptArguments
     if method in ("grpo", "rloo"):
         module = __import__(f"trl.scripts.{method}", fromlist=["x"])
-        script = getattr(module, f"{names[method]}ScriptArguments")
-    kinds = (script, getattr(trl, f"{names[method]}Config"), trl.ModelConfig, DatasetMixtureConfig)
+        script = getattr(module, f"{prefix}ScriptArguments")
+    kinds = (script, getattr(trl, f"{prefix}Config"), trl.ModelConfig, DatasetMixtureConfig)
     arguments = ["--config", str(path), "--use_cpu", "true", "--output_dir", "unused"]
     *read, _ = trl.TrlParser(kinds).parse_args_and_config(arguments, return_remaining_strings=True)
     return {

@@ -291,7 +291,8 @@ def test_the_first_of_several_trainings_is_read_and_their_lines_are_said() -> No
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("python train.py\n", "starts no training"),
+        ("python train.py\n", "line 1: train.py is started, which is not here"),
+        ("jupyter run a.ipynb\n", "starts no training of trl, verl"),
         (
             "if pgrep x; then\n  swift sft --model m\nelse\n  swift pt --model m\nfi\n",
             "line 2: the training command is in a function or under a condition",

@@ -13,6 +13,7 @@ import pytest
 
 from autotune.core.errors import BadInput
 from autotune.core.shell.script import commands_of
+from autotune.frameworks.launch_kinds import kind_of
 from autotune.frameworks.trl.server_launch import server_of
 from autotune.request.flags import Flags
 from autotune.request.job_builder import ParsedRequest, candidate_of_job
@@ -151,12 +152,16 @@ def test_a_server_that_no_line_starts_is_assumed(tmp_path: Path) -> None:
 
 
 def test_what_only_a_run_knows_of_a_server_is_named_with_a_way_to_give_it() -> None:
-    server = server_of(commands_of("trl vllm-serve --tensor-parallel-size $(nproc) &\n"))
+    server = server_of(
+        commands_of("trl vllm-serve --tensor-parallel-size $(nproc) &\n"), kind_of("trl")
+    )
     assert server is not None
     settings = dict(server.settings)
     assert settings["server_gpus"] == 1
     assert any("--hold server_gpus=N" in sentence for sentence in server.assumed)
-    assert server_of(commands_of("vllm serve judge &\ntrl grpo --config c\n")) is None
+    assert (
+        server_of(commands_of("vllm serve judge &\ntrl grpo --config c\n"), kind_of("trl")) is None
+    )
 
 
 SWIFT_TRAINING = (
@@ -211,3 +216,21 @@ def test_a_program_on_the_input_is_the_training(
     assert [program, *arguments] == ["python", "--n", "3"]
     assert Path(file).read_text() == "from trl import SFTTrainer\nprint(3)\n"
     assert command.doubts == ("line 2 trains by the text on its input",)
+
+
+def test_a_servers_options_stand_in_its_file(tmp_path: Path) -> None:
+    """As TRL's parser reads them: an option of the command counts above the file's."""
+    (tmp_path / "server.yaml").write_text(
+        "model: m\ntensor_parallel_size: 2\ngpu_memory_utilization: 0.7\nmax_model_len: 4096\n"
+    )
+    text = "trl vllm-serve --config server.yaml --gpu-memory-utilization 0.8 &\n"
+    server = server_of(commands_of(text), kind_of("trl"), str(tmp_path / "run.sh"))
+    assert server is not None
+    settings = dict(server.settings)
+    assert settings["server_gpus"] == settings["server_tensor_parallel_size"] == 2
+    assert settings["vllm_gpu_memory_utilization"] == 0.8
+    assert settings["vllm_max_model_length"] == 4096
+    assert not any("server.yaml" in sentence for sentence in server.assumed)
+    absent = server_of(commands_of(text), kind_of("trl"), "/none/run.sh")
+    assert absent is not None
+    assert absent.assumed[-1] == "line 1: nothing in server.yaml of the server"

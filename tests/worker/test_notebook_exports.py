@@ -17,6 +17,8 @@ COMMANDS = r"""
 if True:
     !nvidia-smi
     inner = 2
+files = !ls -l \
+    folder
 name = "a"
 """
 EXPORT = """
@@ -35,7 +37,7 @@ def run(source: str) -> dict[str, Any]:
 
 def test_commands_of_a_notebook_with_continued_lines() -> None:
     names = run(COMMANDS)
-    assert (names["inner"], names["name"]) == (2, "a")
+    assert (names["inner"], names["files"], names["name"]) == (2, [], "a")
 
 
 def test_a_statement_behind_continued_lines_keeps_its_line() -> None:

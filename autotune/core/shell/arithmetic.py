@@ -33,7 +33,7 @@ _TOKEN = re.compile(
 _ASSIGNMENTS = ("=", "+=", "-=", "*=", "/=", "%=", "<<=", ">>=", "&=", "^=", "|=")
 
 
-def _quotient(first: int, second: int) -> int:
+def whole_quotient(first: int, second: int) -> int:
     """C cuts towards zero, Python rounds down."""
     quotient = abs(first) // abs(second)
     if (first < 0) == (second < 0):
@@ -41,8 +41,8 @@ def _quotient(first: int, second: int) -> int:
     return -quotient
 
 
-def _remainder(first: int, second: int) -> int:
-    return first - second * _quotient(first, second)
+def whole_remainder(first: int, second: int) -> int:
+    return first - second * whole_quotient(first, second)
 
 
 def _shifted(first: int, second: int) -> int:
@@ -75,8 +75,8 @@ _OPERATIONS: Mapping[str, tuple[int, Callable[[int, int], int]]] = {
     "+": (9, operator.add),
     "-": (9, operator.sub),
     "*": (10, operator.mul),
-    "/": (10, _quotient),
-    "%": (10, _remainder),
+    "/": (10, whole_quotient),
+    "%": (10, whole_remainder),
 }
 """Sign -> precedence and operation."""
 

@@ -48,6 +48,9 @@ class TextRunner(ShellState):
         status: Truth = True
         for node in nodes:
             status = self.run(node, certain=certain)
+            if node.next_sibling is not None and node.next_sibling.type == "&":
+                status = True
+                self.note_status(status, certain)
             if status is False and certain and self.stops_at_failures:
                 self._note_failure(node)
         return status
@@ -130,6 +133,7 @@ class TextRunner(ShellState):
         statement = self.statement
         printed: list[str] = []
         self.printed, self.stops_at_failures = printed, False
+        self.outputs += 1
         try:
             with contextlib.suppress(FunctionEnd, LoopEnd):
                 self.output_status = None
@@ -174,6 +178,8 @@ class TextRunner(ShellState):
             last_status = run_last(parts[-1])
         finally:
             self.received, self.printed = received, printed
+        if self.stops_at_failed_pipes:
+            self.note_status(None)
         return last_status if status is True else status
 
     def _place_of_output(self, command: str) -> Callable[[SimpleCommand], SimpleCommand]:

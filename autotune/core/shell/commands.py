@@ -8,13 +8,15 @@ from dataclasses import replace
 
 from tree_sitter import Node
 
-from autotune.core.shell.builtins import BUILT_INS, BuiltInCall
+from autotune.core.shell.builtin_call import BuiltInCall
+from autotune.core.shell.builtins import BUILT_INS
 from autotune.core.shell.command_texts import moved_to
+from autotune.core.shell.declarations import declare_words
 from autotune.core.shell.other_commands import OtherCommands, StartedWords, settings_in
 from autotune.core.shell.state import Function, FunctionEnd, Truth
 from autotune.core.shell.syntax_tree import ParsedScript
 from autotune.core.shell.text_streams import redirected
-from autotune.core.shell.variable_assignments import assign, declare_words, set_variable
+from autotune.core.shell.variable_assignments import assign, set_variable
 from autotune.core.shell.variable_values import Word, as_text
 
 _WORDS = (
@@ -102,6 +104,7 @@ class CommandRunner(OtherCommands):
             return None
         self.called.add(name)
         before = self.expansion.arguments
+        may_have_returned, self.may_have_returned = self.may_have_returned, False
         exported_before = set(self.exported)
         self.expansion.arguments = [word.text for word in arguments]
         self.locals.append({name: self.variables.get(name) for name in settings})
@@ -113,6 +116,9 @@ class CommandRunner(OtherCommands):
         except FunctionEnd as end:
             return end.status
         finally:
+            if self.may_have_returned:
+                self.note_status(None)
+            self.may_have_returned = may_have_returned
             self.budget.nesting += 1
             self.expansion.arguments = before
             self.exported -= settings.keys() - exported_before
@@ -257,7 +263,7 @@ class CommandRunner(OtherCommands):
                 certain=certain,
                 settings=settings,
             )
-            return BUILT_INS[name](self, call)
+            return self._built_in(call)
         if name == "env":
             return self.with_environment(start, certain)
         if name == "xargs" and len(command_words) > 1 and command_words[-1].text != "echo":
@@ -267,8 +273,18 @@ class CommandRunner(OtherCommands):
         other_shell = self.other_shell(command_words)
         if other_shell is not None:
             before = settings_in(command_words[: other_shell.place])
-            return self.in_another_shell(start, other_shell, {**before, **settings}, certain)
+            status = self.in_another_shell(start, other_shell, {**before, **settings}, certain)
+            self.note_status(None)
+            return status
 
         # 3. A program.
         self.collect(start, certain)
-        return None if self.in_condition else True
+        always_succeeds = name == "echo"
+        self.note_status(True if always_succeeds else None, certain)
+        return None if self.in_condition and not always_succeeds else True
+
+    def _built_in(self, call: BuiltInCall) -> Truth:
+        status = BUILT_INS[call.name](self, call)
+        is_of_another = call.name == "wait" and call.arguments
+        self.note_status(None if is_of_another else status, call.certain)
+        return status

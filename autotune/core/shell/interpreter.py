@@ -7,15 +7,13 @@ uncertain.
 from __future__ import annotations
 
 import contextlib
-import re
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 
 from tree_sitter import Node
 
-from autotune.core.errors import BadInput
 from autotune.core.shell.builtins import surroundings_of
-from autotune.core.shell.commands import CommandRunner
+from autotune.core.shell.declarations import declare, unset
+from autotune.core.shell.loops import LoopRunner
 from autotune.core.shell.patterns import matches_pattern
 from autotune.core.shell.state import FunctionEnd, LoopEnd, ScriptEnd, Truth
 from autotune.core.shell.syntax_tree import (
@@ -23,18 +21,15 @@ from autotune.core.shell.syntax_tree import (
     branches_of,
     case_body,
     is_arithmetic,
-    is_endless,
     test_leaves,
 )
 from autotune.core.shell.tests import arithmetic_outcome, test_outcome
 from autotune.core.shell.text_streams import redirected
-from autotune.core.shell.variable_assignments import assign, declare, unset
-from autotune.core.shell.variable_values import UNKNOWN, Word, words_from
-
-MAX_TURNS = 1000  # of one loop; a loop that a condition ends has far fewer
+from autotune.core.shell.variable_assignments import assign
+from autotune.core.shell.variable_values import UNKNOWN, words_from
 
 
-class Interpreter(CommandRunner):
+class Interpreter(LoopRunner):
     """Interpreter of the nodes of a script."""
 
     def run_script(self) -> None:
@@ -74,44 +69,53 @@ class Interpreter(CommandRunner):
                 return self._assignments(node, certain)
             case "declaration_command":
                 declare(self, node, certain)
+                self.note_status(True, certain)
                 return True
             case "unset_command":
-                return unset(self, node, certain)
+                return self._noted(unset(self, node, certain), certain)
             case "function_definition":
-                return self.define(node)
+                return self._noted(self.define(node), certain)
 
             # 2. Tests, and what joins commands.
             case "test_command":
-                return self._test(node)
+                return self._noted(self._test(node), certain)
             case "compound_statement" if is_arithmetic(node):
                 formula = self.source.raw(node)[2:-2]
-                return arithmetic_outcome(formula, self.expansion, certain=certain)
+                outcome = arithmetic_outcome(formula, self.expansion, certain=certain)
+                return self._noted(outcome, certain)
             case "list":
                 return self._list(node, certain)
             case "negated_command":
-                return _negated(self._checked(node.named_children[-1], certain))
+                outcome = _negated(self._checked(node.named_children[-1], certain))
+                return self._noted(outcome, certain)
             case "redirected_statement":
                 return self._redirected(node, certain)
 
             # 3. Conditions, loops and groups.
             case "if_statement":
                 return self._if(node, certain)
-            case "while_statement":
-                return self._while(node, certain)
-            case "for_statement":
-                return self._for(node, certain)
+            case "while_statement" | "for_statement" | "c_style_for_statement":
+                outcome = self.run_loop(node, certain)
+                self.note_status(None)
+                return outcome
             case "case_statement":
                 return self._case(node, certain)
-            case "c_style_for_statement":
-                return self._counted_for(node, certain)
             case "ERROR":
-                return self._uncertain(node.named_children)
+                return self.run_uncertain(node.named_children)
             case "subshell":
                 return self.in_subshell(lambda: self.run_all(node.named_children, certain=certain))
             case "pipeline":
                 return self._pipeline(node.named_children, certain)
             case _:  # program, groups
                 return self.run_all(node.named_children, certain=certain)
+
+    def _noted(
+        self,
+        status: Truth,
+        certain: bool,
+    ) -> Truth:
+        self.note_status(status, certain)
+        return status
 
     def _assignments(
         self,
@@ -120,8 +124,11 @@ class Interpreter(CommandRunner):
     ) -> Truth:
         nodes = [node] if node.type == "variable_assignment" else node.named_children
         self.output_status = True
+        outputs = self.outputs
         for assignment in nodes:
             assign(self, assignment, certain)
+        if self.outputs == outputs:
+            self.note_status(True, certain)
         return self._status_of_output()
 
     def _status_of_output(self) -> Truth:
@@ -200,12 +207,13 @@ class Interpreter(CommandRunner):
         """Interpret the command behind `&&` or `||`."""
         if status is None:
             self.run(second, certain=False)
+            self.note_status(None)
             return None
         if status is is_and:
             return self.run(second, certain=certain)
         return status
 
-    def _condition(
+    def condition(
         self,
         nodes: Sequence[Node],
         certain: bool,
@@ -227,19 +235,20 @@ class Interpreter(CommandRunner):
         for condition, body in branches_of(node):
             holds: Truth = True
             if condition:
-                holds = self._condition(condition, certain and not may_be_over)
+                holds = self.condition(condition, certain and not may_be_over)
             if holds is False:
                 continue
             if holds is True and not may_be_over:
                 return self.run_all(body, certain=certain)
-            self._uncertain(body)
+            self.run_uncertain(body)
             may_be_over = True
-        return None if may_be_over else True
+        return None if may_be_over else self._noted(True, certain)
 
-    def _uncertain(self, nodes: Sequence[Node]) -> Truth:
+    def run_uncertain(self, nodes: Sequence[Node]) -> Truth:
         """Interpret what a run may reach or not; what would end the script there does not."""
         with contextlib.suppress(ScriptEnd, FunctionEnd, LoopEnd):
             self.run_all(nodes, certain=False)
+        self.note_status(None)
         return None
 
     def _test(self, node: Node) -> Truth:
@@ -257,120 +266,7 @@ class Interpreter(CommandRunner):
             self.variables["BASH_REMATCH"] = words_from(surroundings.groups)
         return outcome
 
-    # Loops and cases.
-
-    def _while(
-        self,
-        node: Node,
-        certain: bool,
-    ) -> Truth:
-        is_until = node.children[0].type == "until"
-        body = node.child_by_field_name("body")
-        condition = [child for child in node.named_children if child.type != "do_group"]
-        if body is None:
-            return True
-        for _ in range(MAX_TURNS):
-            status = self._condition(condition, certain)
-            if status is None:
-                return self._uncertain([body])
-            if status is is_until:
-                return True
-            if self._turn([body], certain):
-                return True
-            if is_endless(self.source, condition):
-                return True  # started again and again: one turn says what it does
-        raise self._without_end(node)
-
-    def _for(
-        self,
-        node: Node,
-        certain: bool,
-    ) -> Truth:
-        variable = node.child_by_field_name("variable")
-        body = node.child_by_field_name("body")
-        if variable is None or body is None:
-            return True
-        name = self.source.raw(variable)
-        if node.children[0].type == "select":
-            self.variables["REPLY"] = UNKNOWN
-            self.variables[name] = UNKNOWN
-            return self._uncertain([body])
-        values: list[Word] = []
-        if any(child.type == "in" for child in node.children):
-            for value in node.children_by_field_name("value"):
-                values += self.words_of(value)
-        else:
-            values = words_from(self.expansion.arguments)
-        is_known = not any(UNKNOWN in value.text for value in values)
-        if not certain or not is_known:
-            self.variables[name] = UNKNOWN
-            return self._uncertain([body])
-        first = len(self.commands)
-        try:
-            for word in values:
-                self.variables[name] = word.text
-                if self._turn([body], certain):
-                    break
-        finally:
-            if len(values) > 1:
-                self._doubt(first)
-        return True
-
-    def _counted_for(
-        self,
-        node: Node,
-        certain: bool,
-    ) -> Truth:
-        """`for ((N = 0; N < 3; N++)); do ...; done`."""
-        body = node.child_by_field_name("body")
-        head = _COUNTED.match(self.source.raw(node))
-        if body is None or head is None:
-            return self._uncertain(node.named_children)
-        arithmetic_outcome(head["first"], self.expansion, certain=certain)
-        first = len(self.commands)
-        for turn in range(MAX_TURNS):
-            status: Truth = True
-            if head["condition"].strip():
-                status = arithmetic_outcome(head["condition"], self.expansion, certain=certain)
-            if status is None or not certain:
-                arithmetic_outcome(head["step"], self.expansion, certain=False)
-                return self._uncertain([body])
-            if turn > 1:
-                self._doubt(first)
-            if status is False or self._turn([body], certain):
-                return True
-            arithmetic_outcome(head["step"], self.expansion, certain=certain)
-        raise self._without_end(node)
-
-    def _without_end(self, node: Node) -> BadInput:
-        return BadInput(
-            f"line {self.source.line(node)}: the loop has no end that can be read.",
-            way_out="Write the training command into a script without the loop.",
-        )
-
-    def _doubt(self, first: int) -> None:
-        """Mark commands that a loop reaches several times: none of them is the one command."""
-        for place in range(first, len(self.commands)):
-            command = self.commands[place]
-            self.commands[place] = replace(
-                command,
-                certain=False,
-                is_repeated=command.certain or command.is_repeated,
-            )
-
-    def _turn(
-        self,
-        body: Sequence[Node],
-        certain: bool,
-    ) -> bool:
-        """Interpret one turn of a loop; return True if it ends the loop."""
-        try:
-            self.run_all(body, certain=certain)
-        except LoopEnd as end:
-            if end.levels > 1:
-                raise LoopEnd(goes_on=end.goes_on, levels=end.levels - 1) from None
-            return not end.goes_on
-        return False
+    # Cases.
 
     def _case(
         self,
@@ -384,14 +280,14 @@ class Interpreter(CommandRunner):
         items = [child for child in node.named_children if child.type == "case_item"]
         if UNKNOWN in value:
             for item in items:
-                self._uncertain(case_body(item))
+                self.run_uncertain(case_body(item))
             return None
         falls_through = False
         for place, item in enumerate(items):
             matches = falls_through or self._matches(item, value)
             if matches is None:
                 for possible in items[place:]:
-                    self._uncertain(case_body(possible))
+                    self.run_uncertain(case_body(possible))
                 return None
             if not matches:
                 continue
@@ -400,6 +296,7 @@ class Interpreter(CommandRunner):
             falls_through = ending == ";&"
             if ending not in (";&", ";;&"):
                 return status
+        self.note_status(None if falls_through else True, certain)
         return True
 
     def _matches(
@@ -409,16 +306,14 @@ class Interpreter(CommandRunner):
     ) -> Truth:
         for node in item.children_by_field_name("value"):
             pattern = self.pattern_of(self.source.raw(node))
-            matches = None if UNKNOWN in pattern else matches_pattern(value, pattern)
+            matches = (
+                None
+                if UNKNOWN in pattern
+                else matches_pattern(value, pattern, has_extended=self.has_extended())
+            )
             if matches is not False:
                 return matches
         return False
-
-
-_COUNTED = re.compile(
-    r"for\s*\(\((?P<first>[^;]*);(?P<condition>[^;]*);(?P<step>.*?)\)\)\s*(?:;|\n|\s)\s*do\b",
-    re.DOTALL,
-)
 
 
 def _negated(status: Truth) -> Truth:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from tree_sitter import Node
 
 from autotune.core.shell.command_texts import TextRunner
+from autotune.core.shell.program_lookup import command_prints, type_prints
 from autotune.core.shell.programs import is_text_program, printed_by
 from autotune.core.shell.sourced_files import is_of_the_machine, sourced_text
 from autotune.core.shell.state import FunctionEnd, LoopEnd, ScriptEnd, SimpleCommand, Truth, end_of
 from autotune.core.shell.syntax_tree import is_readable
 from autotune.core.shell.text_streams import text_of_file
-from autotune.core.shell.unset import plain
+from autotune.core.shell.unset import names_in, plain, with_marks, with_references
 from autotune.core.shell.variable_values import UNKNOWN, Word, words_from
+from autotune.core.shell.xargs import options_of_xargs, parts_for_xargs
 
 SHELL_PROGRAMS = ("bash", "sh", "zsh")
 TERMINALS = ("ssh", "tmux")
@@ -29,7 +31,6 @@ _OF_AN_ENVIRONMENT = re.compile(r"conda|mamba|pyenv|ssh-agent|direnv|modulecmd|b
 
 _HAS_COMMANDS = re.compile(r"-[a-z]*c")
 _IS_SWITCH = re.compile(r"-[a-bd-rt-z]+|--\w+|\+\w+")
-_XARGS_OPTION = re.compile(r"-(?P<name>[nIPLtrp0])(?P<value>.*)")
 
 
 @dataclass(frozen=True)
@@ -96,7 +97,8 @@ class OtherCommands(TextRunner):
             self.touched_files |= {word.text for word in start.command_words[1:]}
         if self.printed is not None or name in CHANGE_FILES:
             arguments = [word.text for word in start.command_words[1:]]
-            self.emit(printed_by(self, name, arguments, certain))
+            printed = printed_by(self, name, arguments, certain)
+            self.emit(with_marks(printed, _unset_in(start.command_words)))
 
     def behind_prefix(
         self,
@@ -111,7 +113,10 @@ class OtherCommands(TextRunner):
             del command_words[0]
         if not command_words:
             return True
+        if command_words[0].text in ("-v", "-V") and prefix.text == "command":
+            return self._look_up(command_words, certain)
         if command_words[0].text.startswith("-"):
+            self.emit(UNKNOWN)
             return None
         passed_over = None
         name = command_words[0].text
@@ -124,6 +129,20 @@ class OtherCommands(TextRunner):
                 self.functions[name] = passed_over
         if prefix.text == "exec" and certain:
             raise ScriptEnd
+        return status
+
+    def _look_up(
+        self,
+        command_words: Sequence[Word],
+        certain: bool,
+    ) -> Truth:
+        """`command -v NAME`."""
+        option, *names = (word.text for word in command_words)
+        if option == "-v":
+            status = command_prints(self, names, certain)
+        else:
+            status = type_prints(self, names, certain)
+        self.note_status(status, certain)
         return status
 
     def with_environment(
@@ -173,7 +192,7 @@ class OtherCommands(TextRunner):
         certain: bool,
     ) -> Truth:
         """`xargs -n 1 COMMAND` and `xargs -I {} COMMAND`: a command for each part of its input."""
-        options, command_words = _options_of_xargs(start.command_words[1:])
+        options, command_words = options_of_xargs(start.command_words[1:])
         text = UNKNOWN
         if self.received is not None:
             text = self.received.all()
@@ -182,16 +201,21 @@ class OtherCommands(TextRunner):
             return None
         parts: list[list[str]] = [[UNKNOWN]]
         if UNKNOWN not in text:
-            parts = _parts_for_xargs(text, options)
+            parts = parts_for_xargs(plain(text), options)
+        unset = names_in(text)
         for part in parts[:MAX_PARTS]:
-            added = words_from(part)
+            added = [replace(word, unset=unset) for word in words_from(part)]
             if options.sign:
                 changed = [
                     replace(word, text=word.text.replace(options.sign, part[0]), span=None)
                     for word in command_words
                 ]
-            else:
+            elif added:
                 changed = [*command_words, *added]
+            else:  # started once, without what the variable would have given
+                last_word = command_words[-1]
+                missing = (*last_word.missing, *unset)
+                changed = [*command_words[:-1], replace(last_word, missing=missing)]
             self.start(replace(start, command_words=changed), certain and len(parts) == 1)
         return None
 
@@ -271,7 +295,8 @@ class OtherCommands(TextRunner):
                 word = command_words[following + 1]
                 return OtherShell(place, word.for_shell or word.text, texts[following + 2 :])
             if option in ("", "-s", "-") and self.received is not None and place == 0:
-                return OtherShell(place, self.received.all(), ["bash", *texts[following + 1 :]])
+                text = with_references(self.received.all())
+                return OtherShell(place, text, ["bash", *texts[following + 1 :]])
             if option and not option.startswith("-"):
                 return self._script(place, option, texts[following:])
         if last_part(texts[0]) in TERMINALS:
@@ -346,6 +371,12 @@ class OtherCommands(TextRunner):
             self.commands[place] = replace(command, doubts=(*command.doubts, sentence))
 
 
+def _unset_in(command_words: Sequence[Word]) -> Iterator[str]:
+    for word in command_words:
+        yield from word.unset
+        yield from word.missing
+
+
 def _text_of_terminal(texts: Sequence[str]) -> OtherShell | None:
     """Return the commands of `ssh HOST "..."` and `tmux send-keys "..." Enter`."""
     for place in range(len(texts) - 1, 0, -1):
@@ -362,40 +393,3 @@ def settings_in(command_words: Sequence[Word]) -> dict[str, str]:
         if equals and name.isidentifier():
             settings[name] = value
     return settings
-
-
-@dataclass(frozen=True, kw_only=True)
-class XargsOptions:
-    """Options of `xargs`: words of each command, and the sign that a line replaces."""
-
-    count: int = 0
-    sign: str = ""
-
-
-def _options_of_xargs(command_words: Sequence[Word]) -> tuple[XargsOptions | None, list[Word]]:
-    """Return the options and the command behind them; None: another option."""
-    options = XargsOptions()
-    remaining = list(command_words)
-    while remaining and remaining[0].text.startswith("-"):
-        match = _XARGS_OPTION.fullmatch(remaining.pop(0).text)
-        if match is None:
-            return None, []
-        value = match["value"]
-        if not value and match["name"] in "nIPL":
-            value = remaining.pop(0).text if remaining else ""
-        if match["name"] in "nL" and value.isdecimal():
-            options = replace(options, count=int(value))
-        if match["name"] == "I":
-            options = replace(options, sign=value)
-    return options, remaining
-
-
-def _parts_for_xargs(
-    text: str,
-    options: XargsOptions,
-) -> list[list[str]]:
-    if options.sign:
-        return [[line.strip()] for line in text.splitlines() if line.strip()]
-    command_words = text.split()
-    count = options.count or max(1, len(command_words))
-    return [command_words[place : place + count] for place in range(0, len(command_words), count)]

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from autotune.core.shell.patterns import is_readable, replaced_text, replacement, stripped
+from autotune.core.shell.patterns import matcher_of, replaced_text, replacement, stripped
+from autotune.core.shell.transformations import transformed
 from autotune.core.shell.unset import mark_of, plain
 from autotune.core.shell.variable_values import (
     NAME,
@@ -33,6 +34,8 @@ class ShellParameters(ShellVariables):
         """Return the value of `${inner}`."""
         if inner.startswith("#"):
             return self._length(inner[1:])
+        if inner == "!#":
+            return self.arguments[-1] if self.arguments else self.script
         if inner.startswith("!"):
             return self._indirect(inner[1:])
         match = _PARAMETER.match(inner)
@@ -146,9 +149,15 @@ class ShellParameters(ShellVariables):
         for sign in ("##", "#", "%%", "%"):
             if operation.startswith(sign):
                 pattern = self.pattern(operation[len(sign) :])
-                if UNKNOWN in text + pattern or not is_readable(pattern):
+                matches = matcher_of(
+                    pattern, has_extended=self.has_extended(), longest_text=len(text)
+                )
+                if UNKNOWN in text + pattern or matches is None:
                     return UNKNOWN
-                return stripped(text, pattern, at_front=sign[0] == "#", longest=len(sign) == 2)
+                return stripped(text, matches, at_front=sign[0] == "#", longest=len(sign) == 2)
+        if operation.startswith("@"):
+            changed = None if UNKNOWN in text else transformed(text, operation[1:])
+            return UNKNOWN if changed is None else changed
         if operation.startswith("/"):
             change = replacement(operation)
             new = self.joined(change.new)
@@ -186,9 +195,14 @@ class ShellParameters(ShellVariables):
         if start < 0:
             start = max(0, start + len(value))
         elif isinstance(value, list) and name in ("@", "*"):
-            start = max(0, start - 1)  # the arguments are counted from 1
+            value = [*words_from([self.script]), *value]  # the arguments are counted from 1
         length = int(count)
-        end = start + length
+        end = start + length if length_text is not None else len(value)
+        items = self.variables.get(name)
+        if isinstance(value, list) and isinstance(items, dict):
+            if int(first) < 0:
+                return UNKNOWN
+            return _sliced_by_place(items, start, None if length_text is None else length)
         if length < 0:
             end = len(value) + length
         return value[start:end]
@@ -237,6 +251,19 @@ class ShellParameters(ShellVariables):
         result = self.assigned(alternative)
         self.variables[name] = result
         return result
+
+
+def _sliced_by_place(
+    items: Mapping[str, str],
+    start: int,
+    length: int | None,
+) -> str | list[Word]:
+    """Return a part of an array with gaps: from a place on, so many items."""
+    places = sorted(int(place) for place in items if place.isdecimal())
+    if len(places) < len(items):
+        return UNKNOWN  # a table, whose order only a run has
+    chosen = [items[str(place)] for place in places if place >= start]
+    return words_from(chosen if length is None else chosen[:length])
 
 
 def _has_unknown_length(items: Sequence[Word]) -> bool:

@@ -6,6 +6,13 @@ import fnmatch
 import re
 from dataclasses import dataclass
 
+from autotune.core.shell.extended_patterns import (
+    MAX_MATCHED,
+    Matcher,
+    extended_matcher,
+    is_extended,
+)
+
 MAX_STARS = 2
 """Stars of a pattern whose search takes time in proportion to the text."""
 
@@ -21,22 +28,37 @@ _CLASSES = {
     "[:alnum:]": "a-zA-Z0-9",
     "[:space:]": " \t\n\r\f\v",
 }
-_EXTENDED = re.compile(r"[@?*+!]\(|\[:")
+_OTHER_CLASS = re.compile(r"\[:")
 
 
-def is_readable(pattern: str) -> bool:
-    """Return False for patterns of a kind that is not interpreted, such as `+(a|b)`."""
-    return _EXTENDED.search(_plain_pattern(pattern)) is None
+def matcher_of(
+    pattern: str,
+    *,
+    has_extended: bool,
+    longest_text: int,
+) -> Matcher | None:
+    """Return the test of a text, None for a pattern that is not interpreted.
+
+    `has_extended`: bash reads `+(a|b)` as a pattern, by `shopt -s extglob`.
+    """
+    spelled = _plain_pattern(pattern)
+    if _OTHER_CLASS.search(spelled):
+        return None
+    if is_extended(spelled):
+        is_readable = has_extended and longest_text <= MAX_MATCHED
+        return extended_matcher(spelled) if is_readable else None
+    return lambda text: fnmatch.fnmatchcase(text, spelled)
 
 
 def matches_pattern(
     text: str,
     pattern: str,
+    *,
+    has_extended: bool,
 ) -> bool | None:
     """Return whether the text matches, None for a pattern that is not interpreted."""
-    if not is_readable(pattern):
-        return None
-    return fnmatch.fnmatchcase(text, _plain_pattern(pattern))
+    matches = matcher_of(pattern, has_extended=has_extended, longest_text=len(text))
+    return None if matches is None else matches(text)
 
 
 def literal_pattern(text: str) -> str:
@@ -53,13 +75,12 @@ def _plain_pattern(pattern: str) -> str:
 
 def stripped(
     text: str,
-    pattern: str,
+    matches: Matcher,
     *,
     at_front: bool,
     longest: bool,
 ) -> str:
     """Return the text without the part at one end that matches the pattern."""
-    spelled = _plain_pattern(pattern)
     lengths = range(len(text) + 1)
     for length in reversed(lengths) if longest else lengths:
         if at_front:
@@ -67,7 +88,7 @@ def stripped(
         else:
             cut = len(text) - length
             part, remainder = text[cut:], text[:cut]
-        if fnmatch.fnmatchcase(part, spelled):
+        if matches(part):
             return remainder
     return text
 

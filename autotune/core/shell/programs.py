@@ -11,9 +11,11 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from autotune.core.shell.filters import TEXT_FILTERS
+from autotune.core.shell.expr_program import expression_value
+from autotune.core.shell.filters import NAMES_ITS_FILE, TEXT_FILTERS, WITHOUT_INPUT
 from autotune.core.shell.state import ShellState
 from autotune.core.shell.text_streams import text_of_file, write_file
+from autotune.core.shell.unset import names_in, plain, with_marks
 from autotune.core.shell.variable_values import UNKNOWN
 
 Program = Callable[[ShellState, Sequence[str], bool], str | None]
@@ -52,16 +54,13 @@ def _filtered(
     if name not in TEXT_FILTERS or any(UNKNOWN in argument for argument in arguments):
         return None
     received = ""
-    if name not in _WITHOUT_INPUT:
+    if name not in WITHOUT_INPUT:
         text, arguments = _input_of(shell, name, arguments)
         if text is None or UNKNOWN in text or len(text) > MAX_READ:
             return None
         received = text
-    return TEXT_FILTERS[name](arguments, received)
-
-
-_WITHOUT_INPUT = ("echo", "printf", "dirname", "basename", "which", "seq")
-_NAMES_ITS_FILE = ("wc",)
+    printed = TEXT_FILTERS[name](arguments, plain(received))
+    return None if printed is None else with_marks(printed, names_in(received))
 
 
 def _input_of(
@@ -70,7 +69,7 @@ def _input_of(
     arguments: Sequence[str],
 ) -> tuple[str | None, Sequence[str]]:
     """Return the text that a filter reads: that of a file behind its options, or its input."""
-    if len(arguments) > 1 and name not in _NAMES_ITS_FILE:
+    if len(arguments) > 1 and name not in NAMES_ITS_FILE:
         text = text_of_file(shell, arguments[-1])
         if text is not None:
             return text, arguments[:-1]
@@ -168,16 +167,32 @@ def _stream_editor(
     return ""
 
 
+_OF_PATHS = frozenset({"-f", "-e", "-m", "-s", "-q", "--canonicalize", "--no-symlinks"})
+"""Options with which the path is as long and from the root as without them."""
+
+
 def _absolute(
     shell: ShellState,
     arguments: Sequence[str],
     certain: bool,
 ) -> str | None:
-    """`realpath` and `readlink -f`."""
+    """`realpath NAME`."""
     names = [argument for argument in arguments if not argument.startswith("-")]
-    if len(names) != 1 or UNKNOWN in names[0] or not shell.folder:
+    options = {argument for argument in arguments if argument.startswith("-")}
+    if not options <= _OF_PATHS or len(names) != 1 or UNKNOWN in names[0] or not shell.folder:
         return None
     return os.path.normpath(os.path.join(shell.folder, names[0])) + "\n"  # noqa: PTH118
+
+
+def _link(
+    shell: ShellState,
+    arguments: Sequence[str],
+    certain: bool,
+) -> str | None:
+    """`readlink -f`; without the option, it prints where a link points."""
+    if not any(argument.startswith("-") for argument in arguments):
+        return None
+    return _absolute(shell, arguments, certain)
 
 
 def _working_folder(
@@ -194,7 +209,10 @@ def _expression(
     certain: bool,
 ) -> str | None:
     """`expr A + B`."""
-    return shell.expansion.arithmetic(" ".join(arguments)) + "\n"
+    if UNKNOWN in "".join(arguments):
+        return None
+    value = expression_value(arguments)
+    return None if value is None else f"{value}\n"
 
 
 def _calculator(
@@ -205,7 +223,9 @@ def _calculator(
     """`bc`, of whole numbers."""
     if set(arguments) - {"-l", "-q"} or "-l" in arguments or shell.received is None:
         return None
-    return _whole_number(shell, shell.received.all())
+    formula = shell.received.all()
+    printed = _whole_number(shell, plain(formula))
+    return None if printed is None else with_marks(printed, names_in(formula))
 
 
 _PRINTED_FORMULA = re.compile(r"\s*BEGIN\s*\{\s*print\s+([^{}]*?)\s*;?\s*\}\s*|print\(([^()]*)\)")
@@ -237,13 +257,15 @@ def _python(
 
 
 _WHOLE_FORMULA = re.compile(r"[0-9 +*/%()-]+")
+_DIFFERS = re.compile(r"(?<!\d)0\d|-.*[/%]|[/%].*-|\*\*", re.DOTALL)
+"""Numbers that begin with 0, and quotients below 0: each language has its own."""
 
 
 def _whole_number(
     shell: ShellState,
     formula: str,
 ) -> str | None:
-    if not _WHOLE_FORMULA.fullmatch(formula.strip()):
+    if not _WHOLE_FORMULA.fullmatch(formula.strip()) or _DIFFERS.search(formula):
         return None
     return shell.expansion.arithmetic(formula.strip()) + "\n"
 
@@ -273,7 +295,7 @@ _PROGRAMS: Mapping[str, Program] = {
     "pwd": _working_folder,
     "python": _python,
     "python3": _python,
-    "readlink": _absolute,
+    "readlink": _link,
     "realpath": _absolute,
     "sed": _stream_editor,
     "tee": _tee,

@@ -42,7 +42,19 @@ def escaped_quote_end(
     raise NotClosed("'")
 
 
-_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "e": "\x1b", "a": "\a", "b": "\b"}
+_ESCAPES = {
+    "n": "\n",
+    "t": "\t",
+    "r": "\r",
+    "e": "\x1b",
+    "E": "\x1b",
+    "a": "\a",
+    "b": "\b",
+    "f": "\f",
+    "v": "\v",
+    "\\": "\\",
+}
+_QUOTES = "'\"?"  # whose backslash goes in `$'...'` and in a template, not for `echo -e`
 _ESCAPE = re.compile(
     r"\\(?:x(?P<hex>[0-9a-fA-F]{1,2})|u(?P<code>[0-9a-fA-F]{1,4})"
     r"|(?P<octal>[0-7]{1,3})|(?P<char>.))",
@@ -51,8 +63,35 @@ _ESCAPE = re.compile(
 
 
 def unescaped(text: str) -> str:
-    """Return the text between the quotes of `$'...'`."""
+    """Return the text between the quotes of `$'...'`, or of a template of `printf`."""
     return _ESCAPE.sub(_character, text)
+
+
+_ESCAPE_OF_ECHO = re.compile(r"\\0(?P<octal>[0-7]{0,3})|\\[0-7'\"?]")
+
+
+def unescaped_by_echo(text: str) -> str:
+    """Return what `echo -e` and `%b` of `printf` print. Raises ValueError for `\\c`."""
+    printed: list[str] = []
+    place = 0
+    for match in re.finditer(r"\\.", text, re.DOTALL):
+        if match.start() < place:
+            continue
+        if match[0] == "\\c":
+            raise ValueError("the output ends at a backslash and a `c`")
+        own = _ESCAPE_OF_ECHO.match(text, match.start())
+        common = own or _ESCAPE.match(text, match.start())
+        assert common is not None
+        printed.append(text[place : match.start()])
+        place = common.end()
+        if own is None:
+            printed.append(_character(common))
+        elif own["octal"] is not None:
+            printed.append(chr(int(own["octal"] or "0", 8) % 256))
+        else:
+            printed.append(own[0])
+    printed.append(text[place:])
+    return "".join(printed)
 
 
 def _character(match: re.Match[str]) -> str:
@@ -61,7 +100,10 @@ def _character(match: re.Match[str]) -> str:
         return chr(int(code, 16))
     if match["octal"] is not None:
         return chr(int(match["octal"], 8) % 256)
-    return _ESCAPES.get(match["char"], match["char"])
+    char = match["char"]
+    if char in _QUOTES:
+        return char
+    return _ESCAPES.get(char, match[0])
 
 
 def without_escapes(text: str) -> str:

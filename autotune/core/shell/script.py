@@ -7,18 +7,32 @@ file that is not there.
 
     syntax_tree.py           the text and its tree
     state.py                 variables, functions, and the commands reached so far
-    variable_assignments.py  `A=1`, `A+=(b c)`, `A[2]=d`, `declare -A`, `export`
+    variable_assignments.py  `A=1`, `A+=(b c)`, `A[2]=d`
+    declarations.py          `declare -A`, `export`, `local`, `unset`
     command_texts.py         `$(...)`, `eval`, pipes and `( ... )`: texts that are run as commands
     other_commands.py        `bash run.sh`, `env A=1 ...`, `xargs`, `source`
     text_streams.py          here-documents, pipes, and files that the script writes
-    builtins.py              what bash itself does: `shift`, `cd`, `read`, `getopts`, `exit`
+    xargs.py                 words that `xargs` adds to a command
+    loops.py                 `for`, `while`, `until`, `select`
+    builtins.py              what bash itself does: `cd`, `exit`, `let`, `trap`, with
+        argument_builtins        `shift`, `set`, `getopts`
+        reading_builtins         `read`, `mapfile`
+        program_lookup           `command -v`, `type`, `which`
     words.py                 what a word means: quotes, and where it is split
     braces.py                `{1..3}` and `{a,b}`
     parameter_expansion.py   `${NAME:-default}`, `${A[@]}`, `${NAME#pattern}`
     variables.py             values of variables, and arithmetic with them
-    patterns.py              patterns of `case`, `[[ A == B* ]]` and `${NAME/old/new}`
+    transformations.py       `${NAME@Q}`
+    unknown_texts.py         why a text is not known: `N=$(nproc) in line 3`
+    patterns.py              patterns of `case`, `[[ A == B* ]]` and `${NAME/old/new}`, with
+        extended_patterns        those of `shopt -s extglob`
     tests.py                 `[ ... ]`, `[[ ... ]]` and `(( ... ))`
-    filters.py               output of programs that only change text: echo, dirname, tr, wc
+    filters.py               output of programs that only change text:
+        text_printers            echo, printf (printf_formats), dirname, seq
+        column_filters           tr, wc, cut, awk
+        line_filters             head, tail, sort, grep
+        stream_editor            sed, whose patterns posix_patterns.py reads
+        expr_program             expr
     programs.py              output of those that read files or variables: cat, tee, envsubst
     sourced_files.py         files that a script reads by `source`
     scheduler.py             variables that Slurm gives to the job of a script

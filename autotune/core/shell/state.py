@@ -120,6 +120,8 @@ class ShellState:
     printed: list[str] | None = None  # what commands print; None: nobody reads it
     received: Received | None = None  # what commands read; None: not known
     output_status: Truth = True  # of the last `$(...)`
+    outputs: int = 0  # number of `$(...)` so far
+    may_have_returned: bool = False  # from the present function, with another result
     is_certain: bool = True  # whether a run reaches the present statement
     statement: Node | None = None  # the present one
     sourced: int = 0  # files of `source` around the present statement
@@ -132,10 +134,12 @@ class ShellState:
     stops_at_unset: bool = False  # `set -u`
 
     def __post_init__(self) -> None:
+        self.main_source = self.source
         self.expansion.output_of = self.output_of
         self.expansion.note_unset = self.note_unset
         self.expansion.paths_matching = self.paths_matching
         self.expansion.drops_patterns = self.drops_patterns
+        self.expansion.has_extended = self.has_extended
 
     def output_of(self, command: str) -> str:
         """Return what the commands of `$(...)` print."""
@@ -186,6 +190,21 @@ class ShellState:
     def drops_patterns(self) -> bool:
         """Return True if a pattern without a file is left out, and does not stay as it is."""
         return "nullglob" in self.options and "noglob" not in self.options
+
+    def has_extended(self) -> bool:
+        """Return True if bash reads `+(a|b)` as a pattern."""
+        return "extglob" in self.options
+
+    def note_status(
+        self,
+        status: Truth,
+        certain: bool = True,
+    ) -> None:
+        """Note the result of a command of bash's own: one that fails has the number 1."""
+        number = UNKNOWN
+        if certain and status is not None:
+            number = "0" if status else "1"
+        self.expansion.last_status = number
 
     def line_of_statement(self) -> int:
         if self.statement is None:

@@ -99,14 +99,15 @@ def _with_joined_words(text: str) -> str:
 
 
 _VARIABLE = re.compile(r"(?<![\\$])\$(?=[A-Za-z0-9_])(?![A-Za-z_][A-Za-z0-9_]*=)")
+_COUNT_AT_END = re.compile(r"(?<=:)\$#(?=\})")
 
 
 def _with_plain_variables(text: str) -> str:
     """Return the text for the parser, with `_NAME` for `$NAME`: the parser ends a word at the
     second variable of `$A/$B/c` and begins another one there. Offsets stay, and words are expanded
-    from the text itself.
+    from the text itself. `${@:$#}` is closed for the parser by `__` in place of `$#`.
     """
-    return _VARIABLE.sub("_", text)
+    return _COUNT_AT_END.sub("__", _VARIABLE.sub("_", text))
 
 
 _QUOTED_COMMENT = re.compile(r"(?<=[ \t])`[ \t]*#[^`\n]*`(?=[ \t\\\n]|$)")

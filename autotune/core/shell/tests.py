@@ -197,8 +197,13 @@ def _compared(
             return None
     if sign in ("<", ">"):
         return first < second if sign == "<" else first > second
-    is_equal = first == second if is_quoted else matches_pattern(first, second)
+    is_equal = first == second if is_quoted else _matches(first, second)
     return None if is_equal is None else is_equal is (sign != "!=")
+
+
+def _matches(text: str, pattern: str) -> bool | None:
+    """Return the result of `[[ TEXT == PATTERN ]]`, where `+(a|b)` always is a pattern."""
+    return matches_pattern(text, pattern, has_extended=True)
 
 
 def _both(

@@ -143,7 +143,7 @@ def here_document(
         body = re.sub(r"(?m)^\t+", "", body)
     if re.search(r"['\"\\]", mark):
         return body
-    quoted = body.replace("\\\n", " ").replace('"', '\\"')
+    quoted = body.replace('"', '\\"')
     return shell.marked_text_of(f'"{quoted}"')
 
 

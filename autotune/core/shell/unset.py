@@ -7,6 +7,7 @@ through assigned variables, `ARGS="--lr $LR --beta 0"`, until words are made of 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
 _OPENING, _CLOSING = "\ue001", "\ue002"
 _MARK = re.compile(f"{_OPENING}([^{_CLOSING}]*){_CLOSING}")
@@ -24,6 +25,15 @@ def plain(text: str) -> str:
 def names_in(text: str) -> tuple[str, ...]:
     """Return the variables without a value, each once."""
     return tuple(dict.fromkeys(_MARK.findall(text))) if _OPENING in text else ()
+
+
+def with_marks(text: str, names: Iterable[str]) -> str:
+    """Return a program's output with marks of the variables that it rests on, before its end."""
+    marks = "".join(mark_of(name) for name in dict.fromkeys(names))
+    if not marks:
+        return text
+    lines = text.rstrip("\n")
+    return f"{lines}{marks}{text[len(lines) :]}"
 
 
 def with_references(text: str) -> str:

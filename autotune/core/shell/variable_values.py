@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from autotune.core.shell.unknown_texts import UnknownTexts
 from autotune.core.shell.unset import plain
 
 UNKNOWN = "\ue000"  # character in place of text that only a run of the script can yield
@@ -26,6 +27,7 @@ class Word:
     unset: tuple[str, ...] = ()  # variables without a value, empty in the text
     missing: tuple[str, ...] = ()  # those that would have been the words behind it
     for_shell: str = ""  # the text with references to them; empty: there are none
+    unknown: UnknownTexts = ()  # why the text has parts that are not known
 
 
 Value: TypeAlias = str | list[Word] | dict[str, str]

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from autotune.core.shell.arithmetic import ShellNumber, Variables, formula_value
 from autotune.core.shell.budget import Budget
 from autotune.core.shell.quotes import NotClosed
+from autotune.core.shell.unknown_texts import (
+    UnknownText,
+    UnknownTexts,
+    expansion_in,
+    names_in_expansions,
+)
 from autotune.core.shell.unset import mark_of, names_in, plain
-from autotune.core.shell.variable_values import BLANKS, UNKNOWN, Value, Word
+from autotune.core.shell.variable_values import BLANKS, UNKNOWN, Value, Word, as_text
 
 OF_THE_RUN = frozenset(
     "RANDOM SRANDOM SECONDS LINENO HOSTNAME UID EUID PPID BASHPID EPOCHSECONDS EPOCHREALTIME"
@@ -40,8 +46,17 @@ class ShellVariables:
     drops_patterns: Callable[[], bool] = lambda: False
     """Return True if an unquoted pattern that means no file is left out."""
 
+    has_extended: Callable[[], bool] = lambda: False
+    """Return True if bash reads `+(a|b)` as a pattern."""
+
+    last_status: str = "0"
+    """Result of the last command, `$?`; UNKNOWN: only a run has it."""
+
     missing: tuple[str, ...] = ()
     """Variables without a value in place of words before the first one of the last expansion."""
+
+    unknown: dict[str, UnknownTexts] = field(default_factory=dict)
+    """Variable whose last assignment has a value that is not known -> why."""
 
     @property
     def separators(self) -> str:
@@ -95,6 +110,16 @@ class ShellVariables:
         if value == mark_of(name):
             self.note_unset(name)
         return value
+
+    def why_unknown(self, raw: str) -> UnknownTexts:
+        """Return what makes a text unknown: its variables' assignments, else the text itself."""
+        needed: list[UnknownText] = []
+        for name in names_in_expansions(raw):
+            if UNKNOWN in as_text(self.variables.get(name, "")):
+                needed += self.unknown.get(name) or (UnknownText(text=f"${name}"),)
+        if not needed:
+            needed.append(UnknownText(text=expansion_in(raw)))
+        return tuple(dict.fromkeys(needed))
 
     def assigned(self, raw: str) -> str:
         """Return the text that an assignment gives a variable, with marks of unset ones."""

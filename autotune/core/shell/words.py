@@ -60,7 +60,13 @@ class Expansion(ShellParameters):
         for text in brace_expanded(raw):
             expanded += self._split(list(self._pieces(text)), line, span)
         self.budget.spend(words=len(expanded), text=sum(len(word.text) for word in expanded))
-        return expanded
+        return [self._explained(word, raw) for word in expanded]
+
+    def _explained(self, word: Word, raw: str) -> Word:
+        """Return the word with the reason why it is not known, if it is not."""
+        if UNKNOWN not in word.text or word.unknown:
+            return word
+        return replace(word, unknown=self.why_unknown(raw))
 
     def joined(self, raw: str) -> str:
         """Return the text of a place where nothing is split."""
@@ -272,7 +278,9 @@ class Expansion(ShellParameters):
             return value, place + 2
         if following == "#":
             return str(len(self.arguments)), place + 2
-        if following in ("?", "$", "!", "-"):
+        if following == "?":
+            return self.last_status, place + 2
+        if following in ("$", "!", "-"):
             return UNKNOWN, place + 2
         match = NAME.match(raw, place + 1)
         if match is None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import BadInput, TrainingEnvironmentError
+from autotune.frameworks.measured_commands import MEASURED
 
 SUPPORTED_TRAINERS = (
     "GRPOTrainer",
@@ -257,7 +258,10 @@ def _no_trainer(
         )
     return BadInput(
         f"{problem}.",
-        way_out="Give the script that builds it, with the arguments that make it train.",
+        way_out=(
+            "Give the script that builds it, with the arguments that make it train. For a training"
+            f" loop of its own: {MEASURED}."
+        ),
     )
 
 

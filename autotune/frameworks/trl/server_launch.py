@@ -11,16 +11,18 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
+from autotune.core.errors import AutotuneError
+from autotune.core.files_here import file_here
 from autotune.core.shell.script import UNKNOWN, SimpleCommand
 from autotune.core.space import KnobValue
+from autotune.core.yaml_document import read_document
 from autotune.frameworks.engine_servers import SHARE
+from autotune.frameworks.launch_kinds import LaunchKind, launch_kinds
 
-TRL_SERVER = ("trl vllm-serve", "trl.scripts.vllm_serve", "vllm_serve.py")
-SWIFT_SERVER = ("swift rollout", "swift.cli.rollout")
-ENGINE_SERVER = ("vllm serve", "vllm.entrypoints.openai.api_server", "vllm.entrypoints.api_server")
 OTHERS = ("sglang.launch_server", "swift deploy", "lmdeploy serve", "openrlhf.cli.serve_rm")
-"""Programs that start a server: modules, files, and words one behind the other."""
+"""Programs that start another server: modules, files, and words one behind the other."""
 
 NOT_STARTED = frozenset(
     ("pkill", "pgrep", "killall", "kill", "ps", "grep", "echo", "printf", "pip")
@@ -44,16 +46,22 @@ class ServerLaunch:
 
 def server_of(
     commands: Sequence[SimpleCommand],
-    programs: Sequence[str] = TRL_SERVER,
+    kind: LaunchKind,
+    script: str = "",
 ) -> ServerLaunch | None:
-    """Return the server that a script starts by one of these programs, the first of several; None:
-    there is none.
+    """Return the server that a script starts for this training, the first of several; None: there
+    is none.
     """
+    if kind.server is None:
+        return None
     servers: list[ServerLaunch] = []
-    for command in commands:
-        options = _options_of(command, programs)
-        if options is not None:
-            servers.append(_server(command, options))
+    for programs in kind.server.programs:
+        for command in commands:
+            options = _options_of(command, programs)
+            if options is not None:
+                servers.append(_server(command, options, script))
+        if servers:
+            break
     if not servers:
         return None
     lines = sorted({server.line for server in servers})
@@ -71,7 +79,7 @@ def uncounted_servers(
     """Yield the sentences about servers of which no memory is counted."""
     lines = {counted.line} if counted is not None else set()
     for command in commands:
-        for program in (*TRL_SERVER, *SWIFT_SERVER, *ENGINE_SERVER, *OTHERS):
+        for program in (*_programs_of_trainings(), *OTHERS):
             if command.line in lines or _options_of(command, (program,)) is None:
                 continue
             lines.add(command.line)
@@ -79,6 +87,15 @@ def uncounted_servers(
                 f"no memory of the server that line {command.line} starts ({program}): it needs"
                 " more than the answer has where it shares a GPU with the training"
             )
+
+
+@cache
+def _programs_of_trainings() -> tuple[str, ...]:
+    programs: list[str] = []
+    for kind in launch_kinds():
+        if kind.server is not None:
+            programs += itertools.chain(*kind.server.programs)
+    return tuple(dict.fromkeys(programs))
 
 
 def _options_of(
@@ -109,8 +126,11 @@ def _pairs(texts: Sequence[str]) -> Iterator[tuple[str, str]]:
 def _server(
     command: SimpleCommand,
     options: Mapping[str, str],
+    script: str,
 ) -> ServerLaunch:
     # 1. GPUs.
+    of_file = _options_in_file(command, options, script)
+    options = {**(of_file or {}), **options}
     assumed: list[str] = []
     counts: dict[str, int] = {}
     for name in _COUNTS:
@@ -143,13 +163,29 @@ def _server(
         f"a server of vLLM on {gpus} {noun} with {share:g} of their memory, which line"
         f" {command.line} starts",
     )
-    if "config" in options:
+    if "config" in options and of_file is None:
         assumed.append(f"line {command.line}: nothing in {options['config']} of the server")
     return ServerLaunch(
         line=command.line,
         settings=tuple(settings.items()),
         assumed=tuple(assumed),
     )
+
+
+def _options_in_file(
+    command: SimpleCommand,
+    options: Mapping[str, str],
+    script: str,
+) -> dict[str, str] | None:
+    """Return the options in the file of `--config`; None: there is none that can be read."""
+    file = file_here(options.get("config", ""), script, command.folder)
+    if file is None:
+        return None
+    try:
+        content = read_document(file, last_counts=True).content
+    except AutotuneError:
+        return None
+    return {str(name).replace("-", "_"): str(value) for name, value in content.items()}
 
 
 def _share(text: str) -> float | None:

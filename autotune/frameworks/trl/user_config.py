@@ -13,6 +13,7 @@ from pathlib import Path
 from autotune.core.errors import BadInput
 from autotune.core.space import KnobValue, is_plain
 from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.defaults_taken import DefaultTaken
 from autotune.frameworks.trl.author_keys import AuthorSettings, author_keys, settings_of_author
 from autotune.frameworks.trl.config_launch_files import (
     LAUNCH_FILES,
@@ -51,6 +52,7 @@ class UserConfig:
     of_author: tuple[str, ...] = ()  # keys that TRL lacks: of a script of the author's
     notes: tuple[str, ...] = ()  # former keys, and what became of them
     assumed: tuple[str, ...] = ()  # what stands in for values that the file does not give
+    defaults_taken: tuple[DefaultTaken, ...] = ()  # those that sentences of `assumed` are about
     # Keys of DeepSpeed and FSDP, replaced by the written accelerate.yaml
     moved: Mapping[str, object] = field(default_factory=dict)
     processes: int | None = None  # ranks of the user's accelerate file
@@ -166,6 +168,7 @@ class _SplitKeys:
         self._mixed_precision = ""
         self._launch_notes: list[str] = []
         self._launch_assumed: list[str] = []
+        self._defaults_taken: list[DefaultTaken] = []
         self._renamed: list[str] = []
         self._left_out: dict[str, list[str]] = {}  # reason -> keys
         self._of_author: list[str] = []
@@ -286,10 +289,17 @@ class _SplitKeys:
             yield f"an adapter of rank {default('lora_r')}, TRL's default: --lora-rank N gives it"
         checkpointing = "gradient_checkpointing"
         if self._is_for_own_script and checkpointing not in stated:
-            yield (
-                f"{checkpointing}=true, TRL's default, where the author's own script decides:"
-                f" --set {checkpointing}=false"
+            taken = DefaultTaken(
+                name=checkpointing,
+                value=True,
+                reason=(
+                    ", TRL's default, where the author's own script decides:"
+                    f" --set {checkpointing}=false"
+                ),
+                is_of_newest=True,
             )
+            self._defaults_taken.append(taken)
+            yield str(taken)
 
     @property
     def _is_for_own_script(self) -> bool:
@@ -338,6 +348,7 @@ class _SplitKeys:
                 *former_keys().decided_memory(self._document.content),
                 *self._assumed(author),
             ),
+            defaults_taken=tuple(self._defaults_taken),
             processes=self._processes,
             names=frozenset(map(str, self._document.content)),
             mixed_precision=self._mixed_precision or str(self._rest.get("mixed_precision", "")),

@@ -75,7 +75,7 @@ def refuse_for_framework(flags: Flags) -> None:
         if flags.framework != "trl":
             raise BadInput(
                 f"--script is for scripts that build a trainer of TRL, not for {flags.framework}.",
-                way_out="For any other program: --framework command -- COMMAND.",
+                way_out=f"For any other program: {EXAMPLE}",
             )
         names = SCRIPT_FLAGS[1:] if flags.mode == "predict" else SCRIPT_FLAGS
         _refuse_two_definitions(flags, names, "--script")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from autotune.core.errors import BadInput
@@ -14,34 +14,24 @@ from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.frameworks.base import Field, Trainer, plain_default
 from autotune.frameworks.configuration_files import why_unread
-from autotune.frameworks.copied_defaults import CopiedDefault, copied_defaults, named_file
+from autotune.frameworks.copied_defaults import CopiedDefault
+from autotune.frameworks.defaults_taken import DefaultTaken
 from autotune.frameworks.launch_arguments import is_known, stated_value
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
+from autotune.frameworks.measured_commands import MEASURED_INSTEAD
 from autotune.frameworks.trl.user_config import UserConfig
+from autotune.frameworks.unknown_values import ways_to_state, why_not_known
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
 from autotune.request.origins import Origin, Source
+from autotune.request.sources.copied_settings import (
+    about_copy,
+    copied_settings,
+    without_value_in_command,
+)
+from autotune.request.sources.uncounted_settings import DIVIDES_GPUS, WITHOUT_EFFECT, uncounted
 
 OTHER_MODEL = re.compile(r"(?:^|[._])model(?:[._](?:name_or_)?path|_name)$")
 """Settings that name a model, as `verifier.model.path`: of those that are not read, none counts."""
-
-
-UNCOUNTED = re.compile(
-    r"(?:^|[._])(?:freeze\w*|trainable_parameters\w*|target_modules|exclude_modules|target_regex"
-    r"|modules_to_save|use_dora|fsdp|optimizer|optim|galore\w*|use_galore|lisa_\w+"
-    r"|context_parallel\w*|pipeline_parallel\w*|fp8\w*)$"
-)
-"""Settings of any framework that decide memory: of those that are not read, none counts."""
-
-DIVIDES_GPUS = re.compile(r"(?:^|[._])n(?:um)?_(?:\w+_)?gpus(?:_per_node)?$")
-"""Settings of a project's own that give GPUs to a part of the training."""
-
-NEVER_COUNTED = re.compile(r"(?:(?:target|exclude)_modules|optim\.optimizer)$")
-"""An adapter is predicted at all linear layers, though tables have these settings."""
-
-WITHOUT_EFFECT = frozenset(
-    "null none false 0 1 all-linear all [all-linear] [] adamw adamw_torch adamw_torch_fused".split()
-)
-"""Texts of such settings in small letters with which nothing is missing."""
 
 
 def origin_of(
@@ -64,19 +54,21 @@ def framework_launch_config(
     """Return the settings that the framework's table has; the others stay in the script."""
     fields = _known_fields(kind, trainer)
     _refuse_unread_files(launch, kind, fields)
-    copied = _copied(launch, kind, fields, stated_by_flags)
+    copied = copied_settings(launch, kind, fields, stated_by_flags)
     split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
     _refuse_outputs_of_commands(launch, split)
     former = _former_defaults(launch, kind, stated_by_flags)
+    taken = tuple(_defaults_taken(launch, split, trainer, stated_by_flags))
     config = UserConfig(
         path=Path(launch.path),
+        defaults_taken=taken,
         settings={**former, **{name: copied[name].value for name in copied}, **split.settings},
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
         assumed=(
-            *_assumed(launch, split, trainer, stated_by_flags),
-            *_without_value(launch, copied),
-            *_about_copy(launch, kind, trainer, copied),
+            *_assumed(launch, split, trainer, taken),
+            *without_value_in_command(launch, copied),
+            *about_copy(launch, kind, trainer, copied),
             *_about_former(former),
         ),
     )
@@ -90,10 +82,13 @@ def _refuse_outputs_of_commands(
     """Refuse settings whose values are the output of other programs, which never run."""
     if not split.outputs:
         return
-    names = " ".join(f"--hold {name}=VALUE" for name in split.outputs)
+    names = list(split.outputs)
+    way_out = " ".join(f"--hold {name}=VALUE" for name in names)
+    if len(names) == 1:
+        way_out = ways_to_state(names[0], launch.stated[names[0]].unknown)
     raise BadInput(
         f"{launch.path}: {'; '.join(split.outputs.values())}.",
-        way_out=f"Write its value, or give it: {names}.",
+        way_out=f"Write its value, or give it: {way_out}.",
     )
 
 
@@ -141,74 +136,6 @@ def _former_defaults(
     return defaults
 
 
-def _copied(
-    launch: LaunchScript,
-    kind: LaunchKind,
-    fields: Mapping[str, Field],
-    stated_by_flags: frozenset[str],
-) -> dict[str, CopiedDefault]:
-    """Return what the configuration files of a copy state, and neither command nor flags do. A
-    setting of the command that an unset variable leaves empty is none.
-    """
-    if kind.config_files is None:
-        return {}
-    with_value = {}
-    for name, stated in launch.stated.items():
-        if name not in fields or not lacks_value(stated, fields[name]):
-            with_value[name] = stated
-    launch = replace(launch, stated=with_value)
-    unread = {*stated_by_flags, *kind.follows_hardware, kind.model, kind.adapter}
-    copied = copied_defaults(launch, kind.config_files, fields, kind.former)
-    defaults = {}
-    for name, default in copied.items():
-        if name not in unread and not name.startswith(kind.kept):
-            defaults[name] = default
-    return defaults
-
-
-def _without_value(
-    launch: LaunchScript,
-    copied: Mapping[str, CopiedDefault],
-) -> Iterator[str]:
-    """Yield the settings without a value in the command that have the copy's default."""
-    for name, default in copied.items():
-        stated = launch.stated.get(name)
-        if stated is not None:
-            place = os.path.relpath(default.file)
-            yield (
-                f"{name}={setting_text(default.value)} (of {place}): line {stated.line} needs"
-                f" {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
-            )
-
-
-def _about_copy(
-    launch: LaunchScript,
-    kind: LaunchKind,
-    trainer: Trainer,
-    copied: Mapping[str, CopiedDefault],
-) -> Iterator[str]:
-    """Yield the copy's defaults that decide memory, and a configuration file that is not here."""
-    by_file: dict[Path, list[str]] = {}
-    for name, default in copied.items():
-        if name in trainer.decides_memory:
-            by_file.setdefault(default.file, []).append(f"{name}={setting_text(default.value)}")
-    for file, settings in by_file.items():
-        yield (
-            f"{os.path.relpath(file)} is the configuration of this copy of {launch.framework}:"
-            f" {', '.join(settings)}"
-        )
-    config_name = launch.config_name
-    if config_name is None or kind.config_files is None:
-        return
-    if config_name.name.removesuffix(".yaml") + ".yaml" in kind.config_files.names:
-        return
-    if named_file(launch, config_name, kind.config_files) is None:
-        yield (
-            f"no setting of {config_name.name} (--config-name, line {config_name.line}), whose file"
-            " is not here: give them with --set NAME=VALUE, or run where it is"
-        )
-
-
 def _known_fields(
     kind: LaunchKind,
     trainer: Trainer,
@@ -233,7 +160,7 @@ def _refuse_unread_files(
         if reason is not None:
             raise BadInput(
                 f"{launch.path}, line {stated.line}: {reason}.",
-                way_out="Leave it out, or use --framework command.",
+                way_out=f"Leave it out. {MEASURED_INSTEAD}",
             )
 
 
@@ -279,9 +206,7 @@ def _split(
         elif not is_known(stated) and (_has_default(fields[name]) or "null" in fields[name].kinds):
             split.lacking.append(name)
         elif not is_known(stated):
-            split.outputs[name] = (
-                f"line {stated.line}: {name} is the output of a command, which is not run"
-            )
+            split.outputs[name] = f"line {stated.line}: {name} has {why_not_known(stated.unknown)}"
         else:
             value = stated_value(stated, fields[name])
             if launch.dotted and isinstance(value, bool) and "bool" not in fields[name].kinds:
@@ -307,30 +232,46 @@ def _has_default(setting: Field) -> bool:
     return setting.default is not None or setting.follows is not None
 
 
-def _assumed(
+def _defaults_taken(
     launch: LaunchScript,
     split: _StatedSplit,
     trainer: Trainer,
     stated_by_flags: frozenset[str],
-) -> Iterator[str]:
-    """Yield what the answer rests on besides the script's own values."""
-    yield from launch.assumed
+) -> Iterator[DefaultTaken]:
+    """Yield the defaults of settings whose value the command does not give."""
     for name in split.lacking:
         stated = launch.stated[name]
-        default = trainer.fields()[name].default
-        value = name if default is None else f"{name}={setting_text(default)}"
         if stated.unset:
             reason = f"needs {variables(stated)}, not set. Give it: {ways_to_give(name, stated)}"
         else:
-            reason = f"has the output of a command, which is not run. Give it: --set {name}=VALUE"
-        yield f"{value} (the default of {launch.framework}): line {stated.line} {reason}"
+            ways = ways_to_state(name, stated.unknown, flag="--set")
+            reason = f"has {why_not_known(stated.unknown)}. Give it: {ways}"
+        yield DefaultTaken(
+            name=name,
+            value=trainer.fields()[name].default,
+            reason=f" (the default of {launch.framework}): line {stated.line} {reason}",
+        )
     fields = trainer.fields()
     for name, default in trainer.assumed_defaults.items():
         if name in fields and name not in split.settings and name not in stated_by_flags:
-            yield (
-                f"{name}={setting_text(plain_default(fields[name]))} where {launch.framework} takes"
-                f" {default}: --set {name}=VALUE gives it"
+            yield DefaultTaken(
+                name=name,
+                value=plain_default(fields[name]),
+                reason=(f" where {launch.framework} takes {default}: --set {name}=VALUE gives it"),
+                is_of_newest=True,
             )
+
+
+def _assumed(
+    launch: LaunchScript,
+    split: _StatedSplit,
+    trainer: Trainer,
+    defaults_taken: Sequence[DefaultTaken],
+) -> Iterator[str]:
+    """Yield what the answer rests on besides the script's own values."""
+    yield from launch.assumed
+    yield from map(str, defaults_taken)
+    fields = trainer.fields()
     kind = kind_of(launch.framework, launch.method)
     for name in (*split.unknown, *split.left_in_script):
         stated = launch.stated[name]
@@ -338,7 +279,7 @@ def _assumed(
             continue
         if OTHER_MODEL.search(name) and stated.text not in (None, "", "null", "None"):
             yield f"no memory of the model of {name} (line {stated.line})"
-    yield from _uncounted(launch, fields, kind)
+    yield from uncounted(launch, fields, kind)
     gpus_of_script = trainer.script_gpus(launch)
     all_gpus = "" if gpus_of_script is None else str(gpus_of_script.count)
     for name in split.unknown:
@@ -354,41 +295,6 @@ def _assumed(
             f"not counted, because they are not known for {launch.framework} {trainer.release}:"
             f" {', '.join(places)}"
         )
-
-
-def _uncounted(
-    launch: LaunchScript,
-    fields: Mapping[str, Field],
-    kind: LaunchKind,
-) -> Iterator[str]:
-    """Yield the settings that decide memory, and that no prediction counts: those of the
-    framework's row, and those whose names say it.
-    """
-    model = launch.stated.get(kind.model)
-    for name, stated in launch.stated.items():
-        text = stated.text or "null"
-        if stated.text is None:  # a switch
-            text = "true"
-        if name in kind.uncounted:
-            texts = [*kind.uncounted[name]]
-            if model is not None and model.text:
-                texts.append(model.text.lower())
-        elif _is_uncounted(name, fields):
-            texts = [*WITHOUT_EFFECT]
-        else:
-            continue
-        if text.lower() not in texts:
-            yield f"{name}={text} (line {stated.line}) is not counted, and may change the memory"
-
-
-def _is_uncounted(
-    name: str,
-    fields: Mapping[str, Field],
-) -> bool:
-    """Return True for a name that says a part of memory, and that no table has."""
-    if not UNCOUNTED.search(name):
-        return False
-    return name not in fields or NEVER_COUNTED.search(name) is not None
 
 
 def _notes(

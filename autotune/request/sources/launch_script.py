@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from autotune import frameworks
@@ -21,16 +22,11 @@ from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_arguments import is_known
 from autotune.frameworks.launch_commands import find_launch, starts_framework
 from autotune.frameworks.launch_kinds import LaunchKind, kind_of
-from autotune.frameworks.trl.server_launch import (
-    ENGINE_SERVER,
-    SWIFT_SERVER,
-    server_of,
-    uncounted_servers,
-)
+from autotune.frameworks.trl.server_launch import server_of, uncounted_servers
 from autotune.frameworks.unset_variables import variables
 from autotune.request.sources.framework_launch import framework_launch_config
 from autotune.request.sources.launch_text import launch_commands, launch_text
-from autotune.request.sources.server_of_launch import with_rollout_server, with_server
+from autotune.request.sources.server_of_launch import ServedTraining, with_server
 from autotune.request.sources.trl_launch import trl_launch_config
 from autotune.request.sources.whole_names import with_whole_names
 from autotune.request.values import FileChoice, UserFile
@@ -69,13 +65,16 @@ def read_launch_script(
         tuning = _tuning(launch, kind)
 
     # 3. The servers that it starts beside the training.
-    server = None
-    if launch.framework == "trl":
-        server = server_of(commands)
-        config, origins = with_server(choice.path, config, origins, server)
-    if launch.framework == "swift":
-        server = server_of(commands, SWIFT_SERVER) or server_of(commands, ENGINE_SERVER)
-        config, origins = with_rollout_server(launch, config, origins, server)
+    server = server_of(commands, kind, choice.path)
+    if kind.server is not None:
+        served = ServedTraining(
+            path=choice.path,
+            line=launch.line,
+            kind=kind,
+            stated=launch.stated,
+            place=partial(trainer.engine_place, launch),
+        )
+        config, origins = with_server(served, config, origins, server)
     if config.settings.get("vllm_mode") != "server":
         server = None
     uncounted = uncounted_servers(commands, server)

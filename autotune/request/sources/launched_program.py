@@ -19,6 +19,7 @@ from autotune.core.job import Hardware
 from autotune.core.shell.comments import cut_by_comment
 from autotune.core.shell.script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
+from autotune.frameworks.launch_kinds import kind_of
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.server_launch import ServerLaunch, server_of
 from autotune.frameworks.trl.user_launch_files import (
@@ -29,6 +30,7 @@ from autotune.frameworks.trl.user_launch_files import (
     sharding_by_name,
     sharding_of_absent,
 )
+from autotune.frameworks.unknown_values import variables_with_default, why_not_known
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.launch_text import (
     MAX_SCRIPT_BYTES,
@@ -36,7 +38,7 @@ from autotune.request.sources.launch_text import (
     launch_text,
 )
 from autotune.request.sources.names_of_runs import NAME_OF_OUTPUT, OF_RUN
-from autotune.request.sources.server_of_launch import SERVER_ASSUMED, with_server
+from autotune.request.sources.server_of_launch import SERVER_ASSUMED, ServedTraining, with_server
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import FileChoice, UserFile
 
@@ -74,7 +76,7 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
     if any(starts_framework(command) and not _is_own(command, choice) for command in commands):
         return None
     programs = programs_in(commands, choice, text)
-    server = server_of(commands)
+    server = server_of(commands, kind_of("trl"), choice.path)
     programs = [replace(program, server=server) for program in programs]
     in_one_line = len({program.line for program in programs}) == 1  # of a loop
     if len(programs) > 1 and not in_one_line:
@@ -270,10 +272,14 @@ def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
             value = word.text
         is_name = value.replace(UNKNOWN, "").strip() != "" or OF_RUN.search(option.lower())
         if not is_name:
+            variables = variables_with_default(word.unknown)
+            way_out = "Write its value."
+            if variables:
+                way_out = f"Write its value, or give it: {variables} autotune ..."
             raise BadInput(
-                f"{path}, line {word.line}: {option or 'an argument of the training'} has the"
-                " output of a command, which is not run.",
-                way_out="Write its value.",
+                f"{path}, line {word.line}: {option or 'an argument of the training'} has"
+                f" {why_not_known(word.unknown)}.",
+                way_out=way_out,
             )
 
 
@@ -312,7 +318,8 @@ def read_launched_program(
     if program.server is not None:
         without = [sentence for sentence in config.assumed if sentence != SERVER_ASSUMED]
         config = replace(config, assumed=tuple(without))
-        config, origins = with_server(program.launch_path, config, origins, program.server)
+        served = ServedTraining(path=program.launch_path, line=program.line, kind=kind_of("trl"))
+        config, origins = with_server(served, config, origins, program.server)
     script_gpus = file.script_gpus
     if script_gpus is None and not program.is_example:
         script_gpus = _gpus_of(program, launch)

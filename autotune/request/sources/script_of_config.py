@@ -17,6 +17,7 @@ from autotune.core.errors import AutotuneError
 from autotune.core.files import read_text
 from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
+from autotune.frameworks.trl.class_names import CLASS_PREFIXES
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.user_config import author_names
 from autotune.frameworks.trl.user_launch_files import LaunchFile
@@ -47,8 +48,9 @@ TAKES_FILE = re.compile(r"H4ArgumentParser\(\(")
 TAKES_FLAG = re.compile(r"TrlParser")
 """Parser of TRL, which has the option `--config` itself."""
 
-TRAINER_OF_METHOD = re.compile(r"\w*?(SFT|DPO|GRPO|KTO|RLOO|Reward)\w*Trainer\b")
-CONFIG_OF_METHOD = re.compile(r"\b(SFT|DPO|GRPO|KTO|RLOO|Reward)Config\b")
+_PREFIXES = "|".join(CLASS_PREFIXES.values())
+TRAINER_OF_METHOD = re.compile(rf"\w*?({_PREFIXES})\w*Trainer\b")
+CONFIG_OF_METHOD = re.compile(rf"\b({_PREFIXES})Config\b")
 """Configuration of a trainer whose own name says no method."""
 
 OTHER_TRAINER = re.compile(r"\b(?:GKD|GOLD|PPO|PRM|ORPO|CPO|BCO|XPO|NashMD|MiniLLM)Trainer\b")

@@ -11,15 +11,17 @@ import yaml
 
 from autotune.core.errors import BadInput
 from autotune.core.files_here import file_here_or_as_named
-from autotune.core.space import KnobValue, setting_text
+from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
 from autotune.frameworks.base import Field
+from autotune.frameworks.defaults_taken import DefaultTaken
 from autotune.frameworks.launch_arguments import TRUTH_VALUES, is_known
 from autotune.frameworks.trl.former_keys import former_keys
 from autotune.frameworks.trl.requests import SIDE_EFFECTS
 from autotune.frameworks.trl.user_config import UserConfig, split_document
 from autotune.frameworks.trl.user_launch_files import launch_of_options, read_deepspeed
+from autotune.frameworks.unknown_values import ways_to_state, why_not_known
 from autotune.frameworks.unset_variables import lacks_value, variables, ways_to_give, without_value
 from autotune.request.origins import Origin, Source
 from autotune.request.sources.config_file import origins_of
@@ -84,6 +86,7 @@ def trl_launch_config(
     repeated: tuple[str, ...] = ()
     path = Path(launch.path)
     assumed: list[str] = []
+    taken: list[DefaultTaken] = []
 
     # 1. The file.
     config_file = launch.stated.get("config")
@@ -111,17 +114,18 @@ def trl_launch_config(
         if lacks_value(stated, fields.get(present_name)):
             if present_name not in fields and name not in OF_MODEL:
                 raise without_value(launch.path, name, stated)
-            assumed.append(_default_taken(name, stated, fields.get(present_name)))
+            taken.append(_default_taken(name, stated, fields.get(present_name)))
+            assumed.append(str(taken[-1]))
         elif is_known(stated):
             content[name] = _trl_value(stated, fields.get(name))
             places[(name,)] = (stated.line, 1)
         elif present_name in fields:
-            assumed.append(_default_taken(name, stated, fields[present_name]))
+            taken.append(_default_taken(name, stated, fields[present_name]))
+            assumed.append(str(taken[-1]))
         elif not name.startswith(SIDE_EFFECTS) and name not in OF_MODEL:
             raise BadInput(
-                f"{launch.path}, line {stated.line}: {name} is the output of a command, which is"
-                " not run.",
-                way_out=f"Write its value, or give it with --hold {name}=VALUE.",
+                f"{launch.path}, line {stated.line}: {name} has {why_not_known(stated.unknown)}.",
+                way_out=f"Write its value, or give it: {ways_to_state(name, stated.unknown)}.",
             )
 
     # 3. The launcher's own file, which is relative to the script.
@@ -159,6 +163,7 @@ def trl_launch_config(
         config,
         settings={**config.settings, **sharding},
         assumed=(*launch.assumed, *assumed, *_by_variables(launch), *config.assumed),
+        defaults_taken=(*taken, *config.defaults_taken),
     )
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
@@ -195,18 +200,19 @@ def _default_taken(
     name: str,
     stated: StatedSetting,
     setting: Field | None,
-) -> str:
-    """Return the sentence about a setting whose value only a run of the script has."""
+) -> DefaultTaken:
+    """Return the default of a setting whose value only a run of the script has."""
     default = None if setting is None else setting.default
-    reason = "has the output of a command, which is not run"
-    way = f"--set {name}=VALUE"
+    reason = f"has {why_not_known(stated.unknown)}"
+    way = ways_to_state(name, stated.unknown, flag="--set")
     if stated.unset:
         reason = f"needs {variables(stated)}, not set"
         way = ways_to_give(name, stated)
-    value = name
-    if default is not None:
-        value = f"{name}={setting_text(default)}"
-    return f"{value} (the default of TRL): line {stated.line} {reason}. Give it: {way}"
+    return DefaultTaken(
+        name=name,
+        value=default,
+        reason=f" (the default of TRL): line {stated.line} {reason}. Give it: {way}",
+    )
 
 
 def _trl_value(

@@ -24,11 +24,11 @@ from ..tracing.patching import attribute
 from .later_syntax import before_3_12
 
 NOTEBOOK_COMMAND = re.compile(
-    r"^(?P<indentation>[ \t]*)[!%](?:[^\n\\]|\\.)*",
+    r"^(?P<indentation>[ \t]*)(?P<target>\w+[ \t]*=[ \t]*)?[!%](?:[^\n\\]|\\.)*",
     re.MULTILINE | re.DOTALL,
 )
-"""Command of a notebook, such as `!pip install`, in a file that was exported from it. A backslash
-before its end continues it on the next line."""
+"""Command of a notebook, such as `!pip install` and `files = !ls`, in a file that was exported from
+it. A backslash before its end continues it on the next line."""
 
 EXITS = frozenset({"exit", "quit", "_exit"})
 MOST_TOLD = 300  # of a check that is told
@@ -85,7 +85,10 @@ def _without_magic(text: str) -> str:
 
 def _nothing_in_place(command: re.Match[str]) -> str:
     further_lines = command[0].count("\n")
-    return f"{command['indentation']}pass" + "\n" * further_lines
+    statement = "pass"
+    if command["target"]:
+        statement = f"{command['target']}[]"
+    return f"{command['indentation']}{statement}" + "\n" * further_lines
 
 
 def _without_either(text: str) -> str:

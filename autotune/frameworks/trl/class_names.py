@@ -1,0 +1,14 @@
+"""Names of TRL's classes by method: `GRPOTrainer` and `GRPOConfig` of `grpo`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+CLASS_PREFIXES: Mapping[str, str] = {
+    "grpo": "GRPO",
+    "rloo": "RLOO",
+    "sft": "SFT",
+    "dpo": "DPO",
+    "kto": "KTO",
+    "reward": "Reward",
+}
