@@ -18,6 +18,7 @@ from autotune.request.sources.script_of_config import (
     read_by_its_script,
     with_launcher,
 )
+from autotune.request.sources.scripts_of_file import programs_of_file
 from autotune.request.values import FileChoice
 
 SCRIPT = """
@@ -261,3 +262,41 @@ def test_a_script_that_trains_with_other_sizes_did_not_read_the_file() -> None:
     request = parse_request(flags)
     assert "mine/train.py, which may read it, trains with other sizes" in request.assumed_of_file[0]
     assert request.job.task.workload.held_values["per_device_train_batch_size"] == 2
+
+
+def test_a_script_that_names_the_file_itself() -> None:
+    """Its launcher is that of the document which starts the script."""
+    named = SCRIPT.replace("open(parser.parse_args().recipe)", 'open("configs/second.yaml")')
+    Path("mine/named.py").write_text(named.replace("--recipe", "--seed"))
+    Path("mine/evaluate_sft.py").write_text("open('configs/second.yaml')")
+    Path("mine/show.py").write_text("open('configs/second.yaml')")
+    Path("README.md").write_text(
+        "```bash\naccelerate launch --num_processes 4 mine/named.py\n```\n"
+    )
+    choice = FileChoice(flag="--config", path=RECIPE_PATH)
+    found = {program.choice.path: program for program in programs_of_file(choice, "sft")}
+    assert set(found) == {"mine/named.py", "mine/evaluate_sft.py"}
+    named_program = found["mine/named.py"]
+    assert named_program.choice.arguments == ()
+    assert named_program.launcher[:2] == ("accelerate", "launch")
+
+
+def test_a_script_whose_groups_have_the_file() -> None:
+    """A file of Hydra's folder is selected by its group, and the whole one by its name."""
+    Path("mine/train_dpo.py").write_text(
+        "from trl import DPOTrainer\n"
+        '@hydra.main(config_path="../configs", config_name="run")\ndef main(config): pass\n'
+    )
+    Path("configs/training").mkdir()
+    Path("configs/training/dpo.yaml").write_text("beta: 0.1\n")
+    Path("train.sh").write_text("python mine/train_dpo.py training=sft model=small\n")
+
+    def arguments(path: str, method: str | None) -> list[tuple[str, ...]]:
+        choice = FileChoice(flag="--config", path=path)
+        return [program.choice.arguments for program in programs_of_file(choice, method)]
+
+    assert arguments("configs/training/dpo.yaml", "dpo") == [("model=small", "training=dpo")]
+    assert arguments("configs/training/dpo.yaml", "sft") == []
+    assert arguments("configs/second.yaml", None) == [
+        ("training=sft", "model=small", "--config-name", "second")
+    ]

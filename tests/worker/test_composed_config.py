@@ -80,9 +80,15 @@ def test_a_resolver_of_the_script_and_the_environment_are_asked(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("ROOT_OF_DATA", "/data")
-    content = {"a": "${double:4}", "b": "${oc.env:ROOT_OF_DATA}/x", "c": "${oc.env:NOBODY,7}"}
-    resolved = resolve(content, {"double": lambda number: 2 * number})
-    assert resolved == {"a": 8, "b": "/data/x", "c": 7}
+    content = {
+        "a": "${double:4}",
+        "b": "${oc.env:ROOT_OF_DATA}/x",
+        "c": "${oc.env:NOBODY,7}",
+        "d": "run-${day:%Y-%m}",
+    }
+    resolvers = {"double": lambda number: 2 * number, "day": lambda text: f"<{text}>"}
+    resolved = resolve(content, resolvers)
+    assert resolved == {"a": 8, "b": "/data/x", "c": 7, "d": "run-<%Y-%m>"}
 
 
 def test_keys_are_attributes() -> None:

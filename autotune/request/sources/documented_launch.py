@@ -86,22 +86,28 @@ def documented_launches(choice: FileChoice) -> list[LaunchedProgram]:
     """Return the launches of the script with arguments: whole trainings before trials, those that
     name a model or a configuration before others, the nearest document first.
     """
+    programs: dict[FileChoice, LaunchedProgram] = {}
+    for program in launches_of(choice):
+        if program.choice.arguments:
+            programs.setdefault(program.choice, program)
+    return sorted(programs.values(), key=_unlikeliness)
+
+
+def launches_of(choice: FileChoice) -> Iterator[LaunchedProgram]:
+    """Yield the launches of the script, with arguments or without, the nearest document first."""
     script = Path(choice.path)
     stem = re.escape(script.stem)
     script_name = re.compile(rf"(?<![\w-]){stem}(?:\.py)?(?![\w.-])")
-    programs: dict[FileChoice, LaunchedProgram] = {}
     for document in (script, *project_documents(script)):
         for program in launches_in(document, script_name, choice.model):
-            started = Path(program.choice.path)
-            if not program.choice.arguments or started.resolve() != script.resolve():
+            if Path(program.choice.path).resolve() != script.resolve():
                 continue
             launched = replace(
                 program.choice,
                 path=choice.path,
                 rewards=choice.rewards,
             )
-            programs.setdefault(launched, replace(program, choice=launched))
-    return sorted(programs.values(), key=_unlikeliness)
+            yield replace(program, choice=launched)
 
 
 def _unlikeliness(program: LaunchedProgram) -> tuple[bool, bool]:

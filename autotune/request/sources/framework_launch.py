@@ -248,7 +248,7 @@ def _defaults_taken(
             reason = f"has {why_not_known(stated.unknown)}. Give it: {ways}"
         yield DefaultTaken(
             name=name,
-            value=trainer.fields()[name].default,
+            value=plain_default(trainer.fields()[name]),
             reason=f" (the default of {launch.framework}): line {stated.line} {reason}",
         )
     fields = trainer.fields()

@@ -35,6 +35,7 @@ from autotune.request.sources.launched_program import (
     launcher_of_example,
     read_launched_program,
 )
+from autotune.request.sources.scripts_of_file import programs_of_file
 from autotune.request.values import FileChoice, UserFile
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -238,7 +239,14 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
     tried: set[str] = set()
     yield from _documented_programs(choice, tried)
 
-    # 2. A script of the project takes such a file, and trains by its method: as a document starts
+    # 2. A script of the project names it itself, or Hydra takes it from the script's folder.
+    method = _method_of(choice)
+    for program in programs_of_file(choice, method):
+        if program.choice.path not in tried:
+            tried.add(program.choice.path)
+            yield program
+
+    # 3. A script of the project takes such a file, and trains by its method: as a document starts
     # it with a file of another folder, or with the option alone.
     for script, option in _scripts(choice):
         if str(script) in tried:

@@ -202,7 +202,7 @@ def _default_taken(
     setting: Field | None,
 ) -> DefaultTaken:
     """Return the default of a setting whose value only a run of the script has."""
-    default = None if setting is None else setting.default
+    default = None if setting is None else plain_default(setting)
     reason = f"has {why_not_known(stated.unknown)}"
     way = ways_to_state(name, stated.unknown, flag="--set")
     if stated.unset:

@@ -76,6 +76,14 @@ def parsed(text: str) -> Any:
     return _with_floats(content)
 
 
+def _argument_of_resolver(text: str) -> Any:
+    """Return a value of YAML, or the text of what is none: `%Y-%m-%d` of `${now:%Y-%m-%d}`."""
+    try:
+        return parsed(text)
+    except yaml.YAMLError:
+        return text
+
+
 def as_text(config: Any) -> str:
     return yaml.safe_dump(plain(config))
 
@@ -296,7 +304,7 @@ def _meaning(
         arguments = []
         if text_after:
             for argument in text_after.split(","):
-                arguments.append(parsed(argument.strip()))
+                arguments.append(_argument_of_resolver(argument.strip()))
         if name == "oc.env":
             return os.environ.get(str(arguments[0]), next(iter(arguments[1:]), None))
         if name not in resolvers:

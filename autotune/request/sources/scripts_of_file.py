@@ -1,0 +1,122 @@
+"""Scripts of a project that read a certain YAML file without being given it: by its name in their
+text, or as one of Hydra's groups.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from autotune.core.errors import AutotuneError
+from autotune.core.files import read_text
+from autotune.request.sources.config_file import METHOD_OF_PATH
+from autotune.request.sources.documented_launch import launches_of, project_documents
+from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
+from autotune.request.sources.launched_program import TRAINER, LaunchedProgram
+from autotune.request.values import FileChoice
+
+HYDRA_ENTRY = re.compile(r"hydra\.main\(([^)]*)\)|@hydra_main\(([^)]*)\)", re.DOTALL)
+FOLDER_OF_HYDRA = re.compile(r"""config_path\s*=\s*["']([^"']+)["']""")
+FILE_OF_HYDRA = re.compile(r"""config_name\s*=\s*["']([^"']+)["']""")
+
+
+def programs_of_file(choice: FileChoice, method: str | None) -> Iterator[LaunchedProgram]:
+    """Yield the launches of scripts that read the file so, with the launcher of a document that
+    starts them, if there is one.
+    """
+    file = Path(choice.path).resolve()
+    for script in project_documents(file, (".py",)):
+        text = _text_of(script)
+        arguments = _arguments_for(script, text, file)
+        if arguments is None or not _may_train(script, text, method):
+            continue
+        script_choice = FileChoice(
+            flag="--script",
+            path=str(script),
+            arguments=arguments,
+            model=choice.model,
+        )
+        documented = next(launches_of(script_choice), None)
+        if documented is None:
+            yield LaunchedProgram(
+                choice=script_choice,
+                launch_path=str(script),
+                line=0,
+                launcher=("python",),
+                folder="",
+                is_example=True,
+            )
+        else:
+            other_arguments = _without_group(documented.choice.arguments, arguments)
+            started = replace(script_choice, arguments=(*other_arguments, *arguments))
+            yield replace(
+                documented,
+                choice=started,
+                takes_other_file=other_arguments != documented.choice.arguments,
+            )
+
+
+def _arguments_for(
+    script: Path,
+    text: str,
+    file: Path,
+) -> tuple[str, ...] | None:
+    """Return the arguments with which the script reads the file; None: it does not."""
+    entry = HYDRA_ENTRY.search(text)
+    if entry is not None:
+        return _arguments_of_hydra(script, entry[1] or entry[2], file)
+    name = re.escape(file.name)
+    is_named = re.search(rf"""["'](?:[\w./-]*/)?{name}["']""", text) is not None
+    return () if is_named else None
+
+
+def _arguments_of_hydra(
+    script: Path,
+    entry: str,
+    file: Path,
+) -> tuple[str, ...] | None:
+    """Return what selects the file: one of a group (`training=dpo`), or the whole configuration."""
+    folder = FOLDER_OF_HYDRA.search(entry)
+    if folder is None:
+        return None
+    top = (script.resolve().parent / folder[1]).resolve()
+    if not file.is_relative_to(top):
+        return None
+    group = file.parent.relative_to(top)
+    if group != Path():
+        return (f"{group.as_posix()}={file.stem}",)
+    usual = FILE_OF_HYDRA.search(entry)
+    if usual is not None and usual[1].removesuffix(".yaml") == file.stem:
+        return ()
+    return ("--config-name", file.stem)
+
+
+def _without_group(
+    arguments: tuple[str, ...],
+    selected: tuple[str, ...],
+) -> tuple[str, ...]:
+    """Return the documented arguments without another choice of the same group."""
+    groups = {word.partition("=")[0] for word in selected}
+    return tuple(word for word in arguments if word.partition("=")[0] not in groups)
+
+
+def _may_train(
+    script: Path,
+    text: str,
+    method: str | None,
+) -> bool:
+    """Return True for a script with a trainer, or by its name, which says no other method."""
+    name = script.name.lower()
+    methods = METHOD_OF_PATH.findall(name)
+    if method is not None and methods:
+        return method in methods
+    return bool(methods) or "train" in name or TRAINER.search(text) is not None
+
+
+def _text_of(script: Path) -> str:
+    try:
+        return read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
+    except AutotuneError:
+        return ""
