@@ -53,6 +53,15 @@ class PrimeRl(PrimeRlTrainer):
             if setting is not None and gpus and name not in stated:
                 stated[name] = replace(setting, text=str(len(gpus)))
                 assumed.append(f"{name}={len(gpus)}, of {listed} (line {setting.line})")
+        division = []
+        for name in (TRAINING_GPUS, SERVER_GPUS):
+            if name in stated:
+                division.append(f"{name}={stated[name].text}")
+        if division:
+            assumed.append(
+                "half of the GPUs train and the others generate, where the launch has"
+                f" {' and '.join(division)}: --hold {SERVER_GPUS}=N gives another division"
+            )
         return replace(launch, stated=stated, assumed=(*launch.assumed, *assumed))
 
     def derived(

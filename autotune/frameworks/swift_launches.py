@@ -163,6 +163,10 @@ def _with_named_stage(launch: LaunchScript) -> LaunchScript:
     if not sentences:
         place = stated.text if stated.text.endswith(".json") else "deepspeed"
         sentences = (f"{place} (line {stated.line}) is {name}, with DeepSpeed's own buckets",)
+    if _offloads_in_part(file.settings):
+        sentences += (
+            f"no state on the host, which {stated.text} has in part: it needs less memory",
+        )
     sentences = tuple(sentence.replace("--hold sharding=", HOLDS_STAGE) for sentence in sentences)
     settings = {**launch.stated, "deepspeed": replace(stated, text=name)}
     return replace(launch, stated=settings, assumed=(*launch.assumed, *sentences))
@@ -187,10 +191,21 @@ def _deepspeed_file(launch: LaunchScript, text: str) -> LaunchFile | None:
     return sharding_by_name(Path(text))
 
 
+def _offloaded(settings: Settings) -> list[str]:
+    return [name for name in settings if name.startswith("offload_")]
+
+
+def _offloads_in_part(settings: Settings) -> bool:
+    """Return True for an offload that no configuration of ms-swift's own has."""
+    stage = (str(settings.get("sharding")), len(_offloaded(settings)))
+    return stage not in STAGE_NAMES
+
+
 def _stage_of(settings: Settings) -> str | None:
-    """Return ms-swift's name of a ZeRO stage; None: it has none."""
-    offloaded = [name for name in settings if name.startswith("offload_")]
-    return STAGE_NAMES.get((str(settings.get("sharding")), len(offloaded)))
+    """Return ms-swift's name of a ZeRO stage, else of the one without offload."""
+    stage = str(settings.get("sharding"))
+    with_offload = STAGE_NAMES.get((stage, len(_offloaded(settings))))
+    return with_offload or STAGE_NAMES.get((stage, 0))
 
 
 def sharding_of(deepspeed: str) -> tuple[str, tuple[str, ...]]:

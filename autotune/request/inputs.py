@@ -20,6 +20,7 @@ from autotune.request.resources import target_hardware
 from autotune.request.searched_space import accepted_settings
 from autotune.request.sources.author_release import author_releases
 from autotune.request.sources.config_file import (
+    about_unread_parts,
     method_of_file,
     read_config_file,
     refuse_other_method,
@@ -106,6 +107,8 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         config = file.config
         if why_not_by_script:
             assumed = (why_not_by_script, *assumed)
+        elif is_predicted:
+            assumed = (*assumed, *about_unread_parts(choice))
         config = replace(config, assumed=(*assumed, *config.assumed))
         file = replace(file, config=config)
         if is_predicted and is_trl:
@@ -157,6 +160,8 @@ def _with_method_of_file(
         return training, ()
     method, names = method_and_names
     sentence = f"--method {method}, because grpo has no {' and no '.join(names)}"
+    if not names:
+        sentence = f"--method {method}, by the file's name"
     training = replace(training, method=method)
     return training, (sentence,)
 

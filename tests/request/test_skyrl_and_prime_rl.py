@@ -86,3 +86,10 @@ def test_files_of_others(text: str, reason: str, tmp_path: Path) -> None:
     file.write_text(text)
     with pytest.raises(BadInput, match=reason):
         parse_request(Flags(from_command=str(file), gpus="8xA100-80G", mode="predict"))
+
+
+def test_another_division_of_gpus_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("base.toml").write_text(f"{BASE}[deployment]\nnum_train_gpus = 1\nnum_infer_gpus = 3\n")
+    sentences = request_of(tmp_path, "rl @ base.toml\n").assumed
+    assert any("num_train_gpus=1 and deployment.num_infer_gpus=3" in line for line in sentences)

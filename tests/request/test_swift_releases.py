@@ -214,3 +214,10 @@ def test_weights_of_fewer_bits_by_their_name(tmp_path: Path) -> None:
 def test_the_name_that_a_model_gives_itself_is_no_model(tmp_path: Path) -> None:
     answer = sentences(tmp_path, f"{SFT} --model_name mine --model_author me")
     assert "no memory of the model" not in answer
+
+
+def test_an_offload_in_part_is_said(tmp_path: Path) -> None:
+    zero = '{"zero_optimization": {"stage": 3, "offload_param": {"device": "cpu"}}}'
+    request = request_of(tmp_path, f"{SFT} --deepspeed '{zero}'\n")
+    assert settings_of(request)["deepspeed"] == "zero3"
+    assert any("in part: it needs less memory" in line for line in request.assumed)

@@ -22,6 +22,7 @@ from autotune.frameworks.default_history import (
 from autotune.request.sources.pinned_releases import pinned_release, release_of_copy
 
 TRANSFORMERS = "transformers"
+TRL = "trl"
 LOADS_FLOAT32 = "5.0"
 """transformers before this release loads a model without a dtype in float32."""
 
@@ -38,6 +39,7 @@ class AuthorRelease:
     place: str  # file; a launch whose names decide it
     line: int | None = None
     is_stated: bool = False  # by the project; else its names decide it
+    is_copy: bool = False  # that of the copy of the framework in which the launch stands
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,6 +137,8 @@ def author_releases(
 
     # 2. The framework, which has to install with it.
     of_framework = _stated(history, launch)
+    if of_framework is not None and not _can_have(history, method, names, of_framework):
+        of_framework = None  # the project asks for it elsewhere
     if of_framework is None:
         companions = {}
         if transformers is not None:
@@ -159,6 +163,27 @@ def author_releases(
     )
 
 
+def _can_have(
+    history: DefaultHistory,
+    method: str,
+    names: Collection[str],
+    release: AuthorRelease,
+) -> bool:
+    """Return False for a release of a launched framework that came before names of the launch, or
+    after them. TRL's names may be those of a project's own classes, and a copy has names of its
+    own.
+    """
+    if history.package == TRL or release.is_copy:
+        return True
+    of_method = history.method(method)
+    spans = {} if of_method is None else of_method.names
+    for name in spans.keys() & set(names):
+        first, last = spans[name]
+        if is_before(release.version, first) or is_before(last, release.version):
+            return False
+    return True
+
+
 def _history(package: str) -> DefaultHistory:
     history = default_history(package)
     assert history is not None
@@ -178,6 +203,7 @@ def _stated(
             place=copy.place,
             line=copy.line,
             is_stated=True,
+            is_copy=True,
         )
     pin = pinned_release(
         Path(launch),

@@ -10,7 +10,12 @@ from autotune.core.errors import BadInput
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.former_keys import former_keys
-from autotune.frameworks.trl.user_config import METHODS_OF_FILES, UserConfig, split_document
+from autotune.frameworks.trl.user_config import (
+    METHODS_OF_FILES,
+    UserConfig,
+    author_names,
+    split_document,
+)
 from autotune.request.origins import Origin, Source
 from autotune.request.values import FileChoice, UserFile
 
@@ -84,12 +89,51 @@ def method_of_file(choice: FileChoice) -> tuple[str, tuple[str, ...]] | None:
         if own_names and names.isdisjoint(lacking):
             possible[method] = tuple(sorted(own_names))
     if not possible:
-        return None
+        return _method_of_name(document)
     # Several methods have all of them, such as `max_length`: a word of the path says which.
     for word in reversed(METHOD_OF_PATH.findall(choice.path.lower())):
         if word in possible:
             return word, possible[word]
     return next(iter(possible.items()))
+
+
+def about_unread_parts(choice: FileChoice) -> tuple[str, ...]:
+    """Return the sentence about a file that no script of the project was found for, and that is not
+    whole by itself: its model, or keys of the author's own, are in other places.
+    """
+    document = read_document(Path(choice.path), last_counts=True)
+    names_model = any(re.search(r"model", str(key)) for key in document.content)
+    if not names_model:
+        sentence = (
+            f"{choice.path} names no model: an adapter, 4 bits and a precision that its project"
+            " states elsewhere are not read"
+        )
+        return (sentence,)
+    own_names = author_names(document)
+    if not own_names:
+        return ()
+    sentence = (
+        "TRL's meaning of its keys: no script that reads it was found, which may load the model in"
+        f" another precision and has {', '.join(own_names[:3])} of its own"
+    )
+    return (sentence,)
+
+
+GRPO_KEY = re.compile(
+    r"^(?:num_generations|max_completion_length|max_prompt_length|reward_\w+|beta|temperature"
+    r"|vllm_\w+|use_vllm|num_iterations|epsilon\w*|loss_type|scale_rewards|log_completions)$"
+)
+
+
+def _method_of_name(document: Document) -> tuple[str, tuple[str, ...]] | None:
+    """Return the method that the file's own name says, if no key is one of GRPO's alone."""
+    methods = METHOD_OF_PATH.findall(document.path.stem.lower())
+    if not methods or methods[-1] not in METHODS_OF_FILES:
+        return None
+    of_grpo = [key for key in map(str, document.content) if GRPO_KEY.match(key)]
+    if of_grpo or methods[-1] == METHODS_OF_FILES[0]:
+        return None
+    return methods[-1], ()
 
 
 MODEL_KEY = re.compile(r"(?:^|_)(?:model|base|run|exp|experiment|output|hub)(?:_|$)")
