@@ -325,6 +325,13 @@ def _unknown_model(path: str, name: str) -> BadInput:
     )
 
 
+def _other_class(path: str, name: str) -> BadInput:
+    return BadInput(
+        f"{path} loads {name} by a class of models that the shape taken for it does not have.",
+        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
+    )
+
+
 def _other_adapter(path: str, kind: str) -> BadInput:
     return BadInput(
         f"{path} trains an adapter of the kind {kind}, whose parameters are not modelled.",
@@ -339,6 +346,7 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "odd_model": _odd_model,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
+    "other_class": _other_class,
     "other_adapter": _other_adapter,
     "absent_config": _absent_config,
 }
