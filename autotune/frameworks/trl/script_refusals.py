@@ -188,6 +188,8 @@ def _crash(
             f"{path} needs arguments that are not given: it stops{place} ({text}).",
             way_out=_own_arguments(path),
         )
+    if "Unrecognized configuration class" in text:
+        return _other_class(path, text.rstrip("."))
     if packages and not OF_SCRIPT.match(text):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
@@ -325,9 +327,10 @@ def _unknown_model(path: str, name: str) -> BadInput:
     )
 
 
-def _other_class(path: str, name: str) -> BadInput:
+def _other_class(path: str, text: str) -> BadInput:
+    _, _, model_class = text.rpartition(" ")
     return BadInput(
-        f"{path} loads {name} by a class of models that the shape taken for it does not have.",
+        f"{path} loads its model by {model_class}, which the shape taken for it does not have.",
         way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
     )
 
@@ -346,7 +349,6 @@ _WRONG_TRAINERS: Mapping[str, Callable[[str, str], BadInput]] = {
     "odd_model": _odd_model,
     "no_model": _no_model,
     "unknown_model": _unknown_model,
-    "other_class": _other_class,
     "other_adapter": _other_adapter,
     "absent_config": _absent_config,
 }

@@ -146,10 +146,6 @@ class AbsentModels:
                 raise
             # The name has the shape of another architecture, which no class of this one can have.
             raise ScriptFailed("unknown_model", str(name)) from error
-        except ValueError as error:
-            if not is_auto or "Unrecognized configuration class" not in str(error):
-                raise
-            raise ScriptFailed("other_class", str(name)) from error
         model.config._name_or_path = str(name)
         _name_former_parts(model)
         attention = options.get("attn_implementation")

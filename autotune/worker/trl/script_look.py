@@ -36,8 +36,8 @@ The answer:
 or, if the script reaches no trainer:
 
     {"error": {"kind": "crashed" | "too_long" | "ended" | "no_trainer" | "two_trainers"
-               | "odd_trainer" | "odd_model" | "no_model" | "unknown_model" | "other_class"
-               | "other_adapter" | "absent_config",
+               | "odd_trainer" | "odd_model" | "no_model" | "unknown_model" | "other_adapter"
+               | "absent_config",
                "text": ..., "line": n, "log": ...,
                "check": {"file": ..., "line": n, "kind": ..., "text": ...} | null}}
 """
