@@ -193,7 +193,7 @@ DPOTrainer({model}, reference, args=DPOConfig(output_dir="o"), train_dataset=pai
     with_adapter = source.format(
         name="Qwen/Qwen2.5-0.5B-Instruct", model="get_peft_model(model, lora)"
     )
-    assert "no memory of the reference model" in reading(with_adapter)[1]
+    assert "which is there beside the trained model" in reading(with_adapter)[1]
 
 
 def test_a_reward_model_is_said() -> None:

@@ -241,7 +241,8 @@ def _ended_without_rows(answer: Mapping[str, Any], log: str) -> bool:
 def _lacks_variable(answer: Mapping[str, Any]) -> bool:
     """Return True if the script stopped, and asked for a variable that is not set."""
     is_stopped = answer.get("error", {}).get("kind") in ("crashed", "ended")
-    return is_stopped and "unset variable" in answer.get("absent", {})
+    absent = answer.get("absent", {})
+    return is_stopped and ("unset variable" in absent or "unset secret" in absent)
 
 
 def _trains_nothing(answer: Mapping[str, Any]) -> bool:

@@ -189,6 +189,8 @@ def _crash(
             f"{path} needs arguments that are not given: it stops{place} ({text}).",
             way_out=_own_arguments(path),
         )
+    if "Unrecognized configuration class" in text:
+        return _other_class(path, text.rstrip("."))
     if packages and not OF_SCRIPT.match(text):
         return TrainingEnvironmentError(
             f"{path} stops{place}: {text}. {python} lacks packages that it imports"
@@ -325,6 +327,14 @@ def _no_model_argument(path: str, argument: str) -> BadInput:
 def _unknown_model(path: str, name: str) -> BadInput:
     return BadInput(
         f"{path} loads {name}, of which no shape is known here.",
+        way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
+    )
+
+
+def _other_class(path: str, text: str) -> BadInput:
+    _, _, model_class = text.rpartition(" ")
+    return BadInput(
+        f"{path} loads its model by {model_class}, which the shape taken for it does not have.",
         way_out="Name the model that it was made from: --model NAME (`autotune show models`).",
     )
 

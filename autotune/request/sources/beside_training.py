@@ -31,6 +31,10 @@ _SENTENCES: Mapping[str, str] = {
         "no memory of the model that the reward {} loads: it comes on top where it is on the same"
         " GPU"
     ),
+    "trainer's model": (
+        "no memory of the model that the constructor of {} loads: it comes on top where it is on"
+        " the same GPU"
+    ),
     "adapter option": ("the adapter's {} is not counted: it changes how many weights are trained"),
     "trained beside adapter": (
         "{} weights that the script trains whole beside its adapter are not counted: gradients and"
@@ -41,6 +45,7 @@ _SENTENCES: Mapping[str, str] = {
         " less than this"
     ),
     "own optimizer": "the optimizer that the script builds itself: {}",
+    "remote gpus": "the GPUs of --gpus, although the script asks {}",
     "asked argument": (
         "{}, which the script gives to its trainer if the release has such an argument: releases of"
         " TRL before 0.20 do, later ones have their default"

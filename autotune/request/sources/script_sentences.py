@@ -90,18 +90,22 @@ SHORTEST_PROMPT = 16
 """Tokens that any template of a chat takes. Placeholders of rows are shorter."""
 
 
+def measured_on_placeholders(inspection: ScriptInspection, length: object) -> bool:
+    """Return True for a length that the script has measured on rows, which are not here."""
+    has_placeholders = bool(inspection.absent.get("dataset"))
+    return has_placeholders and isinstance(length, int) and length < SHORTEST_PROMPT
+
+
 def _lengths_of_placeholders(inspection: ScriptInspection) -> Iterator[str]:
-    """Yield lengths that the script has measured on rows, which are placeholders here."""
-    if not inspection.absent.get("dataset"):
-        return
+    """Yield the sentence about lengths that no row here can give."""
     lengths = {
-        LIMIT_OF_PROMPTS: former_limit(inspection),
-        "max_length": inspection.raw.get("max_length"),
+        LIMIT_OF_PROMPTS: (former_limit(inspection), DEFAULT_PROMPT_LENGTH),
+        "max_length": (inspection.raw.get("max_length"), DEFAULT_ROW_LENGTH),
     }
-    for name, length in lengths.items():
-        if isinstance(length, int) and length < SHORTEST_PROMPT:
+    for name, (length, usual) in lengths.items():
+        if measured_on_placeholders(inspection, length):
             yield (
-                f"{name}={length}, because the script measures its rows, which are not here:"
+                f"{name}={usual}, because the script measures its rows, which are not here:"
                 f" --set {name}=N gives its own, as for lengths that follow from it"
             )
 

@@ -26,6 +26,7 @@ from autotune.frameworks.trl.script_trainer import script_trainer
 from autotune.frameworks.trl.settings import (
     ALWAYS_STATED,
     DEFAULT_PROMPT_LENGTH,
+    DEFAULT_ROW_LENGTH,
     VLLM_SETTINGS,
 )
 from autotune.frameworks.trl.user_config import UserConfig
@@ -46,6 +47,7 @@ from autotune.request.sources.script_sentences import (
     former_limit,
     has_engine_apart,
     has_server,
+    measured_on_placeholders,
     notes_on,
     other_trainings,
     replaced,
@@ -163,6 +165,10 @@ def _model_of_tokenizer(inspection: ScriptInspection, guess: Model) -> Model | N
 
 def _visible_gpus(inspection: ScriptInspection, hardware: Hardware) -> ScriptGpus | None:
     """Return the GPUs that the script leaves itself, if they are fewer."""
+    for launched in inspection.absent.get("launched processes", ()):
+        number, _, _ = launched.partition(" ")
+        if number.isdigit() and 0 < int(number) < hardware.count:
+            return ScriptGpus(count=int(number), stated=f"{launched} of the script")
     for devices in inspection.absent.get("visible devices", ()):
         count = len([device for device in devices.split(",") if device.strip()])
         if 0 < count < hardware.count:
@@ -271,6 +277,9 @@ def _config(script: UserScript, trainer: Trainer) -> UserConfig:
         options = {}
     settings.update(read_fsdp(inspection.raw.get("fsdp"), options).settings)
 
+    if measured_on_placeholders(inspection, inspection.raw.get("max_length")):
+        settings["max_length"] = DEFAULT_ROW_LENGTH
+
     # 4. The longest prompt of the script's data: TRL has no limit of its own.
     if inspection.method in PROMPTED:
         settings["max_prompt_length"] = _longest_prompt(inspection)
@@ -302,6 +311,8 @@ def _deepspeed(stated: object) -> LaunchFile:
 def _longest_prompt(inspection: ScriptInspection) -> int:
     """Return the longest prompt of the rows, at most the script's limit of a former release."""
     limit = former_limit(inspection)
+    if measured_on_placeholders(inspection, limit):
+        limit = None
     if inspection.prompts:
         longest = max(inspection.prompts.values())
         return longest if limit is None else min(limit, longest)

@@ -14,7 +14,7 @@ from autotune.core.files_here import file_here_or_as_named
 from autotune.core.space import KnobValue
 from autotune.core.user_script import LaunchScript, StatedSetting
 from autotune.core.yaml_document import Document, KeyPath, read_document
-from autotune.frameworks.base import Field
+from autotune.frameworks.base import Field, plain_default
 from autotune.frameworks.defaults_taken import DefaultTaken
 from autotune.frameworks.launch_arguments import TRUTH_VALUES, is_known
 from autotune.frameworks.trl.former_keys import former_keys

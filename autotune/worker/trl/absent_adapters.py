@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import functools
+import re
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, suppress
 from typing import Any
@@ -10,6 +12,7 @@ from typing import Any
 from ..tracing.patching import all_entered, attribute
 
 USUAL_RANK = 16  # of an adapter that is trained further
+LETTERS = re.compile(r"[^A-Za-z]")  # what separates the words of a task
 UNNAMED = "None"  # base model of such an adapter: the project or --model says which
 
 
@@ -19,6 +22,7 @@ def usual_adapters() -> Iterator[AbstractContextManager[Any]]:
 
     yield _adapters()
     yield _configurations()
+    yield _further_adapters()
     complete = peft.PeftConfig.__post_init__
     yield attribute(peft.PeftConfig, "__post_init__", _with_known_task(complete))
     with suppress(ImportError):
@@ -55,6 +59,23 @@ def _adapters() -> AbstractContextManager[None]:
     return attribute(peft.PeftModel, "from_pretrained", classmethod(from_pretrained))
 
 
+def _further_adapters() -> AbstractContextManager[None]:
+    """Take an adapter that a script loads beside the first one for one of the same kind."""
+    import peft
+
+    load = peft.PeftModel.load_adapter
+
+    @functools.wraps(load)
+    def load_adapter(model: Any, name: Any, adapter_name: str, *args: Any, **options: Any) -> Any:
+        try:
+            return load(model, name, adapter_name, *args, **options)
+        except (OSError, ValueError):
+            active = copy.copy(model.peft_config[model.active_adapter])
+            return model.add_adapter(adapter_name, active)
+
+    return attribute(peft.PeftModel, "load_adapter", load_adapter)
+
+
 def _configurations() -> AbstractContextManager[None]:
     """Take the configuration of an adapter that is not here for that of a usual one."""
     import peft
@@ -74,14 +95,18 @@ def _configurations() -> AbstractContextManager[None]:
 
 
 def _with_known_task(complete: Callable[..., None]) -> Callable[..., None]:
-    """Return the completion of PEFT's configuration that takes a task in small letters, as earlier
-    releases do: it decides nothing that is trained.
+    """Return the completion of PEFT's configuration that takes any spelling of a task, as earlier
+    releases do (`causal_lm`, `CausalLM`): it decides nothing that is trained.
     """
+    import peft
 
     @functools.wraps(complete)
     def completed(adapter: Any) -> None:
         if isinstance(adapter.task_type, str):
-            adapter.task_type = adapter.task_type.upper()
+            letters = LETTERS.sub("", adapter.task_type).upper()
+            for task in peft.TaskType:
+                if letters == LETTERS.sub("", str(task.value)):
+                    adapter.task_type = task
         complete(adapter)
 
     return completed

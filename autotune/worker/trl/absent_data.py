@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import builtins
 import functools
+import importlib
 import inspect
 import io
 import json
@@ -53,6 +54,7 @@ FINDERS = (
     (Path, "is_dir"),
 )
 NAMING_OPTIONS = (
+    "source",
     "data_files",
     "path",
     "path_or_paths",
@@ -146,6 +148,28 @@ class _Row(dict[str, Any]):
 
     def __delitem__(self, key: str) -> None:
         """Do nothing: every column stays."""
+
+
+class _Document(list[Any]):
+    """Content of a file of JSON, a list of rows or a mapping with every key."""
+
+    def __getitem__(self, key: Any) -> Any:
+        return self if isinstance(key, str) else super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        return isinstance(key, str) or super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        return self
+
+    def keys(self) -> list[Any]:
+        return [TEXT] * len(self)
+
+    def values(self) -> list[Any]:
+        return list(self)
+
+    def items(self) -> list[tuple[Any, Any]]:
+        return list(zip(self.keys(), self.values(), strict=True))
 
 
 USUAL_COLUMNS = (
@@ -357,7 +381,7 @@ def _decoded(
     @functools.wraps(decode)
     def decoded(source: Any, *args: Any, **options: Any) -> Any:
         if isinstance(source, _PlaceholderFile):
-            return [_Row() for _ in range(LISTED_ROWS)]
+            return _Document(_Row() for _ in range(LISTED_ROWS))
         return _Row() if one_row(source) else decode(source, *args, **options)
 
     return decoded
@@ -368,7 +392,7 @@ def _unpickled(load: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(load)
     def unpickled(source: Any, *args: Any, **options: Any) -> Any:
-        if isinstance(source, _PlaceholderFile):
+        if isinstance(source, _PlaceholderFile | PlaceholderText):
             return PlaceholderRows()
         return load(source, *args, **options)
 
@@ -392,6 +416,8 @@ def own_files(
             stack.enter_context(attribute(owner, "open", opened))
         read_text = _read_by_open(Path.read_text)
         stack.enter_context(attribute(Path, "read_text", read_text))
+        read_bytes = _unpickled(pickle.loads)
+        stack.enter_context(attribute(pickle, "loads", read_bytes))
         for name in ("load", "loads"):
             decoded = _decoded(getattr(json, name), _is_placeholder)
             stack.enter_context(attribute(json, name, decoded))
@@ -428,7 +454,10 @@ def frames(report: Report) -> Iterator[None]:
     import datasets
     import pandas  # type: ignore[import-untyped]
 
+    parquet = importlib.import_module("pyarrow.parquet")
     with ExitStack() as stack:
+        read_table = _reader(parquet.read_table, report)
+        stack.enter_context(attribute(parquet, "read_table", read_table))
         for name in FRAME_READERS:
             read = _reader(getattr(pandas, name), report)
             stack.enter_context(attribute(pandas, name, read))

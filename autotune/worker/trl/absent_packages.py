@@ -23,6 +23,7 @@ from ..tracing.patching import attribute
 from . import (
     absent_fire,
     absent_hydra,
+    absent_launchers,
     absent_sklearn,
     absent_tyro,
     absent_unsloth,
@@ -49,7 +50,7 @@ REQUIRED = frozenset(
 )
 """Packages that decide what is trained: their absence stays an error."""
 
-INSTALLED = frozenset({"unsloth", "wandb", "marimo", "fire", "hydra"})
+INSTALLED = frozenset({"unsloth", "wandb", "marimo", "fire", "hydra", "modal", "ray"})
 """Packages that are installed where a script trains, before which no folder of a project comes that
 has their name and is no package.
 """
@@ -146,6 +147,7 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         absent_tyro.fill(module)
         absent_sklearn.fill(module)
         script_models.fill(module, self._report)
+        absent_launchers.fill(module, self._report)
 
 
 def _folder_of(name: str, script: Path) -> Path | None:
@@ -327,7 +329,8 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
     ) -> Any:
         if path is not None or fullname in sys.builtin_module_names:
             return None
-        if fullname in script_models.STARTED_CLASSES and self._last.is_asked_by_user():
+        starts = fullname in script_models.STARTED_CLASSES or fullname in absent_launchers.REPLACED
+        if starts and self._last.is_asked_by_user():
             return self._last.absent_spec(fullname)  # nothing is started here
         spec = importlib.machinery.PathFinder.find_spec(fullname)
         is_replaced = self._is_shadow(fullname, spec) or self.is_empty(spec)
@@ -339,7 +342,8 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
             return False
         if spec.origin is None:
             return True
-        return name == NEEDS_GPU and not self._is_library(spec.origin)
+        is_replaced = name == NEEDS_GPU or name in absent_launchers.REPLACED
+        return is_replaced and not self._is_library(spec.origin)
 
     def imported(self) -> dict[str, types.ModuleType]:
         """Return such folders that a library has imported already."""

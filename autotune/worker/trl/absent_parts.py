@@ -13,6 +13,7 @@ from . import (
     absent_adapters,
     absent_data,
     absent_fire,
+    absent_launchers,
     absent_models,
     absent_packages,
     absent_values,
@@ -76,6 +77,7 @@ class AbsentParts:
             self.report,
         )
         yield started_programs.reported(is_library, self.report)
+        yield absent_launchers.called_here(self.report)
         yield absent_values.zeros()
         yield searched_values.largest(script, self.report)
         yield time_limit.no_pauses(is_library)

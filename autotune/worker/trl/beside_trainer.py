@@ -141,7 +141,7 @@ def _report_trained(model: Any, absent: AbsentParts) -> None:
         absent.report("trained beside adapter", f"{count / MILLION:.1f} million")
 
 
-# Rewards.
+# Models that code loads later.
 
 
 def _report_loaders(captured: CapturedTrainer, absent: AbsentParts) -> None:
@@ -150,3 +150,9 @@ def _report_loaders(captured: CapturedTrainer, absent: AbsentParts) -> None:
         if loaders:
             name = getattr(reward, "__name__", type(reward).__name__)
             absent.report("reward's model", f"{name} ({', '.join(loaders)})")
+    if captured.is_own:
+        return  # a copy of TRL's constructor, which loads the policy
+    owner = captured.trainer_class
+    loaders = sorted(set(script_models.loaders_in(owner.__init__, is_library)))
+    if loaders:
+        absent.report("trainer's model", f"{owner.__name__} ({', '.join(loaders)})")

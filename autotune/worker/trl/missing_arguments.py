@@ -356,7 +356,10 @@ def _with_secrets(
         except KeyError:
             asker = sys._getframe(1).f_code.co_filename
             kind = _kind_of_variable(name)
-            if is_library(asker) or kind is None:
+            if is_library(asker):
+                raise
+            if kind is None:
+                report("unset variable", name)
                 raise
             report(kind, name)
             return "absent"

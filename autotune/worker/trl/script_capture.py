@@ -23,7 +23,13 @@ from typing import Any
 
 from ..protocol import Arguments
 from ..tracing.patching import attribute
-from . import former_arguments, script_models, untrained_trainer, user_source
+from . import (
+    absent_launchers,
+    former_arguments,
+    script_models,
+    untrained_trainer,
+    user_source,
+)
 from .captured_trainer import CapturedConfig, CapturedTrainer, defaults_of, differs
 from .former_arguments import FormerArguments
 from .methods import RUNS_BY_METHOD
@@ -125,6 +131,8 @@ def _run(
     try:
         _enter_package(path, main)
         exec(user_source.compiled(path.read_bytes(), str(path)), main.__dict__)
+        for function in absent_launchers.remaining():
+            function()
     except CaptureDone:
         pass
     except SystemExit as ended:

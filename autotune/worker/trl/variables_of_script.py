@@ -21,9 +21,11 @@ _OF_LAUNCHER = re.compile(
 )
 """Variables of a launcher or of a machine, which a script asks for without need."""
 
+ABSENT_KEY = "absent"
 _OF_MODEL = re.compile(r"(?:^|_)(?:MODEL|CHECKPOINT)(?:_(?:NAME|PATH|ID|DIR|OR))*$")
 _OF_OUTPUT = re.compile(r"OUT|SAVE|LOG|CACHE")
 _OF_PLACE = re.compile(r"DATA|PATH|FILE|DIR|ROOT|INPUT|CORPUS|ROWS|OUT|SAVE|LOG")
+_OF_TRACKER = re.compile(r"WANDB|^HF_|HUGGING|COMET|NEPTUNE|CLEARML|SWANLAB|MLFLOW")
 _BEHIND_THE_ASKER = (os.__file__, "<frozen os>")
 
 
@@ -44,14 +46,30 @@ def seen_by_user(
         default: Any = None,
     ) -> Any:
         value = get(environment, name, default)
-        is_needed = value is None and not _OF_LAUNCHER.search(name) and not SECRET.search(name)
-        if not is_needed or is_library(_asker()):
+        if value is not None or not isinstance(name, str):
             return value
+        if is_library(_asker()):
+            return _key_of_service(name, report)
+        if SECRET.search(name):
+            report("unset secret", name)
+            return ABSENT_KEY if fills else None
+        if _OF_LAUNCHER.search(name):
+            return None
         report("unset variable", name)
         return _stands_for(name, model, report) if fills else None
 
     with attribute(environment_class, "get", answered):
         yield
+
+
+def _key_of_service(name: str, report: Report) -> str | None:
+    """Return a placeholder for the key of a paid service, whose client asks for it when it is
+    made; None for another variable, and for the key of a tracker, which would start it.
+    """
+    if not name.endswith("API_KEY") or _OF_TRACKER.search(name):
+        return None
+    report("secret", name)
+    return ABSENT_KEY
 
 
 def _stands_for(
