@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class EnginePlace:
+class UnstatedEngine:
     """GPUs of vLLM by settings of former releases."""
 
     mode: str

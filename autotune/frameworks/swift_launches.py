@@ -16,7 +16,7 @@ import msgspec
 from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, stated_number
 from autotune.frameworks.base import MICRO_BATCH, Settings, share_of, uncounted_evaluation_rows
-from autotune.frameworks.engine_place import EnginePlace
+from autotune.frameworks.engine_place import UnstatedEngine
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
@@ -234,7 +234,7 @@ ENGINES_GPU = "vllm_device"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-def engine_place(launch: LaunchScript) -> EnginePlace:
+def engine_place(launch: LaunchScript) -> UnstatedEngine:
     """Return where vLLM runs without `vllm_mode` (`_check_grpo` of `rlhf_args.py` of ms-swift
     3.4): beside the training processes, or on the GPUs that they leave.
     """
@@ -242,12 +242,12 @@ def engine_place(launch: LaunchScript) -> EnginePlace:
     processes = 1 if script_gpus is None else script_gpus.count
     workers = stated_number(launch.stated.get(WORKERS)) or 1
     if not _leaves_gpus(launch, processes, workers):
-        return EnginePlace(
+        return UnstatedEngine(
             mode="colocate",
             server_gpus=0,
             sentence="vllm_mode=colocate, ms-swift's default up to 3.10: later ones need it",
         )
-    return EnginePlace(
+    return UnstatedEngine(
         mode="server",
         server_gpus=workers,
         sentence=(
