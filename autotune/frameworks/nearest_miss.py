@@ -26,7 +26,7 @@ HELPERS = ("pip", "torch.distributed.run", "venv", "ensurepip", "http.server")
 
 TRAINING_NAME = re.compile(r"train|tune|grpo|rloo|sft|dpo|kto|ppo|rlhf")
 MOST_PROGRAMS_NAMED = 5
-OTHER_TRAINER = (
+INSTEAD_OF_OTHERS = (
     "The same training as TRL's is predicted: --method grpo --model MODEL (sft, dpo, rloo, kto and"
     f" reward alike). {MEASURED_INSTEAD}"
 )
@@ -51,7 +51,7 @@ def nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
         if name:
             return BadInput(
                 f"{path}, line {command.line} starts {name}, whose settings are not read.",
-                way_out=OTHER_TRAINER,
+                way_out=INSTEAD_OF_OTHERS,
             )
     for refusal in (_program_here, _absent_program, _script_of_shell):
         for command in sorted(commands, key=_likelihood, reverse=True):
@@ -110,13 +110,10 @@ def _program_here(path: str, command: SimpleCommand) -> BadInput | None:
 def _is_here(program: str, script: str, started_in: str) -> bool:
     """Return True for a script or a module whose file is here."""
     name = program.replace(".", "/")
-    files = (f"{name}.py", f"{name}/__main__.py", f"src/{name}.py")
+    files = [f"{name}.py", f"{name}/__main__.py", f"src/{name}.py"]
     if program.endswith(".py"):
-        files = (program,)
-    for file in files:
-        if file_here(file, script, started_in) is not None:
-            return True
-    return False
+        files = [program]
+    return any(file_here(file, script, started_in) for file in files)
 
 
 def _program_of_python(command: SimpleCommand) -> Word | None:
