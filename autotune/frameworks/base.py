@@ -20,7 +20,7 @@ from autotune.core.dataset import ImageRows, PromptLengths, RowLengths
 from autotune.core.job import Task
 from autotune.core.measurement import ProbePlan
 from autotune.core.space import Candidate, Knobs, KnobValue, SearchSpace
-from autotune.frameworks.engine_place import UnstatedEngine
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.resuming import Resuming
 from autotune.frameworks.script_gpus import ScriptGpus
 
@@ -228,7 +228,7 @@ class Trainer(Protocol):
         """Return the GPUs that train by a launch script; None: it does not state them."""
         return None
 
-    def engine_place(self, launch: LaunchScript) -> UnstatedEngine | None:
+    def engine_place(self, launch: LaunchScript) -> PlaceOfEngine | None:
         """Return where vLLM runs that no setting places; None: the table has a default for it."""
         return None
 

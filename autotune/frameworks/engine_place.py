@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnstatedEngine:
+class PlaceOfEngine:
     """GPUs of vLLM by settings of former releases."""
 
     mode: str

@@ -35,7 +35,7 @@ from autotune.frameworks.base import (
     model_path,
     share_of,
 )
-from autotune.frameworks.engine_place import UnstatedEngine
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.engine_servers import SHARE, served
 from autotune.frameworks.launched_run import (
     OUT,
@@ -101,7 +101,7 @@ class Swift(TransformersTrainer):
     def script_gpus(self, launch: LaunchScript) -> ScriptGpus | None:
         return gpus_of_launch(launch)
 
-    def engine_place(self, launch: LaunchScript) -> UnstatedEngine:
+    def engine_place(self, launch: LaunchScript) -> PlaceOfEngine:
         return engine_place(launch)
 
     def ranks(self, settings: Settings, gpus: int) -> int:

@@ -16,7 +16,7 @@ import msgspec
 from autotune.core.units import counted
 from autotune.core.user_script import LaunchScript, stated_number
 from autotune.frameworks.base import MICRO_BATCH, Settings, share_of, uncounted_evaluation_rows
-from autotune.frameworks.engine_place import UnstatedEngine
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
 from autotune.frameworks.trl.user_launch_files import (
     LaunchFile,
@@ -65,7 +65,6 @@ FORMER_TEXTS: Mapping[str, Mapping[str, str | None]] = {
 """Setting -> its texts in ms-swift 2, and today's; None: the setting is left out."""
 
 FORMER_TUNER = "sft_type"
-ALL_LINEAR = ("ALL", "all-linear")
 
 
 def in_present_terms(launch: LaunchScript) -> LaunchScript:
@@ -230,11 +229,11 @@ def uses_server(settings: Mapping[str, object]) -> bool:
 
 
 WORKERS = "num_infer_workers"
-ENGINES_GPU = "vllm_device"
+ENGINE_DEVICE = "vllm_device"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
 
 
-def engine_place(launch: LaunchScript) -> UnstatedEngine:
+def engine_place(launch: LaunchScript) -> PlaceOfEngine:
     """Return where vLLM runs without `vllm_mode` (`_check_grpo` of `rlhf_args.py` of ms-swift
     3.4): beside the training processes, or on the GPUs that they leave.
     """
@@ -242,12 +241,12 @@ def engine_place(launch: LaunchScript) -> UnstatedEngine:
     processes = 1 if script_gpus is None else script_gpus.count
     workers = stated_number(launch.stated.get(WORKERS)) or 1
     if not _leaves_gpus(launch, processes, workers):
-        return UnstatedEngine(
+        return PlaceOfEngine(
             mode="colocate",
             server_gpus=0,
             sentence="vllm_mode=colocate, ms-swift's default up to 3.10: later ones need it",
         )
-    return UnstatedEngine(
+    return PlaceOfEngine(
         mode="server",
         server_gpus=workers,
         sentence=(
@@ -267,7 +266,7 @@ def _leaves_gpus(
     visible = [word for word in launch.environment.get(VISIBLE_GPUS, "").split(",") if word]
     if visible:
         return len(visible) == processes // nodes + workers
-    if {WORKERS, ENGINES_GPU}.isdisjoint(launch.written):
+    if {WORKERS, ENGINE_DEVICE}.isdisjoint(launch.written):
         return False
     return workers != processes or _names_gpu_behind(launch, processes)
 
@@ -278,7 +277,7 @@ def _plain_number(text: str) -> int:
 
 def _names_gpu_behind(launch: LaunchScript, processes: int) -> bool:
     """Return True if vLLM has a GPU behind those of the training processes: `cuda:7`."""
-    stated = launch.stated.get(ENGINES_GPU)
+    stated = launch.stated.get(ENGINE_DEVICE)
     text = "" if stated is None or stated.text is None else stated.text
     numbers = re.findall(r"\d+", text)
     return bool(numbers) and min(map(int, numbers)) >= processes

@@ -73,7 +73,10 @@ QUANTISED_NAME = re.compile(
 """Sign in a model's name that its weights are not of 16 bits: `Qwen2.5-7B-Instruct-AWQ`."""
 
 
-def about_quantised_name(file: UserFile, tuning: Tuning) -> Iterator[str]:
+def about_quantised_name(
+    file: UserFile,
+    tuning: Tuning,
+) -> Iterator[str]:
     """Yield the sentence about a launch's model of fewer bits whose files are not here."""
     name = file.model or ""
     is_here = Path(name).is_dir()
@@ -102,7 +105,10 @@ def _named_model(
         raise BadInput(f"{reason} {error.what}", way_out=error.way_out) from error
 
 
-def _model_of_project(file: UserFile, name: str | None) -> Model:
+def _model_of_project(
+    file: UserFile,
+    name: str | None,
+) -> Model:
     """Return a model in place of one of the file's which is not known here."""
     path = str(file.config.path)
     text = ""
@@ -114,7 +120,10 @@ def _model_of_project(file: UserFile, name: str | None) -> Model:
     return model_of_project(path, text, {**names, **file.model_hints})
 
 
-def _hinted_model(flags: FlagValues, file: UserFile | None) -> Model | None:
+def _hinted_model(
+    flags: FlagValues,
+    file: UserFile | None,
+) -> Model | None:
     """Return the shape that the file speaks of elsewhere, as in the name of its run."""
     if file is None or flags.model.name is not None:
         return None
@@ -186,7 +195,10 @@ def _with_file(
     )
 
 
-def _completion_lengths(choice: LengthChoice, method: str) -> TokenLengths | None:
+def _completion_lengths(
+    choice: LengthChoice,
+    method: str,
+) -> TokenLengths | None:
     if choice.completions is None:
         return None
     if method in OFFLINE:

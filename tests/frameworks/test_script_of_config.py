@@ -143,9 +143,11 @@ def test_the_launcher_of_a_documents_command(
     file = with_launcher(read_config_file(choice, "sft"), program)
     assert file.config.settings.get("sharding") == sharding
     assert (None if file.script_gpus is None else file.script_gpus.count) == gpus
-    said = [line for line in file.config.assumed if "of its launcher (README.md, line 1" in line]
-    assert len(said) == (sharding is not None)
-    assert any("another" in line for line in said) is (started != "trl")
+    sentences = [
+        line for line in file.config.assumed if "of its launcher (README.md, line 1" in line
+    ]
+    assert len(sentences) == (sharding is not None)
+    assert any("another" in line for line in sentences) is (started != "trl")
 
 
 def test_a_command_that_composes_the_files_name() -> None:

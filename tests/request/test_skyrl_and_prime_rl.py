@@ -60,9 +60,9 @@ def test_gpus_in_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.chdir(tmp_path)
     Path("base.toml").write_text(BASE)
     text = "uv run rl @ base.toml --trainer-gpu-ids 0,1 --inference-gpu-ids 2,3,4\n"
-    said = request_of(tmp_path, text).assumed
-    assert "deployment.num_train_gpus=2, of trainer_gpu_ids (line 1)" in said
-    assert "deployment.num_infer_gpus=3, of inference_gpu_ids (line 1)" in said
+    sentences = request_of(tmp_path, text).assumed
+    assert "deployment.num_train_gpus=2, of trainer_gpu_ids (line 1)" in sentences
+    assert "deployment.num_infer_gpus=3, of inference_gpu_ids (line 1)" in sentences
 
 
 def test_known_settings_of_the_optimizer_are_not_called_unknown(

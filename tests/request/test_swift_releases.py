@@ -32,10 +32,10 @@ def test_defaults_of_2(tmp_path: Path) -> None:
     request = request_of(tmp_path, f"{OF_2}\n")
     assert settings_of(request)["max_length"] == 2048
     assert candidate_of_job(request).settings["optim"] == "adamw_torch"
-    said = "\n".join(request.assumed)
-    assert "ms-swift has up to 2.6: its defaults are taken, max_length=2048" in said
-    assert "longest row" not in said
-    assert "mostly q, k and v" in said, "its adapters have fewer layers by default"
+    answer = "\n".join(request.assumed)
+    assert "ms-swift has up to 2.6: its defaults are taken, max_length=2048" in answer
+    assert "longest row" not in answer
+    assert "mostly q, k and v" in answer, "its adapters have fewer layers by default"
 
 
 @pytest.mark.parametrize(
@@ -74,15 +74,15 @@ def test_a_model_by_its_kind(tmp_path: Path) -> None:
 
 def test_settings_of_transformers_say_no_release(tmp_path: Path) -> None:
     """2.x lists them in a class of its own, later releases inherit them."""
-    said = sentences(tmp_path, f"{SFT} --deepspeed zero2 --optim adamw_torch --max_grad_norm 1")
-    assert "defaults are taken" not in said
+    answer = sentences(tmp_path, f"{SFT} --deepspeed zero2 --optim adamw_torch --max_grad_norm 1")
+    assert "defaults are taken" not in answer
 
 
 def test_a_release_is_known_by_names_as_they_are_written(tmp_path: Path) -> None:
     """`gpu_memory_utilization` is a name of the past, which this command does not have."""
     command = GRPO.replace("--use_vllm", "--train_type lora --vllm_mode colocate --use_vllm")
-    said = sentences(tmp_path, f"NPROC_PER_NODE=8 {command} --vllm_gpu_memory_utilization 0.4")
-    assert "gpu_memory_utilization, which" not in said
+    answer = sentences(tmp_path, f"NPROC_PER_NODE=8 {command} --vllm_gpu_memory_utilization 0.4")
+    assert "gpu_memory_utilization, which" not in answer
 
 
 # Places of vLLM.
@@ -128,7 +128,7 @@ def test_a_file_behind_config_wins(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "stage", "said"),
+    ("text", "stage", "sentence"),
     [
         ("conf/ds_zero2.json", "zero2", "ZeRO-2 by the name of conf/ds_zero2.json"),
         ("z3_offload.json", "zero3_offload", "ZeRO-3 with its state on the host by the name"),
@@ -139,12 +139,12 @@ def test_a_file_behind_config_wins(tmp_path: Path) -> None:
 def test_deepspeeds_configuration(
     text: str,
     stage: str,
-    said: str,
+    sentence: str,
     tmp_path: Path,
 ) -> None:
     request = request_of(tmp_path, f"{SFT} --deepspeed {text}\n")
     assert settings_of(request)["deepspeed"] == stage
-    assert any(said in sentence for sentence in request.assumed)
+    assert any(sentence in line for line in request.assumed)
 
 
 # Loss.
@@ -183,7 +183,7 @@ def test_a_loss_is_no_setting_without_liger(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "sentence"),
     [
         ("--per_device_eval_batch_size 4 --val_dataset y", "batches of 4 rows on a GPU"),
         ("--fsdp fsdp2", "needs less memory than the answer has"),
@@ -193,11 +193,11 @@ def test_a_loss_is_no_setting_without_liger(tmp_path: Path) -> None:
 )
 def test_what_is_not_counted_is_said(
     options: str,
-    said: str,
+    sentence: str,
     tmp_path: Path,
 ) -> None:
-    assert said in sentences(tmp_path, f"{SFT} {options}")
-    assert said not in sentences(tmp_path, SFT)
+    assert sentence in sentences(tmp_path, f"{SFT} {options}")
+    assert sentence not in sentences(tmp_path, SFT)
 
 
 def test_images_of_a_launch_are_said_at_the_top(tmp_path: Path) -> None:
@@ -212,5 +212,5 @@ def test_weights_of_fewer_bits_by_their_name(tmp_path: Path) -> None:
 
 
 def test_the_name_that_a_model_gives_itself_is_no_model(tmp_path: Path) -> None:
-    said = sentences(tmp_path, f"{SFT} --model_name mine --model_author me")
-    assert "no memory of the model" not in said
+    answer = sentences(tmp_path, f"{SFT} --model_name mine --model_author me")
+    assert "no memory of the model" not in answer

@@ -130,9 +130,12 @@ def launches_in(
     reading = _programs_in_script if document.suffix in SHELL_DOCUMENTS else _programs_in_lines
     for program in reading(text, name, place):
         is_run = NOT_RUN.isdisjoint(program.launcher)
-        words = " ".join((program.choice.path, *program.choice.arguments))
-        if is_run and (is_named or name.search(words)):
-            yield replace(program, is_example=True)
+        command = " ".join((program.choice.path, *program.choice.arguments))
+        if is_run and (is_named or name.search(command)):
+            yield replace(
+                program,
+                is_example=True,
+            )
 
 
 def _programs_in_script(
@@ -159,10 +162,16 @@ def _programs_in_lines(
         except AutotuneError:  # a line that is no shell command
             continue
         for program in programs:
-            yield replace(program, line=line)
+            yield replace(
+                program,
+                line=line,
+            )
 
 
-def _commands(text: str, name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
+def _commands(
+    text: str,
+    name: re.Pattern[str],
+) -> Iterator[tuple[int, str]]:
     """Yield number and text of each line that starts something with this name in it, with the
     lines that continue it.
     """
@@ -180,7 +189,10 @@ def _commands(text: str, name: re.Pattern[str]) -> Iterator[tuple[int, str]]:
             yield first_line, command
 
 
-def project_documents(file: Path, ends: tuple[str, ...] = STARTING_FILES) -> list[Path]:
+def project_documents(
+    file: Path,
+    ends: tuple[str, ...] = STARTING_FILES,
+) -> list[Path]:
     """Return the documents of a file's project whose names end like this, the nearest first."""
     top = Path.cwd()
     folder = file.resolve().parent
@@ -195,7 +207,10 @@ def project_documents(file: Path, ends: tuple[str, ...] = STARTING_FILES) -> lis
     return documents[:MOST_DOCUMENTS]
 
 
-def _documents_below(top: Path, ends: tuple[str, ...]) -> Iterator[Path]:
+def _documents_below(
+    top: Path,
+    ends: tuple[str, ...],
+) -> Iterator[Path]:
     walk = os.walk(top)
     for place, folders, names in itertools.islice(walk, MOST_FOLDERS):
         folders[:] = filter(_is_of_project, sorted(folders))

@@ -42,7 +42,10 @@ def _started_with(path: str) -> str:
 PARTS_OF_PRIME_RL = frozenset(("trainer", "orchestrator", "inference", "deployment", "data"))
 
 
-def _refuse_other_program(path: str, content: Mapping[str, object]) -> None:
+def _refuse_other_program(
+    path: str,
+    content: Mapping[str, object],
+) -> None:
     """Refuse files of the same kind that prime-rl does not read."""
     trainer = content.get("trainer")
     if isinstance(trainer, Mapping) and "args" in trainer:
@@ -63,7 +66,10 @@ def _refuse_other_program(path: str, content: Mapping[str, object]) -> None:
         )
 
 
-def launch_commands(choice: FileChoice, text: str) -> list[SimpleCommand]:
+def launch_commands(
+    choice: FileChoice,
+    text: str,
+) -> list[SimpleCommand]:
     """Return the commands of a launch, with those of its project's files that it reads."""
     commands = commands_of(
         text,

@@ -90,7 +90,10 @@ def pinned_release(
     return None
 
 
-def release_of_copy(launch: Path, package: str) -> PinnedRelease | None:
+def release_of_copy(
+    launch: Path,
+    package: str,
+) -> PinnedRelease | None:
     """Return the release of the package in whose copy a launch stands; None: it is in none."""
     if package not in VERSIONS_OF_COPIES:
         return None

@@ -128,7 +128,10 @@ def _followed(
         _, gpus = launcher_of_example(program) if program.line else (None, None)
         if gpus is None or gpus.count == hardware.count:
             raise
-        as_documented = replace(program, is_example=False)
+        as_documented = replace(
+            program,
+            is_example=False,
+        )
         return read_launched_program(as_documented, python, hardware, method, True)
 
 
@@ -137,7 +140,10 @@ def documented_launch_of(choice: FileChoice) -> LaunchedProgram | None:
     return next(_documented_programs(choice, set()), None)
 
 
-def with_launcher(file: UserFile, program: LaunchedProgram) -> UserFile:
+def with_launcher(
+    file: UserFile,
+    program: LaunchedProgram,
+) -> UserFile:
     """Return the file with the sharding of a document's command, and with its processes if it
     starts this very file.
     """
@@ -153,7 +159,11 @@ def with_launcher(file: UserFile, program: LaunchedProgram) -> UserFile:
         sentences.append(f"{listed} of its launcher ({_origin(program)})")
     new_sentences = [line for line in sentences if line not in file.config.assumed]
     settings = {**file.config.settings, **launch.settings}
-    origin = Origin(source=Source.FILE, place=program.launch_path, line=program.line)
+    origin = Origin(
+        source=Source.FILE,
+        place=program.launch_path,
+        line=program.line,
+    )
     config = replace(
         file.config,
         settings=settings,
@@ -170,7 +180,10 @@ def with_launcher(file: UserFile, program: LaunchedProgram) -> UserFile:
     )
 
 
-def _overridden(document: Document, program: LaunchedProgram) -> Iterator[str]:
+def _overridden(
+    document: Document,
+    program: LaunchedProgram,
+) -> Iterator[str]:
     """Yield the settings of the file that the arguments of its launch give another value."""
     arguments = [*program.choice.arguments, ""]
     for argument, following in itertools.pairwise(arguments):
@@ -187,7 +200,10 @@ def _overridden(document: Document, program: LaunchedProgram) -> Iterator[str]:
             yield f"{name}={value} of {place}, where the file has {stated}"
 
 
-def _is_read(document: Document, file: UserFile) -> bool:
+def _is_read(
+    document: Document,
+    file: UserFile,
+) -> bool:
     """Return False if the script trains with none of the sizes that the file states: it reads
     another file, or could not be followed to where it reads this one.
     """
@@ -244,7 +260,10 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
         )
 
 
-def _documented_programs(choice: FileChoice, tried: set[str]) -> Iterator[LaunchedProgram]:
+def _documented_programs(
+    choice: FileChoice,
+    tried: set[str],
+) -> Iterator[LaunchedProgram]:
     """Yield the first command for each script with which a document of the project starts it with
     this file, else with another of its folder, which may be one of Hydra's groups: `+math=file`.
     The scripts are added to `tried`.
@@ -290,7 +309,10 @@ def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
     return [(script, option) for _, script, option in scripts]
 
 
-def _names_folder(text: str, file: Path) -> bool:
+def _names_folder(
+    text: str,
+    file: Path,
+) -> bool:
     """Return True for a script that names a file of the same folder: `configs/sft.yaml`."""
     folder = re.escape(file.resolve().parent.name)
     return re.search(rf"{folder}/[\w.-]+\.ya?ml", text) is not None
@@ -312,11 +334,18 @@ def _with_other_file(
             if is_taken and value.endswith(YAML_SUFFIXES):
                 arguments[index] = f"{name}{equals}{file}"
                 started = replace(program.choice, arguments=tuple(arguments))
-                return replace(program, choice=started, takes_other_file=True)
+                return replace(
+                    program,
+                    choice=started,
+                    takes_other_file=True,
+                )
     return None
 
 
-def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
+def _with_file(
+    program: LaunchedProgram,
+    file: Path,
+) -> LaunchedProgram | None:
     """Return the launch with this file in the place of one of the same folder; None: it has
     neither.
     """
@@ -328,7 +357,11 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
             arguments[index] = f"{option}={file.stem}"
             choice = replace(program.choice, arguments=tuple(arguments))
             is_other = value.removesuffix(".yaml") != file.stem
-            return replace(program, choice=choice, takes_other_file=is_other)
+            return replace(
+                program,
+                choice=choice,
+                takes_other_file=is_other,
+            )
         if not value.endswith(YAML_SUFFIXES):
             continue
         stated = Path(value).resolve()
@@ -340,7 +373,10 @@ def _with_file(program: LaunchedProgram, file: Path) -> LaunchedProgram | None:
     return None
 
 
-def _is_in_group(value: str, file: Path) -> bool:
+def _is_in_group(
+    value: str,
+    file: Path,
+) -> bool:
     """Return True for the name of a file in the same group of Hydra's; a sweep has several."""
     first, _, _ = value.partition(",")
     stem = first.removesuffix(".yaml")
@@ -362,7 +398,10 @@ def _method_of(choice: FileChoice) -> str | None:
     return str(methods[-1])
 
 
-def _option_of(script: Path, method: str | None) -> str | None:
+def _option_of(
+    script: Path,
+    method: str | None,
+) -> str | None:
     """Return the option by which a script that trains by the method, if one is known, takes a file
     of settings; empty: its first argument is one; None: it takes none.
     """

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 from autotune.core.user_script import StatedSetting
-from autotune.frameworks.engine_place import UnstatedEngine
+from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.engine_servers import SHARE
 from autotune.frameworks.launch_kinds import LaunchKind, ServerRules
 from autotune.frameworks.trl.server_launch import ServerLaunch
@@ -36,7 +36,7 @@ class ServedTraining:
     line: int
     kind: LaunchKind
     stated: Mapping[str, StatedSetting] = field(default_factory=dict)
-    place: Callable[[], UnstatedEngine | None] = lambda: None  # of vLLM where nothing says it
+    place: Callable[[], PlaceOfEngine | None] = lambda: None  # of vLLM where nothing says it
 
 
 def with_server(

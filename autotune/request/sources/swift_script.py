@@ -14,10 +14,9 @@ import shlex
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-COMMANDS = {"sft_main": "sft", "pt_main": "pt", "rlhf_main": "rlhf"}
-PACKAGE = "swift"
+MAIN_FUNCTIONS = {"sft_main": "sft", "pt_main": "pt", "rlhf_main": "rlhf"}
+SWIFT_PACKAGE = "swift"
 KINDS_OF_MODELS = "ModelType"  # of ms-swift 2: `ModelType.qwen2_7b_instruct`
-ENVIRONMENT = "environ"
 
 
 @dataclass(frozen=True)
@@ -33,7 +32,7 @@ def swift_command(text: str) -> str | None:
 
     Of several calls the first counts.
     """
-    if PACKAGE not in text:
+    if SWIFT_PACKAGE not in text:
         return None
     try:
         tree = ast.parse(text)
@@ -43,18 +42,23 @@ def swift_command(text: str) -> str | None:
         return None
     assigned = _assigned(tree)
     for node in ast.walk(tree):
-        if isinstance(node, ast.Call) and _name_of(node.func) in COMMANDS:
-            words = [f"{name}={shlex.quote(value)}" for name, value in assigned.variables.items()]
-            words += [PACKAGE, COMMANDS[_name_of(node.func)]]
-            words += _arguments(node, assigned)
-            return " ".join(words)
+        if isinstance(node, ast.Call) and _name_of(node.func) in MAIN_FUNCTIONS:
+            command = []
+            for name, value in assigned.variables.items():
+                command.append(f"{name}={shlex.quote(value)}")
+            command.append(SWIFT_PACKAGE)
+            command.append(MAIN_FUNCTIONS[_name_of(node.func)])
+            command.extend(_arguments(node, assigned))
+            return " ".join(command)
     return None
 
 
 def _imports_swift(tree: ast.Module) -> bool:
     for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == PACKAGE:
-            return True
+        if isinstance(node, ast.ImportFrom):
+            package, _, _ = (node.module or "").partition(".")
+            if package == SWIFT_PACKAGE:
+                return True
     return False
 
 
@@ -80,10 +84,16 @@ def _assigned(tree: ast.Module) -> _Assigned:
                 value=ast.Constant(value=str(text)),
             ):
                 variables[name] = text
-    return _Assigned(values, variables)
+    return _Assigned(
+        values,
+        variables,
+    )
 
 
-def _arguments(call: ast.Call, assigned: _Assigned) -> Iterator[str]:
+def _arguments(
+    call: ast.Call,
+    assigned: _Assigned,
+) -> Iterator[str]:
     """Yield the options of a call: of its class of arguments, or of its list of words."""
     stated = call.args[:1] or [keyword.value for keyword in call.keywords]
     for argument in stated:
@@ -94,15 +104,18 @@ def _arguments(call: ast.Call, assigned: _Assigned) -> Iterator[str]:
                 yield from _option(keyword, assigned)
         elif isinstance(argument, ast.List):
             for item in argument.elts:
-                yield from _words(item, assigned)
+                yield from _texts(item, assigned)
 
 
-def _option(keyword: ast.keyword, assigned: _Assigned) -> Iterator[str]:
+def _option(
+    keyword: ast.keyword,
+    assigned: _Assigned,
+) -> Iterator[str]:
     if keyword.arg is not None:
-        words = list(_words(keyword.value, assigned))
-        if words:
+        texts = list(_texts(keyword.value, assigned))
+        if texts:
             yield f"--{keyword.arg}"
-            yield from words
+            yield from texts
         return
     options = keyword.value
     if isinstance(options, ast.Name):
@@ -113,7 +126,10 @@ def _option(keyword: ast.keyword, assigned: _Assigned) -> Iterator[str]:
                 yield from _option(ast.keyword(arg=str(key.value), value=value), assigned)
 
 
-def _words(value: ast.expr, assigned: _Assigned) -> Iterator[str]:
+def _texts(
+    value: ast.expr,
+    assigned: _Assigned,
+) -> Iterator[str]:
     """Yield a value as words of a command; of a name without a value here, a variable."""
     if isinstance(value, ast.Name) and value.id in assigned.values:
         value = assigned.values[value.id]
@@ -122,7 +138,7 @@ def _words(value: ast.expr, assigned: _Assigned) -> Iterator[str]:
         return
     if isinstance(value, ast.List | ast.Tuple):
         for item in value.elts:
-            yield from _words(item, assigned)
+            yield from _texts(item, assigned)
         return
     try:
         content = ast.literal_eval(value)

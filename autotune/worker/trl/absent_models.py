@@ -106,7 +106,9 @@ class AbsentModels:
         """Keep the classes that a script registers, which transformers 5 ignores for its own."""
         register = vars(owner)["register"].__func__
 
-        def remembered(own_class: Any, config_class: Any, model_class: Any, **options: Any) -> None:
+        def remembered(
+            own_class: Any, /, config_class: Any, model_class: Any, **options: Any
+        ) -> None:
             self._registered[own_class, config_class] = model_class
             register(own_class, config_class, model_class, **options)
 
