@@ -25,8 +25,8 @@ HELPERS = ("pip", "torch.distributed.run", "venv", "ensurepip", "http.server")
 """Modules of Python that prepare or start something else."""
 
 TRAINING_NAME = re.compile(r"train|tune|grpo|rloo|sft|dpo|kto|ppo|rlhf")
-MAX_NAMED = 5
-OTHER_TRAINER = (
+MOST_PROGRAMS_NAMED = 5
+INSTEAD_OF_OTHERS = (
     "The same training as TRL's is predicted: --method grpo --model MODEL (sft, dpo, rloo, kto and"
     f" reward alike). {MEASURED_INSTEAD}"
 )
@@ -51,7 +51,7 @@ def nothing_known(path: str, commands: Sequence[SimpleCommand]) -> BadInput:
         if name:
             return BadInput(
                 f"{path}, line {command.line} starts {name}, whose settings are not read.",
-                way_out=OTHER_TRAINER,
+                way_out=INSTEAD_OF_OTHERS,
             )
     for refusal in (_program_here, _absent_program, _script_of_shell):
         for command in sorted(commands, key=_likelihood, reverse=True):
@@ -69,7 +69,8 @@ def _likelihood(command: SimpleCommand) -> tuple[bool, bool, int]:
     """Return how likely a command is the training: by its launcher, its program's name, and its
     place, because what prepares a training stands before it.
     """
-    is_launched = any(Path(word.text).name in PROCESS_LAUNCHERS for word in command.words)
+    names = {Path(word.text).name for word in command.words}
+    is_launched = not names.isdisjoint(PROCESS_LAUNCHERS)
     word = _program_of_python(command)
     is_named = word is not None and TRAINING_NAME.search(word.text) is not None
     return is_launched, is_named, command.line
@@ -94,7 +95,7 @@ def _program_here(path: str, command: SimpleCommand) -> BadInput | None:
     word = _program_of_python(command)
     if word is None or not MODULE.fullmatch(word.text) or word.text in HELPERS:
         return None
-    if not any(file_here(file, path, command.folder) for file in _files_of(word.text)):
+    if not _is_here(word.text, path, command.folder):
         return None
     return BadInput(
         f"{path}, line {command.line} starts {word.text}, which is no known training: it builds"
@@ -106,12 +107,13 @@ def _program_here(path: str, command: SimpleCommand) -> BadInput | None:
     )
 
 
-def _files_of(program: str) -> tuple[str, ...]:
-    """Return the files that a script or a module may be."""
-    if program.endswith(".py"):
-        return (program,)
+def _is_here(program: str, script: str, started_in: str) -> bool:
+    """Return True for a script or a module whose file is here."""
     name = program.replace(".", "/")
-    return (f"{name}.py", f"{name}/__main__.py", f"src/{name}.py")
+    files = [f"{name}.py", f"{name}/__main__.py", f"src/{name}.py"]
+    if program.endswith(".py"):
+        files = [program]
+    return any(file_here(file, script, started_in) for file in files)
 
 
 def _program_of_python(command: SimpleCommand) -> Word | None:
@@ -160,8 +162,10 @@ def _what_it_starts(commands: Sequence[SimpleCommand]) -> str:
         name = Path(command.words[0].text).name
         if MODULE.fullmatch(name):
             names.append(name)
-    last = list(dict.fromkeys(reversed(names)))[:MAX_NAMED]
-    return f": it starts {', '.join(reversed(last))}" if last else ""
+    last = list(dict.fromkeys(reversed(names)))[:MOST_PROGRAMS_NAMED]
+    if not last:
+        return ""
+    return f": it starts {', '.join(reversed(last))}"
 
 
 def _near_miss(

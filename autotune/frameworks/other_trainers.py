@@ -28,19 +28,25 @@ def _table() -> tuple[OtherTrainer, ...]:
 
 def other_trainer_in(texts: Sequence[str]) -> str:
     """Return the name of the program that a command starts; empty: it is none of these."""
-    pairs = {f"{_last_part(first)} {second}" for first, second in itertools.pairwise(texts)}
-    options = {text.partition("=")[0] for text in texts}
+    pairs: set[str] = set()
+    for first, second in itertools.pairwise(texts):
+        pairs.add(f"{_last_part(first)} {second}")
+    options = set(" ".join(texts).replace("=", " ").split())
     for row in _table():
         if not pairs.isdisjoint(row.commands):
             return row.name
         has_options = not row.with_options or not options.isdisjoint(row.with_options)
-        if has_options and any(_is_one_of(text, row.modules) for text in texts):
+        if has_options and _starts_one_of(texts, row.modules):
             return row.name
     return ""
 
 
-def _is_one_of(text: str, modules: Sequence[str]) -> bool:
-    return any(text == module or text.endswith(f"/{module}") for module in modules)
+def _starts_one_of(texts: Sequence[str], modules: Sequence[str]) -> bool:
+    for module in modules:
+        for text in texts:
+            if text == module or text.endswith(f"/{module}"):
+                return True
+    return False
 
 
 def _last_part(text: str) -> str:

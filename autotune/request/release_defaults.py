@@ -110,18 +110,18 @@ def _with_former_values(
     defaults: Mapping[str, KnobValue],
 ) -> Iterator[str]:
     """Yield the sentences, without those of the newest release's defaults that are not taken."""
-    taken_by_sentence = {str(taken): taken for taken in config.defaults_taken}
+    defaults_by_sentence = {str(default): default for default in config.defaults_taken}
     for sentence in config.assumed:
-        taken = taken_by_sentence.get(sentence)
+        default = defaults_by_sentence.get(sentence)
         if (
             sentence == former_keys().deciding[ENGINES_GPU]
             and settings.get(ENGINE_MODE) == "server"
         ):
             continue
-        if taken is None or taken.name not in defaults or taken.value is None:
+        if default is None or default.name not in defaults or default.value is None:
             yield sentence
-        elif not taken.is_of_newest:
-            yield taken.sentence_with(defaults[taken.name])
+        elif not default.is_of_newest:
+            yield default.sentence_with(defaults[default.name])
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -160,7 +160,7 @@ def test_a_text_that_is_not_known_names_its_command(text: str, reason: str) -> N
 
 
 @pytest.mark.parametrize(
-    ("text", "value", "said"),
+    ("text", "value", "doubt"),
     [
         ("if command -v python; then A=1; else A=2; fi; launch $A", "1", ""),
         ("if which nvidia-smi; then A=1; else A=2; fi; launch $A", "1", "nvidia-smi is installed"),
@@ -171,11 +171,11 @@ def test_a_text_that_is_not_known_names_its_command(text: str, reason: str) -> N
         ("launch $(type -t cd)", "builtin", ""),
     ],
 )
-def test_programs_of_a_training_are_installed(text: str, value: str, said: str) -> None:
+def test_programs_of_a_training_are_installed(text: str, value: str, doubt: str) -> None:
     *_, launch = [command for command in commands_of(text) if command.words[0].text == "launch"]
     assert launch.words[1].text == value
-    assert len(launch.doubts) == bool(said)
-    assert said in "".join(launch.doubts)
+    assert len(launch.doubts) == bool(doubt)
+    assert doubt in "".join(launch.doubts)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,8 @@ from autotune.core.user_script import StatedSetting
 from autotune.frameworks.base import Field
 from autotune.frameworks.changed_launch import changed_script, changes_of
 from autotune.frameworks.launch_arguments import stated_value
-from autotune.frameworks.launch_commands import find_launch, kind_of
+from autotune.frameworks.launch_commands import find_launch
+from autotune.frameworks.launch_kinds import kind_of
 from autotune.request import request_parser
 from autotune.request.flags import Flags
 from autotune.request.job_builder import candidate_of_job

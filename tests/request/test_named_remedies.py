@@ -118,9 +118,9 @@ def remedies_in(message: str, launch: dict[str, Any]) -> Iterator[tuple[dict[str
     if ARGUMENTS.search(message):
         yield {**launch, "arguments": ("go" if "started depends" in message else VALUE,)}, ""
     if COMMAND in message:
-        words = ("python", "own.py", "--bs", "{bs}")
+        command_line = ("python", "own.py", "--bs", "{bs}")
         command = {"framework": "command", "metrics": "m.jsonl", "search": ("bs=1,2",)}
-        yield {**command, "arguments": words, "gpus": "cpu", "mode": "run"}, ""
+        yield {**command, "arguments": command_line, "gpus": "cpu", "mode": "run"}, ""
 
 
 @pytest.mark.parametrize("name", REFUSED)

@@ -86,7 +86,9 @@ def _leave(
 
 def _number_of_status(text: str) -> str:
     is_number = text.isascii() and text.isdigit()
-    return str(int(text) % 256) if is_number else UNKNOWN
+    if not is_number:
+        return UNKNOWN
+    return str(int(text) % 256)
 
 
 def _status_of(arguments: Sequence[str]) -> Truth:

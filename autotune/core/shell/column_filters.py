@@ -60,14 +60,18 @@ def tr(
         return None
     old, new = sets
     if is_complement and options.lower() in ("c", "cs", "sc") and len(new) == 1:
-        changed = "".join(char if char in old else new for char in received)
-        return _squeezed(changed, new) if "s" in options else changed
+        changed = re.sub(f"[^{re.escape(old)}]", lambda match: new, received)
+        if "s" in options:
+            changed = _squeezed(changed, new)
+        return changed
     if options not in ("", "s"):
         return None
     new += new[-1] * len(old)
     table = {ord(char): new[place] for place, char in reversed(list(enumerate(old)))}
     changed = received.translate(table)
-    return _squeezed(changed, sets[1]) if options else changed
+    if options:
+        changed = _squeezed(changed, sets[1])
+    return changed
 
 
 def _squeezed(text: str, characters: str) -> str:
@@ -93,7 +97,7 @@ def wc(
 
 _AWK = re.compile(
     r"\s*(?:NR\s*==\s*(?P<number>[0-9]+)|/(?P<pattern>[^/]+)/)?\s*"
-    r"\{\s*print\s*(?P<what>NF|\$[0-9]|\$NF|)\s*;?\s*\}\s*"
+    r"\{\s*print\s*(?P<field>NF|\$[0-9]|\$NF|)\s*;?\s*\}\s*"
 )
 
 
@@ -107,12 +111,12 @@ def awk(
     texts = list(arguments)
     if texts and texts[0].startswith("-F"):
         separator = texts.pop(0)[2:]
-        if not separator:
-            separator = texts.pop(0) if texts else ""
+        if not separator and texts:
+            separator = texts.pop(0)
         separator = {"\\t": "\t"}.get(separator, separator)
         if len(separator) != 1 or separator in " t\\":
             return None
-    program = _AWK.fullmatch(texts[0]) if len(texts) == 1 else None
+    program = _AWK.fullmatch("\0".join(texts))
     if program is None:
         return None
     lines = received.splitlines()
@@ -130,24 +134,28 @@ def awk(
             continue
         if pattern is not None and pattern.search(line) is None:
             continue
-        fields = line.split(separator) if line else []
-        printed.append(_printed_of(line, fields, program["what"]))
+        fields: list[str] = []
+        if line:
+            fields = line.split(separator)
+        printed.append(_printed_of(line, fields, program["field"]))
     return "".join(f"{line}\n" for line in printed)
 
 
 def _printed_of(
     line: str,
     fields: Sequence[str],
-    what: str,
+    field: str,
 ) -> str:
-    if what == "NF":
+    if field == "NF":
         return str(len(fields))
-    if what in ("", "$0"):
+    if field in ("", "$0"):
         return line
-    place = len(fields) if what == "$NF" else int(what[1:])
-    if not place:
-        return line
-    return fields[place - 1] if place <= len(fields) else ""
+    place = len(fields)
+    if field != "$NF":
+        place = int(field[1:])
+    if 0 < place <= len(fields):
+        return fields[place - 1]
+    return ""
 
 
 _PLACES = re.compile(r"(?P<first>[0-9]{1,4})?(?P<dash>-)?(?P<last>[0-9]{1,4})?")
@@ -182,9 +190,13 @@ def cut(
         return None
     is_of_characters = match["kind"] == "c"
     sign = match["sign"] or "\t"
+    if is_of_characters:
+        sign = ""
     lines: list[str] = []
     for line in received.splitlines():
-        fields = list(line) if is_of_characters else line.split(sign)
+        fields = list(line)
+        if sign:
+            fields = line.split(sign)
         places = _places(match["places"], len(fields))
         if places is None:
             return None
@@ -192,5 +204,5 @@ def cut(
             lines.append(line)
             continue
         parts = [fields[place] for place in places]
-        lines.append(("" if is_of_characters else sign).join(parts))
+        lines.append(sign.join(parts))
     return "".join(f"{line}\n" for line in lines)

@@ -279,12 +279,14 @@ class CommandRunner(OtherCommands):
 
         # 3. A program.
         self.collect(start, certain)
-        always_succeeds = name == "echo"
-        self.note_status(True if always_succeeds else None, certain)
-        return None if self.in_condition and not always_succeeds else True
+        if name == "echo":
+            self.note_status(True, certain)
+            return True
+        self.note_status(None)
+        return None if self.in_condition else True
 
     def _built_in(self, call: BuiltInCall) -> Truth:
         status = BUILT_INS[call.name](self, call)
-        is_of_another = call.name == "wait" and call.arguments
-        self.note_status(None if is_of_another else status, call.certain)
+        is_of_another = call.name == "wait" and bool(call.arguments)
+        self.note_status(status, call.certain and not is_of_another)
         return status

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from autotune.core.shell.arithmetic import whole_quotient, whole_remainder
 from autotune.core.shell.posix_patterns import compiled
 
+_EMPTY = ("", "0")
 _NUMBER = re.compile(r"-?[0-9]{1,18}")
 _LEVELS = (("|",), ("&",), ("<", "<=", "=", "==", "!=", ">=", ">"), ("+", "-"), ("*", "/", "%"))
 _COMPARED: dict[str, Callable[[int, int], bool]] = {
@@ -39,15 +40,17 @@ _COMPUTED: dict[str, Callable[[int, int], int]] = {
 
 def expression_value(arguments: Sequence[str]) -> str | None:
     """Return the value of an expression; None: it is not read."""
-    reader = _Reader(arguments)
+    reader = _ExpressionReader(arguments)
     try:
         value = reader.value_at(0)
     except (ValueError, IndexError, ZeroDivisionError):
         return None
-    return value if reader.is_done else None
+    if not reader.is_done:
+        return None
+    return value
 
 
-class _Reader:
+class _ExpressionReader:
     def __init__(self, arguments: Sequence[str]) -> None:
         self._arguments = list(arguments)
         self._place = 0
@@ -84,7 +87,9 @@ class _Reader:
             return str(len(self._operand()))
         if word == "substr":
             text, place, count = self._operand(), int(self._operand()), int(self._operand())
-            return text[place - 1 : place - 1 + count] if place > 0 and count > 0 else ""
+            if place <= 0 or count <= 0:
+                return ""
+            return text[place - 1 : place - 1 + count]
         if word in ("match", "index", "+", ")"):
             raise ValueError("an operation that is not read")
         return word
@@ -96,11 +101,13 @@ class _Reader:
 
 
 def _joined(first: str, sign: str, second: str) -> str:
-    is_empty = first in ("", "0")
-    if sign == "|":
-        return (second or "0") if is_empty else first
-    if sign == "&":
-        return "0" if is_empty or second in ("", "0") else first
+    is_empty = first in _EMPTY
+    if sign == "|" and is_empty:
+        return second or "0"
+    if sign == "&" and (is_empty or second in _EMPTY):
+        return "0"
+    if sign in ("|", "&"):
+        return first
     are_numbers = _NUMBER.fullmatch(first) and _NUMBER.fullmatch(second)
     if sign in _COMPARED and are_numbers:
         return str(int(_COMPARED[sign](int(first), int(second))))
@@ -118,5 +125,8 @@ def _matched(text: str, pattern: str) -> str:
         raise ValueError("a pattern that is not read")
     match = expression.match(text)
     if expression.groups:
-        return (match[1] or "") if match is not None else ""
-    return str(len(match[0])) if match is not None else "0"
+        return "" if match is None else match[1] or ""
+    length = 0
+    if match is not None:
+        length = len(match[0])
+    return str(length)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 Matcher = Callable[[str], bool]
 
-MAX_MATCHED = 100  # characters that such a pattern looks at
+LONGEST_EXTENDED = 100  # characters that such a pattern looks at
 MAX_REPEATS = 3
 
 _GROUP = re.compile(r"[@?*+!]\(")
@@ -27,7 +27,9 @@ def is_extended(pattern: str) -> bool:
 def extended_matcher(pattern: str) -> Matcher | None:
     """Return the test of a text; None for a pattern that is not read."""
     negated = _NEGATED.fullmatch(pattern)
-    expression = _expression(pattern if negated is None else negated["inner"])
+    if negated is not None:
+        pattern = negated["inner"]
+    expression = _expression(pattern)
     if expression is None:
         return None
     compiled = re.compile(expression, re.DOTALL)
@@ -44,13 +46,25 @@ def _expression(pattern: str) -> str | None:
     """
     alternatives = []
     for alternative in _alternatives(pattern):
-        parts = [_part(match) for match in _PIECE.finditer(alternative)]
-        known = [part for part in parts if part is not None]
-        repeats = sum(part.endswith(("*", "+")) for part in known)
-        if len(known) < len(parts) or repeats > MAX_REPEATS:
+        parts = _parts(alternative)
+        if parts is None:
             return None
-        alternatives.append("".join(known))
+        alternatives.append("".join(parts))
     return "|".join(alternatives)
+
+
+def _parts(alternative: str) -> list[str] | None:
+    parts: list[str] = []
+    repeats = 0
+    for match in _PIECE.finditer(alternative):
+        part = _part(match)
+        if part is None:
+            return None
+        repeats += part.endswith(("*", "+"))
+        parts.append(part)
+    if repeats > MAX_REPEATS:
+        return None
+    return parts
 
 
 def _alternatives(pattern: str) -> list[str]:
@@ -80,9 +94,13 @@ def _are_apart(texts: list[str]) -> bool:
     """Return True unless a text may be repeated in two ways, whose search takes long."""
     if len(texts) == 1:
         return texts[0] != ""
-    for text in texts:
-        others = [other for other in texts if other is not text]
-        if not text or "[" in text or any(other.startswith(text) for other in others):
+    return not any("[" in text for text in texts) and no_text_begins_another(texts)
+
+
+def no_text_begins_another(texts: list[str]) -> bool:
+    for place, text in enumerate(texts):
+        following = texts[:place] + texts[place + 1 :]
+        if not text or any(candidate.startswith(text) for candidate in following):
             return False
     return True
 
@@ -101,5 +119,5 @@ def _plain_part(text: str) -> str | None:
 
 
 def _bracket(match: re.Match[str]) -> str:
-    sign = "^" if match["not"] else ""
+    sign = match["not"].replace("!", "^")
     return f"[{sign}{match['characters']}]"

@@ -13,7 +13,7 @@ from tree_sitter import Node
 
 from autotune.core.shell.builtins import surroundings_of
 from autotune.core.shell.declarations import declare, unset
-from autotune.core.shell.loops import LoopRunner
+from autotune.core.shell.loop_statements import LoopRunner
 from autotune.core.shell.patterns import matches_pattern
 from autotune.core.shell.state import FunctionEnd, LoopEnd, ScriptEnd, Truth
 from autotune.core.shell.syntax_tree import (
@@ -242,7 +242,9 @@ class Interpreter(LoopRunner):
                 return self.run_all(body, certain=certain)
             self.run_uncertain(body)
             may_be_over = True
-        return None if may_be_over else self._noted(True, certain)
+        if may_be_over:
+            return None
+        return self._noted(True, certain)
 
     def run_uncertain(self, nodes: Sequence[Node]) -> Truth:
         """Interpret what a run may reach or not; what would end the script there does not."""
@@ -296,7 +298,7 @@ class Interpreter(LoopRunner):
             falls_through = ending == ";&"
             if ending not in (";&", ";;&"):
                 return status
-        self.note_status(None if falls_through else True, certain)
+        self.note_status(True, certain and not falls_through)
         return True
 
     def _matches(

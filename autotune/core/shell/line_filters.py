@@ -107,7 +107,9 @@ def grep(
     if len(texts) != 1 or not texts[0] or not set(options) <= set("vcoEFq"):
         return None
     lines = received.splitlines()
-    text = re.sub(r"([][\\.*^$])", r"\\\1", texts[0]) if "F" in options else texts[0]
+    text = texts[0]
+    if "F" in options:
+        text = re.sub(r"([][\\.*^$])", r"\\\1", text)
     pattern = compiled(
         text,
         is_extended="E" in options and "F" not in options,

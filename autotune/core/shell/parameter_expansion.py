@@ -35,7 +35,7 @@ class ShellParameters(ShellVariables):
         if inner.startswith("#"):
             return self._length(inner[1:])
         if inner == "!#":
-            return self.arguments[-1] if self.arguments else self.script
+            return [self.script, *self.arguments][-1]
         if inner.startswith("!"):
             return self._indirect(inner[1:])
         match = _PARAMETER.match(inner)
@@ -156,7 +156,9 @@ class ShellParameters(ShellVariables):
                     return UNKNOWN
                 return stripped(text, matches, at_front=sign[0] == "#", longest=len(sign) == 2)
         if operation.startswith("@"):
-            changed = None if UNKNOWN in text else transformed(text, operation[1:])
+            if UNKNOWN in text:
+                return UNKNOWN
+            changed = transformed(text, operation[1:])
             return UNKNOWN if changed is None else changed
         if operation.startswith("/"):
             change = replacement(operation)
@@ -197,12 +199,17 @@ class ShellParameters(ShellVariables):
         elif isinstance(value, list) and name in ("@", "*"):
             value = [*words_from([self.script]), *value]  # the arguments are counted from 1
         length = int(count)
-        end = start + length if length_text is not None else len(value)
+        end = len(value)
+        if length_text is not None:
+            end = start + length
         items = self.variables.get(name)
         if isinstance(value, list) and isinstance(items, dict):
             if int(first) < 0:
                 return UNKNOWN
-            return _sliced_by_place(items, start, None if length_text is None else length)
+            count_of_items = length
+            if length_text is None:
+                count_of_items = len(items)
+            return _sliced_by_place(items, start, count_of_items)
         if length < 0:
             end = len(value) + length
         return value[start:end]
@@ -256,14 +263,14 @@ class ShellParameters(ShellVariables):
 def _sliced_by_place(
     items: Mapping[str, str],
     start: int,
-    length: int | None,
+    count: int,
 ) -> str | list[Word]:
     """Return a part of an array with gaps: from a place on, so many items."""
     places = sorted(int(place) for place in items if place.isdecimal())
     if len(places) < len(items):
         return UNKNOWN  # a table, whose order only a run has
     chosen = [items[str(place)] for place in places if place >= start]
-    return words_from(chosen if length is None else chosen[:length])
+    return words_from(chosen[:count])
 
 
 def _has_unknown_length(items: Sequence[Word]) -> bool:

@@ -7,7 +7,7 @@ import re
 from dataclasses import dataclass
 
 from autotune.core.shell.extended_patterns import (
-    MAX_MATCHED,
+    LONGEST_EXTENDED,
     Matcher,
     extended_matcher,
     is_extended,
@@ -45,8 +45,9 @@ def matcher_of(
     if _OTHER_CLASS.search(spelled):
         return None
     if is_extended(spelled):
-        is_readable = has_extended and longest_text <= MAX_MATCHED
-        return extended_matcher(spelled) if is_readable else None
+        if not has_extended or longest_text > LONGEST_EXTENDED:
+            return None
+        return extended_matcher(spelled)
     return lambda text: fnmatch.fnmatchcase(text, spelled)
 
 

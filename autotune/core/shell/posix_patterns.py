@@ -9,8 +9,10 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
+from autotune.core.shell.extended_patterns import no_text_begins_another
+
 MAX_PATTERN = 200
-MAX_STEPS = 4 * 10**6
+MOST_SEARCH_STEPS = 4 * 10**6
 """Characters of a line to the power of the repeated parts: about what a search looks at."""
 
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
@@ -26,6 +28,7 @@ _CLASSES = {
 }
 _ESCAPED = {"w": r"\w", "s": r"\s", "S": r"\S", "W": r"\W", "b": r"\b", "n": r"\n", "t": r"\t"}
 _REPEATED = ("*", "+", "?", "{")
+_NOT_PLAIN = re.compile(r"[^\w\\./:-]|(?<!\\)\.")
 
 
 def compiled(
@@ -40,12 +43,12 @@ def compiled(
     pieces = list(_pieces(pattern, is_extended))
     if None in pieces:
         return None
-    known = [piece for piece in pieces if piece is not None]
-    repeats = sum(piece in ("*", "+", "{") for piece in known)
-    if longest_text**repeats > MAX_STEPS or not _is_alike(known):
+    read_pieces = [piece for piece in pieces if piece is not None]
+    repeats = sum(piece in ("*", "+", "{") for piece in read_pieces)
+    if longest_text**repeats > MOST_SEARCH_STEPS or not _is_alike(read_pieces):
         return None
     try:
-        return re.compile("".join(known), re.ASCII)
+        return re.compile("".join(read_pieces), re.ASCII)
     except (re.error, OverflowError):
         return None
 
@@ -62,7 +65,8 @@ def _pieces(
         if piece[0] == "[" and len(piece) > 1:
             yield _bracket(piece)
         elif char in _SPECIAL:
-            yield char if is_escaped is not is_extended else f"\\{char}"
+            is_character = is_escaped is is_extended
+            yield "\\" * is_character + char
         elif is_escaped and char.isalnum():
             yield _ESCAPED.get(char)
         elif is_escaped:
@@ -71,9 +75,9 @@ def _pieces(
             yield r"\*"
         elif piece == "^":
             # Elsewhere a basic expression takes it for a character.
-            yield "^" if not place else None
+            yield {0: "^"}.get(place)
         elif piece == "$":
-            yield r"\Z" if match.end() == len(pattern) else None
+            yield {len(pattern): r"\Z"}.get(match.end())
         elif piece in ".*":
             yield piece
         else:
@@ -86,8 +90,9 @@ def _bracket(piece: str) -> str | None:
         inner = inner.replace(name, characters)
     if "[:" in inner or "[." in inner or "[=" in inner:
         return None
-    sign = "^" if inner.startswith("^") else ""
-    inner = inner.removeprefix("^").replace("[", r"\[").replace("&&", r"&\&")
+    characters = inner.removeprefix("^")
+    sign = inner.removesuffix(characters)
+    inner = characters.replace("[", r"\[").replace("&&", r"&\&")
     if "\\" in piece:
         return None  # a character of its own there, an escape in Python
     if inner.startswith("]"):
@@ -115,8 +120,8 @@ def _is_alike(pieces: list[str]) -> bool:
                 return False
             has_repeat[-1] |= inner
         elif piece in _REPEATED or piece == "|":
-            before = pieces[place - 1] if place else ""
-            if piece in _REPEATED and before in (*_REPEATED, "}"):
+            before = pieces[max(0, place - 1)]
+            if place and piece in _REPEATED and before in (*_REPEATED, "}"):
                 return False  # `*?` is another thing in Python
             has_repeat[-1] = True
     return "|" not in pieces or _are_plain_alternatives("".join(pieces))
@@ -128,10 +133,6 @@ def _are_plain_alternatives(expression: str) -> bool:
         alternatives = group.split("|")
         if len(alternatives) < 2:
             continue
-        for text in alternatives:
-            if not text or re.search(r"[^\w\\./:-]|(?<!\\)\.", text):
-                return False
-            others = [other for other in alternatives if other is not text]
-            if any(other.startswith(text) for other in others):
-                return False
+        if any(map(_NOT_PLAIN.search, alternatives)) or not no_text_begins_another(alternatives):
+            return False
     return True

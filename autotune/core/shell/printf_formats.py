@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from autotune.core.shell.quotes import unescaped, unescaped_by_echo
 
 MAX_PRECISION = 15  # digits that doubles and bash's longer numbers have in common
-MAX_WIDTH = 99
+WIDEST_FIELD = 99
 
 _DIRECTIVE = re.compile(
     r"%(?:(?P<percent>%)|(?P<flags>[-+ 0#]*)(?P<width>[0-9]*)"
@@ -44,7 +44,7 @@ def _is_small(directive: re.Match[str]) -> bool:
     is_octal_with_sign = directive["kind"] == "o" and "#" in directive["flags"]
     width = int(directive["width"] or 0)
     precision = int(directive["precision"] or 0)
-    return width <= MAX_WIDTH and precision <= MAX_PRECISION and not is_octal_with_sign
+    return width <= WIDEST_FIELD and precision <= MAX_PRECISION and not is_octal_with_sign
 
 
 def _one_round(template: str, values: Iterator[str]) -> str:
@@ -52,7 +52,10 @@ def _one_round(template: str, values: Iterator[str]) -> str:
     place = 0
     for match in _DIRECTIVE.finditer(template):
         parts.append(unescaped(template[place : match.start()]))
-        parts.append("%" if match["percent"] else _printed(match, next(values, None)))
+        if match["percent"]:
+            parts.append("%")
+        else:
+            parts.append(_printed(match, next(values, None)))
         place = match.end()
     parts.append(unescaped(template[place:]))
     return "".join(parts)
@@ -74,9 +77,10 @@ def _printed(directive: re.Match[str], text: str | None) -> str:
         value = _with_escapes(text or "")
     elif kind == "q":
         value = quoted(text or "")
-    is_text = isinstance(value, str)
     precision = directive["precision"]
-    python_kind = "s" if is_text else kind.replace("u", "d")
+    python_kind = kind.replace("u", "d")
+    if isinstance(value, str):
+        python_kind = "s"
     spelled = f"%{directive['flags']}{directive['width']}"
     if precision is not None:
         spelled += f".{precision}"
@@ -102,7 +106,10 @@ def _whole(text: str | None) -> int:
         raise ValueError(f"{text} is no whole number")
     if digits[:2] in ("0x", "0X"):
         return int(text, 16)
-    return int(text, 8 if digits[0] == "0" else 10)
+    base = 10
+    if digits[0] == "0":
+        base = 8
+    return int(text, base)
 
 
 def quoted(text: str) -> str:

@@ -60,7 +60,10 @@ def type_prints(
     status: Truth = True
     for name in names:
         kind = _kind_of(shell, name)
-        shell.emit(f"{kind}\n" if kind and "-t" in arguments else UNKNOWN)
+        if kind and "-t" in arguments:
+            shell.emit(f"{kind}\n")
+        else:
+            shell.emit(UNKNOWN)
         if not kind and not is_installed(shell, name, certain):
             status = None
     return status
@@ -73,8 +76,10 @@ def hash_knows(
 ) -> Truth:
     """`hash NAME`."""
     names = [argument for argument in arguments if not argument.startswith("-")]
-    known = all(name in BUILTIN_NAMES or is_installed(shell, name, certain) for name in names)
-    return True if known else None
+    for name in names:
+        if name not in BUILTIN_NAMES and not is_installed(shell, name, certain):
+            return None
+    return True
 
 
 def is_installed(
@@ -109,4 +114,6 @@ def _kind_of(shell: ShellState, name: str) -> str:
         return "keyword"
     if name in shell.functions:
         return "function"
-    return "builtin" if name in BUILTIN_NAMES else ""
+    if name in BUILTIN_NAMES:
+        return "builtin"
+    return ""

@@ -60,7 +60,9 @@ def _filtered(
             return None
         received = text
     printed = TEXT_FILTERS[name](arguments, plain(received))
-    return None if printed is None else with_marks(printed, names_in(received))
+    if printed is None:
+        return None
+    return with_marks(printed, names_in(received))
 
 
 def _input_of(
@@ -212,7 +214,9 @@ def _expression(
     if UNKNOWN in "".join(arguments):
         return None
     value = expression_value(arguments)
-    return None if value is None else f"{value}\n"
+    if value is None:
+        return None
+    return f"{value}\n"
 
 
 def _calculator(
@@ -225,7 +229,9 @@ def _calculator(
         return None
     formula = shell.received.all()
     printed = _whole_number(shell, plain(formula))
-    return None if printed is None else with_marks(printed, names_in(formula))
+    if printed is None:
+        return None
+    return with_marks(printed, names_in(formula))
 
 
 _PRINTED_FORMULA = re.compile(r"\s*BEGIN\s*\{\s*print\s+([^{}]*?)\s*;?\s*\}\s*|print\(([^()]*)\)")

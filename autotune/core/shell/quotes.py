@@ -79,17 +79,17 @@ def unescaped_by_echo(text: str) -> str:
             continue
         if match[0] == "\\c":
             raise ValueError("the output ends at a backslash and a `c`")
-        own = _ESCAPE_OF_ECHO.match(text, match.start())
-        common = own or _ESCAPE.match(text, match.start())
-        assert common is not None
+        of_echo = _ESCAPE_OF_ECHO.match(text, match.start())
+        escape = of_echo or _ESCAPE.match(text, match.start())
+        assert escape is not None
         printed.append(text[place : match.start()])
-        place = common.end()
-        if own is None:
-            printed.append(_character(common))
-        elif own["octal"] is not None:
-            printed.append(chr(int(own["octal"] or "0", 8) % 256))
+        place = escape.end()
+        if of_echo is None:
+            printed.append(_character(escape))
+        elif of_echo["octal"] is not None:
+            printed.append(chr(int(of_echo["octal"] or "0", 8) % 256))
         else:
-            printed.append(own[0])
+            printed.append(of_echo[0])
     printed.append(text[place:])
     return "".join(printed)
 

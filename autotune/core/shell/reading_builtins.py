@@ -133,7 +133,7 @@ def read_lines(
     """`mapfile -t NAME` and `readarray -d , NAME`."""
     # 1. Options and the name.
     values, names = _options_of(call.arguments, with_value=_READ_LINES_VALUES)
-    name = names[-1] if names else "MAPFILE"
+    name = ["MAPFILE", *names][-1]
     if not NAME.fullmatch(name):
         return None
 

@@ -13,7 +13,7 @@ file that is not there.
     other_commands.py        `bash run.sh`, `env A=1 ...`, `xargs`, `source`
     text_streams.py          here-documents, pipes, and files that the script writes
     xargs.py                 words that `xargs` adds to a command
-    loops.py                 `for`, `while`, `until`, `select`
+    loop_statements.py       `for`, `while`, `until`, `select`
     builtins.py              what bash itself does: `cd`, `exit`, `let`, `trap`, with
         argument_builtins        `shift`, `set`, `getopts`
         reading_builtins         `read`, `mapfile`

@@ -201,10 +201,9 @@ class ShellState:
         certain: bool = True,
     ) -> None:
         """Note the result of a command of bash's own: one that fails has the number 1."""
-        number = UNKNOWN
+        self.expansion.last_status = UNKNOWN
         if certain and status is not None:
-            number = "0" if status else "1"
-        self.expansion.last_status = number
+            self.expansion.last_status = str(int(not status))
 
     def line_of_statement(self) -> int:
         if self.statement is None:

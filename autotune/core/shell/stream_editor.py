@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 from autotune.core.shell.posix_patterns import compiled
 
-MAX_COMMANDS = 20
+MAX_EDITS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Options:
+class _EditOptions:
     script: str
     is_extended: bool
     is_quiet: bool
@@ -62,7 +62,7 @@ def edited(
     return "".join(f"{line}\n" for line in printed)
 
 
-def _options(arguments: Sequence[str]) -> _Options | None:
+def _options(arguments: Sequence[str]) -> _EditOptions | None:
     scripts: list[str] = []
     letters = ""
     remaining = list(arguments)
@@ -78,7 +78,7 @@ def _options(arguments: Sequence[str]) -> _Options | None:
             scripts.append(text)
     if not scripts:
         return None
-    return _Options(
+    return _EditOptions(
         script="\n".join(scripts),
         is_extended="E" in letters or "r" in letters,
         is_quiet="n" in letters,
@@ -90,7 +90,7 @@ def _commands(script: str) -> list[_Command] | None:
     place = 0
     while place < len(script):
         match = _COMMAND.match(script, place)
-        if match is None or match.end() == place or len(commands) > MAX_COMMANDS:
+        if match is None or match.end() == place or len(commands) > MAX_EDITS:
             return None
         commands.append(
             _Command(
@@ -109,13 +109,15 @@ def _commands(script: str) -> list[_Command] | None:
 
 def _without_sign(text: str, sign: str) -> str:
     r"""Return the text without the backslash of `s/a\/b/c/`."""
-    return text.replace(f"\\{sign}", sign) if sign else text
+    if not sign:
+        return text
+    return text.replace(f"\\{sign}", sign)
 
 
 def _printed(
     lines: Sequence[str],
     commands: Sequence[_Command],
-    options: _Options,
+    options: _EditOptions,
 ) -> Iterator[str]:
     longest = max(map(len, lines), default=0)
     in_range = [False] * len(commands)
@@ -153,7 +155,7 @@ def _matches(
     line: str,
     number: int,
     is_last: bool,
-    options: _Options,
+    options: _EditOptions,
     longest: int,
 ) -> tuple[bool, bool]:
     """Return whether a line is one of the command's, and whether its range goes on behind it."""
@@ -178,7 +180,7 @@ def _matches(
     return True, not is_over
 
 
-def _pattern(text: str, options: _Options, longest: int) -> re.Pattern[str]:
+def _pattern(text: str, options: _EditOptions, longest: int) -> re.Pattern[str]:
     pattern = compiled(text, is_extended=options.is_extended, longest_text=longest)
     if pattern is None or not text:
         raise ValueError("a pattern that is not read")
@@ -188,7 +190,7 @@ def _pattern(text: str, options: _Options, longest: int) -> re.Pattern[str]:
 def _substituted(
     line: str,
     command: _Command,
-    options: _Options,
+    options: _EditOptions,
     longest: int,
 ) -> tuple[str, bool]:
     pattern = _pattern(command.pattern, options, longest)

@@ -104,12 +104,15 @@ def seq(
         return None
     numbers = [int(text) for text in texts]
     last = numbers[-1]
-    first = numbers[0] if len(numbers) > 1 else 1
-    step = numbers[1] if len(numbers) == 3 else 1
+    first = step = 1
+    if len(numbers) > 1:
+        first = numbers[0]
+    if len(numbers) == 3:
+        step = numbers[1]
     if step == 0 or abs(last - first) // abs(step) > MAX_SEQUENCE or "\\" in separator:
         return None
-    end = last + 1 if step > 0 else last - 1
-    sequence = range(first, end, step)
+    direction = step // abs(step)
+    sequence = range(first, last + direction, step)
     if not sequence:
         return ""
     return separator.join(map(str, sequence)) + "\n"

@@ -12,3 +12,5 @@ CLASS_PREFIXES: Mapping[str, str] = {
     "kto": "KTO",
     "reward": "Reward",
 }
+EXPERIMENTAL_PREFIXES: Mapping[str, str] = {"async-grpo": "AsyncGRPO"}
+"""Methods of `trl.experimental`, which have no command of TRL's."""

@@ -16,6 +16,7 @@ from autotune.core.job import Task
 from autotune.core.space import Candidate, KnobValue
 from autotune.core.user_script import UserScript
 from autotune.frameworks.base import as_word
+from autotune.frameworks.trl.class_names import CLASS_PREFIXES, EXPERIMENTAL_PREFIXES
 from autotune.frameworks.trl.field_list import fields
 from autotune.frameworks.trl.launch_files import exports, finder_of
 from autotune.frameworks.trl.output_data import generation_batch
@@ -45,9 +46,6 @@ IN_OBJECTS = frozenset(
     }
 )
 """Settings in objects of the script: `model_init_kwargs`, `from_pretrained`, `peft_config`."""
-
-CLASS_PREFIXES: Mapping[str, str] = {"reward": "Reward", "async-grpo": "AsyncGRPO"}
-"""Method -> beginning of its classes' names; the default is the method in capitals."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -184,7 +182,8 @@ def _changes_in_objects(candidate: Candidate, task: Task) -> dict[str, KnobValue
 
 def _config_class(script: UserScript) -> str:
     method = script.look.method
-    return f"{CLASS_PREFIXES.get(method, method.upper())}Config"
+    prefixes = {**CLASS_PREFIXES, **EXPERIMENTAL_PREFIXES}
+    return f"{prefixes[method]}Config"
 
 
 def how_to_apply(advice: ScriptAdvice, folder: str = ".") -> list[str]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from autotune.core.errors import BadInput, TrainingEnvironmentError
-from autotune.frameworks.measured_commands import MEASURED
+from autotune.frameworks.measured_commands import MEASURING_COMMAND
 
 SUPPORTED_TRAINERS = (
     "GRPOTrainer",
@@ -262,7 +262,7 @@ def _no_trainer(
         f"{problem}.",
         way_out=(
             "Give the script that builds it, with the arguments that make it train. For a training"
-            f" loop of its own: {MEASURED}."
+            f" loop of its own: {MEASURING_COMMAND}."
         ),
     )
 

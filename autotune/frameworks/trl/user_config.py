@@ -289,7 +289,7 @@ class _SplitKeys:
             yield f"an adapter of rank {default('lora_r')}, TRL's default: --lora-rank N gives it"
         checkpointing = "gradient_checkpointing"
         if self._is_for_own_script and checkpointing not in stated:
-            taken = DefaultTaken(
+            checkpoints = DefaultTaken(
                 name=checkpointing,
                 value=True,
                 reason=(
@@ -298,8 +298,8 @@ class _SplitKeys:
                 ),
                 is_of_newest=True,
             )
-            self._defaults_taken.append(taken)
-            yield str(taken)
+            self._defaults_taken.append(checkpoints)
+            yield str(checkpoints)
 
     @property
     def _is_for_own_script(self) -> bool:

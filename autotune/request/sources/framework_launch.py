@@ -58,15 +58,15 @@ def framework_launch_config(
     split = _split(launch, kind, trainer, fields, stated_by_flags | copied.keys())
     _refuse_outputs_of_commands(launch, split)
     former = _former_defaults(launch, kind, stated_by_flags)
-    taken = tuple(_defaults_taken(launch, split, trainer, stated_by_flags))
+    defaults = tuple(_defaults_taken(launch, split, trainer, stated_by_flags))
     config = UserConfig(
         path=Path(launch.path),
-        defaults_taken=taken,
+        defaults_taken=defaults,
         settings={**former, **{name: copied[name].value for name in copied}, **split.settings},
         rest={},
         notes=tuple(_notes(launch, split, trainer)),
         assumed=(
-            *_assumed(launch, split, trainer, taken),
+            *_assumed(launch, split, trainer, defaults),
             *without_value_in_command(launch, copied),
             *about_copy(launch, kind, trainer, copied),
             *_about_former(former),

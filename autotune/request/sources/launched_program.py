@@ -20,6 +20,7 @@ from autotune.core.shell.comments import cut_by_comment
 from autotune.core.shell.script import UNKNOWN, SimpleCommand, Word
 from autotune.frameworks.launch_commands import first_of_several, starts_framework
 from autotune.frameworks.launch_kinds import kind_of
+from autotune.frameworks.nearest_miss import PYTHON
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.trl.server_launch import ServerLaunch, server_of
 from autotune.frameworks.trl.user_launch_files import (
@@ -42,7 +43,6 @@ from autotune.request.sources.server_of_launch import SERVER_ASSUMED, ServedTrai
 from autotune.request.sources.training_script import read_training_script
 from autotune.request.values import FileChoice, UserFile
 
-PYTHON = re.compile(r"python[\d.]*")
 LAUNCHERS = ("accelerate", "torchrun", "deepspeed", "torch.distributed.run")
 """Programs that start one process for each GPU."""
 

@@ -57,7 +57,8 @@ def with_server(
     reason = _reason_for_server(training, rules, server)
     place = None
     if settings.get(_MODE) is None:
-        place = training.place() if not reason else None
+        if not reason:
+            place = training.place()
         if reason:
             settings[_MODE] = "server"
             new_names.append(_MODE)

@@ -86,7 +86,7 @@ def trl_launch_config(
     repeated: tuple[str, ...] = ()
     path = Path(launch.path)
     assumed: list[str] = []
-    taken: list[DefaultTaken] = []
+    defaults: list[DefaultTaken] = []
 
     # 1. The file.
     config_file = launch.stated.get("config")
@@ -114,14 +114,14 @@ def trl_launch_config(
         if lacks_value(stated, fields.get(present_name)):
             if present_name not in fields and name not in OF_MODEL:
                 raise without_value(launch.path, name, stated)
-            taken.append(_default_taken(name, stated, fields.get(present_name)))
-            assumed.append(str(taken[-1]))
+            defaults.append(_default_taken(name, stated, fields.get(present_name)))
+            assumed.append(str(defaults[-1]))
         elif is_known(stated):
             content[name] = _trl_value(stated, fields.get(name))
             places[(name,)] = (stated.line, 1)
         elif present_name in fields:
-            taken.append(_default_taken(name, stated, fields[present_name]))
-            assumed.append(str(taken[-1]))
+            defaults.append(_default_taken(name, stated, fields[present_name]))
+            assumed.append(str(defaults[-1]))
         elif not name.startswith(SIDE_EFFECTS) and name not in OF_MODEL:
             raise BadInput(
                 f"{launch.path}, line {stated.line}: {name} has {why_not_known(stated.unknown)}.",
@@ -163,7 +163,7 @@ def trl_launch_config(
         config,
         settings={**config.settings, **sharding},
         assumed=(*launch.assumed, *assumed, *_by_variables(launch), *config.assumed),
-        defaults_taken=(*taken, *config.defaults_taken),
+        defaults_taken=(*defaults, *config.defaults_taken),
     )
     for key, stated in launch.stated.items():
         name = former_keys().present_name(key, fields)
