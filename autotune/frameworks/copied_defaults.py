@@ -93,8 +93,17 @@ def _is_same(file: Path, base: Path | None) -> bool:
 
 
 def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
-    """Return the copy's configuration file; None: the script is in no copy."""
-    return _first(_candidates(launch, place.folders, place.names))
+    """Return the copy's configuration file: the script is in the copy, or the copy in a folder of
+    its project, such as `verl-0.4.0` or `third_party/verl`. None: there is none.
+    """
+    above = _first(_candidates(launch, place.folders, place.names))
+    if above is not None:
+        return above
+    below = []
+    for pattern in (f"{launch.framework}*", f"*/{launch.framework}*"):
+        below += sorted(Path.cwd().glob(pattern))
+    paths = (root / folder / name for root in below for folder in place.folders for name in place.names)
+    return _first(paths)
 
 
 def named_file(

@@ -26,6 +26,9 @@ TRL = "trl"
 LOADS_FLOAT32 = "5.0"
 """transformers before this release loads a model without a dtype in float32."""
 
+FORKS = {"verl": {"env.rollout.n": ("verl-agent", "0.3.0.post1")}}
+"""Framework -> name that a fork alone has -> the fork, and the release from which it was made."""
+
 MOST_NAMES = 3  # of one sentence
 
 
@@ -229,6 +232,9 @@ def _by_names(
     names: Collection[str],
     companions: Mapping[str, str],
 ) -> AuthorRelease | None:
+    of_fork = _of_fork(history, launch, names)
+    if of_fork is not None:
+        return of_fork
     newest = history.newest_with(method, names, companions)
     if newest is None:
         return None
@@ -250,6 +256,23 @@ def _by_names(
         reason=reason,
         place=launch,
     )
+
+
+def _of_fork(
+    history: DefaultHistory,
+    launch: str,
+    names: Collection[str],
+) -> AuthorRelease | None:
+    """Return the release from which a fork was made whose names the launch has."""
+    for name, (fork, version) in FORKS.get(history.package, {}).items():
+        if name in names:
+            return AuthorRelease(
+                package=history.package,
+                version=version,
+                reason=f"{launch} has {name} of {fork}, which is made from {history.package} {version}",
+                place=launch,
+            )
+    return None
 
 
 def _listed(names: Sequence[str]) -> str:
