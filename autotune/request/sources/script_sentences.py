@@ -90,7 +90,10 @@ SHORTEST_PROMPT = 16
 """Tokens that any template of a chat takes. Placeholders of rows are shorter."""
 
 
-def measured_on_placeholders(inspection: ScriptInspection, length: object) -> bool:
+def measured_on_placeholders(
+    inspection: ScriptInspection,
+    length: object,
+) -> bool:
     """Return True for a length that the script has measured on rows, which are not here."""
     has_placeholders = bool(inspection.absent.get("dataset"))
     return has_placeholders and isinstance(length, int) and length < SHORTEST_PROMPT

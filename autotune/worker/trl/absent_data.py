@@ -150,7 +150,7 @@ class _Row(dict[str, Any]):
         """Do nothing: every column stays."""
 
 
-class _Document(list[Any]):
+class _JsonContent(list[Any]):
     """Content of a file of JSON, a list of rows or a mapping with every key."""
 
     def __getitem__(self, key: Any) -> Any:
@@ -381,7 +381,7 @@ def _decoded(
     @functools.wraps(decode)
     def decoded(source: Any, *args: Any, **options: Any) -> Any:
         if isinstance(source, _PlaceholderFile):
-            return _Document(_Row() for _ in range(LISTED_ROWS))
+            return _JsonContent(_Row() for _ in range(LISTED_ROWS))
         return _Row() if one_row(source) else decode(source, *args, **options)
 
     return decoded

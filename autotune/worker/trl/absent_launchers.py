@@ -18,7 +18,7 @@ from ..tracing.patching import attribute
 from .missing_arguments import Report
 from .placeholder import Anything
 
-REPLACED = frozenset({"modal", "ray"})
+STARTING_PACKAGES = frozenset({"modal", "ray"})
 """Packages whose launchers are replaced even where they are installed: Ray starts processes."""
 
 _entry_points: list[Callable[..., Any]] = []
@@ -32,7 +32,9 @@ def remaining() -> list[Callable[..., Any]]:
     """
     if _is_used[0]:
         return []
-    return list(_entry_points) or [function for function in _functions if _needs_nothing(function)]
+    if _entry_points:
+        return _entry_points
+    return [function for function in _functions if _needs_nothing(function)]
 
 
 def _needs_nothing(function: Callable[..., Any]) -> bool:
@@ -67,7 +69,12 @@ class _Remote:
 
     with_options = options
 
-    def map(self, rows: Any, *_: Any, **__: Any) -> list[Any]:
+    def map(
+        self,
+        rows: Any,
+        *_: Any,
+        **__: Any,
+    ) -> list[Any]:
         return [self(row) for row in rows]
 
     def bind(self, *args: Any, **options: Any) -> Any:
@@ -79,7 +86,12 @@ class _App(Anything):
 
     report: Report | None = None
 
-    def function(self, *_: Any, gpu: Any = None, **__: Any) -> Callable[[Any], _Remote]:
+    def function(
+        self,
+        *_: Any,
+        gpu: Any = None,
+        **__: Any,
+    ) -> Callable[[Any], _Remote]:
         def decorated(function: Any) -> _Remote:
             if gpu:
                 _functions.append(function)
@@ -139,7 +151,10 @@ class _Scaling:
         self.num_workers = num_workers
 
 
-def fill(module: types.ModuleType, report: Report) -> None:
+def fill(
+    module: types.ModuleType,
+    report: Report,
+) -> None:
     """Give a placeholder of a launcher the parts that call a script's function."""
     parts: dict[str, Any] = {}
     if module.__name__ == "modal":

@@ -329,7 +329,10 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
     ) -> Any:
         if path is not None or fullname in sys.builtin_module_names:
             return None
-        starts = fullname in script_models.STARTED_CLASSES or fullname in absent_launchers.REPLACED
+        starts = (
+            fullname in script_models.STARTED_CLASSES
+            or fullname in absent_launchers.STARTING_PACKAGES
+        )
         if starts and self._last.is_asked_by_user():
             return self._last.absent_spec(fullname)  # nothing is started here
         spec = importlib.machinery.PathFinder.find_spec(fullname)
@@ -342,7 +345,7 @@ class _FoldersWithoutModules(importlib.abc.MetaPathFinder):
             return False
         if spec.origin is None:
             return True
-        is_replaced = name == NEEDS_GPU or name in absent_launchers.REPLACED
+        is_replaced = name == NEEDS_GPU or name in absent_launchers.STARTING_PACKAGES
         return is_replaced and not self._is_library(spec.origin)
 
     def imported(self) -> dict[str, types.ModuleType]:
