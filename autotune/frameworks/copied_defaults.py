@@ -14,7 +14,8 @@ their rules.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -96,14 +97,15 @@ def copied_file(launch: LaunchScript, place: ConfigFolder) -> Path | None:
     """Return the copy's configuration file: the script is in the copy, or the copy in a folder of
     its project, such as `verl-0.4.0` or `third_party/verl`. None: there is none.
     """
-    above = _first(_candidates(launch, place.folders, place.names))
-    if above is not None:
-        return above
-    below = []
-    for pattern in (f"{launch.framework}*", f"*/{launch.framework}*"):
-        below += sorted(Path.cwd().glob(pattern))
-    paths = (root / folder / name for root in below for folder in place.folders for name in place.names)
-    return _first(paths)
+    above = _candidates(_roots(launch), place.folders, place.names)
+    below = _candidates(_copies_below(launch.framework), place.folders, place.names)
+    return _first(itertools.chain(above, below))
+
+
+def _copies_below(framework: str) -> Iterator[Path]:
+    """Yield the project's folders that are called after the framework."""
+    for pattern in (f"{framework}*", f"*/{framework}*"):
+        yield from sorted(Path.cwd().glob(pattern))
 
 
 def named_file(
@@ -121,7 +123,7 @@ def named_file(
     folders = [*place.folders]
     if config_file.folder:
         folders.insert(0, config_file.folder)
-    return _first(_candidates(launch, folders, [name]))
+    return _first(_candidates(_roots(launch), folders, [name]))
 
 
 def named_config(arguments: Sequence[Word]) -> NamedConfig | None:
@@ -146,11 +148,11 @@ def named_config(arguments: Sequence[Word]) -> NamedConfig | None:
 
 
 def _candidates(
-    launch: LaunchScript,
+    roots: Iterable[Path],
     folders: Sequence[str],
     names: Sequence[str],
 ) -> Iterator[Path]:
-    for root in _roots(launch):
+    for root in roots:
         for folder in folders:
             for name in names:
                 yield root / folder / name

@@ -69,6 +69,18 @@ def test_a_copys_defaults_count_below_the_command(tmp_path: Path) -> None:
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B-Instruct"
 
 
+@pytest.mark.parametrize("folder", ["verl-0.4.0", "third_party/verl_of_ours"])
+def test_a_copy_in_a_folder_of_the_project(
+    folder: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_config(tmp_path / folder, "ppo_trainer.yaml", COPY)
+    settings = settings_of(request_of(tmp_path, f"{VERL}{MODEL}\n"))
+    assert settings[CHECKPOINTING] is False
+
+
 ENTRY = """
 import hydra
 
