@@ -266,17 +266,17 @@ def test_a_script_that_trains_with_other_sizes_did_not_read_the_file() -> None:
 
 def test_a_script_that_names_the_file_itself() -> None:
     """Its launcher is that of the document which starts the script."""
-    named = SCRIPT.replace("open(parser.parse_args().recipe)", 'open("configs/second.yaml")')
-    Path("mine/named.py").write_text(named.replace("--recipe", "--seed"))
+    named_script = SCRIPT.replace("open(parser.parse_args().recipe)", 'open("configs/second.yaml")')
+    Path("mine/named.py").write_text(named_script.replace("--recipe", "--seed"))
     Path("mine/evaluate_sft.py").write_text("open('configs/second.yaml')")
     Path("mine/show.py").write_text("open('configs/second.yaml')")
     Path("README.md").write_text(
         "```bash\naccelerate launch --num_processes 4 mine/named.py\n```\n"
     )
     choice = FileChoice(flag="--config", path=RECIPE_PATH)
-    found = {program.choice.path: program for program in programs_of_file(choice, "sft")}
-    assert set(found) == {"mine/named.py", "mine/evaluate_sft.py"}
-    named_program = found["mine/named.py"]
+    by_script = {program.choice.path: program for program in programs_of_file(choice, "sft")}
+    assert set(by_script) == {"mine/named.py", "mine/evaluate_sft.py"}
+    named_program = by_script["mine/named.py"]
     assert named_program.choice.arguments == ()
     assert named_program.launcher[:2] == ("accelerate", "launch")
 

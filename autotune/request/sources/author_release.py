@@ -266,10 +266,11 @@ def _of_fork(
     """Return the release from which a fork was made whose names the launch has."""
     for name, (fork, version) in FORKS.get(history.package, {}).items():
         if name in names:
+            origin = f"{history.package} {version}"
             return AuthorRelease(
                 package=history.package,
                 version=version,
-                reason=f"{launch} has {name} of {fork}, which is made from {history.package} {version}",
+                reason=f"{launch} has {name} of {fork}, which is made from {origin}",
                 place=launch,
             )
     return None
