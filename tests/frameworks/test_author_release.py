@@ -341,7 +341,9 @@ def test_names_of_verl_agent_say_the_release_that_it_is_made_from() -> None:
         "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo env.rollout.n=4"
         " actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
         " actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1 data.train_batch_size=16"
-        " actor_rollout_ref.actor.ppo_mini_batch_size=16\n"
+        " actor_rollout_ref.actor.ppo_mini_batch_size=16"
+        " actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1"
+        " actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu=1\n"
     )
     request = parse_request(Flags(from_command="run.sh", gpus="4xA100-80G", mode="predict"))
     settings = candidate_of_job(request).settings

@@ -22,7 +22,10 @@ FOLDER_OF_HYDRA = re.compile(r"""config_path\s*=\s*["']([^"']+)["']""")
 FILE_OF_HYDRA = re.compile(r"""config_name\s*=\s*["']([^"']+)["']""")
 
 
-def programs_of_file(choice: FileChoice, method: str | None) -> Iterator[LaunchedProgram]:
+def programs_of_file(
+    choice: FileChoice,
+    method: str | None,
+) -> Iterator[LaunchedProgram]:
     """Yield the launches of scripts that read the file so, with the launcher of a document that
     starts them, if there is one.
     """
