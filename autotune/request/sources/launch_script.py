@@ -130,14 +130,20 @@ def _written_names(launch: LaunchScript) -> frozenset[str]:
     return frozenset(launch.former.get(name, name) for name in launch.stated)
 
 
-def _model(launch: LaunchScript, kind: LaunchKind) -> str | None:
+def _model(
+    launch: LaunchScript,
+    kind: LaunchKind,
+) -> str | None:
     stated = launch.stated.get(kind.model)
     if stated is None or not is_known(stated):
         return None
     return stated.text or None
 
 
-def _why_no_model(launch: LaunchScript, kind: LaunchKind) -> str:
+def _why_no_model(
+    launch: LaunchScript,
+    kind: LaunchKind,
+) -> str:
     """Return why the script names no model that exists, if its variables may be the reason."""
     stated = launch.stated.get(kind.model)
     if stated is None or not stated.unset:
@@ -187,7 +193,10 @@ def _mentioned_models(text: str) -> Iterator[tuple[str, str]]:
             yield f"{match['name']} (line {line})", match["model"]
 
 
-def _tuning(launch: LaunchScript, kind: LaunchKind) -> Tuning:
+def _tuning(
+    launch: LaunchScript,
+    kind: LaunchKind,
+) -> Tuning:
     """Return the tuning that the command names, else the one that its adapter's rank means."""
     if kind.tuner is None:
         rank = launch.stated.get(kind.adapter or "")

@@ -89,7 +89,10 @@ def program_of(choice: FileChoice) -> LaunchedProgram | None:
 OWN_TRAINING = re.compile(r"(?ms)^\s*(?:from|import) trl\b.*Trainer\(")
 
 
-def _is_own(command: SimpleCommand, choice: FileChoice) -> bool:
+def _is_own(
+    command: SimpleCommand,
+    choice: FileChoice,
+) -> bool:
     """Return True for a script of the project that has the name of one of TRL's: `sft.py`."""
     for program in _program_of_command(command, choice):
         file = Path(program.choice.path)
@@ -252,7 +255,10 @@ def _file_of(
     return file_here(text, script, started_in)
 
 
-def _trains(file: Path, launcher: Sequence[str]) -> bool:
+def _trains(
+    file: Path,
+    launcher: Sequence[str],
+) -> bool:
     """Return True for a script on several GPUs, and for one that mentions a trainer."""
     mentions_launcher = any(Path(word).name in LAUNCHERS for word in launcher)
     if mentions_launcher:
@@ -261,7 +267,10 @@ def _trains(file: Path, launcher: Sequence[str]) -> bool:
     return TRAINER.search(text) is not None
 
 
-def _refuse_outputs(path: str, arguments: Sequence[Word]) -> None:
+def _refuse_outputs(
+    path: str,
+    arguments: Sequence[Word],
+) -> None:
     """Refuse an argument that is the output of a command, and may decide memory."""
     for index, word in enumerate(arguments):
         if UNKNOWN not in word.text:
@@ -355,7 +364,11 @@ def _gpus_of(
     )
 
 
-def _launch_settings(program: LaunchedProgram, *, guesses: bool = False) -> LaunchFile:
+def _launch_settings(
+    program: LaunchedProgram,
+    *,
+    guesses: bool = False,
+) -> LaunchFile:
     """Return ranks and sharding of the launcher's words and of its file. `guesses`: what its name
     says, or none, where the file is not here.
     """
@@ -401,5 +414,8 @@ def _options(argv: Sequence[str]) -> Iterator[tuple[str, str]]:
             yield name, value if equals else following
 
 
-def _launcher_file(program: LaunchedProgram, name: str) -> Path:
+def _launcher_file(
+    program: LaunchedProgram,
+    name: str,
+) -> Path:
     return file_here_or_as_named(name, program.launch_path, program.folder)
