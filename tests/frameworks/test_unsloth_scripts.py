@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from autotune.core.errors import TrainingEnvironmentError
+from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.request.flags import Flags
 from autotune.request.request_parser import parse_request
 from tests.frameworks.test_script_mechanisms import HEAD, TRAIN, reading
@@ -192,3 +192,163 @@ model = AutoModelForCausalLM.from_pretrained(parser.parse_args().model_name or N
     Path("train.py").write_text(HEAD + source)
     request = parse_request(Flags(mode="predict", script="train.py", gpus="8xH100"))
     assert request.job.task.workload.model.name == "Qwen/Qwen2.5-0.5B-Instruct"
+
+
+# What one script does to several models, and to one model several times.
+
+
+def test_the_trained_model_of_several_decides() -> None:
+    """Bits, length and adapter of a model that is loaded after it are not the training's."""
+    second = (
+        "kept, _ = FastLanguageModel.from_pretrained(NAME, max_seq_length=96, load_in_4bit=False)\n"
+        "kept = FastLanguageModel.get_peft_model(kept, r=4)\n"
+    )
+    source = UNSLOTH.format(
+        loader="FastLanguageModel", name="NAME", model="max_seq_length=768", adapter="r=24"
+    )
+    settings, _ = reading(source + second + TRAIN.format(settings=""))
+    assert settings["load_in_4bit"] is True
+    assert (settings["max_seq_length"], settings["lora_rank"]) == (768, 24)
+
+
+def test_a_script_that_only_imports_unsloth_trains_as_trl_does() -> None:
+    """unsloth gives TRL's configurations its defaults: batches of 4 x 2 and AdamW of 8 bits."""
+    source = """
+import unsloth
+model = AutoModelForCausalLM.from_pretrained(NAME)
+""" + TRAIN.format(settings="")
+    settings, _ = reading(source)
+    assert settings["use_peft"] is False
+    assert settings["gradient_accumulation_steps"] == 2
+    assert settings["optim"] == "adamw_8bit"
+
+
+SECOND_ADAPTER = """
+from unsloth import FastLanguageModel
+model, _ = FastLanguageModel.from_pretrained(NAME)
+model = FastLanguageModel.get_peft_model(model, r=24)
+model = FastLanguageModel.get_peft_model(model, r={rank})
+"""
+
+
+def test_a_second_adapter_of_unsloth_is_refused_if_it_differs() -> None:
+    train = TRAIN.format(settings="")
+    assert reading(SECOND_ADAPTER.format(rank=24) + train)[0]["lora_rank"] == 24
+    with pytest.raises(BadInput, match=r"second adapter that differs from .* first: r=8 after 24"):
+        reading(SECOND_ADAPTER.format(rank=8) + train)
+
+
+def test_new_tokens_of_unsloth_train_the_embeddings() -> None:
+    source = """
+from unsloth import FastLanguageModel, add_new_tokens
+model, tokenizer = FastLanguageModel.from_pretrained(NAME)
+add_new_tokens(model, tokenizer, ["<answer>"])
+model = FastLanguageModel.get_peft_model(model, r=24)
+""" + TRAIN.format(settings="")
+    assert reading(source)[0]["modules_to_save"] == "embed_tokens,lm_head"
+
+
+# Sizes.
+
+
+def test_unsloths_model_without_a_length_reads_all_that_it_can() -> None:
+    """32,768 positions are those of Qwen2.5-0.5B-Instruct's own configuration."""
+    settings, sentences = unsloth_reading(model="max_seq_length=None")
+    assert settings["max_seq_length"] == 32768
+    assert "max_seq_length=32768, all that the model reads" in sentences
+
+
+GRPO = """
+args = GRPOConfig(output_dir="o", num_generations=4, {settings})
+GRPOTrainer(
+    model=model, args=args, reward_funcs=lambda **_: [0.0], train_dataset=pairs
+).train()
+"""
+
+
+def test_rows_of_grpo_end_at_unsloths_window() -> None:
+    settings, sentences = unsloth_reading(
+        GRPO,
+        model="max_seq_length=1000, fast_inference=True",
+        settings="max_prompt_length=700, max_completion_length=600",
+    )
+    assert (settings["max_prompt_length"], settings["max_completion_length"]) == (400, 600)
+    assert "rows of max_seq_length=1000 tokens" in sentences
+    assert "have 700 + 600" in sentences
+    settings, sentences = unsloth_reading(
+        GRPO,
+        model="max_seq_length=1300, fast_inference=True",
+        settings="max_prompt_length=700, max_completion_length=600",
+    )
+    assert (settings["max_prompt_length"], settings["max_completion_length"]) == (700, 600)
+    assert "rows of max_seq_length" not in sentences
+
+
+def standby(share: float, variables: str) -> tuple[dict[str, object], str]:
+    """Return the reading of a script that sets variables of unsloth's to 1."""
+    source = "import os\n"
+    for variable in variables.split():
+        source += f'os.environ["{variable}"] = "1"\n'
+    source += UNSLOTH.format(
+        loader="FastLanguageModel",
+        name="NAME",
+        model=f"fast_inference=True, gpu_memory_utilization={share}",
+        adapter="",
+    )
+    lengths = "max_prompt_length=64, max_completion_length=64"
+    return reading(source + GRPO.format(settings=lengths))
+
+
+def test_standby_of_unsloth_raises_the_engines_share() -> None:
+    """Of a GPU of 80 GB its target is 0.925, of which newer releases of vLLM get 0.95."""
+    sleeps, keeps = "UNSLOTH_VLLM_STANDBY", "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"
+    settings, sentences = standby(0.5, sleeps)
+    assert settings["vllm_standby"] is True
+    assert settings["gpu_memory_utilization"] == pytest.approx(0.925 * 0.95, abs=1e-4)
+    assert "where the script has 0.5: UNSLOTH_VLLM_STANDBY=1 raises it" in sentences
+
+    assert standby(0.95, sleeps)[0]["gpu_memory_utilization"] == 0.95
+    settings, sentences = standby(0.5, f"{sleeps} {keeps}")
+    assert (settings["vllm_standby"], settings["gpu_memory_utilization"]) == (True, 0.5)
+    assert "raises it" not in sentences
+    assert standby(0.5, keeps)[0]["vllm_standby"] is False
+
+
+@pytest.mark.parametrize(
+    ("model", "adapter", "sentence"),
+    [
+        ('device_map="balanced"', "", "device_map='balanced' divides its layers"),
+        ("offload_layers=8", "", "offload_layers=8 keeps some on the host: it needs less"),
+        ("", "checkpoint_skip_layers=4", "keeps the activations of some: it needs more"),
+        ("", 'bias="all"', "an adapter without bias=all"),
+        ("", 'rank_pattern={"q_proj": 64}', "an adapter without rank_pattern="),
+        ("", 'target_parameters=["experts"]', "an adapter without target_parameters="),
+        ("load_in_4bit=False", 'init_lora_weights="loftq"', "init_lora_weights=loftq"),
+    ],
+)
+def test_what_no_prediction_of_unsloth_counts_is_said(
+    model: str, adapter: str, sentence: str
+) -> None:
+    assert sentence in unsloth_reading(model=model, adapter=adapter)[1]
+
+
+def test_a_trainer_that_trl_has_no_more_is_named() -> None:
+    train = """
+from trl import ORPOConfig, ORPOTrainer
+ORPOTrainer(model=model, args=ORPOConfig(output_dir="o"), train_dataset=pairs).train()
+"""
+    with pytest.raises(BadInput, match="builds ORPOTrainer") as refusal:
+        unsloth_reading(train)
+    assert "--method dpo" in refusal.value.way_out
+
+
+def test_a_model_that_no_trainer_takes_is_beside_the_training() -> None:
+    """Its shape is not known, and need not be: another one is trained."""
+    source = """
+from transformers import EsmForProteinFolding
+fold = EsmForProteinFolding.from_pretrained("facebook/esmfold_v1").cuda()
+model = AutoModelForCausalLM.from_pretrained(NAME, dtype="float32")
+""" + TRAIN.format(settings="")
+    sentences = reading(source)[1]
+    assert "no memory of EsmForProteinFolding(facebook/esmfold_v1)" in sentences
+    assert "without a dtype" not in sentences

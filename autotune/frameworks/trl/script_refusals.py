@@ -19,9 +19,16 @@ SUPPORTED_TRAINERS = (
     "RewardTrainer",
     "AsyncGRPOTrainer",
 )
+PAIRS_WITHOUT_REFERENCE = (
+    "Of those that are, DPO without a reference is the nearest: --method dpo --model NAME"
+    " --set precompute_ref_log_probs=true."
+)
 OTHER_TRAINERS: Mapping[str, str] = {
     "PPOTrainer": "Use --framework verl, openrlhf or open-reasoner-zero, with --method ppo.",
     "OnlineDPOTrainer": "Use --method online-dpo without a script.",
+    "ORPOTrainer": PAIRS_WITHOUT_REFERENCE,
+    "CPOTrainer": PAIRS_WITHOUT_REFERENCE,
+    "KTOTrainer": "Use --method kto without a script.",
 }
 """Trainers outside of scripts -> what can be used instead."""
 
@@ -126,6 +133,9 @@ def refusal(
             f"{path} exits with status {text} before it builds a trainer{last_line(log)}",
             way_out=_own_arguments(path) + _variables(absent),
         )
+    former = _former_trainer(absent)
+    if kind == "no_trainer" and former is not None and not text:
+        return _other_trainer(path, former)
     if kind == "no_trainer":
         return _no_trainer(path, text, absent.get("started program", ()))
     return _WRONG_TRAINERS[kind](path, text)
@@ -155,6 +165,16 @@ def _training_program(packages: Iterable[str]) -> str | None:
         root, _, _ = package.partition(".")
         if root in TRAINING_PROGRAMS:
             return TRAINING_PROGRAMS[root]
+    return None
+
+
+def _former_trainer(absent: Mapping[str, Sequence[str]]) -> str | None:
+    """Return the trainer that the script takes from TRL, and that the newest TRL has no more."""
+    for name in absent.get("name", ()):
+        package, _, _ = name.partition(".")
+        _, _, part = name.rpartition(".")
+        if package == "trl" and part.endswith("Trainer"):
+            return str(part)
     return None
 
 

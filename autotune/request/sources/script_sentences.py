@@ -56,7 +56,7 @@ def assumptions_of(inspection: ScriptInspection) -> Iterator[str]:
             " limit: --set max_length=N gives the longest"
         )
     if inspection.method in PROMPTED:
-        yield from _unlimited_prompts(inspection)
+        yield from unlimited_prompts(inspection)
         counted = {model.name for model in inspection.models_beside}
         for name in inspection.rewards:
             if "/" in name and name not in counted:  # a model, by its name; a function's has none
@@ -65,7 +65,7 @@ def assumptions_of(inspection: ScriptInspection) -> Iterator[str]:
     yield from other_trainings(inspection)
 
 
-def _unlimited_prompts(inspection: ScriptInspection) -> Iterator[str]:
+def unlimited_prompts(inspection: ScriptInspection) -> Iterator[str]:
     """Yield the sentence about prompts that nothing here gives a length."""
     if inspection.prompts is None and former_limit(inspection) is None:
         reason = f" ({inspection.prompts_why})" if inspection.prompts_why else ""

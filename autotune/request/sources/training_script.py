@@ -51,6 +51,7 @@ from autotune.request.sources.script_sentences import (
     notes_on,
     other_trainings,
     replaced,
+    unlimited_prompts,
 )
 from autotune.request.sources.unsloth_script import unsloth_settings
 from autotune.request.values import FileChoice, UserFile
@@ -116,7 +117,8 @@ def read_training_script(
         script = look(stand_in=stand_in, **{"ranks": ranks, **of_releases(releases, ranks)})
     inspection = script.look
     if inspection.unsloth:
-        return with_releases(_unsloth_file(script, model), releases, inspection, hardware.count)
+        file = _unsloth_file(script, model, hardware)
+        return with_releases(file, releases, inspection, hardware.count)
 
     # 2. Settings of its trainer.
     trainer = frameworks.trainer("trl", inspection.method)
@@ -186,11 +188,24 @@ def _unstated(inspection: ScriptInspection) -> tuple[str, ...]:
     )
 
 
-def _unsloth_file(script: UserScript, model: Model) -> UserFile:
+def _unsloth_file(
+    script: UserScript,
+    model: Model,
+    hardware: Hardware,
+) -> UserFile:
     """Return a script of unsloth's as the settings of that framework, which trains on one GPU."""
     inspection = script.look
-    prompt_length = _longest_prompt(inspection) if inspection.method in PROMPTED else None
-    settings, tuning, assumed = unsloth_settings(script.path, inspection, prompt_length)
+    prompt_length = None
+    unlimited: tuple[str, ...] = ()
+    if inspection.method in PROMPTED:
+        prompt_length = _longest_prompt(inspection)
+        unlimited = tuple(unlimited_prompts(inspection))
+    settings, tuning, assumed = unsloth_settings(
+        script.path,
+        inspection,
+        prompt_length,
+        hardware,
+    )
     config = UserConfig(
         path=Path(script.path),
         settings=settings,
@@ -199,6 +214,7 @@ def _unsloth_file(script: UserScript, model: Model) -> UserFile:
         assumed=(
             *without_arguments(inspection, script.arguments),
             *assumed,
+            *unlimited,
             *replaced(inspection),
             *other_trainings(inspection),
         ),

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from autotune.core.errors import BadInput
-from autotune.core.job import Tuning
+from autotune.core.job import Hardware, Tuning
 from autotune.core.space import KnobValue
 from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
@@ -56,10 +56,28 @@ EXPERTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_expe
 """Numbers of experts in a model's configuration."""
 
 
+STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.875), (14, 0.85), (10, 0.8), (0, 0.75))
+"""GiB of a GPU from which on standby gives vLLM this share at least."""
+STANDBY_SHARE_OF_NEWER_VLLM = 0.95
+"""Part of that share since vLLM 0.11."""
+GIB = 2**30
+DIVIDING = ("auto", "balanced", "balanced_low_0", "sequential")
+"""Values of device_map that divide one model's layers among GPUs."""
+LEARNT_BESIDE = (
+    "bias",
+    "layers_pattern",
+    "rank_pattern",
+    "target_parameters",
+    "trainable_token_indices",
+)
+"""Options of an adapter that change how many weights are trained, and that no setting has."""
+
+
 def unsloth_settings(
     path: str,
     inspection: ScriptInspection,
     prompt_length: int | None,
+    hardware: Hardware,
 ) -> tuple[dict[str, KnobValue], Tuning, tuple[str, ...]]:
     """Return the settings under unsloth's names, the tuning, and what the answer rests on."""
     method = inspection.method
@@ -87,13 +105,39 @@ def unsloth_settings(
     for name in OF_THE_TRAINER[method]:
         if inspection.raw.get(name) is not None:
             settings[name] = inspection.raw[name]
-    if method == "grpo":
+    if prompt_length is not None:
         for name in ENGINE_ARGUMENTS_OF_UNSLOTH:
             settings[name] = stated[name]
-        settings["max_prompt_length"] = prompt_length
+        settings |= _within_window(inspection, prompt_length)
+        settings |= _standby(stated, hardware)
     else:
         settings["max_seq_length"] = _longest_row(inspection)
-    return settings, tuning, tuple(_assumed(inspection, settings))
+    return settings, tuning, tuple(_assumed(inspection, settings, prompt_length))
+
+
+def _within_window(inspection: ScriptInspection, prompt_length: int) -> dict[str, KnobValue]:
+    """Return the longest prompt, and the completion, of which both end at the model's window."""
+    if not _is_longer_than_window(inspection, prompt_length):
+        return {"max_prompt_length": prompt_length}
+    window: int = inspection.unsloth["max_seq_length"]
+    completion_length = min(inspection.raw["max_completion_length"], window - 1)
+    return {
+        "max_completion_length": completion_length,
+        "max_prompt_length": window - completion_length,
+    }
+
+
+def _standby(stated: Mapping[str, Any], hardware: Hardware) -> dict[str, KnobValue]:
+    """Return the engine's sleep, and the share that it then has at least."""
+    if not (stated.get("standby") and stated["fast_inference"]):
+        return {}
+    settings: dict[str, KnobValue] = {"vllm_standby": True}
+    gib = hardware.memory_bytes / GIB
+    share = next(share for least, share in STANDBY_SHARES if gib >= least)
+    share *= STANDBY_SHARE_OF_NEWER_VLLM
+    if not stated.get("keeps_share") and stated["gpu_memory_utilization"] < share:
+        settings["gpu_memory_utilization"] = round(share, 4)
+    return settings
 
 
 def _longest_row(inspection: ScriptInspection) -> int:
@@ -188,6 +232,7 @@ def _loads_adapter(inspection: ScriptInspection) -> bool:
 def _assumed(
     inspection: ScriptInspection,
     settings: Mapping[str, KnobValue],
+    prompt_length: int | None,
 ) -> Iterator[str]:
     """Yield what the answer does not count, with its direction."""
     stated = inspection.unsloth
@@ -207,6 +252,7 @@ def _assumed(
             f"rows of max_seq_length={settings['max_seq_length']} tokens, although the script's own"
             " data_collator makes them: --set max_seq_length=N gives the longest"
         )
+    yield from _other_sizes(inspection, settings, prompt_length)
     yield from _other_weights(stated, settings)
     yield from _other_targets(inspection)
     if inspection.method != "grpo" and stated.get("fast_inference"):
@@ -214,6 +260,59 @@ def _assumed(
             "no memory of vLLM's engine, which fast_inference=True starts beside the training with"
             f" {stated['gpu_memory_utilization']} of the GPU"
         )
+
+
+def _other_sizes(
+    inspection: ScriptInspection,
+    settings: Mapping[str, KnobValue],
+    prompt_length: int | None,
+) -> Iterator[str]:
+    """Say which sizes are others than the script's."""
+    stated = inspection.unsloth
+    window = stated["max_seq_length"]
+    if stated.get("has_no_length"):
+        yield f"max_seq_length={window}, all that the model reads, because the script gives none"
+    if prompt_length is not None and _is_longer_than_window(inspection, prompt_length):
+        completion_length = inspection.raw["max_completion_length"]
+        yield (
+            f"rows of max_seq_length={window} tokens, at which unsloth's model and engine end,"
+            f" where prompt and completion have {prompt_length} + {completion_length}"
+        )
+    share = settings.get("gpu_memory_utilization")
+    if settings.get("vllm_standby") and share != stated["gpu_memory_utilization"]:
+        yield (
+            f"gpu_memory_utilization={share} where the script has"
+            f" {stated['gpu_memory_utilization']}: UNSLOTH_VLLM_STANDBY=1 raises it unless"
+            " UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE=1 is set"
+        )
+    if stated.get("device_map") in DIVIDING:
+        yield (
+            f"the whole model on one GPU, where device_map={stated['device_map']!r} divides its"
+            " layers among those that the process sees: it needs less than this on each"
+        )
+    yield from _other_layers(stated)
+
+
+def _other_layers(stated: Mapping[str, Any]) -> Iterator[str]:
+    if stated.get("offload_layers"):
+        yield (
+            f"all layers on the GPU, where offload_layers={stated['offload_layers']} keeps some on"
+            " the host: it needs less than this"
+        )
+    skipped = stated.get("checkpoint_skip_layers")
+    if skipped:
+        yield (
+            "checkpoints of all layers, where checkpoint_skip_layers="
+            f"{skipped} keeps the activations of some: it needs more than this"
+        )
+
+
+def _is_longer_than_window(inspection: ScriptInspection, prompt_length: int) -> bool:
+    completion_length = inspection.raw.get("max_completion_length")
+    if not isinstance(completion_length, int):
+        return False
+    window: int = inspection.unsloth["max_seq_length"]
+    return prompt_length + completion_length > window
 
 
 def _other_weights(
@@ -274,6 +373,17 @@ def _other_targets(inspection: ScriptInspection) -> Iterator[str]:
         yield "an adapter in all layers, where the script has it in some: it needs less than this"
     if stated.get("use_dora"):
         yield "an adapter of LoRA, where use_dora=True also keeps norms: it needs more than this"
+    for name in LEARNT_BESIDE:
+        if stated.get(name) and stated[name] != "none":
+            yield (
+                f"an adapter without {name}={stated[name]}, which changes the weights that are"
+                " trained: its need is not counted"
+            )
+    if isinstance(stated.get("init_lora_weights"), str):
+        yield (
+            f"no memory of init_lora_weights={stated['init_lora_weights']}, which computes the"
+            " adapter's first weights before the training"
+        )
     if stated.get("qat_scheme"):
         yield "no memory of qat_scheme, which rounds the weights of each pass: it needs more"
     if _has_experts(config) and _adapts_mlp(stated):

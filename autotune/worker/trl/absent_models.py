@@ -129,13 +129,11 @@ class AbsentModels:
         is_quantised = is_in_4bit or _is_quantised(options)
         dtype = _dtype(stated_dtype, config)
         model_class = self._registered.get((model_class, type(config)), model_class)
+        unstated = None
         if stated_dtype is None and not is_quantised and dtype != torch.float32:
-            name_of_dtype = str(dtype).removeprefix("torch.")
+            unstated = str(dtype).removeprefix("torch.")
             if self._loads_float32:
-                self.report("dtype of transformers 4", name_of_dtype)
                 dtype = torch.float32
-            else:
-                self.report("unstated dtype", name_of_dtype)
         is_auto = hasattr(model_class, "from_config")
         build = model_class.from_config if is_auto else model_class._from_config
         try:
@@ -146,6 +144,9 @@ class AbsentModels:
                 raise
             # The name has the shape of another architecture, which no class of this one can have.
             raise ScriptFailed("unknown_model", str(name)) from error
+        if unstated is not None:
+            kind = "dtype of transformers 4" if self._loads_float32 else "unstated dtype"
+            self.report(kind, unstated)
         model.config._name_or_path = str(name)
         _name_former_parts(model)
         attention = options.get("attn_implementation")
@@ -347,8 +348,14 @@ def _builders(absent: AbsentModels) -> Replacements:
     from transformers.models.auto.auto_factory import _BaseAutoModelClass
 
     def from_pretrained(cls: Any, *args: Any, **options: Any) -> Any:
-        name = options.pop("pretrained_model_name_or_path", None)
-        return absent.built(cls, next(iter(args), name), **options)
+        name = next(iter(args), options.pop("pretrained_model_name_or_path", None))
+        try:
+            return absent.built(cls, name, **options)
+        except ScriptFailed as error:
+            if error.kind != "unknown_model" or not _serves_beside(cls):
+                raise
+            absent.report("engine", f"{cls.__name__}({name})")
+            return Anything()
 
     yield absent.registered(_BaseAutoModelClass)
     auto_classes = _with_subclasses(_BaseAutoModelClass)
@@ -356,6 +363,22 @@ def _builders(absent: AbsentModels) -> Replacements:
         if "from_pretrained" in vars(owner):
             yield attribute(owner, "from_pretrained", classmethod(from_pretrained))
     yield attribute(transformers, "pipeline", script_models.pipeline_of(absent.report))
+
+
+TRAINED_CLASSES = re.compile(
+    r"For(?:CausalLM|ConditionalGeneration|ImageTextToText|SequenceClassification)$"
+    r"|(?:LMHead|PreTrained)Model$"
+)
+"""Classes of transformers whose models TRL's trainers take."""
+
+
+def _serves_beside(model_class: Any) -> bool:
+    """Return True for a class of transformers that no trainer here trains: one that folds proteins
+    or embeds texts for a reward.
+    """
+    is_plain = model_class.__module__.startswith("transformers.models.")
+    is_auto = hasattr(model_class, "from_config")
+    return is_plain and not is_auto and TRAINED_CLASSES.search(model_class.__name__) is None
 
 
 def _moves() -> Replacements:

@@ -7,6 +7,7 @@ Written for unsloth 2026.10 (`models/loader.py`, `models/llama.py`, `models/visi
 
 from __future__ import annotations
 
+import os
 import types
 from collections.abc import Mapping
 from typing import Any
@@ -27,6 +28,8 @@ MODEL_DEFAULTS = {
     "gpu_memory_utilization": 0.5,
     "float8_kv_cache": False,
     "offload_embedding": False,
+    "offload_layers": None,
+    "device_map": None,
 }
 """Settings of `from_pretrained` that decide memory -> default."""
 
@@ -45,6 +48,14 @@ ADAPTER_DEFAULTS = {
     "use_dora": False,
     "qat_scheme": None,
     "use_gradient_checkpointing": "unsloth",
+    "bias": "none",
+    "init_lora_weights": True,
+    "layers_pattern": None,
+    "rank_pattern": None,
+    "target_parameters": None,
+    "trainable_token_indices": None,
+    "offload_layers": None,
+    "checkpoint_skip_layers": 0,
 }
 CONFIG_DEFAULTS = {
     "per_device_train_batch_size": 4,
@@ -86,8 +97,35 @@ AFTER_THE_MODEL = (
 )
 """Methods that unsloth's models have, and that a script calls before it trains."""
 
-stated: dict[str, Any] = {}
-"""What the script gave to unsloth; empty: it imports no unsloth."""
+STANDBY = "UNSLOTH_VLLM_STANDBY"
+KEEPS_SHARE = "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"
+"""Variables: the engine sleeps while the model trains; its share stays the script's own then."""
+
+_OF_MODEL = "_autotune_unsloth"
+_NEEDS_EMBEDDINGS = "_autotune_new_tokens"
+
+_loads: list[dict[str, Any]] = []  # what each model was loaded and adapted with, in order
+_of_trainer: dict[str, Any] = {}  # what the trainer's configuration was given
+
+
+def stated_for(model: Any) -> dict[str, Any]:
+    """Return what the script gave to unsloth for its trained model; empty: none of unsloth's."""
+    stated = _stated_of(model)
+    if stated is None:
+        return {}
+    return {**stated, **_of_trainer, "loads": len(_loads)}
+
+
+def _stated_of(model: Any) -> dict[str, Any] | None:
+    """Return what a model was loaded with; a placeholder of one is taken for the last load."""
+    if isinstance(model, Anything):
+        return _loads[-1] if _loads else None
+    if not hasattr(model, "parameters"):
+        return None  # the name of a model
+    if hasattr(model, "get_base_model"):
+        model = model.get_base_model()
+    stated: dict[str, Any] | None = vars(model).get(_OF_MODEL)
+    return stated
 
 
 class FastLanguageModel:
@@ -113,18 +151,26 @@ class FastLanguageModel:
             "dtype": dtype,
             "load_in_4bit": load_in_4bit,
         }
+        stated: dict[str, Any] = {}
         for name, default in MODEL_DEFAULTS.items():
             stated[name] = arguments.get(name, default)
         stated["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
-        _settle_precision(model_name, options.get("quantization_config"))
+        _settle_precision(stated, model_name, options.get("quantization_config"))
         stated["model_name"] = model_name
-        stated["loads"] = stated.get("loads", 0) + 1
+        stated["standby"] = _is_set(STANDBY)
+        stated["keeps_share"] = _is_set(KEEPS_SHARE)
         stated["names_four_bits"] = model_name.lower().endswith(FOUR_BITS_OF_NAME)
         precision = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
         shape_name = _without_bits(model_name)
         model = _model_of_any_kind(shape_name, precision)
         for name in AFTER_THE_MODEL:
             setattr(model, name, nothing)
+        if stated["max_seq_length"] is None:
+            text_config = model.config.get_text_config()
+            stated["max_seq_length"] = text_config.max_position_embeddings
+            stated["has_no_length"] = True
+        _loads.append(stated)
+        vars(model)[_OF_MODEL] = stated  # past torch's own attributes
         return model, AutoTokenizer.from_pretrained(shape_name)
 
     @classmethod
@@ -135,16 +181,22 @@ class FastLanguageModel:
         target_modules: Any = None,
         **options: Any,
     ) -> Any:
-        if stated.get("full_finetuning"):
+        stated = _stated_of(model)
+        if stated is None or stated["full_finetuning"]:
             return model  # unsloth adds no adapter to a model whose weights are all trained
         arguments = {**options, "r": r, "target_modules": target_modules}
+        adapter: dict[str, Any] = {}
         for name, default in ADAPTER_DEFAULTS.items():
-            stated[name] = arguments.get(name, default)
+            adapter[name] = arguments.get(name, default)
         adapts_vision = options.get("finetune_vision_layers", cls.adapts_vision)
-        if stated["target_modules"] == "all-linear":
+        if adapter["target_modules"] == "all-linear":
             adapts_vision = True
-        stated["finetune_vision_layers"] = adapts_vision
-        stated["modules_to_save"] = _trained_whole(model)
+        adapter["finetune_vision_layers"] = adapts_vision
+        _move_trained_whole(adapter, model, has_engine=stated["fast_inference"])
+        if not isinstance(model, Anything):
+            _refuse_another(stated, adapter)
+        adapter["offload_layers"] = adapter["offload_layers"] or stated["offload_layers"]
+        stated.update(adapter)
         return model
 
     @staticmethod
@@ -160,7 +212,29 @@ class FastModel(FastLanguageModel):
     adapts_vision = True
 
 
-def _settle_precision(model_name: str, quantisation: Any) -> None:
+def _is_set(variable: str) -> bool:
+    return os.environ.get(variable, "0") != "0"
+
+
+OF_AN_ADAPTER = ("r", "target_modules", "modules_to_save", "bias", "layers_to_transform")
+"""Arguments in which a second adapter must not differ from the first."""
+
+
+def _refuse_another(stated: Mapping[str, Any], adapter: Mapping[str, Any]) -> None:
+    """Refuse a second adapter as unsloth does, which adds one and passes over its equal."""
+    for name in OF_AN_ADAPTER:
+        if "r" in stated and stated[name] != adapter[name]:
+            raise ValueError(
+                f"unsloth refuses a second adapter that differs from the model's first:"
+                f" {name}={adapter[name]} after {stated[name]}"
+            )
+
+
+def _settle_precision(
+    stated: dict[str, Any],
+    model_name: str,
+    quantisation: Any,
+) -> None:
     """Settle the bits of the weights as unsloth does, which refuses contradictions."""
     bits = quantisation if isinstance(quantisation, Mapping) else vars(quantisation or Anything)
     if bits.get("load_in_4bit") or bits.get("_load_in_4bit"):
@@ -186,15 +260,20 @@ def _without_bits(model_name: str) -> str:
 EMBEDDINGS = ("embed_tokens", "lm_head")
 
 
-def _trained_whole(model: Any) -> list[str]:
-    """Return the modules that are trained whole. Embeddings among the targets are: unsloth moves
-    them there. Of two that share their weights one is trained.
+def _move_trained_whole(
+    adapter: dict[str, Any],
+    model: Any,
+    *,
+    has_engine: bool,
+) -> None:
+    """Settle the modules that are trained whole. Embeddings among the targets are: unsloth moves
+    them there. Of two that share their weights one is trained, but both behind new tokens.
     """
-    modules = stated["modules_to_save"] or []
+    modules = adapter["modules_to_save"] or []
     if isinstance(modules, str):
         modules = [modules]
     names = {_last_part(module) for module in modules}
-    targets = stated["target_modules"]
+    targets = adapter["target_modules"]
     if isinstance(targets, list | tuple):
         remaining = []
         for target in targets:
@@ -202,13 +281,20 @@ def _trained_whole(model: Any) -> list[str]:
                 names.add(_last_part(target))
             else:
                 remaining.append(target)
-        stated["target_modules"] = remaining
-    if stated["fast_inference"]:
+        adapter["target_modules"] = remaining
+    if has_engine:
         names.discard("lm_head")  # an engine beside the training cannot take a trained one
     is_tied = getattr(model.config, "tie_word_embeddings", False)
     if is_tied and names.issuperset(EMBEDDINGS):
         names.discard("lm_head")
-    return sorted(names)
+    if vars(model).get(_NEEDS_EMBEDDINGS):
+        names.update(EMBEDDINGS)
+    adapter["modules_to_save"] = sorted(names)
+
+
+def _add_new_tokens(model: Any, *_: Any, **__: Any) -> None:
+    """Remember that an adapter of this model trains its embeddings, whose new rows are random."""
+    vars(model)[_NEEDS_EMBEDDINGS] = True
 
 
 def _last_part(module: Any) -> str:
@@ -255,9 +341,12 @@ def modules() -> Mapping[str, Mapping[str, Any]]:
             "PatchDPOTrainer": nothing,
             "is_bfloat16_supported": _answers_yes,
             "is_bf16_supported": _answers_yes,
+            "add_new_tokens": _add_new_tokens,
             **templates,
         },
         "unsloth.chat_templates": templates,
+        "unsloth.tokenizer_utils": {"add_new_tokens": _add_new_tokens},
+        "unsloth_zoo.tokenizer_utils": {"add_new_tokens": _add_new_tokens},
     }
 
 
@@ -287,7 +376,7 @@ def _give_defaults(config_class: Any) -> None:
         settings = {**CONFIG_DEFAULTS, **settings}
         if config_class.__name__ == "GRPOConfig":
             _complete_group(settings, default_group)
-        stated["trainer_checkpointing"] = settings.get("gradient_checkpointing")
+        _of_trainer["trainer_checkpointing"] = settings.get("gradient_checkpointing")
         construct(config, *args, **settings)
 
     config_class.__init__ = __init__
@@ -300,7 +389,7 @@ def _complete_group(settings: dict[str, Any], default_group: Any) -> None:
     rows = micro_batch * settings["gradient_accumulation_steps"]
     is_stated = settings.get("steps_per_generation") or settings.get("generation_batch_size")
     if not is_stated and rows % group:
-        stated["micro_batch"] = micro_batch
+        _of_trainer["micro_batch"] = micro_batch
         settings["per_device_train_batch_size"] = group
     loss = str(settings.get("loss_type") or LOSSES_WITHOUT_REFERENCE[0])
     has_reference = loss.lower() not in LOSSES_WITHOUT_REFERENCE
@@ -313,7 +402,7 @@ def _record_checkpointing(arguments_class: Any) -> None:
     construct = arguments_class.__init__
 
     def __init__(arguments: Any, *args: Any, **settings: Any) -> None:
-        stated["trainer_checkpointing"] = settings.get("gradient_checkpointing")
+        _of_trainer["trainer_checkpointing"] = settings.get("gradient_checkpointing")
         construct(arguments, *args, **settings)
 
     arguments_class.__init__ = __init__

@@ -85,7 +85,7 @@ def describe(captured: CapturedTrainer, absent: AbsentParts) -> Result:
         "config_place": _place(configuration.place),
         "ended_by": captured.ended_by,
         "modules": _own_modules(),
-        "unsloth": json_values(absent_unsloth.stated),
+        "unsloth": json_values(absent_unsloth.stated_for(arguments["model"])),
         "models_beside": models_beside(captured, absent.report) if absent.are_replaced else [],
     }
 
