@@ -24,6 +24,7 @@ from autotune.core.units import MIB
 from autotune.core.user_script import LaunchScript, StatedSetting, stated_number
 from autotune.frameworks.copied_defaults import copied_file
 from autotune.frameworks.launch_kinds import kind_of
+from autotune.frameworks.verl_changed_files import about_changed_files
 from autotune.frameworks.verl_turns import PROMPT_COMPLETIONS
 
 COUNTS_PROMPTS = "counts prompts"
@@ -50,16 +51,17 @@ def with_ways_of_copy(launch: LaunchScript) -> LaunchScript:
     ways: set[str] = set()
     place = kind_of(launch.framework, launch.method).config_files
     config_file = None if place is None else copied_file(launch, place)
+    changed_files: list[str] = []
     if config_file is not None:
-        ways.update(_ways_of_code(config_file.parents[2]))
+        package = config_file.parents[2]
+        ways.update(_ways_of_code(package))
+        changed_files.extend(about_changed_files(launch, package))
     if GROUP_OF_STEPS.search(launch.text):
         ways.add(COUNTS_STEPS)
-    if not ways:
-        return launch
     return replace(
         launch,
         ways_of_copy=launch.ways_of_copy | ways,
-        assumed=(*launch.assumed, *_said(launch, ways)),
+        assumed=(*launch.assumed, *_said(launch, ways), *changed_files),
     )
 
 

@@ -179,10 +179,11 @@ def test_sft_of_ms_swift_accumulates_sixteen_rows(tmp_path: Path) -> None:
     assert settings["gradient_accumulation_steps"] == 2, "16 rows / (3 x 4 GPUs), rounded up"
 
 
-def test_a_mode_is_needed_with_vllm(tmp_path: Path) -> None:
-    """ms-swift raises ValueError without it (arguments/rlhf_args.py)."""
-    with pytest.raises(IllegalConfiguration, match="use_vllm=true needs vllm_mode"):
-        request_of(tmp_path, f"{SWIFT} --num_generations 4 --use_vllm true")
+def test_vllm_without_a_mode_is_that_of_the_releases_that_need_none(tmp_path: Path) -> None:
+    """Since 3.11 ms-swift raises ValueError without it (arguments/rlhf_args.py)."""
+    request = request_of(tmp_path, f"{SWIFT} --num_generations 4 --use_vllm true")
+    assert candidate_of_job(request).settings["vllm_mode"] == "colocate"
+    assert any("default up to 3.10: later ones need it" in line for line in request.assumed)
 
 
 def test_a_micro_batch_that_verl_requires_is_not_made_up(tmp_path: Path) -> None:
