@@ -49,6 +49,7 @@ from autotune.frameworks.liger import liger_loss
 from autotune.frameworks.script_gpus import ScriptGpus
 from autotune.frameworks.stand_in_step import OtherModel, SpecFields
 from autotune.frameworks.swift_launches import (
+    OF_THE_SERVER,
     all_names,
     engine_place,
     gpus_of_launch,
@@ -58,15 +59,6 @@ from autotune.frameworks.swift_launches import (
     uses_server,
 )
 from autotune.frameworks.transformers_trainer import N_SYNTHETIC_ROWS, TransformersTrainer
-
-OF_THE_SERVER = (
-    "vllm_gpu_memory_utilization",
-    "vllm_max_model_len",
-    "vllm_tensor_parallel_size",
-    "vllm_enable_lora",
-    "vllm_enable_expert_parallel",
-)
-"""Settings of `swift rollout`, which starts the vLLM server."""
 
 ATTENTION: Mapping[KnobValue, str] = {None: "sdpa", "flash_attn": "flash_attention_2"}
 """Name of an attention -> transformers'; every other name is the same."""

@@ -243,6 +243,15 @@ def uses_server(settings: Mapping[str, object]) -> bool:
     return bool(settings.get("use_vllm")) and settings.get("vllm_mode") == "server"
 
 
+OF_THE_SERVER = (
+    "vllm_gpu_memory_utilization",
+    "vllm_max_model_len",
+    "vllm_tensor_parallel_size",
+    "vllm_enable_lora",
+    "vllm_enable_expert_parallel",
+)
+"""Settings of `swift rollout`, which starts the vLLM server."""
+
 WORKERS = "num_infer_workers"
 ENGINE_DEVICE = "vllm_device"
 VISIBLE_GPUS = "CUDA_VISIBLE_DEVICES"
