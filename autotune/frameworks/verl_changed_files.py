@@ -12,15 +12,15 @@ from pathlib import Path
 from autotune.core.user_script import LaunchScript
 from autotune.frameworks.fingerprints.nearest_release import compared_copy
 
-ENGINE = "actor_rollout_ref.rollout.name"
+ENGINE_SETTING = "actor_rollout_ref.rollout.name"
 FILE_OF_EVERY_COPY = "utils/fsdp_utils.py"
 """A package without it has files over an installed verl, and is no copy."""
 
-CONFIGURATION = "trainer/config/"  # read as it stands
+FOLDER_OF_CONFIGURATION = "trainer/config/"  # read as it stands
 OF_ENGINES = {"sglang": "sglang", "vllm": "vllm", "hf_rollout": "hf"}
 """Word of a file's name -> the engine that alone uses it."""
 
-MOST_NAMED = 6
+MOST_LISTED_FILES = 6
 
 
 def about_changed_files(launch: LaunchScript, package: Path) -> Iterator[str]:
@@ -43,11 +43,11 @@ def about_changed_files(launch: LaunchScript, package: Path) -> Iterator[str]:
 
 def _is_used(file: str, launch: LaunchScript) -> bool:
     """Return True for code that this launch runs."""
-    if file.startswith(CONFIGURATION):
+    if file.startswith(FOLDER_OF_CONFIGURATION):
         return False
     if "critic" in file and launch.method != "ppo":
         return False
-    stated = launch.stated.get(ENGINE)
+    stated = launch.stated.get(ENGINE_SETTING)
     engine = (stated.text if stated is not None else None) or "vllm"
     for word, its_engine in OF_ENGINES.items():
         if word in file and its_engine != engine:
@@ -56,6 +56,6 @@ def _is_used(file: str, launch: LaunchScript) -> bool:
 
 
 def _listed(files: list[str]) -> str:
-    named = ", ".join(files[:MOST_NAMED])
-    others = len(files) - MOST_NAMED
+    named = ", ".join(files[:MOST_LISTED_FILES])
+    others = len(files) - MOST_LISTED_FILES
     return named if others <= 0 else f"{named} and {others} more"

@@ -20,7 +20,7 @@ from autotune.core.units import MIB
 from autotune.frameworks.fingerprints.normalised_text import fingerprint
 
 UNCHANGED = "="
-ABSENT = "-"
+NOT_IN_RELEASE = "-"
 UNREADABLE = "?"
 FEWEST_FILES = 3  # fewer are no copy, but a package with a file of the same name
 
@@ -37,7 +37,7 @@ class Fingerprints(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         """Return the releases that have this text of a file, else those before and after."""
         exact: dict[str, float] = {}
         near: dict[str, float] = {}
-        of_release = ABSENT
+        of_release = NOT_IN_RELEASE
         for index, cell in enumerate(self.files[file]):
             hashes = [of_release] if cell == UNCHANGED else cell.split()
             of_release = hashes[-1]

@@ -15,9 +15,9 @@ from collections.abc import Iterator
 
 import yaml
 
-DIGITS = 6  # of 16 values each: one file has less than 200 texts
-LEFT_OUT = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER})
-LINES = {tokenize.NEWLINE: "\n", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
+DIGITS_OF_HASH = 6  # of 16 values each: one file has less than 200 texts
+IGNORED_TOKENS = frozenset({tokenize.COMMENT, tokenize.NL, tokenize.ENCODING, tokenize.ENDMARKER})
+TOKENS_OF_LINES = {tokenize.NEWLINE: "\n", tokenize.INDENT: "{", tokenize.DEDENT: "}"}
 CLOSING = frozenset(")]}")
 F_STRING_START = getattr(tokenize, "FSTRING_START", None)
 F_STRING_END = getattr(tokenize, "FSTRING_END", None)
@@ -33,7 +33,7 @@ def fingerprint(name: str, text: str) -> str | None:
             normalised = json.dumps(content, sort_keys=True, default=str)
     except (SyntaxError, tokenize.TokenError, yaml.YAMLError, RecursionError):
         return None
-    return hashlib.sha256(normalised.encode()).hexdigest()[:DIGITS]
+    return hashlib.sha256(normalised.encode()).hexdigest()[:DIGITS_OF_HASH]
 
 
 def python_text(text: str) -> str:
@@ -41,7 +41,7 @@ def python_text(text: str) -> str:
     lines: list[str] = []
     words: list[str] = []
     for kind, word in _words(text):
-        if kind not in LINES:
+        if kind not in TOKENS_OF_LINES:
             if word in CLOSING and words and words[-1] == ",":
                 words.pop()
             words.append(word)
@@ -50,7 +50,7 @@ def python_text(text: str) -> str:
             lines.append(" ".join(words))
         words = []
         if kind != tokenize.NEWLINE:
-            lines.append(LINES[kind])
+            lines.append(TOKENS_OF_LINES[kind])
     return "\n".join(lines)
 
 
@@ -68,7 +68,7 @@ def _words(text: str) -> Iterator[tuple[int, str]]:
             depth -= 1
             if depth == 0:
                 yield tokenize.STRING, _quoted(_between(rows, start, token.end))
-        elif depth == 0 and token.type not in LEFT_OUT:
+        elif depth == 0 and token.type not in IGNORED_TOKENS:
             is_string = token.type == tokenize.STRING
             yield token.type, _quoted(token.string) if is_string else token.string
 
