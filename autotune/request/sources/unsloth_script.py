@@ -61,7 +61,7 @@ STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.875), (14, 0.85), (10, 0.8), (0
 STANDBY_SHARE_OF_NEWER_VLLM = 0.95
 """Part of that share since vLLM 0.11."""
 GIB = 2**30
-DIVIDING = ("auto", "balanced", "balanced_low_0", "sequential")
+DIVIDING_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of device_map that divide one model's layers among GPUs."""
 LEARNT_BESIDE = (
     "bias",
@@ -285,7 +285,7 @@ def _other_sizes(
             f" {stated['gpu_memory_utilization']}: UNSLOTH_VLLM_STANDBY=1 raises it unless"
             " UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE=1 is set"
         )
-    if stated.get("device_map") in DIVIDING:
+    if stated.get("device_map") in DIVIDING_MAPS:
         yield (
             f"the whole model on one GPU, where device_map={stated['device_map']!r} divides its"
             " layers among those that the process sees: it needs less than this on each"

@@ -97,7 +97,7 @@ AFTER_THE_MODEL = (
 )
 """Methods that unsloth's models have, and that a script calls before it trains."""
 
-STANDBY = "UNSLOTH_VLLM_STANDBY"
+STANDBY_VARIABLE = "UNSLOTH_VLLM_STANDBY"
 KEEPS_SHARE = "UNSLOTH_VLLM_STANDBY_UTIL_OVERRIDE"
 """Variables: the engine sleeps while the model trains; its share stays the script's own then."""
 
@@ -157,7 +157,7 @@ class FastLanguageModel:
         stated["dtype"] = None if dtype is None else str(dtype).removeprefix("torch.")
         _settle_precision(stated, model_name, options.get("quantization_config"))
         stated["model_name"] = model_name
-        stated["standby"] = _is_set(STANDBY)
+        stated["standby"] = _is_set(STANDBY_VARIABLE)
         stated["keeps_share"] = _is_set(KEEPS_SHARE)
         stated["names_four_bits"] = model_name.lower().endswith(FOUR_BITS_OF_NAME)
         precision = dtype if isinstance(dtype, torch.dtype) else torch.bfloat16
@@ -216,13 +216,13 @@ def _is_set(variable: str) -> bool:
     return os.environ.get(variable, "0") != "0"
 
 
-OF_AN_ADAPTER = ("r", "target_modules", "modules_to_save", "bias", "layers_to_transform")
+OF_FIRST_ADAPTER = ("r", "target_modules", "modules_to_save", "bias", "layers_to_transform")
 """Arguments in which a second adapter must not differ from the first."""
 
 
 def _refuse_another(stated: Mapping[str, Any], adapter: Mapping[str, Any]) -> None:
     """Refuse a second adapter as unsloth does, which adds one and passes over its equal."""
-    for name in OF_AN_ADAPTER:
+    for name in OF_FIRST_ADAPTER:
         if "r" in stated and stated[name] != adapter[name]:
             raise ValueError(
                 f"unsloth refuses a second adapter that differs from the model's first:"
