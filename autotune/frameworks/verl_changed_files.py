@@ -56,6 +56,8 @@ def _is_used(file: str, launch: LaunchScript) -> bool:
 
 
 def _listed(files: list[str]) -> str:
-    named = ", ".join(files[:MOST_LISTED_FILES])
-    others = len(files) - MOST_LISTED_FILES
-    return named if others <= 0 else f"{named} and {others} more"
+    listed = ", ".join(files[:MOST_LISTED_FILES])
+    unlisted = len(files) - MOST_LISTED_FILES
+    if unlisted <= 0:
+        return listed
+    return f"{listed} and {unlisted} more"

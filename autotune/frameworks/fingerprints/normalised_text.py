@@ -39,16 +39,16 @@ def fingerprint(name: str, text: str) -> str | None:
 def python_text(text: str) -> str:
     """Return the statements of a program, one per line."""
     lines: list[str] = []
-    words: list[str] = []
+    tokens: list[str] = []
     for kind, word in _words(text):
         if kind not in TOKENS_OF_LINES:
-            if word in CLOSING and words and words[-1] == ",":
-                words.pop()
-            words.append(word)
+            if word in CLOSING and tokens and tokens[-1] == ",":
+                tokens.pop()
+            tokens.append(word)
             continue
-        if words and not _is_docstring(words):
-            lines.append(" ".join(words))
-        words = []
+        if tokens and not _is_docstring(tokens):
+            lines.append(" ".join(tokens))
+        tokens = []
         if kind != tokenize.NEWLINE:
             lines.append(TOKENS_OF_LINES[kind])
     return "\n".join(lines)
@@ -89,6 +89,6 @@ def _between(
     return "".join([rows[first][start[1] :], *rows[first + 1 : last], rows[last][: end[1]]])
 
 
-def _is_docstring(words: list[str]) -> bool:
+def _is_docstring(tokens: list[str]) -> bool:
     """Return True for a statement that is a text, or several that are one."""
-    return all(word.endswith('"') for word in words)
+    return all(word.endswith('"') for word in tokens)

@@ -154,7 +154,9 @@ class _JsonContent(list[Any]):
     """Content of a file of JSON, a list of rows or a mapping with every key."""
 
     def __getitem__(self, key: Any) -> Any:
-        return self if isinstance(key, str) else super().__getitem__(key)
+        if isinstance(key, str):
+            return self
+        return super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
         return isinstance(key, str) or super().__contains__(key)

@@ -113,7 +113,9 @@ class _App(Anything):
 def _remote_of_ray(*args: Any, **_: Any) -> Any:
     """Return Ray's decorator, with or without options."""
     is_bare = len(args) == 1 and callable(args[0]) and not isinstance(args[0], Anything)
-    return _Remote(args[0]) if is_bare else _Remote
+    if is_bare:
+        return _Remote(args[0])
+    return _Remote
 
 
 def _same(value: Any = None, *_: Any, **__: Any) -> Any:
@@ -141,7 +143,9 @@ class _Workers:
         if self._workers is not None and self.report is not None:
             self.report("launched processes", f"{self._workers} by ScalingConfig(num_workers)")
         needs_config = not _needs_nothing(self._loop) or self._config is not None
-        return self._loop(self._config or {}) if needs_config else self._loop()
+        if needs_config:
+            return self._loop(self._config or {})
+        return self._loop()
 
 
 class _Scaling:
