@@ -297,22 +297,28 @@ def _documented_programs(
 
 def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
     """Return the project's scripts that take such a file, with the option: first those that speak
-    of most of the file's own keys. A file without such keys is read by a script that names it.
+    of most of the file's own keys. A file without such keys is read by a script that names it, or
+    by the only one whose parser is TRL's.
     """
     file = Path(choice.path)
     document = read_document(file, last_counts=True)
     own_names = author_names(document)
     method = _method_of(choice)
     scripts: list[tuple[int, Path, str]] = []
+    with_parser_of_trl: list[tuple[Path, str]] = []
     for script in project_documents(file, (".py",)):
         option = _option_of(script, method)
         if option is None:
             continue
         text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
+        if TAKES_FLAG.search(text):
+            with_parser_of_trl.append((script, option))
         mentioned = sum(name in text for name in own_names)
         is_of_handbook = not option and "dataset_mixer" in document.content
         if own_names or is_of_handbook or _names_folder(text, file):
             scripts.append((-mentioned, script, option))
+    if not scripts and len(with_parser_of_trl) == 1:
+        return with_parser_of_trl
     scripts.sort(key=lambda entry: entry[0])
     return [(script, option) for _, script, option in scripts]
 
