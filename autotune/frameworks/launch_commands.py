@@ -76,6 +76,7 @@ def find_launch(
     _refuse_sharding_of_the_launcher(path, training)
     settings = _settings_of(path, training)
     stated = settings.stated
+    _refuse_only_unknown_words(path, training, stated)
     _refuse_other_steps(path, kind, stated)
     method = method_of_launch(path, kind, training.method, stated)
     former_flags = _former_flags(training)
@@ -121,6 +122,22 @@ def _settings_of(path: str, training: _Training) -> _LaunchSettings:
         stated={kind.former.get(name, name): value for name, value in by_own_name.items()},
         shared=shared,
         is_former_file=not kind.former.keys().isdisjoint(by_own_name),
+    )
+
+
+def _refuse_only_unknown_words(
+    path: str,
+    training: _Training,
+    stated: Mapping[str, StatedSetting],
+) -> None:
+    """Refuse a training all of whose settings a program writes when the script runs."""
+    lines = _lines_of_unknown_names(training)
+    if stated or not lines:
+        return
+    raise BadInput(
+        f"{path}, line {lines[0]}: all settings of the training are the output of a command, which"
+        " is not run.",
+        way_out="Write them out, or give the file from which they come: --config FILE.",
     )
 
 
