@@ -157,6 +157,8 @@ def test_a_file_with_relative_imports_is_a_module_of_its_folders(
     [
         ("Choose a model (1-9): ", "1"),
         ("Steps [default: 60]: ", ""),
+        ("Proceed? [N/y] ", "y"),
+        ("Train now (Yes/No)? ", "yes"),
         ("Name of the run: ", "absent"),
     ],
 )

@@ -15,6 +15,9 @@ CHOICES = re.compile(r"[(\[]([^()\[\]]*/[^()\[\]]*)[)\]]")
 RANGE = re.compile(r"\b(?P<first>[0-9]+)\s*(?:-|\u2013|to)\s*[0-9]+\b")
 """Numbers in a question: `Choose a model (1-9)`."""
 
+CONFIRMATION = re.compile(r"^y(?:es)?$", re.IGNORECASE)
+"""Answer with which a script goes on."""
+
 OF_A_NUMBER = re.compile(r"\b(?:int|float)\(\s*input\(")
 
 
@@ -47,7 +50,10 @@ def answers_of_a_user(report: Callable[[str, str], None]) -> Callable[..., str]:
 
 
 def _likely_answers(question: str, statement: str) -> list[str]:
-    """Return what a question is usually answered with: its own default, or a number."""
+    """Return what a question is usually answered with: yes, its own default, or a number."""
+    confirmations = [answer for answer in _choices_of(question) if CONFIRMATION.match(answer)]
+    if confirmations:
+        return [confirmations[0].lower()]
     if "default" in question.lower():
         return [""]
     numbers = RANGE.search(question)
