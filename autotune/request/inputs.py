@@ -31,6 +31,7 @@ from autotune.request.sources.exported_variables import (
     sets_allocator,
 )
 from autotune.request.sources.launch_of_settings import as_launch
+from autotune.request.sources.pinned_releases import absent_submodule
 from autotune.request.sources.reader import SourceReader
 from autotune.request.values import (
     FileChoice,
@@ -121,6 +122,8 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         launch = (trainer.name, trainer.method, choice.path, file.names)
         releases = reader.once(author_releases, *launch)
         file = with_author_releases(file, trainer, releases, hardware)
+        if is_predicted:
+            file = _about_submodule(file, trainer.name, choice)
     if file is not None and is_predicted:
         file = with_former_settings(file, trainer)
     return Sources(
@@ -133,6 +136,26 @@ def read_inputs(flags: FlagValues, reader: SourceReader) -> Sources:
         exported=_exported(flags.settings, space, trainer, hardware, file),
         of_file=_allocator_of_file(flags.settings, space, trainer, file) if is_predicted else None,
     )
+
+
+def _about_submodule(
+    file: UserFile,
+    framework: str,
+    choice: FileChoice,
+) -> UserFile:
+    """Return the file with the sentence about a framework whose commit the project has, and whose
+    files are not here; none where the project or the launch says a release.
+    """
+    is_known = file.releases is not None and file.releases.of_framework is not None
+    place = None if is_known else absent_submodule(Path(choice.path), framework)
+    if place is None:
+        return file
+    sentence = (
+        f"{framework} is the submodule {place}, which is not here: what is not stated has"
+        " the defaults of the newest release"
+    )
+    config = replace(file.config, assumed=(sentence, *file.config.assumed))
+    return replace(file, config=config)
 
 
 def _has_no_release(file: UserFile) -> bool:

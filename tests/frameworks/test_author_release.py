@@ -350,3 +350,26 @@ def test_names_of_verl_agent_say_the_release_that_it_is_made_from() -> None:
     assert settings["actor_rollout_ref.actor.entropy_coeff"] == 0.001
     assert settings["actor_rollout_ref.rollout.max_num_seqs"] == 1024
     assert any("env.rollout.n of verl-agent" in line for line in request.assumed)
+
+
+@pytest.mark.parametrize(
+    ("url", "is_said"),
+    [("git@github.com:volcengine/verl.git", True), ("https://github.com/me/other", False)],
+)
+def test_a_submodule_that_is_not_here_is_said(url: str, is_said: bool) -> None:
+    Path(".gitmodules").write_text(
+        f'[submodule "external/verl"]\n\tpath = external/verl\n\turl = {url}\n'
+    )
+    Path("run.sh").write_text(
+        "python3 -m verl.trainer.main_ppo algorithm.adv_estimator=grpo"
+        " actor_rollout_ref.model.path=Qwen/Qwen2.5-0.5B-Instruct"
+        " actor_rollout_ref.rollout.name=vllm data.train_batch_size=256"
+        " actor_rollout_ref.actor.use_dynamic_bsz=true\n"
+    )
+    request = parse_request(Flags(from_command="run.sh", gpus="4xA100-80G", mode="predict"))
+    sentences = "\n".join(request.assumed)
+    assert ("verl is the submodule external/verl, which is not here" in sentences) is is_said
+    Path("external/verl").mkdir(parents=True)
+    Path("external/verl/README.md").write_text("fetched")
+    request = parse_request(Flags(from_command="run.sh", gpus="4xA100-80G", mode="predict"))
+    assert "which is not here: what is not stated" not in "\n".join(request.assumed)

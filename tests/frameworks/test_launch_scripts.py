@@ -269,7 +269,7 @@ def test_open_reasoner_zero_is_recognised() -> None:
 
 
 def test_settings_that_only_a_run_has_are_no_training_with_defaults() -> None:
-    text = "mapfile -t WORDS < <(./settings)\nswift sft \"${WORDS[@]}\"\n"
+    text = 'mapfile -t WORDS < <(./settings)\nswift sft "${WORDS[@]}"\n'
     with pytest.raises(BadInput, match="line 2: all settings of the training are the output"):
         find_launch("run.sh", text, commands_of(text))
 

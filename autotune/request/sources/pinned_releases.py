@@ -7,6 +7,7 @@ not, because pip takes the newest one. Nothing is executed.
 
 from __future__ import annotations
 
+import configparser
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -111,6 +112,32 @@ def release_of_copy(
                 place=os.path.relpath(file),
                 line=text.count("\n", 0, version.start(1)) + 1,
             )
+    return None
+
+
+SUBMODULES = ".gitmodules"
+
+
+def absent_submodule(launch: Path, package: str) -> str | None:
+    """Return the folder of the package's own repository in a launch's project, if it is empty: a
+    submodule that nobody has fetched, whose commit may be of any time.
+    """
+    for folder in _folders(Path.cwd() / launch):
+        file = folder / SUBMODULES
+        if not file.is_file():
+            continue
+        modules = configparser.ConfigParser()
+        try:
+            modules.read_string(_text_of(file).replace("\t", ""))
+        except configparser.Error:
+            continue
+        for name in modules.sections():
+            module = modules[name]
+            repository = module.get("url", "").rpartition("/")[2].removesuffix(".git")
+            place = folder / module.get("path", "")
+            is_here = place.is_dir() and any(place.iterdir())
+            if repository.lower() == package and not is_here:
+                return os.path.relpath(place)
     return None
 
 
