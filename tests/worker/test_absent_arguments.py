@@ -129,6 +129,9 @@ def test_a_group_that_the_launch_has_to_choose(tmp_path: Path) -> None:
 def test_folders_of_models_and_files_of_rows_are_looked_for() -> None:
     assert is_looked_for("../../Qwen2.5-0.5B-Instruct/")
     assert is_looked_for(Path("models/llama-8b"))
+    assert is_looked_for("out/sft-lora-12/checkpoint-120")
+    assert not is_looked_for("lora/settings.yaml")
+    assert not is_looked_for("exploration/checkpoint-120")
     assert is_looked_for("data/train.jsonl")
     assert not any(map(is_looked_for, ("output", "checkpoint-100", "config.json", "run_2b2c")))
 

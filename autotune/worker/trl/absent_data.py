@@ -291,17 +291,22 @@ Sequence.register(PlaceholderRows)  # for random.sample
 MODEL_FOLDER = re.compile(r"\d(?:\.\d+)?[bm](?=[-_/]|$)", re.IGNORECASE)
 """End of a size in the name of a model's folder: `../Qwen2.5-0.5B-Instruct/`."""
 
+ADAPTER_FOLDER = re.compile(r"(?:^|[_/-])(?:q?lora|adapters?)(?=[_/-]|$)", re.IGNORECASE)
+"""Word in the path of an adapter that is trained further: `sft-lora/checkpoint-120`."""
+
 DATA_FOLDER = re.compile(r"(?:^|[_-])(?:data|datasets?|tokenized)$")
 """End of the name of a folder with rows: `./data`, `processed_dataset`."""
 
 
 def is_looked_for(file: Any) -> bool:
-    """Return True for a file of rows, for a folder of them, and for that of a model."""
+    """Return True for a file of rows, and for a folder of them, of a model or of an adapter."""
     if is_rows(file):
         return True
     path = str(file).rstrip("/")
     _, _, name = path.rpartition("/")
-    return DATA_FOLDER.search(name) is not None or MODEL_FOLDER.search(name) is not None
+    is_of_adapter = ADAPTER_FOLDER.search(path) is not None and "." not in name
+    is_of_model = MODEL_FOLDER.search(name) is not None
+    return is_of_adapter or is_of_model or DATA_FOLDER.search(name) is not None
 
 
 def is_rows(file: Any) -> bool:
