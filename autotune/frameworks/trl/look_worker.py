@@ -8,12 +8,14 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import socket
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import autotune.worker
 from autotune.core.errors import BadInput, TrainingEnvironmentError
@@ -23,6 +25,21 @@ from autotune.frameworks.trl.script_refusals import last_line
 ConfigsByName = Callable[[str], "Mapping[str, object] | None"]
 
 TIMEOUT_S = 1800.0  # includes the download and preparation of the script's dataset
+
+
+PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
+
+
+def _offline() -> dict[str, str]:
+    """Return the variable without which a script waits 20 s for a hub that no name server knows."""
+    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
+    if any(os.environ.get(name) for name in PROXIES):
+        return {}
+    try:
+        socket.getaddrinfo(host, None)
+    except OSError:
+        return {"HF_HUB_OFFLINE": "1"}
+    return {}
 
 
 class LookWorker:
@@ -40,7 +57,7 @@ class LookWorker:
                 stdout=subprocess.PIPE,
                 stderr=self._log,
                 text=True,
-                env=without_side_effects({**os.environ, **environment}),
+                env=without_side_effects({**_offline(), **os.environ, **environment}),
             )
         except OSError as error:
             self._log.close()
