@@ -294,12 +294,16 @@ def stay_offline() -> None:
     os.environ["HF_HUB_OFFLINE"] = "1"
 
 
+def hub_endpoint() -> str:
+    return os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
+
+
 def fetched_config(hub_id: str, file: str = "config.json") -> bytes | None:
     """Return the text of the model's config.json, or of another file; None offline, without an
     answer, or if it is too large.
     """
-    endpoint = os.environ.get("HF_ENDPOINT", ENDPOINT).rstrip("/")
-    if _is_offline() or not endpoint.startswith(("http://", "https://")):
+    endpoint = hub_endpoint()
+    if is_offline() or not endpoint.startswith(("http://", "https://")):
         return None
     from urllib.request import Request, urlopen  # with ssl, longer to load than many answers take
 
@@ -314,7 +318,8 @@ def fetched_config(hub_id: str, file: str = "config.json") -> bytes | None:
     return text
 
 
-def _is_offline() -> bool:
+def is_offline() -> bool:
+    """Return True if a variable says that nothing is fetched."""
     for name in OFFLINE_VARIABLES:
         if os.environ.get(name, "").lower() in ("1", "on", "yes", "true"):
             return True

@@ -126,6 +126,18 @@ def read_text(
         raise BadInput(f"{file} is not UTF-8 text (byte {error.start}).", way_out=way_out) from None
 
 
+def text_if_readable(
+    file: Path,
+    *,
+    largest_bytes: int,
+) -> str:
+    """Return the content of a UTF-8 file; empty for one that cannot be read."""
+    try:
+        return read_text(file, largest_bytes=largest_bytes, way_out="")
+    except BadInput:
+        return ""
+
+
 def read_loose_json(
     file: Path,
     *,

@@ -34,6 +34,11 @@ class StatedSetting:
 def stated_number(stated: StatedSetting | None) -> int:
     """Return a whole number; 0: none is stated."""
     text = "" if stated is None or stated.text is None else stated.text
+    return whole_number(text)
+
+
+def whole_number(text: str) -> int:
+    """Return the number that a text is; 0: it is none."""
     return int(text) if text.isascii() and text.isdigit() else 0
 
 

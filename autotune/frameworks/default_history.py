@@ -102,10 +102,9 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         `companions`, with the names that the next one lacks; None: it is the newest of all, or none
         has them all.
         """
-        history = self.method(method)
-        if history is None:
+        if self.method(method) is None:
             return None
-        spans = {name: history.names[name] for name in names if name in history.names}
+        spans = self._spans(method, names)
         for release in reversed(self.releases):
             if self.lacking(method, names, release):
                 continue
@@ -134,11 +133,26 @@ class DefaultHistory(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                 lacking.append(name)
         return lacking
 
+    def has(
+        self,
+        method: str,
+        names: Collection[str],
+        release: str,
+    ) -> bool:
+        """Return False for a release that came before one of the names, or after it."""
+        return self._has(release, self._spans(method, names))
+
     def _has(self, release: str, spans: Mapping[str, tuple[str, str]]) -> bool:
         for first, last in spans.values():
             if is_before(release, first) or is_before(last, release):
                 return False
         return True
+
+    def _spans(self, method: str, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """Return the first and last release of those names that not all releases have."""
+        history = self.method(method)
+        listed = {} if history is None else history.names
+        return {name: listed[name] for name in names if name in listed}
 
     def _installs_with(self, release: str, companions: Mapping[str, str]) -> bool:
         for package, rows in self.least.items():

@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from autotune.core.units import counted
-from autotune.core.user_script import LaunchScript, stated_number
+from autotune.core.user_script import LaunchScript, stated_number, whole_number
 from autotune.frameworks.base import MICRO_BATCH, Settings, share_of, uncounted_evaluation_rows
 from autotune.frameworks.engine_place import PlaceOfEngine
 from autotune.frameworks.script_gpus import ScriptGpus, gpus_of_launcher, gpus_of_variables
@@ -286,17 +286,13 @@ def _leaves_gpus(
     workers: int,
 ) -> bool:
     """Return True if the launch has GPUs for vLLM besides those of its training processes."""
-    nodes = max(1, _plain_number(launch.environment.get("NNODES", "")))
+    nodes = max(1, whole_number(launch.environment.get("NNODES", "")))
     visible = [word for word in launch.environment.get(VISIBLE_GPUS, "").split(",") if word]
     if visible:
         return len(visible) == processes // nodes + workers
     if {WORKERS, ENGINE_DEVICE}.isdisjoint(launch.written):
         return False
     return workers != processes or _names_gpu_behind(launch, processes)
-
-
-def _plain_number(text: str) -> int:
-    return int(text) if text.isascii() and text.isdigit() else 0
 
 
 def _names_gpu_behind(launch: LaunchScript, processes: int) -> bool:

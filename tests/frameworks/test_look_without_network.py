@@ -7,12 +7,13 @@ from collections.abc import Iterator
 
 import pytest
 
+from autotune.catalog.model_lookup import OFFLINE_VARIABLES
 from autotune.frameworks.trl import look_worker
 
 
 @pytest.fixture(autouse=True)
 def without_variables(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    for name in (*look_worker.PROXIES, "HF_ENDPOINT"):
+    for name in (*look_worker.PROXIES, *OFFLINE_VARIABLES, "HF_ENDPOINT"):
         monkeypatch.delenv(name, raising=False)
     yield
 

@@ -19,8 +19,7 @@ MAX_STARS = 2
 _SPECIAL = re.compile(r"[*?\[]")
 _PART = re.compile(r"\[(?P<sign>[!^]?)(?P<characters>[\w., :/-]+)\]|(?P<character>.)", re.DOTALL)
 
-
-_CLASSES = {
+CHARACTER_CLASSES = {
     "[:digit:]": "0-9",
     "[:upper:]": "A-Z",
     "[:lower:]": "a-z",
@@ -28,6 +27,8 @@ _CLASSES = {
     "[:alnum:]": "a-zA-Z0-9",
     "[:space:]": " \t\n\r\f\v",
 }
+"""Class of characters inside of brackets -> its characters."""
+
 _OTHER_CLASS = re.compile(r"\[:")
 
 
@@ -69,7 +70,7 @@ def literal_pattern(text: str) -> str:
 
 def _plain_pattern(pattern: str) -> str:
     """Return the pattern in Python's spelling."""
-    for name, characters in _CLASSES.items():
+    for name, characters in CHARACTER_CLASSES.items():
         pattern = pattern.replace(name, characters)
     return pattern.replace("[^", "[!")
 

@@ -6,31 +6,27 @@ two languages match in another way, and what may take long, is not read: `compil
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Iterator
 
 from autotune.core.shell.extended_patterns import no_text_begins_another
+from autotune.core.shell.patterns import CHARACTER_CLASSES
 
 MAX_PATTERN = 200
+MOST_KEPT_PATTERNS = 64  # `sed` asks for the same ones at every line
 MOST_SEARCH_STEPS = 4 * 10**6
 """Characters of a line to the power of the repeated parts: about what a search looks at."""
 
 _PIECE = re.compile(r"\\.|\[\^?\]?(?:\[:\w+:\]|[^\]])*\]|.", re.DOTALL)
 _SPECIAL = "(){}+?|"  # which a backslash turns into the other meaning
-_CLASSES = {
-    "[:digit:]": "0-9",
-    "[:upper:]": "A-Z",
-    "[:lower:]": "a-z",
-    "[:alpha:]": "a-zA-Z",
-    "[:alnum:]": "a-zA-Z0-9",
-    "[:space:]": r"\s",
-    "[:blank:]": r" \t",
-}
+_CLASSES = {**CHARACTER_CLASSES, "[:space:]": r"\s", "[:blank:]": r" \t"}
 _ESCAPED = {"w": r"\w", "s": r"\s", "S": r"\S", "W": r"\W", "b": r"\b", "n": r"\n", "t": r"\t"}
 _REPEATED = ("*", "+", "?", "{")
 _NOT_PLAIN = re.compile(r"[^\w\\./:-]|(?<!\\)\.")
 
 
+@functools.lru_cache(maxsize=MOST_KEPT_PATTERNS)
 def compiled(
     pattern: str,
     *,

@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import autotune.worker
+from autotune.catalog.model_lookup import hub_endpoint, is_offline
 from autotune.core.errors import BadInput, TrainingEnvironmentError
 from autotune.core.secrets import without_side_effects
 from autotune.frameworks.trl.script_refusals import last_line
@@ -32,9 +33,9 @@ PROXIES = ("HTTPS_PROXY", "https_proxy", "ALL_PROXY", "all_proxy")
 
 def _offline() -> dict[str, str]:
     """Return the variable without which a script waits 20 s for a hub that no name server knows."""
-    host = urlsplit(os.environ.get("HF_ENDPOINT", "https://huggingface.co")).hostname
-    if any(os.environ.get(name) for name in PROXIES):
+    if is_offline() or any(os.environ.get(name) for name in PROXIES):
         return {}
+    host = urlsplit(hub_endpoint()).hostname
     try:
         socket.getaddrinfo(host, None)
     except OSError:

@@ -178,13 +178,7 @@ def _can_have(
     """
     if history.package == TRL or release.is_copy:
         return True
-    of_method = history.method(method)
-    spans = {} if of_method is None else of_method.names
-    for name in spans.keys() & set(names):
-        first, last = spans[name]
-        if is_before(release.version, first) or is_before(last, release.version):
-            return False
-    return True
+    return history.has(method, names, release.version)
 
 
 def _history(package: str) -> DefaultHistory:
@@ -198,30 +192,20 @@ def _stated(
     launch: str,
 ) -> AuthorRelease | None:
     copy = release_of_copy(Path(launch), history.package)
-    if copy is not None:
-        return AuthorRelease(
-            package=history.package,
-            version=copy.version,
-            reason=f"{launch} is in a copy of {copy.requirement} ({copy.place})",
-            place=copy.place,
-            line=copy.line,
-            is_stated=True,
-            is_copy=True,
-        )
-    pin = pinned_release(
-        Path(launch),
-        history.package,
-        history.releases,
-    )
-    if pin is None:
+    release = copy or pinned_release(Path(launch), history.package, history.releases)
+    if release is None:
         return None
+    reason = f"{release.place}, line {release.line}, asks for {release.requirement}"
+    if copy is not None:
+        reason = f"{launch} is in a copy of {copy.requirement} ({copy.place})"
     return AuthorRelease(
         package=history.package,
-        version=pin.version,
-        reason=f"{pin.place}, line {pin.line}, asks for {pin.requirement}",
-        place=pin.place,
-        line=pin.line,
+        version=release.version,
+        reason=reason,
+        place=release.place,
+        line=release.line,
         is_stated=True,
+        is_copy=copy is not None,
     )
 
 

@@ -102,7 +102,7 @@ def about_unread_parts(choice: FileChoice) -> tuple[str, ...]:
     whole by itself: its model, or keys of the author's own, are in other places.
     """
     document = read_document(Path(choice.path), last_counts=True)
-    names_model = any(re.search(r"model", str(key)) for key in document.content)
+    names_model = any("model" in str(key) for key in document.content)
     if not names_model:
         sentence = (
             f"{choice.path} names no model: an adapter, 4 bits and a precision that its project"

@@ -15,7 +15,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.errors import AutotuneError
-from autotune.core.files import read_text
+from autotune.core.files import text_if_readable
 from autotune.core.shell.script import commands_of
 from autotune.core.units import KIB
 from autotune.request.sources.launch_text import launch_commands
@@ -123,7 +123,7 @@ def launches_in(
     model: str | None,
 ) -> Iterator[LaunchedProgram]:
     """Yield the launches of a document whose words have the name, as of this machine's user."""
-    text = _text_of(document)
+    text = text_if_readable(document, largest_bytes=MOST_DOCUMENT_BYTES)
     is_named = name.search(text) is not None
     is_composed = document.suffix in SHELL_DOCUMENTS and NAME_OF_PARTS.search(text) is not None
     if not is_named and not is_composed:
@@ -228,10 +228,3 @@ def _documents_below(
 
 def _is_of_project(folder: str) -> bool:
     return not folder.startswith(".") and folder not in FOREIGN_FOLDERS
-
-
-def _text_of(document: Path) -> str:
-    try:
-        return read_text(document, largest_bytes=MOST_DOCUMENT_BYTES, way_out="")
-    except AutotuneError:
-        return ""

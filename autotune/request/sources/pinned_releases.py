@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from autotune.core.errors import AutotuneError
-from autotune.core.files import read_text
+from autotune.core.files import text_if_readable
 from autotune.core.units import KIB
 
 PROJECT_DEPTH = 6
@@ -298,7 +297,4 @@ def _as_pip(text: str) -> str:
 
 def _text_of(file: Path) -> str:
     largest = LOCK_BYTES if file.suffix == ".lock" else MOST_REQUIREMENT_BYTES
-    try:
-        return read_text(file, largest_bytes=largest, way_out="")
-    except AutotuneError:
-        return ""
+    return text_if_readable(file, largest_bytes=largest)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from autotune.core.errors import AutotuneError
-from autotune.core.files import read_text
+from autotune.core.files import text_if_readable
 from autotune.core.job import Hardware
 from autotune.core.yaml_document import Document, read_document
 from autotune.frameworks.trl.class_names import CLASS_PREFIXES
@@ -35,7 +35,7 @@ from autotune.request.sources.launched_program import (
     launcher_of_example,
     read_launched_program,
 )
-from autotune.request.sources.scripts_of_file import programs_of_file
+from autotune.request.sources.scripts_of_file import programs_of_file, undocumented_launch
 from autotune.request.values import FileChoice, UserFile
 
 YAML_SUFFIXES = (".yaml", ".yml")
@@ -85,8 +85,7 @@ def read_by_its_script(
     if not _needs_its_script(document):
         return None, ""
     failure = ""
-    programs = list(_programs(choice))
-    for program in programs[:MOST_SCRIPTS]:
+    for program in itertools.islice(_programs(choice), MOST_SCRIPTS):
         try:
             file = _followed(program, python, hardware, method)
         except AutotuneError as error:
@@ -253,18 +252,13 @@ def _programs(choice: FileChoice) -> Iterator[LaunchedProgram]:
             continue
         file = Path(choice.path)
         started = _with_other_file(script, option, file)
-        yield started or LaunchedProgram(
-            choice=FileChoice(
+        yield started or undocumented_launch(
+            FileChoice(
                 flag="--script",
                 path=str(script),
                 arguments=(option, str(file)) if option else (str(file),),
                 model=choice.model,
-            ),
-            launch_path=str(script),
-            line=0,
-            launcher=("python",),
-            folder="",
-            is_example=True,
+            )
         )
 
 
@@ -307,10 +301,10 @@ def _scripts(choice: FileChoice) -> list[tuple[Path, str]]:
     scripts: list[tuple[int, Path, str]] = []
     with_parser_of_trl: list[tuple[Path, str]] = []
     for script in project_documents(file, (".py",)):
-        option = _option_of(script, method)
+        text = text_if_readable(script, largest_bytes=MAX_SCRIPT_BYTES)
+        option = _option_of(script, text, method)
         if option is None:
             continue
-        text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
         if TAKES_FLAG.search(text):
             with_parser_of_trl.append((script, option))
         mentioned = sum(name in text for name in own_names)
@@ -414,16 +408,13 @@ def _method_of(choice: FileChoice) -> str | None:
 
 def _option_of(
     script: Path,
+    text: str,
     method: str | None,
 ) -> str | None:
     """Return the option by which a script that trains by the method, if one is known, takes a file
     of settings; empty: its first argument is one; None: it takes none.
     """
     if OF_TESTS.search(str(script)):
-        return None
-    try:
-        text = read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
-    except AutotuneError:
         return None
     if not TRAINER.search(text) or not YAML_READER.search(text):
         return None

@@ -9,8 +9,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from autotune.core.errors import AutotuneError
-from autotune.core.files import read_text
+from autotune.core.files import text_if_readable
 from autotune.request.sources.config_file import METHOD_OF_PATH
 from autotune.request.sources.documented_launch import launches_of, project_documents
 from autotune.request.sources.launch_text import MAX_SCRIPT_BYTES
@@ -31,7 +30,7 @@ def programs_of_file(
     """
     file = Path(choice.path).resolve()
     for script in project_documents(file, (".py",)):
-        text = _text_of(script)
+        text = text_if_readable(script, largest_bytes=MAX_SCRIPT_BYTES)
         arguments = _arguments_for(script, text, file)
         if arguments is None or not _may_train(script, text, method):
             continue
@@ -43,14 +42,7 @@ def programs_of_file(
         )
         documented = next(launches_of(script_choice), None)
         if documented is None:
-            yield LaunchedProgram(
-                choice=script_choice,
-                launch_path=str(script),
-                line=0,
-                launcher=("python",),
-                folder="",
-                is_example=True,
-            )
+            yield undocumented_launch(script_choice)
         else:
             other_arguments = _without_group(documented.choice.arguments, arguments)
             started = replace(script_choice, arguments=(*other_arguments, *arguments))
@@ -59,6 +51,18 @@ def programs_of_file(
                 choice=started,
                 takes_other_file=other_arguments != documented.choice.arguments,
             )
+
+
+def undocumented_launch(choice: FileChoice) -> LaunchedProgram:
+    """Return the launch of a script that no document starts."""
+    return LaunchedProgram(
+        choice=choice,
+        launch_path=choice.path,
+        line=0,
+        launcher=("python",),
+        folder="",
+        is_example=True,
+    )
 
 
 def _arguments_for(
@@ -116,10 +120,3 @@ def _may_train(
     if method is not None and methods:
         return method in methods
     return bool(methods) or "train" in name or TRAINER.search(text) is not None
-
-
-def _text_of(script: Path) -> str:
-    try:
-        return read_text(script, largest_bytes=MAX_SCRIPT_BYTES, way_out="")
-    except AutotuneError:
-        return ""

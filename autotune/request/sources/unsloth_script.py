@@ -13,6 +13,7 @@ from typing import Any
 from autotune.core.errors import BadInput
 from autotune.core.job import Hardware, Tuning
 from autotune.core.space import KnobValue
+from autotune.core.units import GIB
 from autotune.core.user_script import ScriptInspection
 from autotune.frameworks.base import ACCUMULATION, MICRO_BATCH
 
@@ -60,7 +61,6 @@ STANDBY_SHARES = ((40, 0.925), (25, 0.9), (20, 0.875), (14, 0.85), (10, 0.8), (0
 """GiB of a GPU from which on standby gives vLLM this share at least."""
 STANDBY_SHARE_OF_NEWER_VLLM = 0.95
 """Part of that share since vLLM 0.11."""
-GIB = 2**30
 DIVIDING_MAPS = ("auto", "balanced", "balanced_low_0", "sequential")
 """Values of device_map that divide one model's layers among GPUs."""
 LEARNT_BESIDE = (
